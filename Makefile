@@ -1,0 +1,51 @@
+# One word per job. Everything runs in .venv, which the first word that needs it sets up.
+#
+#   make demo    train a small GPT on two hosts made on this machine, and show what came out
+#   make test    all tests          make check   lint, types, import directions
+#   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
+#   make docs    build the change log draft and check the documents
+
+PYTHON ?= python3
+VENV   ?= .venv
+HOSTS  ?= 2
+BIN     = $(VENV)/bin
+PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
+KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
+
+.PHONY: demo test check bench lab docs setup clean
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
+	@PYTHON=$(PYTHON) .ci/packages
+	@echo "setting up $(VENV): torch first, then the rest of .ci/constraints.txt (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) scikit-build-core nanobind cmake ninja
+	$(PIP) --no-build-isolation --editable '.[train,demo,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/python docs/examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+lab: setup
+	$(BIN)/python -m tests.lab up $(HOSTS)
+
+docs: setup
+	$(BIN)/towncrier build --draft --version next
+	$(BIN)/python -m pytest tests/docs
+
+clean:
+	rm -rf $(VENV) build dist demo-out

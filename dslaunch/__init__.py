@@ -1,0 +1,41 @@
+"""dslaunch: start one training job on many machines and train it with ZeRO.
+
+The names below are the public API. Those that need torch are loaded on first use, so `import dslaunch` is cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.0.1"
+
+if TYPE_CHECKING:
+    from .runtime.engine import Engine as Engine
+    from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
+    from .runtime.initialize import (
+        add_config_arguments as add_config_arguments,
+        init_distributed as init_distributed,
+        initialize as initialize,
+    )
+
+_HOME_OF = {
+    "CheckpointError": ".runtime.errors",
+    "ConfigError": ".runtime.errors",
+    "Engine": ".runtime.engine",
+    "add_config_arguments": ".runtime.initialize",
+    "init_distributed": ".runtime.initialize",
+    "initialize": ".runtime.initialize",
+}
+
+__all__ = sorted(["__version__", *_HOME_OF])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'dslaunch' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOME_OF[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

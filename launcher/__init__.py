@@ -1,0 +1,1 @@
+"""From a command line to running workers on many hosts, and back to one verdict. No torch."""

@@ -1,0 +1,1 @@
+"""Ways to get one byte stream to one agent on a host."""
