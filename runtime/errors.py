@@ -1,0 +1,36 @@
+"""The runtime's errors that a user can cause: one line each, no traceback, and a fixed exit code."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+
+class UserError(Exception):
+    """A mistake in what was given to the runtime: what was given, what is allowed, what to do."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """The ds_config, or an argument of `initialize()`, cannot be used."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be written, found or read."""
+
+
+_excepthook = sys.excepthook
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, UserError):
+        _excepthook(kind, error, trace)
+        return
+    print(f"dslaunch: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(error.exit_code)  # an exception hook that raises SystemExit sets the exit code
+
+
+def report_user_errors_in_one_line() -> None:
+    """Make an uncaught UserError end the program with its line and exit code instead of a traceback."""
+    sys.excepthook = _report
