@@ -1,0 +1,41 @@
+"""The configuration of one training run, checked and complete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from .optimizer import OptimizerConfig
+from .precision import Bf16Config
+from .scheduler import SchedulerConfig
+from .section import Section
+from .value import Bool, Positive, Size
+from .zero import ZeroConfig
+
+
+class Config(Section):
+    """Everything a ds_config says, with the defaults filled in.
+
+    Units: batch sizes count samples; gradient_clipping is a global norm, 0 is off; steps are optimizer steps.
+    """
+
+    source: str = Field(exclude=True)
+    """Where it was read from, for messages: a path, or "ds_config" for a dict."""
+    world_size: Positive = Field(exclude=True)
+
+    train_batch_size: Positive
+    micro_batch_size: Positive = Field(alias="train_micro_batch_size_per_gpu")
+    gradient_accumulation_steps: Positive
+    gradient_clipping: Size = 0.0
+    steps_per_print: Positive | None = None
+    wall_clock_breakdown: Bool = False
+    dataloader_drop_last: Bool = False
+    optimizer: OptimizerConfig | None = None
+    scheduler: SchedulerConfig | None = None
+    bf16: Bf16Config = Bf16Config()
+    zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration in effect, in DeepSpeed's spellings; `load_config` reads it back as the same Config."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,478 @@
+"""Every key of a ds_config that is known here, and what becomes of it.
+
+A section is any path that other paths continue; a section that no path continues is one opaque OBJECT.
+null anywhere means the same as leaving the key out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .value import (
+    ANY,
+    BOOL,
+    COUNT,
+    INT,
+    LIST,
+    NUMBER,
+    OBJECT,
+    POSITIVE,
+    RATIO,
+    SIZE,
+    TEXT,
+    TEXTS,
+    Kind,
+    choice,
+)
+
+
+class Fate(Enum):
+    """What becomes of a key."""
+
+    USED = "used"
+    HINT = "accepted, without effect"  # one warning names all that were given
+    REFUSED = "refused when on"  # an error unless its value switches it off
+    DETAIL = "no meaning while off"  # belongs to something that is refused when on; only its type is checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key by its dotted path. `types` are the optimizer or scheduler types that have it, () for any."""
+
+    path: str
+    fate: Fate
+    kind: Kind = ANY
+    is_off: Callable[[Any], bool] = lambda value: False
+    note: str = ""  # used: what it does; refused: what to write instead; else why it has no effect
+    types: tuple[str, ...] = ()
+
+
+def _off(*values: object) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+def _nothing_enabled(value: Any) -> bool:
+    """No `"enabled": true` at any depth."""
+    if isinstance(value, dict):
+        return value.get("enabled") in (None, False) and all(map(_nothing_enabled, value.values()))
+    return all(map(_nothing_enabled, value)) if isinstance(value, list) else True
+
+
+def _used(path: str, note: str, *types: str) -> Key:
+    """The kind is that of the model's field."""
+    return Key(path=path, fate=Fate.USED, note=note, types=types)
+
+
+def _hint(
+    path: str, kind: Kind, note: str = "", *, quiet: tuple[object, ...] = (), types: tuple[str, ...] = ()
+) -> Key:
+    """`quiet` are the values that ask for nothing, which no warning needs to name."""
+    return Key(path=path, fate=Fate.HINT, kind=kind, note=note, is_off=_off(*quiet), types=types)
+
+
+def _refused(
+    path: str,
+    kind: Kind = BOOL,
+    *,
+    off: tuple[object, ...] = (False,),
+    note: str = "",
+    types: tuple[str, ...] = (),
+) -> Key:
+    return Key(path=path, fate=Fate.REFUSED, kind=kind, note=note, is_off=_off(*off), types=types)
+
+
+def _opaque(path: str, is_off: Callable[[Any], bool], note: str = "") -> Key:
+    return Key(path=path, fate=Fate.REFUSED, kind=OBJECT, note=note, is_off=is_off)
+
+
+def _details(section: str, **kinds: Kind) -> Iterator[Key]:
+    return (Key(path=f"{section}.{name}", fate=Fate.DETAIL, kind=kind) for name, kind in kinds.items())
+
+
+_ADAM = ("Adam", "AdamW")
+_ANY_OPTIMIZER = ("Adam", "AdamW", "SGD")
+_WARMUP = ("WarmupLR", "WarmupDecayLR")
+_ANY_WARMUP = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+_DEEPSPEED_SCHEDULERS = (*_ANY_WARMUP, "OneCycle", "LRRangeTest")
+_DTYPE = choice("fp32", "fp16", "bf16", "float32", "float16", "bfloat16")
+
+_TRAINING = (
+    _used("train_batch_size", "samples for one optimizer step, over all ranks"),
+    _used("train_micro_batch_size_per_gpu", "samples for one forward and backward on one rank"),
+    _used("gradient_accumulation_steps", "forward and backward passes for one optimizer step"),
+    _used("gradient_clipping", "largest global gradient norm; 0 or left out: no clipping"),
+    _used("steps_per_print", "optimizer steps between two lines of progress; left out: none"),
+    _used("wall_clock_breakdown", "print times of forward, backward and step"),
+    _used("dataloader_drop_last", "leave out the last micro batch where it is not full"),
+    _hint("dump_state", BOOL, quiet=(False,)),
+    _hint("memory_breakdown", BOOL, quiet=(False,)),
+    _hint("log_level", TEXT, "set the level of the logger dslaunch instead"),
+    _hint("vocabulary_size", POSITIVE),
+    _hint("prescale_gradients", BOOL, "the mean is the same either way", quiet=(False,)),
+    _hint("gradient_predivide_factor", NUMBER, "the mean is the same either way", quiet=(1,)),
+    _hint("disable_allgather", BOOL, quiet=(False,)),
+    _hint("zero_allow_untested_optimizer", BOOL, "any torch optimizer may be passed to initialize()"),
+    _hint("zero_force_ds_cpu_optimizer", BOOL),
+    _hint("seq_parallel_comm_data_type", _DTYPE),
+    _hint("seq_parallel_communication_data_type", _DTYPE),
+    _refused("gradient_allreduce_op", choice("mean", "sum"), off=("mean", "MEAN", "Mean"), note='"mean" is'),
+    _refused("managed_gradient_accumulation", off=(True,)),
+    _refused("sparse_gradients"),
+    _refused("communication_data_type", _DTYPE, off=(), note="leave it out"),
+    _refused("graph_harvesting"),
+    _refused("sequence_parallel_size", POSITIVE, off=(1,), note="1 is"),
+    _refused("use_data_before_expert_parallelism"),
+)
+
+_OPTIMIZER = (
+    _used("optimizer.type", "Adam, AdamW or SGD, in any case; Adam is AdamW unless adam_w_mode is false"),
+    _used("optimizer.params.lr", "learning rate, 0.001 if left out", *_ANY_OPTIMIZER),
+    _used("optimizer.params.weight_decay", "0 if left out", *_ANY_OPTIMIZER),
+    _used("optimizer.params.betas", "[0.9, 0.999] if left out", *_ADAM),
+    _used("optimizer.params.eps", "1e-8 if left out", *_ADAM),
+    _used(
+        "optimizer.params.adam_w_mode",
+        "false: weight decay is added to the gradient (type Adam only)",
+        *_ADAM,
+    ),
+    _used("optimizer.params.momentum", "0 if left out", "SGD"),
+    _used("optimizer.params.dampening", "0 if left out", "SGD"),
+    _used("optimizer.params.nesterov", "needs momentum", "SGD"),
+    _refused("optimizer.params.bias_correction", off=(True,), types=_ADAM),
+    _refused("optimizer.params.amsgrad", types=_ADAM),
+    _refused("optimizer.params.maximize", types=_ANY_OPTIMIZER),
+    _refused("optimizer.params.differentiable", types=_ANY_OPTIMIZER),
+    _refused("optimizer.params.fp32_optimizer_states", off=(True,), types=_ADAM),
+    _refused(
+        "optimizer.params.max_grad_norm",
+        NUMBER,
+        off=(),
+        note="clipping is no matter of the optimizer: write it as gradient_clipping at the top level",
+    ),
+    _hint("optimizer.params.torch_adam", BOOL, "there is one Adam", types=_ADAM),
+    _hint("optimizer.params.set_grad_none", BOOL, types=_ADAM),
+    _hint("optimizer.params.capturable", BOOL, quiet=(False,), types=_ADAM),
+    _hint("optimizer.params.foreach", BOOL, types=_ANY_OPTIMIZER),
+    _hint("optimizer.params.fused", BOOL, types=_ANY_OPTIMIZER),
+    _hint("optimizer.legacy_fusion", BOOL, quiet=(False,)),
+)
+
+_SCHEDULER = (
+    _used("scheduler.type", f"{', '.join(_DEEPSPEED_SCHEDULERS)}, or a class of torch.optim.lr_scheduler"),
+    _used("scheduler.params.last_batch_iteration", "-1: from the start", *_DEEPSPEED_SCHEDULERS),
+    _used("scheduler.params.warmup_min_lr", "lr of the first two steps, 0 if left out", *_WARMUP),
+    _used("scheduler.params.warmup_max_lr", "left out: each group's own lr (WarmupDecayLR: 0.001)", *_WARMUP),
+    _used("scheduler.params.warmup_min_ratio", "0 if left out", "WarmupCosineLR"),
+    _used("scheduler.params.warmup_num_steps", "1000 if left out; below 2 counts as 2", *_ANY_WARMUP),
+    _used("scheduler.params.warmup_type", '"log" (if left out) or "linear"', *_ANY_WARMUP),
+    _used("scheduler.params.total_num_steps", "must be given", "WarmupDecayLR", "WarmupCosineLR"),
+    _used("scheduler.params.cos_min_ratio", "0.0001 if left out", "WarmupCosineLR"),
+    _used("scheduler.params.cycle_min_lr", "must be given", "OneCycle"),
+    _used("scheduler.params.cycle_max_lr", "must be given", "OneCycle"),
+    _used("scheduler.params.decay_lr_rate", "0 if left out", "OneCycle"),
+    _used("scheduler.params.cycle_first_step_size", "2000 if left out", "OneCycle"),
+    _used("scheduler.params.cycle_second_step_size", "left out: as the first", "OneCycle"),
+    _used("scheduler.params.cycle_first_stair_count", "0, no stairs, if left out", "OneCycle"),
+    _used("scheduler.params.cycle_second_stair_count", "left out: as the first", "OneCycle"),
+    _used("scheduler.params.decay_step_size", "0, no decay, if left out", "OneCycle"),
+    _used("scheduler.params.cycle_momentum", "true if left out; needs an optimizer with betas", "OneCycle"),
+    _used("scheduler.params.cycle_min_mom", "0.8 if left out", "OneCycle"),
+    _used("scheduler.params.cycle_max_mom", "0.9 if left out", "OneCycle"),
+    _used("scheduler.params.decay_mom_rate", "0 if left out", "OneCycle"),
+    _used("scheduler.params.lr_range_test_min_lr", "0.001 if left out", "LRRangeTest"),
+    _used("scheduler.params.lr_range_test_step_size", "2000 if left out", "LRRangeTest"),
+    _used("scheduler.params.lr_range_test_step_rate", "1 if left out", "LRRangeTest"),
+    _used("scheduler.params.lr_range_test_staircase", "false if left out", "LRRangeTest"),
+)
+
+_PRECISION = (
+    _used(
+        "bf16.enabled", "bfloat16 parameters and gradients with a float32 master copy (old name: bfloat16)"
+    ),
+    _hint("bf16.immediate_grad_update", BOOL),
+    _hint("bf16.check_grad_overflow", BOOL, "inf and NaN are always looked for", quiet=(True,)),
+    _refused("bf16.bf16_master_weights_and_grads"),
+    _refused("bf16.bf16_optimizer_states"),
+    _refused("fp16.enabled", note='use "bf16": {"enabled": true}, or leave both out for float32'),
+    *_details(
+        "fp16",
+        auto_cast=BOOL,
+        loss_scale=SIZE,
+        initial_scale_power=COUNT,
+        loss_scale_window=POSITIVE,
+        hysteresis=COUNT,
+        consecutive_hysteresis=BOOL,
+        min_loss_scale=SIZE,
+        fused_mode=BOOL,
+        fp16_master_weights_and_grads=BOOL,
+    ),
+    _refused("torch_autocast.enabled"),
+    *_details("torch_autocast", dtype=TEXT, lower_precision_safe_modules=TEXTS),
+    _refused("amp.enabled", note='use "bf16": {"enabled": true}'),
+    *_details(
+        "amp",
+        opt_level=TEXT,
+        cast_model_type=TEXT,
+        patch_torch_functions=BOOL,
+        keep_batchnorm_fp32=ANY,
+        master_weights=BOOL,
+        loss_scale=ANY,
+        cast_model_outputs=TEXT,
+        num_losses=POSITIVE,
+        verbosity=INT,
+        min_loss_scale=SIZE,
+        max_loss_scale=SIZE,
+    ),
+    _refused("data_types.grad_accum_dtype", _DTYPE, off=(), note="leave it out"),
+    _refused("data_types.param_dtype", _DTYPE, off=(), note="leave it out"),
+    _refused("data_types.buffer_dtype", _DTYPE, off=(), note="leave it out"),
+)
+
+_STAGE_3_ONLY = "only stage 3 has a use for it"
+
+
+def _stage3(name: str, kind: Kind) -> Iterator[Key]:
+    """DeepSpeed takes these with and without their prefix."""
+    for spelling in (f"stage3_{name}", name):
+        yield _hint(f"zero_optimization.{spelling}", kind, _STAGE_3_ONLY)
+
+
+_ZERO = (
+    _used("zero_optimization.stage", "0: nothing is sharded; 1: optimizer states are"),
+    _used("zero_optimization.reduce_bucket_size", "elements that are reduced together"),
+    _hint("zero_optimization.allgather_bucket_size", COUNT, "reduce_bucket_size sets both"),
+    _hint("zero_optimization.allgather_partitions", BOOL, "always so"),
+    _hint("zero_optimization.reduce_scatter", BOOL, "always so in stage 1"),
+    _hint("zero_optimization.contiguous_gradients", BOOL, "always so"),
+    _hint("zero_optimization.overlap_comm", BOOL),
+    _hint("zero_optimization.round_robin_gradients", BOOL),
+    _hint("zero_optimization.use_multi_rank_bucket_allreduce", BOOL),
+    _hint("zero_optimization.ignore_unused_parameters", BOOL, "always so"),
+    _hint("zero_optimization.load_from_fp32_weights", BOOL, "always so"),
+    _hint("zero_optimization.elastic_checkpoint", BOOL, "any checkpoint loads at any world size"),
+    _hint("zero_optimization.enable_sanity_checks", BOOL),
+    _hint("zero_optimization.sub_group_size", COUNT, _STAGE_3_ONLY),
+    _hint("zero_optimization.memory_efficient_linear", BOOL, _STAGE_3_ONLY),
+    _hint("zero_optimization.override_module_apply", BOOL, _STAGE_3_ONLY),
+    _hint("zero_optimization.pipeline_loading_checkpoint", BOOL, _STAGE_3_ONLY),
+    _hint("zero_optimization.log_trace_cache_warnings", BOOL, _STAGE_3_ONLY),
+    _hint("zero_optimization.stage3_gather_fp16_weights_on_model_save", BOOL, _STAGE_3_ONLY),
+    _hint("zero_optimization.leaf_module.classes", TEXTS, _STAGE_3_ONLY),
+    _hint("zero_optimization.leaf_module.names", TEXTS, _STAGE_3_ONLY),
+    _hint("zero_optimization.leaf_module.name_suffixes", TEXTS, _STAGE_3_ONLY),
+    *_stage3("prefetch_bucket_size", COUNT),
+    *_stage3("param_persistence_threshold", COUNT),
+    *_stage3("model_persistence_threshold", COUNT),
+    *_stage3("max_live_parameters", COUNT),
+    *_stage3("max_reuse_distance", COUNT),
+    *_stage3("gather_16bit_weights_on_model_save", BOOL),
+    *_stage3("module_granularity_threshold", COUNT),
+    *_stage3("use_all_reduce_for_fetch_params", BOOL),
+    *_stage3("allgather_sequential", BOOL),
+    *_stage3("partition_stream_chunk_size", COUNT),
+    _refused("zero_optimization.legacy_stage1"),
+    _refused("zero_optimization.zero_hpz_partition_size", COUNT, off=(0, 1), note="1 is"),
+    _refused("zero_optimization.zero_quantized_weights"),
+    _refused("zero_optimization.zero_quantized_nontrainable_weights"),
+    _refused("zero_optimization.zero_quantized_gradients"),
+    _refused("zero_optimization.mics_shard_size", INT, off=(-1,), note="-1 is"),
+    _refused("zero_optimization.mics_hierarchical_params_gather"),
+    _opaque("zero_optimization.zeropp_loco_param", _off({})),
+    _opaque("zero_optimization.zenflow", _off({})),
+    *_details("zero_optimization", save_muon_momentum_buffer_in_memory=BOOL),
+    _refused("zero_optimization.cpu_offload", note="the optimizer states stay where the parameters are"),
+    _refused("zero_optimization.cpu_offload_param"),
+    *_details("zero_optimization", cpu_offload_use_pin_memory=BOOL),
+    _refused(
+        "zero_optimization.offload_optimizer.device",
+        choice("none", "cpu", "nvme"),
+        off=("none",),
+        note='"none" is',
+    ),
+    *_details(
+        "zero_optimization.offload_optimizer",
+        nvme_path=TEXT,
+        buffer_count=COUNT,
+        pin_memory=BOOL,
+        pipeline_read=BOOL,
+        pipeline_write=BOOL,
+        fast_init=BOOL,
+        ratio=RATIO,
+        super_offload=BOOL,
+        cpuadam_cores_perc=RATIO,
+    ),
+    _refused(
+        "zero_optimization.offload_param.device",
+        choice("none", "cpu", "nvme"),
+        off=("none",),
+        note='"none" is',
+    ),
+    *_details(
+        "zero_optimization.offload_param",
+        nvme_path=TEXT,
+        buffer_count=COUNT,
+        buffer_size=COUNT,
+        max_in_cpu=COUNT,
+        pin_memory=BOOL,
+    ),
+)
+
+_MODEL_CODE = "for models that call DeepSpeed's checkpointing; torch.utils.checkpoint works without it"
+
+_STORAGE = (
+    _hint("checkpoint.tag_validation", choice("Ignore", "Warn", "Fail")),
+    _hint("checkpoint.load_universal", BOOL, "any checkpoint loads at any world size"),
+    _hint("checkpoint.parallel_write.pipeline_stage", BOOL),
+    _hint("checkpoint.writer", OBJECT),
+    _refused("checkpoint.use_node_local_storage"),
+    _refused("nebula.enabled"),
+    *_details(
+        "nebula",
+        persistent_storage_path=TEXT,
+        persistent_time_interval=COUNT,
+        num_of_version_in_retention=COUNT,
+        enable_nebula_load=BOOL,
+        load_path=TEXT,
+    ),
+    _opaque("datastates_ckpt", _off({})),
+    _hint("aio.block_size", POSITIVE, "nothing goes to NVMe"),
+    _hint("aio.queue_depth", POSITIVE, "nothing goes to NVMe"),
+    _hint("aio.thread_count", POSITIVE, "nothing goes to NVMe"),
+    _hint("aio.intra_op_parallelism", POSITIVE, "nothing goes to NVMe"),
+    _hint("aio.single_submit", BOOL, "nothing goes to NVMe"),
+    _hint("aio.overlap_events", BOOL, "nothing goes to NVMe"),
+    _hint("aio.use_gds", BOOL, "nothing goes to NVMe"),
+    _hint("activation_checkpointing.partition_activations", BOOL, _MODEL_CODE, quiet=(False,)),
+    _hint("activation_checkpointing.cpu_checkpointing", BOOL, _MODEL_CODE, quiet=(False,)),
+    _hint("activation_checkpointing.contiguous_memory_optimization", BOOL, _MODEL_CODE, quiet=(False,)),
+    _hint("activation_checkpointing.synchronize_checkpoint_boundary", BOOL, _MODEL_CODE, quiet=(False,)),
+    _hint("activation_checkpointing.profile", BOOL, _MODEL_CODE, quiet=(False,)),
+    _hint("activation_checkpointing.number_checkpoints", COUNT, _MODEL_CODE, quiet=(0,)),
+)
+
+_MONITOR = (
+    _refused("tensorboard.enabled"),
+    *_details("tensorboard", output_path=TEXT, job_name=TEXT),
+    _refused("wandb.enabled"),
+    *_details("wandb", group=TEXT, team=TEXT, project=TEXT),
+    _refused("csv_monitor.enabled"),
+    *_details("csv_monitor", output_path=TEXT, job_name=TEXT),
+    _refused("comet.enabled"),
+    *_details(
+        "comet",
+        samples_log_interval=POSITIVE,
+        project=TEXT,
+        workspace=TEXT,
+        api_key=TEXT,
+        experiment_name=TEXT,
+        experiment_key=TEXT,
+        online=BOOL,
+        mode=TEXT,
+    ),
+    _refused("comms_logger.enabled"),
+    *_details("comms_logger", verbose=BOOL, prof_all=BOOL, prof_ops=TEXTS, debug=BOOL),
+    _refused("flops_profiler.enabled"),
+    *_details(
+        "flops_profiler",
+        recompute_fwd_factor=SIZE,
+        profile_step=COUNT,
+        module_depth=INT,
+        top_modules=COUNT,
+        detailed=BOOL,
+        output_file=TEXT,
+    ),
+    _hint("timers.throughput.enabled", BOOL),
+    _hint("timers.throughput.synchronized", BOOL),
+)
+
+_OTHER = (
+    _refused("elasticity.enabled", note="give the batch sizes themselves"),
+    *_details(
+        "elasticity",
+        max_train_batch_size=POSITIVE,
+        micro_batch_sizes=LIST,
+        min_gpus=POSITIVE,
+        max_gpus=POSITIVE,
+        min_time=COUNT,
+        version=NUMBER,
+        ignore_non_elastic_batch_info=BOOL,
+        prefer_larger_batch=BOOL,
+        prefer_larger_batch_size=BOOL,
+        model_parallel_size=POSITIVE,
+        num_gpus_per_node=POSITIVE,
+    ),
+    _refused("hybrid_engine.enabled"),
+    *_details(
+        "hybrid_engine",
+        max_out_tokens=POSITIVE,
+        inference_tp_size=POSITIVE,
+        release_inference_cache=BOOL,
+        pin_parameters=BOOL,
+        tp_gather_partition_size=POSITIVE,
+        enable_cuda_graph=BOOL,
+    ),
+    _refused("eigenvalue.enabled"),
+    *_details(
+        "eigenvalue",
+        verbose=BOOL,
+        max_iter=POSITIVE,
+        tol=SIZE,
+        stability=SIZE,
+        gas_boundary_resolution=POSITIVE,
+        layer_name=TEXT,
+        layer_num=COUNT,
+    ),
+    _refused("progressive_layer_drop.enabled"),
+    *_details("progressive_layer_drop", theta=NUMBER, gamma=NUMBER),
+    _refused("compile.enabled", note="call torch.compile on the model"),
+    _refused("compile.deepcompile"),
+    *_details("compile", backend=TEXT, kwargs=OBJECT, offload_activation=BOOL, offload_opt_states=BOOL),
+    _opaque("autotuning", _nothing_enabled),
+    _opaque("compression_training", _nothing_enabled),
+    _opaque("curriculum_learning", _nothing_enabled),
+    _opaque("data_efficiency", _nothing_enabled),
+    _opaque("expert_parallel", _nothing_enabled),
+    _opaque("quantize_training", _nothing_enabled),
+    _opaque("pipeline", _off({})),
+    _opaque("sparse_attention", _off({})),
+    _opaque(
+        "tensor_parallel",
+        lambda value: value.get("autotp_size", 0) in (0, 1) and set(value) <= {"autotp_size"},
+    ),
+    _opaque("weight_quantization", _off({})),
+)
+
+KEYS: tuple[Key, ...] = (
+    *_TRAINING,
+    *_OPTIMIZER,
+    *_SCHEDULER,
+    *_PRECISION,
+    *_ZERO,
+    *_STORAGE,
+    *_MONITOR,
+    *_OTHER,
+)
+
+
+def keys_for(
+    optimizer_type: str | None, scheduler_type: str | None, torch_params: Iterable[str]
+) -> dict[str, Key]:
+    """The keys of a config with these types, by path.
+
+    A type that is None is not known: everything below its `params` is accepted, since the type itself is the fault.
+    `torch_params` are the keyword arguments of a torch scheduler, which no table can list.
+    """
+    keys = {
+        key.path: key
+        for key in KEYS
+        if not key.types or optimizer_type in key.types or scheduler_type in key.types
+    }
+    keys.update({f"scheduler.params.{name}": _used(f"scheduler.params.{name}", "") for name in torch_params})
+    for section, kind in (("optimizer", optimizer_type), ("scheduler", scheduler_type)):
+        if kind is None or not any(path.startswith(f"{section}.params.") for path in keys):
+            keys = {path: key for path, key in keys.items() if not path.startswith(f"{section}.params.")}
+            keys[f"{section}.params"] = Key(path=f"{section}.params", fate=Fate.DETAIL, kind=OBJECT)
+    return keys

@@ -1,0 +1,208 @@
+"""From a ds_config to a Config: read it, check every key, fill in the batch sizes."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ConfigError
+from . import optimizer, scheduler
+from .batch import MICRO, STEPS, TRAIN, fill_batch
+from .config import Config
+from .key import keys_for
+from .precision import Bf16Config
+from .section import read_section
+from .source import read_source
+from .strict import Sifted, rename_old, sift
+from .torch_scheduler import torch_scheduler, torch_scheduler_names, torch_scheduler_params
+from .value import show
+from .zero import ZeroConfig
+
+_log = logging.getLogger("dslaunch")
+
+_DEEPSPEED_OPTIMIZERS = (
+    *(
+        "Adagrad",
+        "Lamb",
+        "Lion",
+        "MuAdam",
+        "MuAdamW",
+        "MuSGD",
+        "Muon",
+        "OneBitAdam",
+        "OneBitLamb",
+        "ZeroOneAdam",
+    ),
+    *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SparseAdam"),
+)
+
+
+def _type_of(values: dict[str, Any], section: str, problems: dict[str, str]) -> str | None:
+    """The type that `section` names, where the section is there and names one."""
+    inner = values.get(section)
+    if not isinstance(inner, dict) or not inner or inner.get("type") == "auto":
+        return None
+    name = inner.get("type")
+    if name is None:
+        problems[f"{section}.type"] = f"{section}.type is missing"
+    elif not isinstance(name, str):
+        problems[f"{section}.type"] = f"{section}.type {show(name)} is not a text"
+    else:
+        return name
+    return None
+
+
+def _did_you_mean(name: str, names: tuple[str, ...]) -> str:
+    lower = {known.lower(): known for known in names}
+    near = [lower[hit] for hit in difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.7)]
+    return f"did you mean {show(near[0])}? " if near else ""
+
+
+def _optimizer_type(values: dict[str, Any], problems: dict[str, str]) -> str | None:
+    """The optimizer's type as it is spelled here, if it is available."""
+    if (name := _type_of(values, "optimizer", problems)) is None:
+        return None
+    if spelled := {known.lower(): known for known in optimizer.PARAMS_OF}.get(name.lower()):
+        return spelled
+    available = "Adam, AdamW and SGD are available in this version"
+    known = {other.lower() for other in _DEEPSPEED_OPTIMIZERS}
+    if name.lower() in known:
+        problems["optimizer.type"] = (
+            f"optimizer.type {show(name)} is not available in this version; Adam, AdamW and SGD are; "
+            "or pass any torch optimizer to initialize()"
+        )
+    else:
+        guess = _did_you_mean(name, tuple(optimizer.PARAMS_OF))
+        problems["optimizer.type"] = (
+            f"optimizer.type {show(name)} is not a known optimizer; {guess}{available}"
+        )
+    return None
+
+
+def _scheduler_type(values: dict[str, Any], problems: dict[str, str]) -> tuple[str | None, dict[str, bool]]:
+    """The scheduler's type, if it is available; for one of torch its parameters and whether each must be given."""
+    if (name := _type_of(values, "scheduler", problems)) is None or name in scheduler.PARAMS_OF:
+        return name, {}
+    try:
+        found = torch_scheduler(name)
+    except ValueError as error:
+        problems["scheduler.type"] = f"scheduler.type {show(name)} {error}"
+        return None, {}
+    if found is None:
+        names = (*scheduler.PARAMS_OF, *torch_scheduler_names())
+        problems["scheduler.type"] = (
+            f"scheduler.type {show(name)} is not a known scheduler; {_did_you_mean(name, names)}known: {', '.join(names)}"
+        )
+        return None, {}
+    return name, torch_scheduler_params(found)
+
+
+def _read_optimizer(
+    used: dict[str, Any], kind: str | None, problems: dict[str, str]
+) -> optimizer.OptimizerConfig | None:
+    if kind is None:
+        return None
+    given = used.get("params", {})
+    if kind == "AdamW" and given.get("adam_w_mode") is False:
+        problems["optimizer.params.adam_w_mode"] = (
+            'optimizer.params.adam_w_mode false contradicts optimizer.type "AdamW"; '
+            'write the type "Adam" for weight decay in the gradient'
+        )
+        return None
+    params = read_section(optimizer.PARAMS_OF[kind], given, path="optimizer.params", problems=problems)
+    return (
+        None if params is None else optimizer.OptimizerConfig.model_validate({"type": kind, "params": params})
+    )
+
+
+def _read_scheduler(
+    used: dict[str, Any], kind: str | None, must: dict[str, bool], problems: dict[str, str]
+) -> scheduler.SchedulerConfig | None:
+    if kind is None:
+        return None
+    given = used.get("params", {})
+    for name in (name for name, is_required in must.items() if is_required and name not in given):
+        problems[f"scheduler.params.{name}"] = f"scheduler.params.{name} is missing"
+    model = scheduler.PARAMS_OF.get(kind, scheduler.TorchSchedulerParams)
+    params = read_section(model, given, path="scheduler.params", problems=problems)
+    return (
+        None if params is None else scheduler.SchedulerConfig.model_validate({"type": kind, "params": params})
+    )
+
+
+def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
+    """Rules about more than one section."""
+
+    def is_on(section: str) -> bool:
+        inner = values.get(section)
+        return isinstance(inner, dict) and inner.get("enabled") is True
+
+    if is_on("bf16") and is_on("fp16"):
+        problems["fp16.enabled"] = "fp16.enabled true contradicts bf16.enabled true; keep bf16"
+
+
+def _finish(name: str, sifted: Sifted) -> None:
+    """Raise what is wrong, one line for each; else warn of what has no effect, in one line."""
+    problems = {key: line for key, line in sifted.problems.items() if key not in sifted.autos}
+    lines = list(problems.values())
+    if sifted.autos:
+        lines.insert(
+            0, f'"auto" is left in {", ".join(sifted.autos)}; write values: only a trainer can fill it in'
+        )
+    if lines:
+        raise ConfigError("\n".join(f"{name}: {line}" for line in lines))
+    notes = []
+    if sifted.hints:
+        notes.append(f"accepted, without effect here: {', '.join(sifted.hints)}")
+    if sifted.old_names:
+        notes.append(f"old spelling: {', '.join(sifted.old_names)}")
+    if notes:
+        _log.warning("%s: %s", name, "; ".join(notes))
+
+
+def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, world_size: int) -> Config:
+    """The configuration that `source` gives `world_size` ranks: a path, a dict, or base64 of JSON.
+
+    A file may be JSON or HJSON (comments, trailing commas).
+    Errors: ConfigError with one line for each thing that is wrong; a warning names the keys without effect here.
+    Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
+    """
+    if world_size < 1:
+        raise AssertionError(f"world_size {world_size} is below 1")
+    name, values = read_source(source)
+    sifted = Sifted()
+    problems = sifted.problems
+    values = rename_old(values, sifted)
+    optimizer_type = _optimizer_type(values, problems)
+    scheduler_type, torch_params = _scheduler_type(values, problems)
+    sift(values, keys_for(optimizer_type, scheduler_type, torch_params), sifted)
+    _check_together(values, problems)
+
+    used = sifted.used
+    used["optimizer"] = _read_optimizer(used.get("optimizer", {}), optimizer_type, problems)
+    used["scheduler"] = _read_scheduler(used.get("scheduler", {}), scheduler_type, torch_params, problems)
+    used["bf16"] = read_section(Bf16Config, used.get("bf16", {}), path="bf16", problems=problems)
+    used["zero_optimization"] = read_section(
+        ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
+    )
+    line = fill_batch(used, world_size=world_size)
+    if line and not {TRAIN, MICRO, STEPS} & set(sifted.autos):
+        problems[TRAIN] = line
+    if (
+        problems or sifted.autos
+    ):  # sections that failed are None: only the scalars of the top level are still open
+        used["bf16"], used["zero_optimization"] = Bf16Config(), ZeroConfig()
+    fields = {name: value for name, value in used.items() if name in _TOP_FIELDS}
+    config = read_section(
+        Config, {**fields, "source": name, "world_size": world_size}, path="", problems=problems
+    )
+    _finish(name, sifted)
+    if config is None:
+        raise AssertionError(f"{name}: no line says why there is no configuration")
+    return config
+
+
+_TOP_FIELDS = {field.alias or name for name, field in Config.model_fields.items()}

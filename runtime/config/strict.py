@@ -1,0 +1,129 @@
+"""The check of every key of a config against the table of keys."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .key import Fate, Key
+from .value import OBJECT, show, show_name
+
+_AUTO = "auto"
+_TOP = "the top level"
+
+
+@dataclass(slots=True, kw_only=True)
+class Sifted:
+    """A config taken apart: what is used, and what there is to say about the rest."""
+
+    used: dict[str, Any] = field(default_factory=dict)  # nested as the config is, only keys with Fate.USED
+    hints: list[str] = field(default_factory=list)  # dotted keys that have no effect here
+    autos: list[str] = field(default_factory=list)  # dotted keys that still say "auto"
+    old_names: list[str] = field(default_factory=list)  # "old (now new)"
+    problems: dict[str, str] = field(default_factory=dict)  # dotted key -> the line about it
+
+
+def rename_old(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
+    """`values` with today's names for what has an older spelling."""
+    values = dict(values)
+    if "bfloat16" in values:
+        if "bf16" in values:
+            sifted.problems["bfloat16"] = "bfloat16 is the old name of bf16, which is given too; keep bf16"
+            del values["bfloat16"]
+        else:
+            values["bf16"] = values.pop("bfloat16")
+            sifted.old_names.append("bfloat16 (now bf16)")
+    if isinstance(zero := values.get("zero_optimization"), bool):
+        values["zero_optimization"] = {"stage": int(zero)}
+        sifted.old_names.append(f'zero_optimization {show(zero)} (now {{"stage": {int(zero)}}})')
+    return values
+
+
+def _autos(value: Any, path: str) -> Iterator[str]:
+    if value == _AUTO:
+        yield path
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _autos(inner, f"{path}.{show_name(name)}" if path else show_name(name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _autos(inner, f"{path}[{index}]")
+
+
+class _Sieve:
+    """One pass over a config."""
+
+    def __init__(self, keys: dict[str, Key], sifted: Sifted) -> None:
+        self._keys = keys
+        self._sections = {
+            "",
+            *(path[:dot] for path in keys for dot, letter in enumerate(path) if letter == "."),
+        }
+        self._sifted = sifted
+
+    def section(self, values: dict[str, Any], path: str, used: dict[str, Any]) -> None:
+        """Sort the keys of the section at `path`; what is used goes into `used`."""
+        for name, value in values.items():
+            inner = f"{path}.{name}" if path else name
+            if inner in self._sections and name:
+                if isinstance(value, dict):
+                    self.section(value, inner, used.setdefault(name, {}))
+                elif value is not None and value != _AUTO:
+                    self._sifted.problems[inner] = f"{inner} {show(value)} is not {OBJECT.words}"
+            elif inner not in self._keys:
+                self._sifted.problems[inner] = self._unknown(path, name)
+            elif value is not None and not any(_autos(value, inner)):
+                self._leaf(self._keys[inner], name, value, used)
+
+    def _leaf(self, key: Key, name: str, value: Any, used: dict[str, Any]) -> None:
+        if key.fate is Fate.USED:
+            used[name] = value
+        elif not key.kind.accepts(value):
+            self._sifted.problems[key.path] = f"{key.path} {show(value)} is not {key.kind.words}"
+        elif key.fate is Fate.HINT and not key.is_off(value):
+            self._sifted.hints.append(key.path)
+        elif key.fate is Fate.REFUSED and not key.is_off(value):
+            advice = key.note or (
+                "write false" if value is True else "write true" if value is False else "leave it out"
+            )
+            self._sifted.problems[key.path] = (
+                f"{key.path} {show(value)} is not available in this version; {advice}"
+            )
+
+    def _names_in(self, path: str, *, used_only: bool) -> list[str]:
+        prefix = f"{path}." if path else ""
+        names = {
+            key.path[len(prefix) :].split(".")[0]: None
+            for key in self._keys.values()
+            if key.path.startswith(prefix) and (not used_only or key.fate is Fate.USED)
+        }
+        return list(names)
+
+    def _unknown(self, path: str, name: str) -> str:
+        names = self._names_in(path, used_only=False)
+        lower = {known.lower(): known for known in names}
+        near = [lower[hit] for hit in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.7)]
+        elsewhere = [known for known in self._keys if known.rpartition(".")[2] == name]
+        elsewhere += [
+            section for section in sorted(self._sections) if section and section.rpartition(".")[2] == name
+        ]
+        parts = [f"{f'{path}.' if path else ''}{show_name(name)} is not a known key"]
+        if name == "max_grad_norm":
+            parts.append("did you mean gradient_clipping at the top level?")
+        elif elsewhere:
+            parts.append(f"it is known as {' or '.join(elsewhere[:3])}")
+        elif near:
+            parts.append(f"did you mean {' or '.join(near)}?")
+        elif name.startswith(("_", "//", "#")) or "comment" in name.lower():
+            parts.append("a comment starts with // and is no key")
+        known = self._names_in(path, used_only=True) or names
+        parts.append(f"{'used at ' + _TOP if not path else path + ' takes'}: {', '.join(known)}")
+        return "; ".join(parts)
+
+
+def sift(values: dict[str, Any], keys: dict[str, Key], sifted: Sifted) -> None:
+    """Check every key of `values` against `keys`, and sort what they say into `sifted`."""
+    sifted.autos.extend(_autos(values, ""))
+    _Sieve(keys, sifted).section(values, "", sifted.used)

@@ -1,0 +1,129 @@
+"""What the value of a key may be, and how a value is shown in a message."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_SHOWN_CHARACTERS = 80
+
+
+def show(value: object) -> str:
+    """`value` as it stands in a config, on one line, shortened where it is long."""
+    try:
+        text = json.dumps(value, default=repr)
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # a key that is no text, a number of 5,000 digits, a cycle
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def show_name(name: str) -> str:
+    """A key as a message prints it: unchanged where that is one clean line."""
+    return name if name.isprintable() else json.dumps(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A set of values. `words` completes the sentence "<key> <value> is not ..."."""
+
+    words: str
+    accepts: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
+
+    def read(self, value: Any) -> Any:
+        """`value` as the program wants it.
+
+        Errors: ValueError, whose text follows key and value in the message.
+        """
+        if not self.accepts(value):
+            raise ValueError(f"is not {self.words}")
+        return self.convert(value)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _is_whole(value: object) -> bool:
+    return (
+        (isinstance(value, int)
+        and not isinstance(value, bool))
+        or (isinstance(value, float)
+        and value.is_integer())
+    )
+
+
+def _is_lr(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
+def _is_list_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and len(value) > 0 and all(map(accepts, value))
+
+
+def _lr_or_list(value: Any) -> float | tuple[float, ...]:
+    return tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
+
+
+BOOL = Kind(words="true or false", accepts=lambda value: isinstance(value, bool))
+TEXT = Kind(words="a text", accepts=lambda value: isinstance(value, str))
+TEXTS = Kind(words="a list of texts", accepts=lambda value: value == [] or _is_list_of(TEXT.accepts)(value))
+OBJECT = Kind(words="an object: { ... }", accepts=lambda value: isinstance(value, dict))
+LIST = Kind(words="a list: [ ... ]", accepts=lambda value: isinstance(value, (list, tuple)))
+ANY = Kind(words="anything", accepts=lambda value: True)
+INT = Kind(words="a whole number", accepts=_is_whole, convert=int)
+COUNT = Kind(words="a whole number, 0 or above", accepts=lambda v: _is_whole(v) and v >= 0, convert=int)
+POSITIVE = Kind(words="a whole number above 0", accepts=lambda v: _is_whole(v) and v > 0, convert=int)
+START = Kind(words="a whole number, -1 or above", accepts=lambda v: _is_whole(v) and v >= -1, convert=int)
+NUMBER = Kind(words="a number", accepts=_is_number, convert=float)
+SIZE = Kind(words="a number, 0 or above", accepts=_is_lr, convert=float)
+RATIO = Kind(words="a number from 0 to 1", accepts=lambda v: _is_number(v) and 0 <= v <= 1, convert=float)
+BETA = Kind(words="a number from 0 to below 1", accepts=lambda v: _is_number(v) and 0 <= v < 1, convert=float)
+BETAS = Kind(
+    words="a list of two numbers from 0 to below 1",
+    accepts=lambda value: _is_list_of(BETA.accepts)(value) and len(value) == 2,
+    convert=lambda value: (float(value[0]), float(value[1])),
+)
+LRS = Kind(
+    words="a number, 0 or above, or a list with one for each parameter group",
+    accepts=lambda value: _is_lr(value) or _is_list_of(_is_lr)(value),
+    convert=_lr_or_list,
+)
+
+
+def choice(*names: str) -> Kind:
+    """One of `names`, whatever its case; read as it is spelled here."""
+    spelled = {name.lower(): name for name in names}
+    *others, last = (f'"{name}"' for name in names)
+    return Kind(
+        words=f"{', '.join(others)} or {last}" if others else last,
+        accepts=lambda value: isinstance(value, str) and value.lower() in spelled,
+        convert=lambda value: spelled[value.lower()],
+    )
+
+
+# The kinds as field types.
+Bool = Annotated[bool, BeforeValidator(BOOL.read)]
+Count = Annotated[int, BeforeValidator(COUNT.read)]
+Positive = Annotated[int, BeforeValidator(POSITIVE.read)]
+Start = Annotated[int, BeforeValidator(START.read)]
+Number = Annotated[float, BeforeValidator(NUMBER.read)]
+Size = Annotated[float, BeforeValidator(SIZE.read)]
+Ratio = Annotated[float, BeforeValidator(RATIO.read)]
+Beta = Annotated[float, BeforeValidator(BETA.read)]
+Betas = Annotated[tuple[float, float], BeforeValidator(BETAS.read)]
+Lrs = Annotated[float | tuple[float, ...], BeforeValidator(LRS.read)]
