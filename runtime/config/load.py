@@ -193,16 +193,11 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, world_siz
         problems[TRAIN] = line
     if (
         problems or sifted.autos
-    ):  # sections that failed are None: only the scalars of the top level are still open
+    ):  # sections that failed are None; the scalars of the top level are still to be read
         used["bf16"], used["zero_optimization"] = Bf16Config(), ZeroConfig()
-    fields = {name: value for name, value in used.items() if name in _TOP_FIELDS}
-    config = read_section(
-        Config, {**fields, "source": name, "world_size": world_size}, path="", problems=problems
-    )
+    used["source"], used["world_size"] = name, world_size
+    config = read_section(Config, used, path="", problems=problems)
     _finish(name, sifted)
     if config is None:
         raise AssertionError(f"{name}: no line says why there is no configuration")
     return config
-
-
-_TOP_FIELDS = {field.alias or name for name, field in Config.model_fields.items()}

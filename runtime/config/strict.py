@@ -69,7 +69,10 @@ class _Sieve:
             inner = f"{path}.{name}" if path else name
             if inner in self._sections and name:
                 if isinstance(value, dict):
-                    self.section(value, inner, used.setdefault(name, {}))
+                    used_there: dict[str, Any] = {}
+                    self.section(value, inner, used_there)
+                    if used_there:
+                        used[name] = used_there
                 elif value is not None and value != _AUTO:
                     self._sifted.problems[inner] = f"{inner} {show(value)} is not {OBJECT.words}"
             elif inner not in self._keys:

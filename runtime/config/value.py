@@ -59,11 +59,8 @@ def _is_number(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return (
-        (isinstance(value, int)
-        and not isinstance(value, bool))
-        or (isinstance(value, float)
-        and value.is_integer())
+    return (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and value.is_integer()
     )
 
 
