@@ -1,0 +1,1 @@
+"""What changes parameters: optimizers, schedules, gradient norms."""

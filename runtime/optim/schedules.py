@@ -1,0 +1,316 @@
+"""Learning rate schedules, equal to DeepSpeed's step by step.
+
+[Note: two steps at the first rate]
+t is `last_batch_iteration`, -1 at first; each step() adds 1. The constructor already sets the rates for t = -1, and the
+first step() those for t = 0. A trainer calls step() after the optimizer's step, so the first optimizer step uses the
+rates of t = -1 and the second those of t = 0. For the warm-ups both are the lowest rate.
+
+Source: DeepSpeed 0.19.6 runtime/lr_schedules.py; traces of it are the tests.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from typing import Any, Protocol, cast
+
+import torch
+
+from ..config.scheduler import (
+    LRRangeTestParams,
+    OneCycleParams,
+    SchedulerConfig,
+    TorchSchedulerParams,
+    WarmupCosineParams,
+    WarmupDecayParams,
+    WarmupParams,
+)
+from ..config.torch_scheduler import torch_scheduler
+from ..config.value import show
+from ..errors import ConfigError
+
+_log = logging.getLogger("dslaunch")
+
+
+class Scheduler(Protocol):
+    """What the engine asks of a scheduler; those of torch fit too."""
+
+    def step(self, last_batch_iteration: int | None = None, /) -> None: ...
+    def get_lr(self) -> list[float]: ...
+    def get_last_lr(self) -> list[float]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+class _Schedule:
+    """A schedule that is a function of t alone. See [Note: two steps at the first rate]."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, last_batch_iteration: int) -> None:
+        self.optimizer = optimizer
+        self.last_batch_iteration = last_batch_iteration
+        if last_batch_iteration == -1:
+            self._set()
+
+    def get_lr(self) -> list[float]:
+        """The rate of each parameter group at t."""
+        raise NotImplementedError
+
+    def get_last_lr(self) -> list[float]:
+        """The rates that the optimizer has now."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Go to t + 1, or to the t that is given, and set the rates of that t."""
+        self.last_batch_iteration = (
+            self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
+        )
+        self._set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """t, from which everything else follows."""
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the t of `state_dict` and set its rates."""
+        self.step(state_dict["last_batch_iteration"])
+
+    def _set(self) -> None:
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)  # a compiled or captured step holds on to this tensor
+            else:
+                group["lr"] = lr
+
+    def _per_group(self, name: str, value: float | tuple[float, ...]) -> list[float]:
+        """One rate for each group, from one for all or from a list."""
+        num_groups = len(self.optimizer.param_groups)
+        if not isinstance(value, tuple):
+            return [value] * num_groups
+        if len(value) != num_groups:
+            raise ConfigError(
+                f"scheduler.params.{name} {show(value)} has {len(value)} rates, the optimizer has {num_groups} "
+                "parameter groups; write one rate, or one for each group"
+            )
+        return list(value)
+
+
+def _warmup_progress(t: int, *, num_steps: int, warmup_type: str) -> float:
+    """How far the warm-up is at t, from 0 to 1; 0 <= t < num_steps."""
+    return math.log(t + 1) / math.log(num_steps) if warmup_type == "log" else t / num_steps
+
+
+class WarmupLR(_Schedule):
+    """From warmup_min_lr up to warmup_max_lr, then level.
+
+    A warmup_max_lr that is left out is each group's own rate. (DeepSpeed gives every group the first one's.)
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, params: WarmupParams | WarmupDecayParams) -> None:
+        self.optimizer = optimizer
+        self.min_lrs = self._per_group("warmup_min_lr", params.warmup_min_lr)
+        self.max_lrs = (
+            self.get_last_lr()
+            if params.warmup_max_lr is None
+            else self._per_group("warmup_max_lr", params.warmup_max_lr)
+        )
+        self.warmup_num_steps = max(2, params.warmup_num_steps)  # log(1) would divide by 0
+        self.warmup_type = params.warmup_type
+        super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
+
+    def get_lr(self) -> list[float]:
+        """The rate of each parameter group at t."""
+        t = self.last_batch_iteration
+        if t < 0:
+            return list(self.min_lrs)
+        progress = (
+            _warmup_progress(t, num_steps=self.warmup_num_steps, warmup_type=self.warmup_type)
+            if t < self.warmup_num_steps
+            else self._after_warmup(t)
+        )
+        return [low + (high - low) * progress for low, high in zip(self.min_lrs, self.max_lrs, strict=True)]
+
+    def _after_warmup(self, t: int) -> float:
+        return 1.0
+
+
+class WarmupDecayLR(WarmupLR):
+    """Warm-up as WarmupLR, then down in a straight line: warmup_min_lr is reached at total_num_steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, params: WarmupDecayParams) -> None:
+        self.total_num_steps = params.total_num_steps
+        super().__init__(optimizer, params)
+        _warn_if_shorter(self.total_num_steps, self.warmup_num_steps)
+
+    def _after_warmup(self, t: int) -> float:
+        return max(0.0, (self.total_num_steps - t) / max(1, self.total_num_steps - self.warmup_num_steps))
+
+
+class WarmupCosineLR(_Schedule):
+    """Warm-up to each group's own rate, then half a cosine down to cos_min_ratio of it.
+
+    The first rate after the warm-up is already one step down, and the rate at t = -1 is 0 even where
+    warmup_min_ratio is above 0; both as in DeepSpeed.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, params: WarmupCosineParams) -> None:
+        self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self.total_num_steps = params.total_num_steps
+        self.warmup_num_steps = max(2, params.warmup_num_steps)
+        self.warmup_type = params.warmup_type
+        self.warmup_min_ratio = params.warmup_min_ratio
+        self.cos_min_ratio = params.cos_min_ratio
+        super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
+        _warn_if_shorter(self.total_num_steps, self.warmup_num_steps)
+
+    def get_lr(self) -> list[float]:
+        """The rate of each parameter group at t."""
+        ratio = self._ratio(self.last_batch_iteration)
+        return [lr * ratio for lr in self.base_lrs]
+
+    def _ratio(self, t: int) -> float:
+        if t < 0:
+            return 0.0
+        if t < self.warmup_num_steps:
+            progress = _warmup_progress(t, num_steps=self.warmup_num_steps, warmup_type=self.warmup_type)
+            return self.warmup_min_ratio + (1 - self.warmup_min_ratio) * progress
+        num_decay_steps = max(1, self.total_num_steps - self.warmup_num_steps)
+        progress = min(1.0, (t - self.warmup_num_steps + 1) / num_decay_steps)
+        return self.cos_min_ratio + (1 - self.cos_min_ratio) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class OneCycle(_Schedule):
+    """Up from cycle_min_lr to cycle_max_lr and back, then decay; the first beta moves the other way.
+
+    The second beta becomes 0.99 and the first starts at cycle_min_mom, as in DeepSpeed.
+    Source: Smith 2018, "A disciplined approach to neural network hyper-parameters", arXiv 1803.09820.
+    """
+
+    _SECOND_BETA = 0.99
+
+    def __init__(self, optimizer: torch.optim.Optimizer, params: OneCycleParams) -> None:
+        self.params = params
+        self.first_size = params.cycle_first_step_size
+        self.second_size = params.cycle_second_step_size or self.first_size
+        self.first_stairs = params.cycle_first_stair_count
+        self.second_stairs = (
+            self.first_stairs if params.cycle_second_stair_count is None else params.cycle_second_stair_count
+        )
+        self.has_momentum = params.cycle_momentum and "betas" in optimizer.defaults
+        if params.cycle_momentum and not self.has_momentum:
+            _log.warning(
+                "scheduler.params.cycle_momentum true has no effect: %s has no betas; write false",
+                type(optimizer).__name__,
+            )
+        super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
+
+    def _height(self, b: int) -> float:
+        """Where in the cycle step b is: 0 at its ends, 1 at its top. Stairs hold a height for several steps."""
+        within = b % (self.first_size + self.second_size)
+        if within <= self.first_size:
+            steps, size, stairs = within, self.first_size, self.first_stairs
+        else:
+            steps, size, stairs = (
+                self.first_size + self.second_size - within,
+                self.second_size,
+                self.second_stairs,
+            )
+        return (
+            steps * stairs // size / stairs if stairs else steps / size
+        )  # whole numbers: no stair is missed
+
+    def _decay_steps(self) -> int:
+        """Steps since the cycle ended; 0 or below while it lasts."""
+        return self.last_batch_iteration + 1 - self.first_size - self.second_size
+
+    def _decay(self, rate: float) -> float:
+        """The factor of decay that `rate` has reached; 1 where decay is off."""
+        size = self.params.decay_step_size
+        return 1 + rate * self._decay_steps() / size if size else 1.0
+
+    def get_lr(self) -> list[float]:
+        """The rate of each parameter group at t."""
+        low, high = self.params.cycle_min_lr, self.params.cycle_max_lr
+        if self._decay_steps() > 0:
+            lr = low / self._decay(self.params.decay_lr_rate)
+        else:
+            lr = low + (high - low) * self._height(self.last_batch_iteration + 1)
+        return [lr] * len(self.optimizer.param_groups)
+
+    def get_mom(self) -> list[tuple[float, float]] | None:
+        """The betas of each parameter group at t; None if momentum is left alone."""
+        if not self.has_momentum:
+            return None
+        low, high = self.params.cycle_min_mom, self.params.cycle_max_mom
+        if self.last_batch_iteration < 0:
+            momentum = low
+        elif self._decay_steps() > 0:
+            momentum = high * self._decay(self.params.decay_mom_rate)
+        else:
+            momentum = high - (high - low) * self._height(self.last_batch_iteration + 1)
+        return [(momentum, self._SECOND_BETA)] * len(self.optimizer.param_groups)
+
+    def _set(self) -> None:
+        super()._set()
+        if (betas := self.get_mom()) is not None:
+            for group, pair in zip(self.optimizer.param_groups, betas, strict=True):
+                group["betas"] = pair
+
+
+class LRRangeTest(_Schedule):
+    """A rate that grows from lr_range_test_min_lr without end, to see where training breaks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, params: LRRangeTestParams) -> None:
+        self.optimizer = optimizer
+        self.min_lrs = self._per_group("lr_range_test_min_lr", params.lr_range_test_min_lr)
+        self.params = params
+        super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
+
+    def get_lr(self) -> list[float]:
+        """The rate of each parameter group at t."""
+        steps, size = self.last_batch_iteration + 1, self.params.lr_range_test_step_size
+        interval = steps // size if self.params.lr_range_test_staircase else steps / size
+        return [lr * (1 + self.params.lr_range_test_step_rate * interval) for lr in self.min_lrs]
+
+
+def _warn_if_shorter(total_num_steps: int, warmup_num_steps: int) -> None:
+    if total_num_steps < warmup_num_steps:
+        _log.warning(
+            "scheduler.params.total_num_steps %d is below warmup_num_steps %d: the warm-up lasts longer than training",
+            total_num_steps,
+            warmup_num_steps,
+        )
+
+
+def _make_torch_scheduler(
+    name: str, params: Iterable[tuple[str, Any]], optimizer: torch.optim.Optimizer
+) -> Scheduler:
+    found = torch_scheduler(name)
+    if found is None:
+        raise AssertionError(f"{name} is no scheduler of torch, which the config should have refused")
+    try:
+        return cast(Scheduler, found(optimizer, **dict(params)))
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        given = (
+            ", ".join(f"scheduler.params.{key} {show(value)}" for key, value in params) or "scheduler.params"
+        )
+        raise ConfigError(f"{given}: torch.optim.lr_scheduler.{name} does not take this: {error}") from error
+
+
+def make_scheduler(config: SchedulerConfig, optimizer: torch.optim.Optimizer) -> Scheduler:
+    """The scheduler that `config` names, with the optimizer's rates set for the first step.
+
+    Errors: ConfigError if its parameters do not fit this optimizer, or torch refuses them.
+    """
+    params = config.params
+    if isinstance(params, TorchSchedulerParams):
+        return _make_torch_scheduler(config.type, list((params.model_extra or {}).items()), optimizer)
+    if isinstance(params, WarmupDecayParams):
+        return WarmupDecayLR(optimizer, params)
+    if isinstance(params, WarmupParams):
+        return WarmupLR(optimizer, params)
+    if isinstance(params, WarmupCosineParams):
+        return WarmupCosineLR(optimizer, params)
+    if isinstance(params, OneCycleParams):
+        return OneCycle(optimizer, params)
+    return LRRangeTest(optimizer, params)
