@@ -45,7 +45,7 @@ DSLAUNCH_INLINE bfloat16 to_bfloat16(float value) {
     const unsigned int bits = bits_of(value);
     const unsigned int rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     const unsigned int quiet_nan = bits | 0x00400000u;
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    const bool is_nan = value != value;  // one vector instruction; comparing the bits takes three
     return bfloat16{static_cast<unsigned short>((is_nan ? quiet_nan : rounded) >> 16)};
 }
 

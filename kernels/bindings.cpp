@@ -21,7 +21,7 @@ namespace {
 template <typename... Parts>
 std::string text(const Parts&... parts) {
     std::ostringstream out;
-    out.precision(17);
+    out.precision(15);
     (out << ... << parts);
     return out.str();
 }
@@ -73,13 +73,16 @@ struct FlatArray {
 nb::ndarray<nb::ro> import_array(const char* name, nb::handle object, bool is_written) {
     nb::ndarray<nb::ro> array;
     nb::ndarray<> writable;
+    // torch itself refuses __dlpack__ here, but nanobind then finds another way in, past autograd.
+    if (nb::cast<bool>(nb::bool_(nb::getattr(object, "requires_grad", nb::bool_(false))))) {
+        refuse_value(name, ": the tensor requires grad; pass ", name, ".detach(), which has the same memory");
+    }
+    if (is_written && nb::try_cast(object, writable, false)) return nb::ndarray<nb::ro>(writable);
     if (!nb::try_cast(object, array, false)) {
         refuse_type(name, ": a ", type_of(object), " gives no access to its memory through DLPack; pass a CPU ",
                     "torch.Tensor (detached, if it requires grad) or a numpy array");
     }
-    if (is_written && !nb::try_cast(object, writable, false)) {
-        refuse_value(name, ": the array is read-only, but it is written; pass a writable one");
-    }
+    if (is_written) refuse_value(name, ": the array is read-only, but it is written; pass a writable one");
     return array;
 }
 
@@ -129,34 +132,39 @@ void check_together(const std::vector<const FlatArray*>& arrays) {
 // ---- numbers and segments --------------------------------------------------------------------------------
 
 template <typename T>
-T number(nb::handle object, const std::string& name) {
+T number(nb::handle segment, const char* field, const std::string& name) {
+    if (!nb::hasattr(segment, field)) {
+        refuse_type(name, ": a ", type_of(segment), " without '", field, "'; must be an AdamSegment");
+    }
+    const nb::object object = segment.attr(field);
     T value;
     if (!nb::try_cast(object, value)) {
-        refuse_type(name, ": a ", type_of(object), "; must be ", std::is_integral_v<T> ? "an int" : "a float");
+        refuse_type(name, '.', field, ": ", nb::repr(object).c_str(), "; must be ",
+                    std::is_integral_v<T> ? "an int that fits in 64 bits" : "a float");
     }
     return value;
 }
 
 double non_negative(nb::handle segment, const char* field, const std::string& name) {
-    const double value = number<double>(segment.attr(field), text(name, '.', field));
+    const double value = number<double>(segment, field, name);
     if (!(value >= 0.0) || std::isinf(value)) refuse_value(name, '.', field, ": ", value, "; must be finite and >= 0");
     return value;
 }
 
 double beta(nb::handle segment, const char* field, const std::string& name) {
-    const double value = number<double>(segment.attr(field), text(name, '.', field));
+    const double value = number<double>(segment, field, name);
     if (!(value >= 0.0 && value < 1.0)) refuse_value(name, '.', field, ": ", value, "; must be in [0, 1)");
     return value;
 }
 
 Segment read_segment(nb::handle segment, const std::string& name, std::int64_t shard_numel) {
-    const auto offset = number<std::int64_t>(segment.attr("offset"), name + ".offset");
-    const auto numel = number<std::int64_t>(segment.attr("numel"), name + ".numel");
+    const auto offset = number<std::int64_t>(segment, "offset", name);
+    const auto numel = number<std::int64_t>(segment, "numel", name);
     if (offset < 0 || numel < 0 || offset > shard_numel || numel > shard_numel - offset) {
         refuse_value(name, ": offset ", offset, " and numel ", numel, " do not fit in the shard of ", shard_numel,
                      " elements");
     }
-    const auto step = number<std::int64_t>(segment.attr("step"), name + ".step");
+    const auto step = number<std::int64_t>(segment, "step", name);
     if (step < 1) refuse_value(name, ".step: ", step, "; must be >= 1: the first step is step 1");
     return Segment{offset, numel,
                    AdamHyper{non_negative(segment, "lr", name), beta(segment, "beta1", name),

@@ -13,16 +13,12 @@ struct Block {
     AdamCoefficients coefficients;
 };
 
-// __restrict: the arrays do not share memory, so a store does not force the next loads to wait for it.
-template <typename Grad, bool has_out, bool adam_w>
-DSLAUNCH_INLINE void update_range(const FlatAdam& arrays, const Block& block) {
-    const AdamCoefficients c = block.coefficients;
-    float* __restrict param = arrays.param + block.begin;
-    const Grad* __restrict grad = static_cast<const Grad*>(arrays.grad) + block.begin;
-    float* __restrict exp_avg = arrays.exp_avg + block.begin;
-    float* __restrict exp_avg_sq = arrays.exp_avg_sq + block.begin;
-    bfloat16* __restrict param_out = has_out ? arrays.param_out + block.begin : nullptr;
-    const std::int64_t numel = block.end - block.begin;
+// __restrict on parameters: the arrays do not share memory, so the loop needs no check for it at run time. (On
+// local pointers clang 14 ignores the word, makes that check, finds it too long and does not vectorise.)
+template <bool adam_w, bool has_out, typename Grad>
+DSLAUNCH_INLINE void update_range(const AdamCoefficients c, std::int64_t numel, float* __restrict param,
+                                  const Grad* __restrict grad, float* __restrict exp_avg,
+                                  float* __restrict exp_avg_sq, bfloat16* __restrict param_out) {
     for (std::int64_t i = 0; i < numel; ++i) {
         float p = param[i];
         float m = exp_avg[i];
@@ -36,11 +32,16 @@ DSLAUNCH_INLINE void update_range(const FlatAdam& arrays, const Block& block) {
 }
 
 template <typename Grad, bool has_out>
-DSLAUNCH_INLINE void update_range(const FlatAdam& arrays, const Block& block) {
+DSLAUNCH_INLINE void update_block(const FlatAdam& arrays, const Block& block) {
+    const std::int64_t at = block.begin;
+    const Grad* grad = static_cast<const Grad*>(arrays.grad) + at;
+    bfloat16* param_out = has_out ? arrays.param_out + at : nullptr;
     if (arrays.adam_w_mode) {
-        update_range<Grad, has_out, true>(arrays, block);
+        update_range<true, has_out>(block.coefficients, block.end - at, arrays.param + at, grad, arrays.exp_avg + at,
+                                    arrays.exp_avg_sq + at, param_out);
     } else {
-        update_range<Grad, has_out, false>(arrays, block);
+        update_range<false, has_out>(block.coefficients, block.end - at, arrays.param + at, grad, arrays.exp_avg + at,
+                                     arrays.exp_avg_sq + at, param_out);
     }
 }
 
@@ -68,19 +69,19 @@ void adamw_step_reference(const FlatAdam& arrays, const std::vector<Segment>& se
 // ---- version 1: one vector loop per combination of types; threads share blocks ---------------------------
 
 DSLAUNCH_CLONES void adam_block_float(const FlatAdam& arrays, const Block& block) {
-    update_range<float, false>(arrays, block);
+    update_block<float, false>(arrays, block);
 }
 
 DSLAUNCH_CLONES void adam_block_float_out(const FlatAdam& arrays, const Block& block) {
-    update_range<float, true>(arrays, block);
+    update_block<float, true>(arrays, block);
 }
 
 DSLAUNCH_CLONES void adam_block_bfloat16(const FlatAdam& arrays, const Block& block) {
-    update_range<bfloat16, false>(arrays, block);
+    update_block<bfloat16, false>(arrays, block);
 }
 
 DSLAUNCH_CLONES void adam_block_bfloat16_out(const FlatAdam& arrays, const Block& block) {
-    update_range<bfloat16, true>(arrays, block);
+    update_block<bfloat16, true>(arrays, block);
 }
 
 namespace {

@@ -3,17 +3,16 @@
 #pragma once
 
 #include <omp.h>
-#include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <thread>
 
 // Put before a plain function (not a template, not a lambda, not a body with `#pragma omp`: compilers clone
 // none of these): it is compiled once per instruction set, and the loader picks the one for this processor.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(DSLAUNCH_NO_CLONES)
-#define DSLAUNCH_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
+#if defined(DSLAUNCH_CLONE_TARGETS)  // a list of strings, from CMakeLists.txt
+#define DSLAUNCH_CLONES __attribute__((target_clones(DSLAUNCH_CLONE_TARGETS)))
 #else
 #define DSLAUNCH_CLONES
 #endif
@@ -27,8 +26,7 @@ constexpr std::int64_t block_numel = 16384;
 // [Note: OpenMP after fork]
 // A forked child has the forking thread's OpenMP team on record, but not the threads in it; a parallel region
 // would wait for them for ever. A thread started in the child has no such record and makes a team of its own.
-inline bool is_forked_child = false;
-inline const int fork_watch = pthread_atfork(nullptr, nullptr, [] { is_forked_child = true; });
+inline const pid_t home_process = getpid();  // where this library was loaded
 
 // Calls body(block) for every block in [0, num_blocks), on at most `num_threads` threads (0: OpenMP's default).
 template <typename Body>
@@ -43,7 +41,7 @@ void for_each_block(std::int64_t num_blocks, int num_threads, const Body& body) 
 #pragma omp parallel for num_threads(team) schedule(static)
         for (std::int64_t block = 0; block < num_blocks; ++block) body(block);
     };
-    if (is_forked_child) {  // See [Note: OpenMP after fork].
+    if (getpid() != home_process) {  // See [Note: OpenMP after fork].
         std::thread(run).join();
     } else {
         run();

@@ -9,7 +9,7 @@
 namespace dslaunch {
 namespace {
 
-// Two vectors of the widest kind (8 doubles), so that one addition need not wait for the one before it.
+// Four of the widest vectors (8 doubles): an addition need not wait for the one before it.
 constexpr int num_lanes = 32;
 
 template <typename T>
