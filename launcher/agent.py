@@ -1,0 +1,396 @@
+"""The agent: runs on a node, starts this node's workers, and leaves nothing behind. Standard library only.
+
+Two processes. The *keeper* adopts whatever loses its parent and outlives the *agent*, its only child, which does
+the work. Each is told when the other dies: if the agent is killed, the keeper kills everything below itself; if the
+keeper is killed, the agent ends the job. The launcher's death, a cut connection and a lost launcher (no ping for the
+heartbeat time) reach the agent as the end of its input or as silence, and end the job too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from .devices import count_accelerators
+from .frames import (
+    MAGIC,
+    Decoder,
+    Done,
+    Exited,
+    Frame,
+    Hello,
+    Output,
+    Ping,
+    Pong,
+    Prepare,
+    Problem,
+    ProtocolError,
+    Ready,
+    Signal,
+    Start,
+    Started,
+    Stop,
+    bytes_of,
+    encode,
+    text_of,
+)
+from .preparation import Prepared, Unprepared
+from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
+from .worker import Stream, Worker, spawn
+
+FIRST_HEARTBEAT_S = 120.0  # until the job says its own
+TICK_S = 0.2
+LEFT_OVER_GRACE_S = 2.0  # for processes that outlive their worker
+OUTBOX_HIGH_BYTES = (
+    1 << 20
+)  # above this the workers' pipes are left alone, so a slow reader slows the workers
+OUTBOX_LOW_BYTES = 1 << 18
+
+
+class State(Enum):
+    """WAITING for a job; PREPARED to start it; RUNNING it; STOPPING it (nothing new starts); ENDED."""
+
+    WAITING = 1
+    PREPARED = 2
+    RUNNING = 3
+    STOPPING = 4
+    ENDED = 5
+
+
+class Agent:
+    """Serves one launcher over stdin and stdout."""
+
+    def __init__(self) -> None:
+        self._state = State.WAITING
+        self._selector = selectors.DefaultSelector()
+        self._decoder = Decoder()
+        self._outbox = bytearray(MAGIC)
+        self._is_connected = True
+        self._is_paused = False
+        self._heard_at = time.monotonic()
+        self._heartbeat_s = FIRST_HEARTBEAT_S
+        self._grace_s = LEFT_OVER_GRACE_S
+        self._kill_at = float("inf")
+        self._num_left_over = 0
+        self._workers: list[Worker] = []
+        self._job: dict[str, Any] = {}
+        self._prepared: Prepared | None = None
+        self._wake_read, self._wake_write = os.pipe()
+
+    def run(self) -> None:
+        """Until the job is over and nothing of it is left."""
+        self._watch_signals()
+        for fd in (0, 1):
+            os.set_blocking(fd, False)
+        self._selector.register(0, selectors.EVENT_READ, self._read_frames)
+        self._send(
+            Hello(
+                hostname=socket.gethostname(),
+                python=sys.version.split()[0],
+                reached_at=_address_reached(),
+                num_devices=count_accelerators(),
+                pid=os.getpid(),
+            )
+        )
+        while self._state is not State.ENDED or (self._outbox and self._is_connected):
+            for key, _ in self._selector.select(TICK_S):
+                act: Callable[[], None] = key.data
+                act()
+            self._tick()
+
+    # Signals and time.
+
+    def _watch_signals(self) -> None:
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(signum, lambda signum, frame: None)  # the wake-up pipe carries the number
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._read_signals)
+
+    def _read_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if any(number not in (signal.SIGCHLD, 0) for number in os.read(self._wake_read, 1024)):
+                self._stop(self._grace_s)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._heard_at > self._heartbeat_s:
+            self._hang_up()
+        if self._state is State.RUNNING or self._state is State.STOPPING:
+            for pid, status in reap():
+                for worker in self._workers:
+                    if worker.pid == pid:
+                        worker.status = status
+            for worker in self._workers:
+                self._report_end_of(worker)
+            if self._state is State.RUNNING and all(worker.is_reported for worker in self._workers):
+                self._end_left_over()
+        if self._state is State.STOPPING:
+            self._finish_stopping(now)
+
+    def _hang_up(self) -> None:
+        """The launcher is gone: nobody reads what we write."""
+        if self._is_connected:
+            self._is_connected = False
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(0)
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(1)
+            self._outbox.clear()
+            self._pause(False)
+        self._stop(self._grace_s)
+
+    # Stopping.
+
+    def _stop(self, grace_s: float) -> None:
+        """SIGTERM to all workers, SIGKILL to whatever is left after `grace_s`; a second call can only shorten it."""
+        kill_at = time.monotonic() + grace_s
+        if self._state in (State.STOPPING, State.ENDED):
+            self._kill_at = min(kill_at, self._kill_at)
+            return
+        self._state = State.STOPPING
+        self._kill_at = kill_at
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
+            worker.signal(signal.SIGCONT)  # a stopped process takes no other signal
+
+    def _end_left_over(self) -> None:
+        """All workers ended by themselves: end what they left running."""
+        left_over = descendants(os.getpid())
+        self._num_left_over = len(left_over)
+        self._state = State.STOPPING
+        self._kill_at = time.monotonic() + (LEFT_OVER_GRACE_S if left_over else 0)
+        kill_descendants(os.getpid(), signal.SIGTERM)
+
+    def _finish_stopping(self, now: float) -> None:
+        if now >= self._kill_at:
+            kill_descendants(os.getpid())
+            reap_again = reap()
+            for worker in self._workers:
+                worker.status = next(
+                    (status for pid, status in reap_again if pid == worker.pid), worker.status
+                )
+                self._report_end_of(worker)
+        elif self._kill_at > now + LEFT_OVER_GRACE_S and all(one.status is not None for one in self._workers):
+            kill_descendants(os.getpid(), signal.SIGTERM)  # what the workers left; they themselves are gone
+            self._kill_at = now + LEFT_OVER_GRACE_S
+        if not descendants(os.getpid()) and all(worker.is_reported for worker in self._workers):
+            self._state = State.ENDED
+            self._send(Done(self._num_left_over))
+
+    # Frames.
+
+    def _send(self, frame: Frame) -> None:
+        if self._is_connected:
+            self._outbox += encode(frame)
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                del self._outbox[: os.write(1, self._outbox[: 1 << 18])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._hang_up()
+            return
+        is_waiting = 1 in self._selector.get_map()
+        if self._outbox and not is_waiting:
+            self._selector.register(1, selectors.EVENT_WRITE, self._flush)
+        elif is_waiting and not self._outbox:
+            self._selector.unregister(1)
+        if len(self._outbox) > OUTBOX_HIGH_BYTES:
+            self._pause(True)
+        elif len(self._outbox) < OUTBOX_LOW_BYTES:
+            self._pause(False)
+
+    def _read_frames(self) -> None:
+        try:
+            data = os.read(0, 1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up()
+            return
+        self._heard_at = time.monotonic()
+        try:
+            for frame in self._decoder.feed(data):
+                self._obey(frame)
+        except ProtocolError:
+            self._hang_up()
+
+    def _obey(self, frame: Frame) -> None:
+        if isinstance(frame, Ping):
+            self._send(Pong(frame.number, time.monotonic()))
+        elif isinstance(frame, Prepare):
+            self._prepare(frame.job)
+        elif isinstance(frame, Start):
+            self._start(frame)
+        elif isinstance(frame, Signal):
+            for worker in self._workers:
+                worker.signal(frame.number)
+        elif isinstance(frame, Stop):
+            self._stop(frame.grace_s)
+
+    # The job.
+
+    def _prepare(self, job: dict[str, Any]) -> None:
+        """In a thread, because a --venv_script may take longer than a heartbeat."""
+        self._job = job
+        self._heartbeat_s = job["heartbeat_s"]
+        self._grace_s = job["kill_grace_s"]
+        answers: list[Frame] = []
+        done_read, done_write = os.pipe()
+
+        def work() -> None:
+            try:
+                self._prepared = Prepared(job, num_devices=count_accelerators())
+                answers.append(Ready(self._prepared.master_port, self._prepared.notes))
+            except Unprepared as problem:
+                answers.append(Problem(str(problem), problem.exit_code))
+            finally:
+                os.close(done_write)
+
+        def finish() -> None:
+            self._selector.unregister(done_read)
+            os.close(done_read)
+            thread.join()
+            if self._state is State.WAITING and isinstance(answers[0], Ready):
+                self._state = State.PREPARED
+            self._send(answers[0])
+
+        thread = threading.Thread(target=work, name="prepare")
+        self._selector.register(done_read, selectors.EVENT_READ, finish)
+        thread.start()
+
+    def _start(self, start: Start) -> None:
+        if self._state is not State.PREPARED or self._prepared is None:
+            return
+        self._state = State.RUNNING
+        self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
+        self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
+        program = [] if self._prepared.python is None else [self._prepared.python]
+        for plan in self._job["ranks"]:
+            worker = spawn(
+                rank=plan["rank"],
+                argv=[bytes_of(one) for one in program + plan["arguments"]],
+                env={**self._prepared.env, **{bytes_of(k): bytes_of(v) for k, v in plan["env"]}},
+            )
+            self._workers.append(worker)
+            for stream in worker.streams:
+                self._watch(worker, stream)
+            self._send(Started(worker.rank, worker.pid))
+
+    def _watch(self, worker: Worker, stream: Stream) -> None:
+        self._selector.register(
+            stream.fd,
+            selectors.EVENT_READ,
+            lambda worker=worker, stream=stream: self._read_output(worker, stream),
+        )
+
+    def _pause(self, is_paused: bool) -> None:
+        if is_paused == self._is_paused:
+            return
+        self._is_paused = is_paused
+        for worker in self._workers:
+            for stream in worker.streams:
+                if stream.is_open and is_paused:
+                    self._selector.unregister(stream.fd)
+                elif stream.is_open:
+                    self._watch(worker, stream)
+
+    def _read_output(self, worker: Worker, stream: Stream) -> bool:
+        """Pass on what is there; returns whether more may be waiting."""
+        if not stream.is_open:
+            return False
+        text, may_have_more = stream.read()
+        if not stream.is_open and not self._is_paused:
+            self._selector.unregister(stream.fd)
+        if text:
+            self._send(Output(worker.rank, stream.number, text_of(text)))
+        return may_have_more
+
+    def _report_end_of(self, worker: Worker) -> None:
+        """Once a worker has ended, pass on all it wrote and then say how it ended."""
+        if worker.status is None or worker.is_reported:
+            return
+        for stream in worker.streams:
+            while not self._is_paused and self._read_output(worker, stream):
+                pass
+            if self._is_paused and stream.is_open:
+                return  # goes on at a later tick, when the launcher has read more
+            if stream.is_open:  # a grandchild holds the pipe; the worker's own output is all here
+                self._selector.unregister(stream.fd)
+                text = stream.close()
+                if text:
+                    self._send(Output(worker.rank, stream.number, text_of(text)))
+        worker.is_reported = True
+        is_signaled = os.WIFSIGNALED(worker.status)
+        signum = os.WTERMSIG(worker.status) if is_signaled else 0
+        code = 128 + signum if is_signaled else os.WEXITSTATUS(worker.status)
+        self._send(Exited(worker.rank, code, signum, time.monotonic()))
+
+
+def _address_reached() -> str:
+    """This host's address on the SSH connection the agent was started through."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else ""
+
+
+def main() -> None:
+    """Be the keeper of an agent."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    become_subreaper()
+    keeper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            become_subreaper()
+            die_with_parent(keeper, signal.SIGTERM)
+            Agent().run()
+            status = 0
+        except BaseException:
+            traceback.print_exc()  # reaches the launcher as the end of this host's stderr
+        finally:
+            os._exit(status)
+    _keep(child)
+
+
+def _keep(child: int) -> None:
+    """Outlive the agent, then leave nothing of it behind."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda signum, frame: os.kill(child, signal.SIGTERM))
+    os.close(0)
+    os.close(1)
+    status = 1
+    while True:
+        try:
+            pid, ended_with = os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+        except OSError as error:
+            if error.errno != errno.EINTR:
+                raise
+            continue
+        if pid == child:
+            status = ended_with
+            while kill_descendants(keeper_pid := os.getpid()) or descendants(keeper_pid):
+                reap()
+                time.sleep(0.01)
+    os._exit(1 if status else 0)

@@ -1,0 +1,194 @@
+"""The agent of another machine: one exec channel of one SSH connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from pathlib import Path
+
+import paramiko
+
+from ..bootstrap import remote_command
+from ..errors import EXIT_HOST, LaunchError
+from ..ssh_config import Target
+
+READ_BYTES = 1 << 18
+
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would print we report ourselves, once
+
+
+class _HostKeyUnknown(Exception):
+    def __init__(self, key: paramiko.PKey) -> None:
+        super().__init__()
+        self.key = key
+
+
+class _Policy(paramiko.MissingHostKeyPolicy):
+    """What to do with a host whose key is in no known_hosts file; a changed key never gets here."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        if self._target.unknown_host_keys == "refuse":
+            raise _HostKeyUnknown(key)
+        if self._target.unknown_host_keys == "add":
+            path = Path(self._target.known_hosts[0])
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with path.open("a") as file:
+                file.write(f"{hostname} {key.get_name()} {key.get_base64()}\n")
+
+
+class SshChannel:
+    """A bootstrap started on another machine through SSH."""
+
+    def __init__(self, target: Target) -> None:
+        self._clients: list[paramiko.SSHClient] = []
+        try:
+            self.local_address = self._connect(target)
+            transport = self._clients[-1].get_transport()
+            if transport is None:
+                raise LaunchError("the connection ended right after it was made", exit_code=EXIT_HOST)
+            self._channel = transport.open_session(timeout=target.connect_timeout_s)
+            self._channel.exec_command(remote_command())
+        except paramiko.SSHException as error:
+            self._close_clients()
+            raise LaunchError(f"SSH refused to run a command: {error}", exit_code=EXIT_HOST) from None
+        except BaseException:
+            self._close_clients()
+            raise
+
+    def read(self) -> bytes:
+        return self._channel.recv(READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def error_text(self) -> str:
+        data = b""
+        while self._channel.recv_stderr_ready():
+            data += self._channel.recv_stderr(READ_BYTES)
+        return data.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
+        self._close_clients()
+
+    def _close_clients(self) -> None:
+        for client in reversed(self._clients):
+            client.close()
+
+    def _connect(self, target: Target) -> str:
+        """Through all jumps to the target; returns our own address on the way, if it is a direct one."""
+        sock: socket.socket | paramiko.Channel | paramiko.ProxyCommand
+        through: paramiko.SSHClient | None = None
+        local_address = ""
+        for hop in (*target.jumps, target):
+            if through is not None:
+                sock = _tunnel(through, hop)
+            elif hop.proxy_command is not None:
+                sock = paramiko.ProxyCommand(hop.proxy_command)
+            else:
+                sock = _dial(hop)
+                if hop is target:
+                    local_address = str(sock.getsockname()[0])
+            through = _log_in(hop, sock)
+            self._clients.append(through)
+        return local_address
+
+
+def _dial(hop: Target) -> socket.socket:
+    where = f"{hop.address} port {hop.port}"
+    try:
+        sock = socket.create_connection((hop.address, hop.port), timeout=hop.connect_timeout_s)
+    except socket.gaierror:
+        raise _host_error(
+            f"the name {hop.address} is not known; correct the hostfile, DNS or /etc/hosts"
+        ) from None
+    except ConnectionRefusedError:
+        raise _host_error(f"{where} refused the connection; is sshd running there, on this port?") from None
+    except TimeoutError:
+        raise _host_error(
+            f"{where} did not answer within {hop.connect_timeout_s:g} s; is the host up and not behind a firewall?"
+        ) from None
+    except OSError as error:
+        raise _host_error(f"cannot reach {where}: {error.strerror or error}") from None
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _tunnel(through: paramiko.SSHClient, hop: Target) -> paramiko.Channel:
+    transport = through.get_transport()
+    if transport is None:
+        raise _host_error(f"the connection to the jump host before {hop.address} ended")
+    try:
+        return transport.open_channel(
+            "direct-tcpip", (hop.address, hop.port), ("", 0), timeout=hop.connect_timeout_s
+        )
+    except paramiko.SSHException as error:
+        raise _host_error(f"the jump host cannot reach {hop.address} port {hop.port}: {error}") from None
+
+
+def _log_in(
+    hop: Target, sock: socket.socket | paramiko.Channel | paramiko.ProxyCommand
+) -> paramiko.SSHClient:
+    client = paramiko.SSHClient()
+    # The stubs know only one key file, paramiko takes a list.
+    for path in hop.known_hosts:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            client.load_system_host_keys(path)
+    client.set_missing_host_key_policy(_Policy(hop))
+    login = f"{hop.user}@{hop.address}"
+    try:
+        client.connect(
+            hop.host_key_name,
+            username=hop.user,
+            key_filename=[one for one in hop.identities if Path(one).exists()] or None,  # type: ignore[arg-type]
+            look_for_keys=not hop.has_only_these_identities,
+            allow_agent=not hop.has_only_these_identities,
+            timeout=hop.connect_timeout_s,
+            banner_timeout=hop.connect_timeout_s,
+            auth_timeout=hop.connect_timeout_s,
+            sock=sock,
+        )
+    except _HostKeyUnknown as unknown:
+        raise _unknown_key(hop, unknown.key) from None
+    except paramiko.BadHostKeyException as error:
+        raise _changed_key(hop, error) from None
+    except paramiko.PasswordRequiredException:
+        raise _host_error(f"{login}: the private key is encrypted; load it with ssh-add first") from None
+    except paramiko.AuthenticationException:
+        tried = ", ".join(hop.identities) or "ssh-agent and the keys in ~/.ssh"
+        raise _host_error(
+            f"{login} was refused (tried {tried}); allow the key there, or give --ssh_identity, and test with: "
+            f"ssh -o BatchMode=yes {_port_option(hop)}{login} true"
+        ) from None
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise _host_error(
+            f"{hop.address} port {hop.port} accepted the connection but does not speak SSH: {error}"
+        ) from None
+    return client
+
+
+def _unknown_key(hop: Target, key: paramiko.PKey) -> LaunchError:
+    scan = f"ssh-keyscan {_port_option(hop)}{hop.address} >> {hop.known_hosts[0]}"
+    return _host_error(
+        f"its host key is not known ({key.get_name()} {key.fingerprint}); if that is the right key: {scan}"
+    )
+
+
+def _changed_key(hop: Target, error: paramiko.BadHostKeyException) -> LaunchError:
+    return _host_error(
+        f"its host key has CHANGED: known {error.expected_key.fingerprint}, now {error.key.fingerprint}; this may be "
+        f"an attack; if the host was reinstalled: ssh-keygen -R '{hop.host_key_name}' and add the new key"
+    )
+
+
+def _port_option(hop: Target) -> str:
+    return "" if hop.port == 22 else f"-p {hop.port} "
+
+
+def _host_error(message: str) -> LaunchError:
+    return LaunchError(message, exit_code=EXIT_HOST)

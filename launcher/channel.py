@@ -1,0 +1,33 @@
+"""One byte stream to one host: what every back end gives and the controller uses."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Channel(Protocol):
+    """A started bootstrap on a host. One thread reads; several may write."""
+
+    @property
+    def local_address(self) -> str:
+        """This machine's address on the way to the host; empty if there is no network between them."""
+        ...
+
+    def read(self) -> bytes:
+        """Wait for bytes; empty at the end of the stream."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data`.
+
+        Errors: OSError if the stream is closed.
+        """
+        ...
+
+    def error_text(self) -> str:
+        """The end of what the host wrote beside the stream (its stderr): why an agent did not start."""
+        ...
+
+    def close(self) -> None:
+        """End the stream, which ends the agent and all its workers; then leave nothing behind on this machine."""
+        ...

@@ -1,0 +1,215 @@
+"""The `dslaunch` command: options only. What it does with them is in run.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from .errors import EXIT_MISTAKE, LaunchError
+from .options import Options, SshOptions
+from .prefix_command import PrefixCommand
+
+LAUNCHERS = ("ssh", "local")
+OTHER_LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
+
+EPILOG = """
+\b
+Examples:
+  dslaunch train.py --deepspeed --deepspeed_config ds_config.json
+      on this machine, one process per GPU (one process if there is none)
+  dslaunch -H hosts train.py --epochs 3
+      on every host and slot of the file `hosts`
+  dslaunch -H hosts -i "node1@node2:0,2" train.py
+      all slots of node1, and slots 0 and 2 of node2
+  dslaunch -H hosts --dry_run train.py
+      only show what would run where
+
+\b
+A hostfile has one line per host:
+  node1 slots=8
+  ada@node2 slots=8 port=2222
+
+Everything after the script belongs to the script. Options may be shortened as long as they stay unique.
+The exit code is 0 if every process ended with 0, else that of the process that failed first (128 + n after
+signal n), 2 for a mistake in what was given and 3 if a host could not be used.
+"""
+
+
+def _launcher(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    name = value.lower()
+    if name in OTHER_LAUNCHERS:
+        raise click.BadParameter(
+            f"{name!r} is not available in this version; choose {' or '.join(LAUNCHERS)}"
+        )
+    if name not in LAUNCHERS:
+        raise click.BadParameter(f"{value!r} is not a launcher; choose {' or '.join(LAUNCHERS)}")
+    return name
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    minimum = 1.0 if parameter.name == "heartbeat" else 0.0
+    if not minimum <= value < float("inf"):
+        raise click.BadParameter(f"{value:g} is not allowed; give seconds, {minimum:g} or more")
+    return value
+
+
+@click.command(
+    cls=PrefixCommand,
+    epilog=EPILOG,
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+)
+@click.option(
+    "-H", "--hostfile", metavar="FILE", help="Hosts and slots to use.  [default: /job/hostfile if it exists]"
+)
+@click.option(
+    "-i", "--include", default="", metavar="HOSTS", help="Use only these: host[:slot,...][@host...]."
+)
+@click.option("-e", "--exclude", default="", metavar="HOSTS", help="Use all but these; same form.")
+@click.option("--num_nodes", type=int, default=-1, metavar="N", help="Use the first N hosts.")
+@click.option(
+    "--num_gpus",
+    "--num_accelerators",
+    type=int,
+    default=-1,
+    metavar="N",
+    help="Use the first N slots of each host.",
+)
+@click.option(
+    "--master_addr", metavar="ADDR", help="Address of rank 0.  [default: node 0's, as the others reach it]"
+)
+@click.option(
+    "--master_port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of rank 0.  [default: 29500, or another if that is in use]",
+)
+@click.option(
+    "--launcher",
+    default="ssh",
+    callback=_launcher,
+    metavar="ssh|local",
+    help="How to start processes: by SSH, or on this machine only.  [default: ssh]",
+)
+@click.option("--ssh_port", type=click.IntRange(1, 65535), metavar="PORT", help="SSH port of every host.")
+@click.option("--ssh_user", metavar="NAME", help="User to log in as.")
+@click.option("--ssh_identity", metavar="FILE", help="Private key to log in with.")
+@click.option("--ssh_config", metavar="FILE", help="SSH configuration to use instead of ~/.ssh/config.")
+@click.option(
+    "--connect_timeout",
+    type=float,
+    default=10.0,
+    callback=_seconds,
+    metavar="S",
+    help="Seconds to wait for a host to answer.  [default: 10]",
+)
+@click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as with `python -m`.")
+@click.option("--no_python", is_flag=True, help="SCRIPT is a program to run as it is.")
+@click.option("--no_local_rank", is_flag=True, help="Do not add --local_rank=N to the script's arguments.")
+@click.option("--force_multi", is_flag=True, help="Reach every host by SSH, this machine too.")
+@click.option("--dry_run", is_flag=True, help="Print what would run where, and stop.")
+@click.option(
+    "--kill_grace",
+    type=float,
+    default=30.0,
+    callback=_seconds,
+    metavar="S",
+    help="Seconds between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
+)
+@click.option(
+    "--heartbeat",
+    type=float,
+    default=30.0,
+    callback=_seconds,
+    metavar="S",
+    help="Seconds of silence after which a host counts as lost.  [default: 30]",
+)
+@click.option("--report", metavar="FILE", help="Write how the job ended, and its phases, to FILE as JSON.")
+@click.option(
+    "--log_level",
+    type=click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False),
+    default="info",
+    help="What dslaunch itself prints.  [default: info]",
+)
+@click.option("-q", "--quiet", is_flag=True, help="The same as --log_level=error.")
+@click.option("--version", is_flag=True, help="Print the version and stop.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def dslaunch(**given: Any) -> int:
+    """Start SCRIPT on every slot of every host, and stop all of it at the first failure."""
+    if given["version"]:
+        from .. import __version__
+
+        click.echo(f"dslaunch {__version__}")
+        return 0
+    if not given["script"]:
+        raise click.UsageError("which script? Write: dslaunch [options] script.py [its arguments]")
+    from .run import run  # here, so that --help does not load what only a job needs
+
+    return run(_options(given))
+
+
+def _options(given: dict[str, Any]) -> Options:
+    arguments = given["arguments"]
+    if arguments[:1] == ("--",):  # `dslaunch a.py -- --b` means `a.py --b`, as with DeepSpeed
+        arguments = arguments[1:]
+    return Options(
+        hostfile=given["hostfile"],
+        include=given["include"],
+        exclude=given["exclude"],
+        num_nodes=given["num_nodes"],
+        num_gpus=given["num_gpus"],
+        master_addr=given["master_addr"] or None,
+        master_port=given["master_port"],
+        launcher=given["launcher"],
+        ssh=SshOptions(
+            port=given["ssh_port"],
+            user=given["ssh_user"],
+            identity=given["ssh_identity"],
+            config=given["ssh_config"],
+            connect_timeout_s=given["connect_timeout"],
+        ),
+        venv_script=given["venv_script"],
+        is_module=given["module"],
+        no_python=given["no_python"],
+        no_local_rank=given["no_local_rank"],
+        force_multi=given["force_multi"],
+        dry_run=given["dry_run"],
+        kill_grace_s=given["kill_grace"],
+        heartbeat_s=given["heartbeat"],
+        log_level="error" if given["quiet"] else given["log_level"].lower(),
+        report=given["report"],
+        program=given["script"],
+        arguments=arguments,
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command and end the program with its exit code. The one place that turns errors into exit codes."""
+    words = sys.argv[1:] if argv is None else argv
+    is_debugging = "--log_level=debug" in words or os.environ.get("DSLAUNCH_TRACEBACK") == "1"
+    try:
+        code = dslaunch.main(words, prog_name="dslaunch", standalone_mode=False)
+    except (LaunchError, click.ClickException) as error:
+        if is_debugging and isinstance(error, LaunchError):
+            raise
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"dslaunch: {message}", file=sys.stderr)
+        code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
+    except BrokenPipeError:  # whoever read our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 141
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

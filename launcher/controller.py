@@ -1,0 +1,351 @@
+"""Drives the agents of one job: connect to all, prepare all, start all, and at the first failure stop all.
+
+One thread per host connects and reads; everything else happens in the thread that calls `run`, which takes one event
+after the other. Nothing starts anywhere before every host is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .channel import Channel
+from .console import Console
+from .endpoint import master_address
+from .frames import (
+    Done,
+    Exited,
+    Frame,
+    Hello,
+    Output,
+    Ping,
+    Pong,
+    Prepare,
+    Problem,
+    Ready,
+    Start,
+    Started,
+    Stop,
+    encode,
+)
+from .link import Link, LinkEnd
+from .plan import NodePlan, Plan, job_of
+from .verdict import HostFailure, RankFailure, Verdict, judge, signal_name
+
+CONNECT_WINDOW = 64  # connections being made at the same time
+NUM_LAST_LINES = 20
+STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
+POLL_S = 0.2
+
+
+class _SignalReceived(NamedTuple):
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """What is known of one host. It is `over` when its agent said so or its stream ended."""
+
+    plan: NodePlan
+    link: Link
+    hello: Hello | None = None
+    ready: Ready | None = None
+    pids: dict[int, int] = field(default_factory=dict)  # by rank
+    exit_codes: dict[int, int] = field(default_factory=dict)  # by rank
+    last_lines: dict[int, deque[str]] = field(default_factory=dict)  # by rank
+    clock_offset_s: float = float(
+        "inf"
+    )  # launcher's monotonic clock minus the node's, delay of one frame included
+    has_failed: bool = False
+    is_over: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.plan.host.name
+
+
+class _Event(NamedTuple):
+    node: _Node
+    item: Frame | LinkEnd
+    at_s: float
+
+
+class Controller:
+    """Runs one plan once."""
+
+    def __init__(
+        self, plan: Plan, *, connect: Callable[[NodePlan], Channel], agent_source: bytes, console: Console
+    ) -> None:
+        self._plan = plan
+        self._console = console
+        self._events: queue.SimpleQueue[_Event | _SignalReceived] = queue.SimpleQueue()
+        window = threading.BoundedSemaphore(CONNECT_WINDOW)
+        self._nodes: list[_Node] = []
+        for node_plan in plan.nodes:
+            link = Link(node_plan, connect=connect, agent_source=agent_source, window=window)
+            node = _Node(plan=node_plan, link=link)
+            node.last_lines = {rank.rank: deque(maxlen=NUM_LAST_LINES) for rank in node_plan.ranks}
+            self._nodes.append(node)
+        self._failures: list[RankFailure | HostFailure] = []
+        self._interrupts: list[int] = []
+        self._interrupted_by: int | None = None  # what ended the job, if no failure did before
+        self._look_at = 0.0
+        self._stopped_at: float | None = None
+        self._kill_at = float("inf")
+        self._phases_s: dict[str, float] = {}
+        self._is_ended = threading.Event()
+
+    def run(self) -> Verdict:
+        """From nothing to a verdict; when it returns, no process of the job is left on any host that answers."""
+        with self._watch_signals():
+            try:
+                self._run_phases()
+                self._stop_and_wait()
+            finally:
+                self._is_ended.set()
+                for node in self._nodes:
+                    node.link.close()
+        return judge(
+            self._failures,
+            stopped_at=self._stopped_at,
+            interrupted_by=self._interrupted_by,
+            phases_s=self._phases_s,
+        )
+
+    def _run_phases(self) -> None:
+        began = time.monotonic()
+        for node in self._nodes:
+            self._start_link(node)
+        threading.Thread(target=self._keep_pinging, name="ping", daemon=True).start()
+        self._wait("connected", lambda node: node.hello is not None, started_at=began)
+        if self._is_failing():
+            return
+        for node in self._nodes:
+            self._send(node, Prepare(job_of(self._plan, node.plan)))
+        self._wait("prepared", lambda node: node.ready is not None, started_at=began)
+        if self._is_failing():
+            return
+        self._show_notes()
+        first = self._nodes[0].ready
+        start = Start(self._master_address(), first.master_port if first else 0)
+        for node in self._nodes:
+            self._send(node, start)
+        self._wait(
+            "started", lambda node: len(node.pids) == len(node.plan.ranks), started_at=began, is_patient=False
+        )
+        self._wait("ended", lambda node: node.is_over, started_at=began, is_patient=False)
+
+    # Events.
+
+    def _start_link(self, node: _Node) -> None:
+        def deliver(item: Frame | LinkEnd, at_s: float) -> None:
+            self._events.put(_Event(node, item, at_s))
+
+        node.link.start(deliver)
+
+    def _wait(
+        self, phase: str, is_there: Callable[[_Node], bool], *, started_at: float, is_patient: bool = True
+    ) -> None:
+        """Until every host is there. A failure ends the wait; a patient one first hears every host's answer."""
+        began = time.monotonic()
+        while True:
+            missing = [node for node in self._nodes if not is_there(node)]
+            waiting_for = [node for node in missing if not node.has_failed] if is_patient else missing
+            if not waiting_for or self._interrupts or (self._is_failing() and not is_patient):
+                break
+            if is_patient:
+                self._console.progress(phase, len(self._nodes), [node.name for node in waiting_for], began)
+            self._take_event()
+        if not self._is_failing():
+            self._phases_s[phase] = time.monotonic() - started_at
+
+    def _take_event(self) -> None:
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + POLL_S
+            self._look_for_silence()
+        try:
+            event = self._events.get(timeout=POLL_S)
+        except queue.Empty:
+            return
+        if isinstance(event, _SignalReceived):
+            self._interrupts.append(event.number)
+        else:
+            self._handle(event.node, event.item, event.at_s)
+
+    def _handle(self, node: _Node, item: Frame | LinkEnd, at_s: float) -> None:
+        if isinstance(item, Output):
+            self._console.output(node.name, item.rank, item.stream, item.text)
+            node.last_lines[item.rank].extend(item.text.removesuffix("\n").split("\n")[-NUM_LAST_LINES:])
+            node.link.grant()
+        elif isinstance(item, Hello):
+            node.hello = item
+            self._console.debug(
+                f"{node.name}: agent {item.pid}, Python {item.python}, {item.num_devices} GPUs"
+            )
+        elif isinstance(item, Ready):
+            node.ready = item
+        elif isinstance(item, Problem):
+            self._fail_host(node, item.message, at_s, exit_code=item.exit_code)
+        elif isinstance(item, Started):
+            node.pids[item.rank] = item.pid
+            self._console.debug(f"{node.name}: rank {item.rank} is process {item.pid}")
+        elif isinstance(item, Pong):
+            node.clock_offset_s = min(node.clock_offset_s, at_s - item.at)
+        elif isinstance(item, Exited):
+            self._handle_exit(node, item, at_s)
+        elif isinstance(item, Done):
+            node.is_over = True
+            if item.left_over:
+                self._console.warn(
+                    f"{node.name}: ended {item.left_over} processes that outlived their worker"
+                )
+        elif isinstance(item, LinkEnd) and not node.is_over:
+            self._fail_host(node, item.message, at_s)
+
+    def _handle_exit(self, node: _Node, item: Exited, at_s: float) -> None:
+        node.exit_codes[item.rank] = item.code
+        if item.code == 0:
+            return
+        self._failures.append(
+            RankFailure(
+                rank=item.rank,
+                local_rank=next(one.local_rank for one in node.plan.ranks if one.rank == item.rank),
+                host=node.name,
+                pid=node.pids.get(item.rank, 0),
+                code=item.code,
+                signal=item.signal,
+                at_s=min(at_s, item.at + node.clock_offset_s),
+                last_lines=tuple(node.last_lines[item.rank]),
+            )
+        )
+
+    def _fail_host(self, node: _Node, message: str, at_s: float, *, exit_code: int = 3) -> None:
+        node.has_failed = True
+        node.is_over = True
+        self._failures.append(HostFailure(host=node.name, message=message, at_s=at_s, exit_code=exit_code))
+        node.link.abandon()
+
+    def _look_for_silence(self) -> None:
+        for node in self._nodes:
+            silent_s = node.link.silent_s()
+            if node.hello is not None and not node.is_over and silent_s > self._plan.heartbeat_s:
+                self._fail_host(
+                    node,
+                    f"nothing heard for {silent_s:.0f} s; the host, its network or its agent is down",
+                    time.monotonic() - silent_s,
+                )
+
+    def _is_failing(self) -> bool:
+        return bool(self._failures or self._interrupts)
+
+    # Stopping.
+
+    def _stop_and_wait(self) -> None:
+        """Tell every host to stop, unless all ended well, and wait until each one said that nothing is left."""
+        if all(node.is_over for node in self._nodes):
+            return
+        grace_s = self._plan.kill_grace_s if any(node.pids for node in self._nodes) else 0.0
+        if len(self._interrupts) > 1:
+            grace_s = 0.0
+        self._stopped_at = time.monotonic()
+        self._interrupted_by = self._interrupts[0] if self._interrupts and not self._failures else None
+        self._announce_stop(grace_s)
+        self._stop_all(grace_s)
+        while not all(node.is_over for node in self._nodes):
+            num_interrupts = len(self._interrupts)
+            if time.monotonic() > self._kill_at + STOP_MARGIN_S:
+                break
+            self._take_event()
+            if len(self._interrupts) > max(1, num_interrupts):
+                self._console.say("killing all workers now")
+                self._stop_all(0.0)
+        for node in self._nodes:
+            if not node.is_over:
+                self._fail_host(node, "its agent did not confirm that the workers ended", time.monotonic())
+
+    def _announce_stop(self, grace_s: float) -> None:
+        running = sum(len(node.pids) - len(node.exit_codes) for node in self._nodes if not node.is_over)
+        if not running:
+            return
+        why = signal_name(self._interrupted_by) if self._interrupted_by else self._failures[0].describe()
+        self._console.say(
+            f"{why}: stopping {running} other worker{'s' if running != 1 else ''}"
+            f" (SIGTERM, and SIGKILL after {grace_s:g} s"
+            f"{'; Ctrl-C again kills them now' if self._interrupts and grace_s else ''})"
+        )
+
+    def _stop_all(self, grace_s: float) -> None:
+        self._kill_at = time.monotonic() + grace_s
+        for node in self._nodes:
+            if node.hello is not None:
+                self._send(node, Stop(grace_s))
+            elif not node.is_over:
+                node.is_over = True  # nothing runs there yet; the end of its stream is enough
+                node.link.abandon()
+
+    @contextmanager
+    def _watch_signals(self) -> Iterator[None]:
+        """Signals become events. The third one ends this process at once; the agents then see their stream end."""
+        count = 0
+
+        def receive(number: int, _: object) -> None:
+            nonlocal count
+            count += 1
+            if count > 2:
+                os._exit(128 + number)
+            self._events.put(_SignalReceived(number))
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, receive) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # Sending.
+
+    def _send(self, node: _Node, frame: Frame) -> None:
+        if not node.is_over:
+            node.link.send(encode(frame))
+
+    def _keep_pinging(self) -> None:
+        """In a thread of its own: a terminal that blocks our output must not make us look dead."""
+        number = 0
+        while not self._is_ended.wait(min(self._plan.heartbeat_s / 4, 5.0) if number else 0.0):
+            number += 1
+            for node in self._nodes:
+                if node.link.is_open and not node.is_over:
+                    node.link.send(encode(Ping(number)))
+
+    def _master_address(self) -> str:
+        if self._plan.master.address is not None:
+            return self._plan.master.address
+        first = self._nodes[0]
+        if first.hello is None:
+            raise AssertionError("node 0 is asked for its address before it said hello")
+        addresses = [node.link.local_address for node in self._nodes[1:]]
+        return master_address(
+            is_single_node=len(self._nodes) == 1,
+            reached_at=first.hello.reached_at,
+            hostname=first.hello.hostname,
+            address_to_peers=next((one for one in addresses if one), ""),
+        )
+
+    def _show_notes(self) -> None:
+        """Say each note once, with the hosts it comes from."""
+        hosts_of: dict[str, list[str]] = {}
+        for node in self._nodes:
+            for note in node.ready.notes if node.ready else ():
+                hosts_of.setdefault(note, []).append(node.name)
+        for note, hosts in hosts_of.items():
+            shown = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+            self._console.say(f"{shown}: {note}")

@@ -1,0 +1,36 @@
+"""How many accelerators this machine has, without asking torch. Sent to the nodes: standard library only."""
+
+from __future__ import annotations
+
+import os
+import re
+
+_NVIDIA_DEVICE = re.compile(r"nvidia\d+")
+
+
+def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
+    """GPUs a process started here could use: NVIDIA's device files, else AMD's compute nodes; 0 if there are none."""
+    nvidia = sum(1 for name in _listdir(dev) if _NVIDIA_DEVICE.fullmatch(name))
+    return nvidia or sum(
+        1 for node in _amd_nodes(sys) if _read(os.path.join(node, "gpu_id")).strip() not in ("", "0")
+    )
+
+
+def _amd_nodes(sys: str) -> list[str]:
+    folder = os.path.join(sys, "class", "kfd", "kfd", "topology", "nodes")
+    return [os.path.join(folder, name) for name in _listdir(folder)]
+
+
+def _listdir(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,189 @@
+"""The protocol between launcher and agent: length-prefixed JSON frames over one byte stream.
+
+This module is sent to the nodes together with the agent, so it uses the standard library only.
+
+Text in frames. Arguments, environment values and output are arbitrary bytes. They travel as `str` in which every
+byte that is not UTF-8 stands as a lone surrogate (`surrogateescape`), and the JSON text keeps those surrogates
+(`surrogatepass`): what arrives is equal to what was sent, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple, Union
+
+MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; whatever a login script printed stands before it
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH = struct.Struct(">I")
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not a frame of this protocol."""
+
+
+# Launcher to agent.
+
+
+class Prepare(NamedTuple):
+    """Check that the job can run here, and read what has to be read, but start nothing."""
+
+    job: dict[str, Any]  # the form is defined by launcher/plan.py, `job_of`
+
+
+class Start(NamedTuple):
+    """Start the prepared workers."""
+
+    master_addr: str
+    master_port: int
+
+
+class Signal(NamedTuple):
+    """Pass a signal on to every worker's process group."""
+
+    number: int
+
+
+class Stop(NamedTuple):
+    """End all workers: SIGTERM now, SIGKILL after `grace_s` seconds."""
+
+    grace_s: float
+
+
+class Ping(NamedTuple):
+    """The launcher lives. An agent that hears nothing for its heartbeat time ends the job."""
+
+    number: int
+
+
+# Agent to launcher.
+
+
+class Hello(NamedTuple):
+    """The agent runs. `reached_at` is this host's address on the connection it was started through, or empty."""
+
+    hostname: str
+    python: str
+    reached_at: str
+    num_devices: int
+    pid: int
+
+
+class Ready(NamedTuple):
+    """The job can start here. `master_port` is a port that was free just now (node 0 only, else 0)."""
+
+    master_port: int
+    notes: list[str]
+
+
+class Problem(NamedTuple):
+    """The job cannot run here."""
+
+    message: str
+    exit_code: int
+
+
+class Started(NamedTuple):
+    rank: int
+    pid: int
+
+
+class Output(NamedTuple):
+    """Whole lines of one worker. `stream` is 1 for stdout and 2 for stderr."""
+
+    rank: int
+    stream: int
+    text: str
+
+
+class Exited(NamedTuple):
+    """A worker ended and all its output was sent. `signal` is 0 unless a signal ended it."""
+
+    rank: int
+    code: int
+    signal: int
+    at: float  # the node's monotonic clock, seconds
+
+
+class Pong(NamedTuple):
+    number: int
+    at: float
+
+
+class Done(NamedTuple):
+    """Nothing of the job is left on this host; `left_over` counts processes that outlived their worker."""
+
+    left_over: int
+
+
+Frame = Union[  # noqa: UP007 - `X | Y` at run time would need Python 3.10 on the nodes
+    Prepare, Start, Signal, Stop, Ping, Hello, Ready, Problem, Started, Output, Exited, Pong, Done
+]
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Prepare,
+        Start,
+        Signal,
+        Stop,
+        Ping,
+        Hello,
+        Ready,
+        Problem,
+        Started,
+        Output,
+        Exited,
+        Pong,
+        Done,
+    )
+}
+
+
+def encode(frame: Frame) -> bytes:
+    """One frame as bytes: four bytes of length (big endian), then JSON `[kind, field, ...]`."""
+    text = json.dumps([type(frame).__name__, *frame], ensure_ascii=False, separators=(",", ":"))
+    body = text.encode("utf-8", "surrogatepass")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Cuts a byte stream into frames. Feed it whatever arrives; it returns the frames that are complete."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Errors: ProtocolError if the stream cannot be this protocol; the stream is then useless."""
+        self._pending += data
+        frames: list[Frame] = []
+        start = 0
+        while len(self._pending) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending, start)
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+            end = start + _LENGTH.size + length
+            if len(self._pending) < end:
+                break
+            frames.append(_decode_body(bytes(self._pending[start + _LENGTH.size : end])))
+            start = end
+        del self._pending[:start]
+        return frames
+
+
+def _decode_body(body: bytes) -> Frame:
+    try:
+        fields = json.loads(body.decode("utf-8", "surrogatepass"))
+        frame: Frame = _KINDS[fields[0]](*fields[1:])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ProtocolError(f"not a frame: {body[:80]!r}") from error
+    return frame
+
+
+def text_of(data: bytes) -> str:
+    """Bytes as frame text."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """Frame text as the bytes it stands for."""
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,135 @@
+"""The connection to one agent: a thread that connects and reads, and a way to write."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .channel import Channel
+from .errors import LaunchError
+from .frames import MAGIC, Decoder, Frame, Output, ProtocolError
+from .plan import NodePlan
+
+MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's first bytes
+MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
+
+
+class LinkEnd(NamedTuple):
+    """The connection could not be made, or ended; `message` says why."""
+
+    message: str
+
+
+class Link:
+    """One host's stream. `deliver(item, at_s)` gets every frame and, last, one LinkEnd; it must not block."""
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        *,
+        connect: Callable[[NodePlan], Channel],
+        agent_source: bytes,
+        window: threading.BoundedSemaphore,
+    ) -> None:
+        self._plan = plan
+        self._connect = connect
+        self._agent_source = agent_source
+        self._window = window
+        self._channel: Channel | None = None
+        self._is_abandoned = False
+        self._write_lock = threading.Lock()
+        self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
+        self._reading_since: float | None = None
+
+    def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
+        """Connect and read, in a thread of its own."""
+        name = f"link to {self._plan.host.name}"
+        threading.Thread(target=self._run, args=(deliver,), name=name, daemon=True).start()
+
+    @property
+    def is_open(self) -> bool:
+        return self._channel is not None and not self._is_abandoned
+
+    @property
+    def local_address(self) -> str:
+        return self._channel.local_address if self._channel is not None else ""
+
+    def send(self, data: bytes) -> None:
+        """Write; a broken stream is not an error here, because its reader reports it."""
+        channel = self._channel
+        if channel is not None:
+            with self._write_lock, contextlib.suppress(OSError):
+                channel.write(data)
+
+    def grant(self) -> None:
+        """One Output frame was dealt with; the host may send another."""
+        self._outputs.release()
+
+    def silent_s(self) -> float:
+        """For how long we have been waiting for bytes; 0 while we are the slow side."""
+        since = self._reading_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def abandon(self) -> None:
+        """Stop caring, without waiting: what still arrives is dropped."""
+        self._is_abandoned = True
+        channel = self._channel
+        if channel is not None:
+            threading.Thread(target=channel.close, daemon=True).start()
+
+    def close(self) -> None:
+        """End the stream and wait until nothing of it is left on this machine."""
+        if self._channel is not None and not self._is_abandoned:
+            self._channel.close()
+
+    def _run(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
+        message = "the connection ended"
+        try:
+            with self._window:
+                if self._is_abandoned:
+                    return
+                channel = self._connect(self._plan)
+            if self._is_abandoned:  # the job was given up while we connected
+                channel.close()
+                return
+            channel.write(self._agent_source)
+            self._channel = channel
+            self._read(channel, deliver)
+            message = _why_ended(channel)
+        except (LaunchError, ProtocolError) as error:
+            message = str(error)
+        except OSError as error:
+            message = f"the connection broke: {error.strerror or error}"
+        finally:
+            deliver(LinkEnd(message), time.monotonic())
+
+    def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
+        decoder = Decoder()
+        noise = b""
+        is_agent = False
+        while True:
+            self._reading_since = time.monotonic()
+            data = channel.read()
+            self._reading_since = None
+            if not data:
+                return
+            if not is_agent:
+                noise += data
+                _, magic, data = noise.partition(MAGIC)
+                if not magic:
+                    if len(noise) > MAX_NOISE_BYTES:
+                        raise ProtocolError(f"not an agent: it printed {noise[:60]!r}...")
+                    continue
+                is_agent = True
+            for frame in decoder.feed(data):
+                if isinstance(frame, Output):
+                    self._outputs.acquire()
+                deliver(frame, time.monotonic())
+
+
+def _why_ended(channel: Channel) -> str:
+    lines = [line for line in channel.error_text().strip().splitlines() if line.strip()]
+    return f"the agent ended: {lines[-1].strip()}" if lines else "the connection ended before the job did"

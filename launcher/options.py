@@ -1,0 +1,43 @@
+"""What was asked for on the command line, checked for form only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshOptions:
+    """How to reach hosts; a value in the hostfile wins, then these, then ~/.ssh/config, then SSH's defaults."""
+
+    port: int | None = None
+    user: str | None = None
+    identity: str | None = None
+    config: str | None = None
+    connect_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One `dslaunch` command. `hostfile` is None if it was not given; -1 means not given for the counts."""
+
+    hostfile: str | None = None
+    include: str = ""
+    exclude: str = ""
+    num_nodes: int = -1
+    num_gpus: int = -1
+    master_addr: str | None = None
+    master_port: int | None = None
+    launcher: str = "ssh"
+    ssh: SshOptions = SshOptions()
+    venv_script: str | None = None
+    is_module: bool = False
+    no_python: bool = False
+    no_local_rank: bool = False
+    force_multi: bool = False
+    dry_run: bool = False
+    kill_grace_s: float = 30.0
+    heartbeat_s: float = 30.0
+    log_level: str = "info"
+    report: str | None = None
+    program: str
+    arguments: tuple[str, ...] = ()

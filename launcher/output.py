@@ -1,0 +1,46 @@
+"""From the bytes a worker writes to whole lines. Sent to the nodes with the agent: standard library only."""
+
+from __future__ import annotations
+
+MAX_LINE_BYTES = 1 << 20  # a longer line is passed on in pieces, so a worker cannot fill the agent's memory
+PROGRESS_INTERVAL_S = 1.0
+
+
+class LineBuffer:
+    """Collects the bytes of one stream and gives them back as whole lines.
+
+    A carriage return means that what stands before it is overwritten (progress bars). Of a finished line only the
+    text after its last carriage return is kept; of an unfinished one the newest version is given once a second.
+    """
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._last_progress = float("-inf")
+
+    def add(self, data: bytes, *, now: float) -> bytes:
+        """Take `data` and return the lines that are complete, each with its newline; may be empty."""
+        head, newline, tail = (self._pending + data).rpartition(b"\n")
+        lines = b"".join(_after_return(line) + b"\n" for line in head.split(b"\n")) if newline else b""
+        if b"\r" in tail:
+            shown, _, rest = tail.rpartition(b"\r")
+            newest = _after_return(shown)
+            is_due = now - self._last_progress >= PROGRESS_INTERVAL_S
+            if newest and is_due and (rest or b"\r" in shown):  # else it may be the first half of "\r\n"
+                lines += newest + b"\n"
+                self._last_progress = now
+                tail = rest
+            else:
+                tail = newest + b"\r" + rest
+        if len(tail) > MAX_LINE_BYTES:
+            lines, tail = lines + tail + b"\n", b""
+        self._pending = tail
+        return lines
+
+    def rest(self) -> bytes:
+        """The end of the stream: the last line, with a newline if it had none."""
+        pending, self._pending = _after_return(self._pending), b""
+        return pending + b"\n" if pending else b""
+
+
+def _after_return(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -1,0 +1,158 @@
+"""The plan of a job: which process runs where, with what. Pure arithmetic; `--dry_run` prints it, the controller does it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .environment import EnvEntry
+from .hostfile import Host
+from .selection import Selected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """One process to start. `rank` is unique in the job, both ranks count from 0.
+
+    On hosts with unequal slots `local_rank` is `rank % slots`, a rotation: programs written for DeepSpeed assert it.
+    """
+
+    rank: int
+    local_rank: int
+    env: tuple[tuple[str, str], ...]
+    arguments: tuple[str, ...]  # what follows the interpreter; the whole command with --no_python
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One host's part of the job. `is_local` means no SSH: the host is this machine."""
+
+    node_rank: int
+    host: Host
+    is_local: bool
+    devices: tuple[str, ...]  # one for each rank
+    ranks: tuple[RankPlan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where rank 0 listens. `address` None: node 0's, as the others reach it. A port that is not fixed may move."""
+
+    address: str | None
+    port: int
+    is_port_fixed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What each rank runs. `python` is None with --no_python; `script` is a file that must exist on the hosts."""
+
+    python: str | None
+    head: tuple[str, ...]  # up to and with the script, module or command
+    script: str | None
+    arguments: tuple[str, ...]
+    takes_local_rank: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole job."""
+
+    nodes: tuple[NodePlan, ...]
+    master: Endpoint
+    program: Program
+    cwd: str
+    venv_script: str | None
+    environment: tuple[EnvEntry, ...]
+    kill_grace_s: float
+    heartbeat_s: float
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(node.ranks) for node in self.nodes)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+
+def plan_program(
+    name: str,
+    arguments: tuple[str, ...],
+    *,
+    python: str,
+    is_module: bool = False,
+    no_python: bool = False,
+    no_local_rank: bool = False,
+) -> Program:
+    """The command line of every rank, without its rank."""
+    head = (name,) if no_python else ("-u", "-m", name) if is_module else ("-u", name)
+    return Program(
+        python=None if no_python else python,
+        head=head,
+        script=None if no_python or is_module else name,
+        arguments=arguments,
+        takes_local_rank=not no_local_rank,
+    )
+
+
+def plan_nodes(
+    selected: tuple[Selected, ...], program: Program, *, local_names: frozenset[str]
+) -> tuple[NodePlan, ...]:
+    """Give every device of every host one rank: hosts in hostfile order, devices in the order they were given.
+
+    Source: DeepSpeed 0.19.8 launcher/launch.py, `global_rank_mapping`: the same ranks, so logs can be compared.
+    """
+    world_size = sum(len(one.devices) for one in selected)
+    nodes = []
+    first_rank = 0
+    for node_rank, one in enumerate(selected):
+        num_local = len(one.devices)
+        node_env = {
+            "WORLD_SIZE": world_size,
+            "LOCAL_SIZE": num_local,
+            "LOCAL_WORLD_SIZE": num_local,
+            "CROSS_RANK": node_rank,
+            "CROSS_SIZE": len(selected),
+        }
+        ranks = tuple(
+            _plan_rank(rank, rank % num_local, node_env, program)
+            for rank in range(first_rank, first_rank + num_local)
+        )
+        is_local = one.host.name.lower() in local_names and one.host.user is None and one.host.port is None
+        nodes.append(
+            NodePlan(node_rank=node_rank, host=one.host, is_local=is_local, devices=one.devices, ranks=ranks)
+        )
+        first_rank += num_local
+    return tuple(nodes)
+
+
+def _plan_rank(rank: int, local_rank: int, node_env: dict[str, int], program: Program) -> RankPlan:
+    env = {"RANK": rank, "LOCAL_RANK": local_rank, **node_env}
+    option = (f"--local_rank={local_rank}",) if program.takes_local_rank else ()
+    return RankPlan(
+        rank=rank,
+        local_rank=local_rank,
+        env=tuple((name, str(value)) for name, value in env.items()),
+        arguments=program.head + option + program.arguments,
+    )
+
+
+def job_of(plan: Plan, node: NodePlan) -> dict[str, Any]:
+    """The node's part of the plan as the agent gets it, in a Prepare frame."""
+    return {
+        "cwd": plan.cwd,
+        "python": plan.program.python,
+        "script": plan.program.script,
+        "venv_script": plan.venv_script,
+        "environment": [[entry.name, list(entry.value)] for entry in plan.environment],
+        "devices": list(node.devices),
+        "ranks": [
+            {"rank": one.rank, "env": [list(pair) for pair in one.env], "arguments": list(one.arguments)}
+            for one in node.ranks
+        ],
+        "master_port": plan.master.port if node.node_rank == 0 else None,
+        "is_port_fixed": plan.master.is_port_fixed,
+        "kill_grace_s": plan.kill_grace_s,
+        "heartbeat_s": plan.heartbeat_s,
+    }

@@ -1,0 +1,171 @@
+"""Can the job start on this host? Checked on every host before anything starts on any. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from typing import Any
+
+from .frames import bytes_of, text_of
+
+VENV_TIMEOUT_S = 60.0
+_VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # the script's name goes this way, not on a command line
+_SOURCE_AND_PRINT = (
+    '[ -r "$DSLAUNCH_VENV_SCRIPT" ] || { echo no such file >&2; exit 1; }; '
+    '. "$DSLAUNCH_VENV_SCRIPT" >&2; exec cat /proc/self/environ'
+)
+
+
+class Unprepared(Exception):
+    """The job cannot run on this host; the message names what is missing and what to do."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Prepared:
+    """What every worker on this host shares: environment, interpreter, and what a person should know."""
+
+    def __init__(self, job: dict[str, Any], *, num_devices: int) -> None:
+        self.notes: list[str] = []
+        _enter_folder(job["cwd"])
+        self.env = _inherited_environment()
+        self.python = job["python"]
+        if job["venv_script"]:
+            self._enter_venv(job["venv_script"])
+        _check_program(self.python, job["script"])
+        apply_environment(self.env, job["environment"])
+        self._choose_devices(job["devices"], num_devices)
+        self.master_port = 0
+        if job["master_port"] is not None:
+            self._choose_port(job["master_port"], is_fixed=job["is_port_fixed"])
+
+    def _enter_venv(self, script: str) -> None:
+        before = find_program(b"python", self.env)
+        self.env = _sourced(script, self.env)
+        after = find_program(b"python", self.env)
+        if self.python and after and after != before:
+            self.python = text_of(after)
+
+    def _choose_devices(self, devices: list[str], num_devices: int) -> None:
+        if num_devices:
+            beyond = [one for one in devices if one.isdigit() and int(one) >= num_devices]
+            if beyond:
+                raise Unprepared(
+                    f"slot {', '.join(beyond)} is asked for, but there are {num_devices} GPUs here "
+                    f"(0-{num_devices - 1}); correct slots= in the hostfile, or use --include",
+                    exit_code=3,
+                )
+            self.env[b"CUDA_VISIBLE_DEVICES"] = ",".join(devices).encode()
+            return
+        self.notes.append(f"no GPU here: {len(devices)} CPU worker{'s' if len(devices) != 1 else ''}")
+        if b"OMP_NUM_THREADS" not in self.env and len(devices) > 1:
+            threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
+            self.env[b"OMP_NUM_THREADS"] = str(threads).encode()
+            self.notes[-1] += f", OMP_NUM_THREADS={threads} for each"
+
+    def _choose_port(self, wanted: int, *, is_fixed: bool) -> None:
+        if _is_free(wanted):
+            self.master_port = wanted
+        elif is_fixed:
+            raise Unprepared(
+                f"--master_port={wanted} is in use here; choose another, or leave the option out", exit_code=3
+            )
+        else:
+            self.master_port = _any_free_port()
+            self.notes.append(f"port {wanted} is in use here, so MASTER_PORT={self.master_port}")
+
+
+def apply_environment(env: dict[bytes, bytes], entries: list[tuple[str, list[str]]]) -> None:
+    """Set each variable in order. A value alternates between literal text and the name of a variable to put in."""
+    for name, parts in entries:
+        pieces = [
+            env.get(bytes_of(part), b"") if place % 2 else bytes_of(part) for place, part in enumerate(parts)
+        ]
+        env[bytes_of(name)] = b"".join(pieces)
+
+
+def find_program(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
+    """The file that `name` means with this PATH, or None."""
+    folders = [b""] if b"/" in name else env.get(b"PATH", os.defpath.encode()).split(b":")
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _enter_folder(cwd: str) -> None:
+    try:
+        os.chdir(bytes_of(cwd))
+    except OSError as error:
+        raise Unprepared(
+            f"cannot use the folder {cwd}: {os.strerror(error.errno or 0)}; "
+            "start from a folder that has the same path on every host",
+            exit_code=3,
+        ) from None
+
+
+def _check_program(python: str | None, script: str | None) -> None:
+    if python is not None and find_program(bytes_of(python), {}) is None:
+        raise Unprepared(
+            f"no Python at {python}; every host needs the same path to it, or use --venv_script", exit_code=3
+        )
+    if script is not None and not os.path.exists(bytes_of(script)):
+        raise Unprepared(f"no script {script} in {os.getcwd()}", exit_code=2)
+
+
+def _inherited_environment() -> dict[bytes, bytes]:
+    """What this process was started with. Not os.environ: Python may have changed LC_CTYPE there."""
+    with open("/proc/self/environ", "rb") as file:
+        return _parse_environ(file.read())
+
+
+def _parse_environ(data: bytes) -> dict[bytes, bytes]:
+    pairs = (item.partition(b"=") for item in data.split(b"\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def _sourced(script: str, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    shell = find_program(b"bash", env) or b"/bin/sh"
+    try:
+        result = subprocess.run(
+            [shell, b"-c", _SOURCE_AND_PRINT.encode()],
+            env={**env, _VENV_VARIABLE: bytes_of(script)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=VENV_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unprepared(
+            f"--venv_script={script} did not end within {VENV_TIMEOUT_S:.0f} s", exit_code=3
+        ) from None
+    if result.returncode != 0:
+        last = text_of(result.stderr).strip().splitlines()[-1:] or ["it wrote nothing to stderr"]
+        raise Unprepared(f"--venv_script={script} ended with {result.returncode}: {last[0]}", exit_code=3)
+    sourced = _parse_environ(result.stdout)
+    sourced.pop(_VENV_VARIABLE, None)
+    return sourced
+
+
+def _is_free(port: int) -> bool:
+    try:
+        _listen(port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _any_free_port() -> int:
+    with _listen(0) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _listen(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))

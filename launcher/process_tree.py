@@ -1,0 +1,78 @@
+"""The processes below this one: adopting them, finding them, ending them. Sent to the nodes: standard library only.
+
+Nobody escapes. A process that calls PR_SET_CHILD_SUBREAPER becomes the parent of every descendant whose own parent
+died, however often it forked and whatever session it made for itself. So the tree below the agent is exactly the
+job, and walking parent links in /proc finds all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant that loses its parent."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int, signum: int) -> None:
+    """Get `signum` when the parent dies; at once if it already did."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signum)
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below `root`, zombies left out, parents before children."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue  # it ended while we looked
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(name))
+        # a zombie's children have been given to the subreaper, so nothing is hidden behind it
+    found, frontier = [], [root]
+    while frontier:
+        below = [pid for parent in frontier for pid in children.get(parent, ())]
+        found += below
+        frontier = below
+    return found
+
+
+def kill_descendants(root: int, signum: int = signal.SIGKILL) -> list[int]:
+    """Send `signum` to every process below `root`; returns whom it was sent to. Repeat until it returns none."""
+    pids = descendants(root)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+    return pids
+
+
+def reap() -> list[tuple[int, int]]:
+    """Collect every child that ended, without waiting: (pid, wait status)."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))

@@ -1,0 +1,202 @@
+"""One job from options to exit code: read, plan, do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import environment
+from .bootstrap import agent_source
+from .channel import Channel
+from .console import Console
+from .controller import Controller
+from .devices import count_accelerators
+from .errors import LaunchError
+from .frames import text_of
+from .hostfile import Host, read_hostfile
+from .options import Options
+from .plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
+from .selection import Selected, local_devices_from_visible, select
+from .verdict import Verdict
+
+DEFAULT_HOSTFILE = Path("/job/hostfile")
+DEFAULT_PORT = 29500
+LOCAL_STOP_MARGIN_S = 10.0
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
+
+
+def run(options: Options) -> int:
+    """Start the job, or print its plan; returns the exit code.
+
+    Errors: LaunchError for a mistake in what was given.
+    """
+    console = Console(log_level=options.log_level)
+    plan = make_plan(options, console)
+    if options.dry_run:
+        print(describe(plan))
+        return 0
+    controller = Controller(
+        plan, connect=_connector(options, plan), agent_source=agent_source(), console=console
+    )
+    verdict = controller.run()
+    console.report(verdict)
+    if options.report:
+        _write_report(Path(options.report), verdict)
+    return verdict.exit_code
+
+
+def make_plan(options: Options, console: Console) -> Plan:
+    """Read what the options name and decide everything that can be decided on this machine."""
+    if options.is_module and options.no_python:
+        raise LaunchError(
+            "--module and --no_python exclude each other: a module needs Python; give one of them"
+        )
+    selected = _choose_hosts(options, console)
+    program = plan_program(
+        _exact(options.program),
+        tuple(_exact(one) for one in options.arguments),
+        python=sys.executable,
+        is_module=options.is_module,
+        no_python=options.no_python,
+        no_local_rank=options.no_local_rank,
+    )
+    nodes = plan_nodes(selected, program, local_names=_local_names(options))
+    return Plan(
+        nodes=nodes,
+        master=Endpoint(
+            address=options.master_addr,
+            port=DEFAULT_PORT if options.master_port is None else options.master_port,
+            is_port_fixed=options.master_port is not None,
+        ),
+        program=program,
+        cwd=_exact(os.getcwd()),
+        venv_script=options.venv_script and _exact(options.venv_script),
+        environment=environment.exported(
+            os.environ, cwd=os.getcwd(), home=Path.home(), file_name=os.environ.get("DS_ENV_FILE")
+        ),
+        kill_grace_s=options.kill_grace_s,
+        heartbeat_s=options.heartbeat_s,
+    )
+
+
+def describe(plan: Plan) -> str:
+    """The plan for people: every host with its ranks, devices and command."""
+    address = plan.master.address or "node 0's address as the others reach it"
+    or_next = "" if plan.master.is_port_fixed else " or another that is free"
+    lines = [
+        f"{plan.world_size} ranks on {len(plan.nodes)} hosts, in {plan.cwd}",
+        f"master: {address}, port {plan.master.port}{or_next}",
+    ]
+    if plan.venv_script:
+        lines.append(f"first, on every host: source {shlex.quote(plan.venv_script)}")
+    for entry in plan.environment:
+        is_secret = any(word in entry.name.upper() for word in _SECRET_WORDS)
+        value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
+        lines.append(f"environment: {entry.name}={'***' if is_secret else value!r} (from {entry.source})")
+    for node in plan.nodes:
+        how = "here, without ssh" if node.is_local else "by ssh"
+        lines.append(
+            f"host {node.host.name} (node {node.node_rank}, {how}), devices {','.join(node.devices)}"
+        )
+        for rank in node.ranks:
+            words = ([plan.program.python] if plan.program.python else []) + list(rank.arguments)
+            lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
+    return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
+
+
+def _choose_hosts(options: Options, console: Console) -> tuple[Selected, ...]:
+    path = _hostfile_path(options)
+    if path is not None:
+        if os.environ.get("CUDA_VISIBLE_DEVICES"):
+            console.warn("CUDA_VISIBLE_DEVICES is not used with a hostfile: choose devices with --include")
+        return _select(read_hostfile(path), options)
+    if options.num_nodes > 1:
+        raise LaunchError(
+            f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there {DEFAULT_HOSTFILE})"
+        )
+    if options.launcher == "ssh" and options.force_multi:
+        console.debug("--force_multi: this machine is reached by ssh too")
+    num_devices = count_accelerators()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    is_filtered = bool(options.include or options.exclude) or max(options.num_nodes, options.num_gpus) > 0
+    if visible and num_devices and is_filtered:
+        console.warn(f"CUDA_VISIBLE_DEVICES={visible} is not used: --include, --exclude or --num_gpus decide")
+    elif visible and num_devices:
+        devices = local_devices_from_visible(visible)
+        if not devices:
+            raise LaunchError(
+                f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU; unset it, or name the GPUs to use"
+            )
+        return (Selected(host=Host(name="localhost", slots=len(devices)), devices=devices),)
+    slots = num_devices or max(1, options.num_gpus)
+    return _select((Host(name="localhost", slots=slots),), options)
+
+
+def _select(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, ...]:
+    return select(
+        hosts,
+        include=options.include,
+        exclude=options.exclude,
+        num_nodes=options.num_nodes,
+        num_gpus=options.num_gpus,
+    )
+
+
+def _hostfile_path(options: Options) -> Path | None:
+    """The hostfile to read. The word None means not given, as scripts that generate command lines write it."""
+    if options.launcher == "local":
+        if options.hostfile not in (None, "None"):
+            raise LaunchError(
+                "--launcher=local runs on this machine only and takes no --hostfile; leave out one of them"
+            )
+        return None
+    if options.hostfile in (None, "None"):
+        return DEFAULT_HOSTFILE if DEFAULT_HOSTFILE.exists() else None
+    return Path(str(options.hostfile))
+
+
+def _local_names(options: Options) -> frozenset[str]:
+    """The names that mean this machine, unless everything is to go through ssh."""
+    if options.force_multi:
+        return frozenset()
+    hostname = socket.gethostname().lower()
+    return frozenset({"localhost", "127.0.0.1", "::1", hostname, hostname.partition(".")[0]})
+
+
+def _connector(options: Options, plan: Plan) -> Callable[[NodePlan], Channel]:
+    """How to reach each host. SSH settings are resolved before anything is connected, so mistakes there come first."""
+    targets = {}
+    if not all(node.is_local for node in plan.nodes):
+        from .ssh_config import resolve  # here and below: a local job does not load paramiko (60 ms)
+
+        targets = {
+            node.node_rank: resolve(node.host, options.ssh) for node in plan.nodes if not node.is_local
+        }
+
+    def connect(node: NodePlan) -> Channel:
+        if node.is_local:
+            from .backends.local import LocalChannel
+
+            return LocalChannel(end_within_s=plan.kill_grace_s + LOCAL_STOP_MARGIN_S)
+        from .backends.ssh import SshChannel
+
+        return SshChannel(targets[node.node_rank])
+
+    return connect
+
+
+def _exact(text: str) -> str:
+    """Text of the operating system as frame text: the same bytes whatever the locale is."""
+    return text_of(os.fsencode(text))
+
+
+def _write_report(path: Path, verdict: Verdict) -> None:
+    try:
+        path.write_text(json.dumps(verdict.to_dict(), indent=2) + "\n")
+    except OSError as error:
+        raise LaunchError(f"--report={path}: cannot be written: {error.strerror}") from None

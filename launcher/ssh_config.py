@@ -1,0 +1,113 @@
+"""Where and as whom to connect: the hostfile, the command line and OpenSSH's configuration put together."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import LaunchError
+from .hostfile import Host
+from .options import SshOptions
+
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+_JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One SSH connection, fully resolved. `jumps` are the hosts to go through, nearest first."""
+
+    address: str
+    port: int
+    user: str
+    identities: tuple[str, ...]  # private key files
+    has_only_these_identities: bool
+    host_key_name: str  # how known_hosts names it
+    known_hosts: tuple[str, ...]
+    unknown_host_keys: str  # "refuse", "add" (StrictHostKeyChecking=accept-new) or "accept" (=no)
+    proxy_command: str | None
+    jumps: tuple[Target, ...]
+    connect_timeout_s: float
+
+
+def resolve(host: Host, options: SshOptions) -> Target:
+    """How to reach a host.
+
+    Errors: LaunchError if a configuration file cannot be read or understood.
+    Source: ssh_config(5); the first value found wins: hostfile, command line, configuration, default.
+    """
+    return _resolve(host.name, host.user or options.user, host.port or options.port, options, depth=0)
+
+
+def _resolve(name: str, user: str | None, port: int | None, options: SshOptions, *, depth: int) -> Target:
+    if depth > 8:
+        raise LaunchError(
+            f"ssh configuration: ProxyJump of {name} leads through more than 8 hosts; is it a circle?"
+        )
+    found = _lookup(name, options)
+    address = str(found.get("hostname", name))
+    real_port = port or _number(found, "port", 22)
+    identities = [options.identity] if options.identity else []
+    identities += [str(Path(one).expanduser()) for one in found.get("identityfile", ())]
+    jump = "" if str(found.get("proxyjump", "none")).lower() == "none" else str(found["proxyjump"])
+    command = str(found.get("proxycommand", "none"))
+    known_hosts = str(found.get("userknownhostsfile", USER_KNOWN_HOSTS)).split()
+    alias = str(found.get("hostkeyalias", address)).lower()
+    return Target(
+        address=address,
+        port=real_port,
+        user=user or str(found.get("user", getpass.getuser())),
+        identities=tuple(identities),
+        has_only_these_identities=_is_yes(found, "identitiesonly"),
+        host_key_name=alias if real_port == 22 or "hostkeyalias" in found else f"[{alias}]:{real_port}",
+        known_hosts=(*(str(Path(one).expanduser()) for one in known_hosts), *SYSTEM_KNOWN_HOSTS),
+        unknown_host_keys=_unknown_host_keys(str(found.get("stricthostkeychecking", "ask")).lower()),
+        proxy_command=None if command.lower() == "none" or jump else command,
+        jumps=tuple(_resolve_jump(one, options, depth=depth + 1) for one in jump.split(",") if one.strip()),
+        connect_timeout_s=_number(found, "connecttimeout", options.connect_timeout_s),
+    )
+
+
+def _resolve_jump(text: str, options: SshOptions, *, depth: int) -> Target:
+    match = _JUMP.fullmatch(text.strip())
+    if match is None:
+        raise LaunchError(f"ssh configuration: ProxyJump {text!r} is not [user@]host[:port]")
+    port = int(match["port"]) if match["port"] else None
+    return _resolve(match["host"].strip("[]"), match["user"], port, options, depth=depth)
+
+
+def _lookup(name: str, options: SshOptions) -> dict[str, str | list[str]]:
+    """What OpenSSH's configuration says of `name`, keys in lower case."""
+    import paramiko  # here, because a local job does not need its 60 ms
+
+    config = paramiko.SSHConfig()
+    given = [Path(options.config)] if options.config else [Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG]
+    for path in given:
+        try:
+            with path.open() as file:
+                config.parse(file)
+        except FileNotFoundError:
+            if options.config:
+                raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
+        except (OSError, UnicodeDecodeError, paramiko.ConfigParseError) as error:
+            raise LaunchError(f"{path}: cannot be used as an ssh configuration: {error}") from None
+    return dict(config.lookup(name))
+
+
+def _number(found: dict[str, str | list[str]], key: str, default: float) -> int:
+    value = str(found.get(key, int(default)))
+    if not value.isdigit():
+        raise LaunchError(f"ssh configuration: {key} {value!r} is not a whole number")
+    return int(value)
+
+
+def _is_yes(found: dict[str, str | list[str]], key: str) -> bool:
+    return str(found.get(key, "no")).lower() == "yes"
+
+
+def _unknown_host_keys(strict: str) -> str:
+    return {"no": "accept", "off": "accept", "accept-new": "add"}.get(strict, "refuse")

@@ -1,0 +1,96 @@
+"""How a job ended: which rank or host failed first, why, and the exit code that follows."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .errors import EXIT_HOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    code: int  # 128 + n if signal n ended it
+    signal: int
+    at_s: float
+    last_lines: tuple[str, ...]
+
+    def describe(self) -> str:
+        how = f"was killed by {signal_name(self.signal)}" if self.signal else f"exited with code {self.code}"
+        return f"rank {self.rank} on {self.host} (local rank {self.local_rank}, pid {self.pid}) {how}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFailure:
+    """A host that could not be used, or was lost. `at_s` is when it was last heard of."""
+
+    host: str
+    message: str
+    at_s: float
+    exit_code: int = EXIT_HOST
+
+    def describe(self) -> str:
+        return f"{self.host}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The end of a job. `culprit` is what failed first; the rest failed before it was known, or was stopped."""
+
+    culprit: RankFailure | HostFailure | None
+    others: tuple[RankFailure | HostFailure, ...]
+    interrupted_by: int | None
+    phases_s: tuple[tuple[str, float], ...]
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted_by is not None:
+            return 128 + self.interrupted_by
+        if isinstance(self.culprit, RankFailure):
+            return self.culprit.code
+        return self.culprit.exit_code if self.culprit else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "exit_code": self.exit_code,
+            "culprit": asdict(self.culprit) if self.culprit else None,
+            "others": [asdict(one) for one in self.others],
+            "interrupted_by": signal_name(self.interrupted_by) if self.interrupted_by else None,
+            "phases_s": dict(self.phases_s),
+        }
+
+
+def judge(
+    failures: list[RankFailure | HostFailure],
+    *,
+    stopped_at: float | None,
+    interrupted_by: int | None,
+    phases_s: dict[str, float],
+) -> Verdict:
+    """Tell the culprit from those who fell with it: the earliest failure, of those before all were told to stop.
+
+    A host counts from when it was last heard of: a lost host makes ranks elsewhere fail long before it is known lost.
+    """
+    before_stop = [one for one in failures if stopped_at is None or one.at_s <= stopped_at]
+    culprit = min(before_stop, key=lambda one: one.at_s, default=None)
+    # A rank that fails after the stop was told to; a host that fails after it may still run something.
+    others = tuple(
+        one for one in failures if one is not culprit and (one in before_stop or isinstance(one, HostFailure))
+    )
+    return Verdict(
+        culprit=culprit, others=others, interrupted_by=interrupted_by, phases_s=tuple(phases_s.items())
+    )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"
