@@ -334,7 +334,7 @@ class Controller:
             raise AssertionError("node 0 is asked for its address before it said hello")
         addresses = [node.link.local_address for node in self._nodes[1:]]
         return master_address(
-            is_single_node=len(self._nodes) == 1,
+            is_one_machine=len(self._nodes) == 1 or all(node.plan.is_local for node in self._nodes),
             reached_at=first.hello.reached_at,
             hostname=first.hello.hostname,
             address_to_peers=next((one for one in addresses if one), ""),
