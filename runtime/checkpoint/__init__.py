@@ -1,0 +1,1 @@
+"""Checkpoints that any ZeRO stage and any number of ranks can read."""

@@ -1,0 +1,87 @@
+"""The file: its place, its keys, and how it comes into being whole or not at all.
+
+One checkpoint
+--------------
+`<dir>/<tag>/state.pt` holds the whole training state by parameter name, unsharded, so any stage and any number of
+ranks can read it; `<dir>/latest` holds the newest tag. It is a torch.save() file of plain data and tensors, which
+torch.load(weights_only=True) reads:
+
+    format          1
+    world_size      ranks that wrote it
+    parameters      name -> tensor; float32 where trained (16-bit weights are rounded from it), else as it is
+    optimizer       None, or {name, num_steps, groups: hyper-parameters, states: name -> {exp_avg, ...}}
+    buffers         name -> tensor
+    scheduler       its state_dict, or None
+    progress        global_steps, global_samples, skipped_steps, micro_steps
+    rng             per rank: torch, cuda, python, numpy
+    client_state    what the user gave
+    config          the ds_config in effect
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ..errors import CheckpointError
+
+FORMAT = 1
+STATE_FILE = "state.pt"
+LATEST_FILE = "latest"
+
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.Tensor,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)
+_SEQUENCES = (list, tuple, set)
+_MAPPINGS = (dict, OrderedDict, Counter)
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file under a temporary name, bring it to the disk, and only then give it its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name is as durable as the bytes
+    finally:
+        os.close(folder)
+
+
+def check_is_plain(value: Any, where: str) -> None:
+    """Refuse what torch.load(weights_only=True) would refuse later, when it is too late.
+
+    Errors: CheckpointError naming the place
+    """
+    kind = type(value)  # exactly: numpy.float64 is a float, too, and cannot be read back
+    if kind in _MAPPINGS:
+        for key, item in value.items():
+            check_is_plain(key, f"a key of {where}")
+            check_is_plain(item, f"{where}[{key!r}]")
+    elif kind in _SEQUENCES:
+        for index, item in enumerate(value):
+            check_is_plain(item, f"{where}[{index}]")
+    elif kind not in _PLAIN:
+        raise CheckpointError(
+            f"{where} is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds numbers, strings, tensors, and "
+            "lists and dicts of them: convert it, e.g. with vars() or .item()"
+        )

@@ -1,0 +1,184 @@
+"""Loading: every rank reads the file through a memory map and copies what its shards need. No collective moves data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from ..optim.flat import FlatOptimizer
+from ..zero.layout import Slot
+from ..zero.unit import Member, SubBuffer
+from .format import FORMAT, LATEST_FILE, STATE_FILE
+from .rng import restore_rng_state
+from .training import Training
+
+_LISTED = 5  # names in one message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """What of a checkpoint to take."""
+
+    strict: bool
+    with_optimizer: bool
+    with_scheduler: bool
+    with_progress: bool
+
+
+def load_checkpoint(
+    training: Training, folder: Path, tag: str | None, plan: LoadPlan
+) -> tuple[str, dict[str, Any]]:
+    """Take the state of `folder`/`tag`, default the tag in `latest`; return its path and client_state.
+
+    Nothing is changed unless everything fits.
+    Order:  every rank must call this
+    Errors: CheckpointError, on every rank, if one of them cannot read it or it does not fit
+    """
+    saved: dict[str, Any] = {}
+    problem: str | None = None
+    path = folder
+    try:
+        path, saved = _read(folder, tag)
+        _check(training, saved, plan)
+    except CheckpointError as error:
+        problem = str(error)
+    problems = training.comm.all_gather_objects(problem)
+    for rank, text in enumerate(problems):
+        if text is not None:
+            raise CheckpointError(text if rank == 0 else f"on rank {rank}: {text}")
+    _apply(training, saved, plan)
+    return str(path), saved["client_state"]
+
+
+def _read(folder: Path, tag: str | None) -> tuple[Path, dict[str, Any]]:
+    if tag is None:
+        latest = folder / LATEST_FILE
+        if not latest.is_file():
+            raise CheckpointError(
+                f"{latest} does not exist; give the folder that save_checkpoint() wrote to, or a tag"
+            )
+        tag = latest.read_text().strip()
+    path = folder / tag / STATE_FILE
+    if not path.is_file():
+        found = sorted(state.parent.name for state in folder.glob(f"*/{STATE_FILE}"))
+        raise CheckpointError(f"{path} does not exist; {folder} holds {', '.join(found) or 'no checkpoint'}")
+    try:
+        saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # a damaged file raises whatever its damage leads to; re-raised as ours
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if saved.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {saved.get('format')!r}; this version reads {FORMAT}")
+    return path.parent, saved
+
+
+def _members(training: Training) -> Iterator[tuple[SubBuffer, Member, Slot]]:
+    for unit in training.model.units:
+        for part in unit.parts:
+            for member, slot in zip(part.members, part.layout.slots, strict=True):
+                yield part, member, slot
+
+
+def _check(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
+    shapes = {member.name: slot.shape for _, member, slot in _members(training)}
+    _check_names("parameters", set(shapes), set(saved["parameters"]), strict=plan.strict)
+    for name, shape in shapes.items():
+        given = saved["parameters"].get(name)
+        if given is not None and tuple(given.shape) != shape:
+            raise CheckpointError(
+                f"parameter '{name}' has shape {tuple(given.shape)} in the checkpoint and {shape} in the model"
+            )
+    if plan.with_optimizer and training.optimizer is not None:
+        trained = {member.name for part, member, _ in _members(training) if part.is_trained}
+        _check_optimizer(training.optimizer, saved["optimizer"], trained, strict=plan.strict)
+
+
+def _check_optimizer(
+    optimizer: FlatOptimizer, saved: dict[str, Any] | None, trained: set[str], *, strict: bool
+) -> None:
+    advice = "load with load_optimizer_states=False to take the weights alone"
+    if saved is None:
+        raise CheckpointError(f"the checkpoint has no optimizer; {advice}")
+    if saved["name"] != optimizer.rule.name:
+        raise CheckpointError(
+            f"the checkpoint's optimizer is {saved['name']}, this run's is {optimizer.rule.name}; {advice}"
+        )
+    if len(saved["groups"]) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the checkpoint has {len(saved['groups'])} optimizer groups, this run {len(optimizer.param_groups)}; {advice}"
+        )
+    if optimizer.rule.state_names:
+        _check_names("optimizer states", trained, set(saved["states"]), strict=strict)
+
+
+def _check_names(what: str, ours: set[str], theirs: set[str], *, strict: bool) -> None:
+    if strict and ours != theirs:
+        raise CheckpointError(
+            f"{what} differ: only in the model: {_listed(ours - theirs)}; only in the checkpoint: "
+            f"{_listed(theirs - ours)}; load_module_strict=False takes what both have"
+        )
+
+
+def _listed(names: set[str]) -> str:
+    shown = ", ".join(sorted(names)[:_LISTED])
+    return (shown or "none") + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+@torch.no_grad()
+def _apply(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
+    for part, member, slot in _members(training):
+        if member.name in saved["parameters"]:
+            whole = saved["parameters"][member.name]
+            member.param.copy_(whole)
+            if part.is_trained:
+                _copy_fragment(part, slot, whole, part.master)
+    training.module.load_state_dict(saved["buffers"], strict=False)
+    if plan.with_optimizer and training.optimizer is not None:
+        _apply_optimizer(training.optimizer, saved["optimizer"])
+    if (
+        plan.with_scheduler
+        and saved["scheduler"] is not None
+        and hasattr(training.scheduler, "load_state_dict")
+    ):
+        training.scheduler.load_state_dict(saved["scheduler"])
+    if plan.with_progress:
+        steps = training.config.gradient_accumulation_steps
+        training.progress.restore(saved["progress"], gradient_accumulation_steps=steps)
+        _apply_rng(training, saved)
+    training.model.zero_gradients()
+
+
+def _apply_optimizer(optimizer: FlatOptimizer, saved: dict[str, Any]) -> None:
+    optimizer.num_steps = saved["num_steps"]
+    for group, hyper in zip(optimizer.param_groups, saved["groups"], strict=True):
+        group.update(hyper)
+    for part, states in zip(optimizer.parts, optimizer.states, strict=True):
+        for member, slot in zip(part.members, part.layout.slots, strict=True):
+            for name, whole in saved["states"].get(member.name, {}).items():
+                if name in states:
+                    _copy_fragment(part, slot, whole, states[name])
+
+
+def _copy_fragment(part: SubBuffer, slot: Slot, whole: Tensor, shard: Tensor) -> None:
+    fragment = part.layout.fragment(slot, part.shard_index, num_shards=part.num_shards)
+    if fragment is not None:
+        source = whole.reshape(-1)[fragment.offset_in_param : fragment.offset_in_param + fragment.numel]
+        shard[fragment.offset_in_shard : fragment.offset_in_shard + fragment.numel].copy_(source)
+
+
+def _apply_rng(training: Training, saved: dict[str, Any]) -> None:
+    world = training.comm.mesh.world
+    if saved["world_size"] == world.size:
+        restore_rng_state(saved["rng"][world.index])
+    elif world.index == 0:
+        logging.getLogger("dslaunch").warning(
+            "the checkpoint was written by %d ranks and is read by %d: random numbers do not continue where they were",
+            saved["world_size"],
+            world.size,
+        )

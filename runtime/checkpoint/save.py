@@ -1,0 +1,112 @@
+"""Saving: shards are gathered unit by unit to rank 0's host memory, which writes one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.collectives import Collectives
+from ..errors import CheckpointError
+from ..optim.flat import FlatOptimizer
+from ..zero.unit import SubBuffer
+from .format import FORMAT, LATEST_FILE, STATE_FILE, check_is_plain, write_atomically
+from .rng import rng_state
+from .training import Training
+
+
+def save_checkpoint(
+    training: Training, folder: Path, tag: str, client_state: dict[str, Any], *, save_latest: bool
+) -> None:
+    """Write `folder`/`tag` and then point `latest` at it. See "One checkpoint" in format.py.
+
+    Order:  a collective; no rank goes on before the file is on the disk
+    Errors: CheckpointError, on every rank, if rank 0 cannot write it
+    """
+    parameters, optimizer = _gather(training)
+    rng = training.comm.gather_objects(rng_state())
+    problem: str | None = None
+    if rng is not None:  # rank 0
+        state = _describe(training, client_state)
+        state |= {"parameters": parameters, "optimizer": optimizer, "rng": rng}
+        try:
+            check_is_plain(client_state, "client_state")
+            check_is_plain(state["scheduler"], "the scheduler's state")
+            write_atomically(folder / tag / STATE_FILE, lambda file: torch.save(state, file))
+            if save_latest:
+                write_atomically(folder / LATEST_FILE, lambda file: file.write(tag.encode()))
+        except CheckpointError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"checkpoint {folder / tag} cannot be written: {error}"
+    problem = training.comm.all_gather_objects(problem)[0]
+    if problem is not None:
+        raise CheckpointError(problem)
+
+
+def _describe(training: Training, client_state: dict[str, Any]) -> dict[str, Any]:
+    in_units = {name for name, _ in training.module.named_parameters(remove_duplicate=False)} - {
+        name for name, param in training.module.named_parameters() if not param.is_floating_point()
+    }
+    has_state = hasattr(training.scheduler, "state_dict")
+    return {
+        "format": FORMAT,
+        "world_size": training.comm.mesh.world.size,
+        "buffers": {
+            name: value.detach().cpu()
+            for name, value in training.module.state_dict().items()
+            if name not in in_units and isinstance(value, Tensor)
+        },
+        "scheduler": training.scheduler.state_dict() if has_state else None,
+        "progress": training.progress.to_dict(),
+        "client_state": client_state,
+        "config": training.config.describe(),
+    }
+
+
+def _gather(training: Training) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """Return parameters and optimizer by name on rank 0, empty shells elsewhere."""
+    parameters: dict[str, Tensor] = {}
+    for unit in training.model.units:
+        for part in unit.parts:
+            if part.is_trained:
+                parameters |= _whole(part, part.master, training.comm)
+            elif training.comm.mesh.world.index == 0:
+                parameters |= _by_name(part, part.values.flat)
+    optimizer = training.optimizer
+    if optimizer is None:
+        return parameters, None
+    states: dict[str, dict[str, Tensor]] = {}
+    for part, shards in zip(optimizer.parts, optimizer.states, strict=True):
+        for state_name, shard in shards.items():
+            for name, tensor in _whole(part, shard, training.comm).items():
+                states.setdefault(name, {})[state_name] = tensor
+    return parameters, {
+        "name": optimizer.rule.name,
+        "num_steps": optimizer.num_steps,
+        "groups": hyper_parameters(optimizer),
+        "states": states,
+    }
+
+
+def hyper_parameters(optimizer: FlatOptimizer) -> list[dict[str, Any]]:
+    """Return the groups without their parameters."""
+    return [
+        {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+
+
+def _whole(part: SubBuffer, shard: Tensor, comm: Collectives) -> dict[str, Tensor]:
+    flat = comm.gather_to_first(shard)
+    return {} if flat is None else _by_name(part, flat)
+
+
+def _by_name(part: SubBuffer, flat: Tensor) -> dict[str, Tensor]:
+    """Copy each parameter's elements out: torch.save writes the whole storage behind a view."""
+    return {
+        member.name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to("cpu", copy=True)
+        for member, slot in zip(part.members, part.layout.slots, strict=True)
+    }

@@ -1,0 +1,1 @@
+"""Process groups, the mesh of ranks, and the collectives that the units use."""

@@ -1,0 +1,176 @@
+"""Collectives on flat buffers, in place, counted, and the same for gloo and NCCL.
+
+How gloo reduces
+----------------
+gloo has no reduce_scatter: torch emulates it with a clone and an all_reduce, at twice the bytes. Here each rank
+sends every other rank its chunk (all_to_all) and adds what it gets in rank order, in fp32 whatever the dtype, then
+rounds once. The bytes are those of a true reduce_scatter, and the result depends on nothing but the ranks' values.
+An all_reduce is that plus an all_gather, so a buffer reduced along either axis gets the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .mesh import Axis, Mesh
+from .meter import Meter
+
+# torch 2.13 renamed these two and deprecated the old names.
+_all_gather: Callable[..., dist.Work | None] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+_reduce_scatter: Callable[..., dist.Work | None] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+_Steps = Generator[dist.Work, None, None]  # yields what must be waited for before it may go on
+
+
+class Pending:
+    """A collective under way. Its first message is sent at once, the rest as `wait` follows it up."""
+
+    def __init__(self, steps: _Steps) -> None:
+        self._steps = steps
+        self._work = next(steps, None)
+
+    def wait(self) -> None:
+        """Block (NCCL: make the current stream wait) until the result is in place."""
+        while self._work is not None:
+            self._work.wait()
+            self._work = next(self._steps, None)
+
+
+class Collectives:
+    """The collectives of one engine. An axis of one rank costs nothing: no message and no copy.
+
+    Order: all ranks of an axis must call the same methods in the same order
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.meter = Meter()
+
+    def reduce(self, flat: Tensor) -> Pending:
+        """Average `flat` over all ranks; only this rank's shard of it is meaningful afterwards.
+
+        Shapes: [n] contiguous, n a multiple of the number of ranks
+        """
+        return Pending(self._reduce_steps(flat))
+
+    def gather(self, flat: Tensor) -> Pending:
+        """Fill `flat` from the shards that the ranks of the shard axis hold in their places of it."""
+        return Pending(self._all_gather_steps(flat, self.mesh.shard))
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` on every rank with rank 0's."""
+        world = self.mesh.world
+        if world.group is None or tensor.numel() == 0:
+            return
+        self._record("broadcast", tensor, sent_bytes=tensor.nbytes if world.index == 0 else 0)
+        dist.broadcast(tensor, group_src=0, group=world.group)
+
+    def all_gather_float64(self, value: Tensor) -> Tensor:
+        """Return every rank's one number, [world] float64, in rank order."""
+        world = self.mesh.world
+        if world.group is None:
+            return value.view(1)
+        gathered = torch.empty(world.size, dtype=torch.float64, device=value.device)
+        self._record("scalar", gathered, sent_bytes=(world.size - 1) * value.nbytes)
+        _all_gather(gathered, value.view(1), group=world.group)
+        return gathered
+
+    def gather_to_first(self, shard: Tensor) -> Tensor | None:
+        """Return the whole of a sharded value on rank 0, None elsewhere; the other replicas do nothing."""
+        axis = self.mesh.shard
+        if axis.group is None:
+            return shard if self.mesh.world.index == 0 else None
+        if self.mesh.replicate.index != 0:
+            return None
+        self._record("gather", shard, sent_bytes=0 if axis.index == 0 else shard.nbytes)
+        whole = shard.new_empty(axis.size * shard.numel()) if axis.index == 0 else None
+        parts = None if whole is None else list(whole.chunk(axis.size))
+        dist.gather(shard, parts, group_dst=0, group=axis.group)
+        return whole
+
+    def gather_objects(self, value: object) -> list[Any] | None:
+        """Return every rank's `value` on rank 0, in rank order, None elsewhere. For small things, seldom."""
+        world = self.mesh.world
+        if world.group is None:
+            return [value]
+        gathered: list[Any] | None = [None] * world.size if world.index == 0 else None
+        dist.gather_object(value, gathered, group_dst=0, group=world.group)
+        return gathered
+
+    def all_gather_objects(self, value: object) -> list[Any]:
+        """Return every rank's `value` on every rank, in rank order. For small things, seldom."""
+        world = self.mesh.world
+        if world.group is None:
+            return [value]
+        gathered: list[Any] = [None] * world.size
+        dist.all_gather_object(gathered, value, group=world.group)
+        return gathered
+
+    def _reduce_steps(self, flat: Tensor) -> _Steps:
+        shard, replicate = self.mesh.shard, self.mesh.replicate
+        yield from self._reduce_scatter_steps(flat, shard)
+        yield from self._all_reduce_steps(_chunk(flat, shard), replicate)
+
+    def _all_reduce_steps(self, flat: Tensor, axis: Axis) -> _Steps:
+        if axis.group is None:
+            return
+        if _is_native(flat):
+            self._record("all_reduce", flat, sent_bytes=2 * _ring_bytes(flat, axis))
+            yield _started(dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=axis.group, async_op=True))
+            return
+        yield from self._reduce_scatter_steps(flat, axis)
+        yield from self._all_gather_steps(flat, axis)
+
+    def _reduce_scatter_steps(self, flat: Tensor, axis: Axis) -> _Steps:
+        if axis.group is None:
+            return
+        self._record("reduce_scatter", flat, sent_bytes=_ring_bytes(flat, axis))
+        own = _chunk(flat, axis)
+        if _is_native(flat):
+            average = dist.ReduceOp.AVG
+            yield _started(_reduce_scatter(own, flat, op=average, group=axis.group, async_op=True))
+            return
+        # See "How gloo reduces" above.
+        received = torch.empty_like(flat)
+        yield _started(dist.all_to_all_single(received, flat, group=axis.group, async_op=True))
+        chunks = received.chunk(axis.size)
+        total = chunks[0].float()  # a view of `received` if that is fp32, which nobody else needs
+        for chunk in chunks[1:]:
+            total.add_(chunk)
+        own.copy_(total.mul_(1.0 / axis.size))
+
+    def _all_gather_steps(self, flat: Tensor, axis: Axis) -> _Steps:
+        if axis.group is None:
+            return
+        self._record("all_gather", flat, sent_bytes=_ring_bytes(flat, axis))
+        yield _started(_all_gather(flat, _chunk(flat, axis), group=axis.group, async_op=True))
+
+    def _record(self, kind: str, tensor: Tensor, *, sent_bytes: int) -> None:
+        self.meter.record(kind, nbytes=tensor.nbytes, sent_bytes=sent_bytes)
+
+
+def _is_native(flat: Tensor) -> bool:
+    """Whether the backend of the tensor's device reduces by itself: NCCL does, gloo does not (see the title)."""
+    return flat.is_cuda
+
+
+def _chunk(flat: Tensor, axis: Axis) -> Tensor:
+    size = flat.numel() // axis.size
+    return flat[axis.index * size : (axis.index + 1) * size]
+
+
+def _ring_bytes(flat: Tensor, axis: Axis) -> int:
+    return flat.nbytes // axis.size * (axis.size - 1)
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    return cast(dist.Work, work)  # None is for ranks outside the group, and every axis contains its rank

@@ -1,0 +1,69 @@
+"""The ranks as a 2-D mesh: values are sharded along one axis and replicated along the other.
+
+Rank r sits at (replicate, shard) = (r // shard_size, r % shard_size), so ranks of one host share a shard axis as
+long as they have consecutive numbers. RANK alone decides; LOCAL_RANK may be any rotation of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """This rank's line through the mesh: itself and the ranks it talks with along one axis."""
+
+    size: int
+    index: int  # of this rank
+    group: dist.ProcessGroup | None  # None: the axis has one rank and nothing to say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """This rank's two axes, and the world."""
+
+    replicate: Axis
+    shard: Axis
+    world: Axis
+
+    @property
+    def chunk_index(self) -> int:
+        """This rank's 1/world of a flat buffer: a part of its shard, different on every rank."""
+        return self.chunk_of(self.world.index)
+
+    def chunk_of(self, rank: int) -> int:
+        """Return the chunk of any rank."""
+        replicate, shard = divmod(rank, self.shard.size)
+        return shard * self.replicate.size + replicate
+
+
+def make_mesh(*, shard_size: int) -> Mesh:
+    """Arrange all ranks as (world / shard_size) x shard_size.
+
+    Order:  every rank must call this in the same order: it may create process groups
+    Errors: ValueError if `shard_size` does not divide the world
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size % shard_size != 0:
+        raise ValueError(f"shard_size={shard_size} does not divide the {world_size} ranks")
+    columns = [range(shard, world_size, shard_size) for shard in range(shard_size)]
+    rows = [range(row * shard_size, (row + 1) * shard_size) for row in range(world_size // shard_size)]
+    return Mesh(
+        replicate=_make_axis(columns, rank=rank, world_size=world_size),
+        shard=_make_axis(rows, rank=rank, world_size=world_size),
+        world=_make_axis([range(world_size)], rank=rank, world_size=world_size),
+    )
+
+
+def _make_axis(lines: list[range], *, rank: int, world_size: int) -> Axis:
+    own = next(line for line in lines if rank in line)
+    group: dist.ProcessGroup | None = None
+    if len(own) == world_size and world_size > 1:
+        group = dist.group.WORLD
+    elif len(own) > 1:
+        for line in lines:  # every rank takes part in the making of every group
+            made = dist.new_group(list(line))
+            group = made if line is own else group
+    return Axis(size=len(own), index=own.index(rank), group=group)

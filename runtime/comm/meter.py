@@ -1,0 +1,26 @@
+"""What this rank has sent so far, and a fingerprint of the order in which it did."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+
+class Meter:
+    """Counts the bytes of each kind of collective and keeps a rolling hash of their order.
+
+    Units: bytes that this rank sends by the ring formulas: (N-1)/N of the whole buffer for a reduce_scatter or an
+           all_gather, twice that for an all_reduce. gloo and NCCL may send a little more or less.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, int] = {}
+        self.order_hash = 0  # equal on all ranks that issued the same collectives in the same order
+
+    def record(self, kind: str, *, nbytes: int, sent_bytes: int) -> None:
+        """Note one collective over `nbytes` of which this rank sends `sent_bytes`."""
+        self._bytes[kind] = self._bytes.get(kind, 0) + sent_bytes
+        self.order_hash = crc32(f"{kind} {nbytes}".encode(), self.order_hash)
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Return the bytes sent so far, by kind of collective."""
+        return dict(self._bytes)

@@ -1,0 +1,64 @@
+"""The default process group of torch.distributed, and the device that goes with it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..errors import ConfigError
+from .environment import WorkerEnvironment
+
+
+def start_process_group(
+    env: WorkerEnvironment,
+    *,
+    backend: str | None = None,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Make the default process group unless there is one: NCCL with GPUs, else gloo.
+
+    Without RANK and WORLD_SIZE, or arguments instead of them, the group is this process alone and opens no port.
+    Order:  every rank must call this
+    Errors: ConfigError for a LOCAL_RANK without a GPU
+    """
+    if dist.is_initialized():
+        return
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    device = choose_device(env, backend=backend)
+    store = None
+    if rank < 0 and world_size < 0:
+        rank, world_size = env.rank, env.world_size
+        if not env.is_launched and init_method is None:
+            store = dist.HashStore()  # type: ignore[attr-defined]  # torch forgot to list it
+    dist.init_process_group(
+        backend,
+        init_method=init_method,
+        timeout=timeout or env.timeout,
+        rank=rank,
+        world_size=world_size,
+        store=store,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def choose_device(env: WorkerEnvironment, *, backend: str | None = None) -> torch.device:
+    """Return this worker's device, and make it current if it is a GPU: the one that LOCAL_RANK counts to.
+
+    A worker that is shown a single GPU takes it, whatever its LOCAL_RANK.
+    """
+    backend = backend or str(dist.get_backend())
+    if "nccl" not in backend or not torch.cuda.is_available():
+        return torch.device("cpu")
+    num_devices = torch.cuda.device_count()
+    index = env.local_rank if num_devices > 1 else 0
+    if index >= num_devices:
+        raise ConfigError(
+            f"LOCAL_RANK={env.local_rank}: this host shows {num_devices} GPUs; start at most {num_devices} workers on it"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

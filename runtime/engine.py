@@ -1,0 +1,318 @@
+"""The engine: a model that trains itself with `engine(batch)`, `engine.backward(loss)` and `engine.step()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .checkpoint.load import LoadPlan, load_checkpoint
+from .checkpoint.progress import Progress
+from .checkpoint.save import save_checkpoint
+from .checkpoint.training import Training
+from .comm.collectives import Collectives, Pending
+from .comm.mesh import make_mesh
+from .config import Config
+from .errors import ConfigError
+from .optim.flat import FlatOptimizer
+from .optim.norm import clip_factor, global_grad_norm
+from .zero.model import ShardedModel
+from .zero.policy import Placement, policy_for_stage
+from .zero.unit import SubBuffer
+
+
+class Engine(nn.Module):
+    """DeepSpeed's engine. Attributes that it does not have itself are the module's.
+
+    One optimizer step
+    ------------------
+    Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then averages the gradients over
+    all ranks, takes their norm, clips, updates this rank's shards, gathers the parameters, sets the gradients to zero
+    and steps the scheduler. Gradients that are infinite or NaN change nothing but the counters.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        config: Config,
+        optimizer: FlatOptimizer | None,
+        device: torch.device,
+        local_rank: int,
+    ) -> None:
+        """Place the module in flat buffers, with rank 0's values; `initialize()` calls this.
+
+        Order: a collective
+        """
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self.config = config
+        self.optimizer = optimizer
+        self.lr_scheduler: Any = None
+        self.training_dataloader: Any = None
+        self.device, self.local_rank = device, local_rank
+        self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._policy = policy_for_stage(config.zero.stage)
+        if optimizer is None and self._policy.optimizer is Placement.SHARDED:
+            raise ConfigError(
+                f"zero_optimization.stage {self._policy.stage} shards an optimizer's states and there is no optimizer; "
+                "name one in the ds_config, or give one to initialize()"
+            )
+        self._comm = Collectives(make_mesh(shard_size=self._policy.shard_axis_size(self.world_size)))
+        self._model = ShardedModel(
+            module,
+            policy=self._policy,
+            groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
+            param_dtype=torch.bfloat16 if config.bf16.enabled else None,
+            max_unit_numel=config.zero.reduce_bucket_numel,
+            device=device,
+            comm=self._comm,
+        )
+        if optimizer is not None:
+            optimizer.attach(self._model.trained)
+        self._progress = Progress()
+        self._forced_boundary: bool | None = None
+        self._grad_norm: float | None = None
+        self._was_step_applied = False
+
+    # ---- training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return self.module(*args, **kwargs)
+
+    def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
+        """Add this micro batch's gradients, as parts of the mean over the accumulated ones; return the scaled loss."""
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            raise ConfigError(
+                f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss that the "
+                "model computed, outside torch.no_grad()"
+            )
+        self._model.rebind_gradients()
+        if scale_wrt_gas and self.config.gradient_accumulation_steps > 1:
+            loss = loss / self.config.gradient_accumulation_steps
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        return loss
+
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+        """End the micro batch; at a boundary, update the parameters. See "One optimizer step".
+
+        Order: a collective at a boundary
+        """
+        self._was_step_applied = False
+        if self.is_gradient_accumulation_boundary():
+            self._optimizer_step(lr_kwargs or {})
+        self._progress.micro_steps += 1
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next `step()` updates the parameters."""
+        if self._forced_boundary is not None:
+            return self._forced_boundary
+        return (self._progress.micro_steps + 1) % self.config.gradient_accumulation_steps == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """Decide from now on whether `step()` is a boundary; None counts micro batches again."""
+        self._forced_boundary = is_boundary
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
+        self._model.zero_gradients()
+
+    def _optimizer_step(self, lr_kwargs: Mapping[str, Any]) -> None:
+        optimizer = self.optimizer
+        if optimizer is None:
+            raise ConfigError(
+                "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
+            )
+        self._model.rebind_gradients()
+        self._model.reduce_gradients()
+        self._grad_norm = global_grad_norm(self._model.trained, self._comm)
+        self._was_step_applied = isfinite(self._grad_norm)
+        if self._was_step_applied:
+            self._update(optimizer, clip_factor(self._grad_norm, max_norm=self.config.gradient_clipping))
+        else:
+            self._progress.skipped_steps += 1
+        self._model.zero_gradients()
+        if self._was_step_applied and self.lr_scheduler is not None:
+            self.lr_scheduler.step(**lr_kwargs)
+        self._progress.global_steps += 1
+        self._progress.global_samples += self.config.train_batch_size
+        self._print_progress()
+
+    def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
+        gathers: list[Pending] = []
+
+        def start_gather(part: SubBuffer) -> None:  # while the next shard is being updated
+            gathers.append(self._model.start_gather(part))
+
+        optimizer.step(grad_scale=grad_scale, after_part=start_gather)
+        for gather in gathers:
+            gather.wait()
+
+    def _print_progress(self) -> None:
+        every, step = self.config.steps_per_print, self._progress.global_steps
+        if every and step % every == 0 and self.global_rank == 0:
+            skipped, lr, mom = self._progress.skipped_steps, self.get_lr(), self.get_mom()
+            print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
+
+    # ---- checkpoints
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+    ) -> bool:
+        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; returns True.
+
+        Order:  every rank must call this
+        Errors: CheckpointError if it cannot be written, or `client_state` holds other than plain data and tensors
+        """
+        name = tag or f"global_step{self._progress.global_steps}"
+        save_checkpoint(
+            self._training(), Path(save_dir), name, dict(client_state or {}), save_latest=save_latest
+        )
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+    ) -> tuple[str, dict[str, Any]]:
+        """Continue from `load_dir`/`tag`, default the latest one; returns its path and its client_state.
+
+        Any stage and any number of ranks may have written it.
+        Order:  every rank must call this
+        Errors: CheckpointError if there is none, or it does not fit the model
+        """
+        plan = LoadPlan(
+            strict=load_module_strict,
+            with_optimizer=load_optimizer_states and not load_module_only,
+            with_scheduler=load_lr_scheduler_states and not load_module_only,
+            with_progress=not load_module_only,
+        )
+        return load_checkpoint(self._training(), Path(load_dir), tag, plan)
+
+    def _training(self) -> Training:
+        return Training(
+            module=self.module,
+            model=self._model,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            progress=self._progress,
+            config=self.config,
+            comm=self._comm,
+        )
+
+    # ---- what users read
+
+    @property
+    def micro_steps(self) -> int:
+        return self._progress.micro_steps
+
+    @property
+    def global_steps(self) -> int:
+        return self._progress.global_steps
+
+    @property
+    def global_samples(self) -> int:
+        return self._progress.global_samples
+
+    @property
+    def skipped_steps(self) -> int:
+        return self._progress.skipped_steps
+
+    def was_step_applied(self) -> bool:
+        """Whether the last `step()` updated the parameters."""
+        return self._was_step_applied
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the last step's gradient norm, before clipping, the same on all ranks; None before the first."""
+        return self._grad_norm
+
+    def get_lr(self) -> list[float]:
+        """Return each parameter group's learning rate."""
+        return [float(group["lr"]) for group in self._groups()]
+
+    def get_mom(self) -> list[Any]:
+        """Return each parameter group's momentum, or betas."""
+        return [
+            group["betas"] if "betas" in group else group.get("momentum", 0.0) for group in self._groups()
+        ]
+
+    def train_batch_size(self) -> int:
+        return self.config.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self.config.micro_batch_size
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.config.gradient_accumulation_steps
+
+    def gradient_clipping(self) -> float:
+        return self.config.gradient_clipping
+
+    def zero_optimization_stage(self) -> int:
+        return self._policy.stage
+
+    def bfloat16_enabled(self) -> bool:
+        return self.config.bf16.enabled
+
+    def comm_bytes(self) -> dict[str, int]:
+        """Return the bytes that this rank has sent, by kind of collective (ring formulas; see `Meter`)."""
+        return self._comm.meter.bytes_by_kind()
+
+    def comm_order_hash(self) -> int:
+        """Return a hash of the order of collectives so far; equal on all ranks unless one has gone astray."""
+        return self._comm.meter.order_hash
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [] if self.optimizer is None else self.optimizer.param_groups
+
+    # ---- the module behind
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # not set yet
+                raise
+            return getattr(self.module, name)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the module's parameters under the module's names; `parameters()` goes by this."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return the module's state_dict."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights into the module, and into the optimizer's float32 masters where there are any."""
+        if assign:
+            raise ConfigError(
+                "load_state_dict(assign=True) would replace parameters that lie in flat buffers"
+            )
+        result = self.module.load_state_dict(state_dict, strict)
+        self._model.refresh_masters()
+        return result
+
+    def destroy(self) -> None:
+        """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
+        self._model.release()
+        self.optimizer = None

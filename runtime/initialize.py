@@ -1,0 +1,178 @@
+"""The way in: `initialize()`, `init_distributed()` and `add_config_arguments()`, as DeepSpeed has them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .comm.environment import read_environment
+from .comm.process_group import choose_device, start_process_group
+from .config import Config, load_config
+from .data import Loader, make_loader
+from .engine import Engine
+from .errors import ConfigError, report_user_errors_in_one_line
+from .optim.choice import ClientOptimizer, ModelParameters, choose_optimizer
+from .optim.flat import FlatOptimizer
+from .optim.schedules import make_scheduler
+
+ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+ClientScheduler = Any  # an object with step(), or a callable that makes one from the optimizer
+
+_log = logging.getLogger("dslaunch")
+
+
+def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
+    args: argparse.Namespace | None = None,
+    model: nn.Module | None = None,
+    optimizer: ClientOptimizer | None = None,
+    model_parameters: ModelParameters | None = None,
+    training_data: torch.utils.data.Dataset[Any] | None = None,
+    lr_scheduler: ClientScheduler | None = None,
+    distributed_port: int = 29500,
+    mpu: object | None = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    config: ConfigSource | None = None,
+    mesh_param: object | None = None,
+    config_params: ConfigSource | None = None,
+) -> tuple[Engine, FlatOptimizer | None, Loader | None, Any]:
+    """Return (engine, optimizer, dataloader, lr_scheduler); the last three are None where nothing asks for one.
+
+    `config` is a path, a dict or base64 of JSON; `args.deepspeed_config` serves in its place. An optimizer or
+    scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on this
+    worker's device and get rank 0's values.
+    Order:  every rank must call this
+    Errors: ConfigError; uncaught, it ends the program with one line and exit code 2
+    Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `initialize`
+    """
+    report_user_errors_in_one_line()
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise ConfigError(
+                f"initialize({name}=...): model parallelism is not available in this version; leave it out"
+            )
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"initialize(model={type(model).__name__}): must be a torch.nn.Module")
+    source = _config_source(args, config, config_params)
+    init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    worker = read_environment()
+    settings = load_config(source, world_size=dist.get_world_size())
+    engine = Engine(
+        model,
+        config=settings,
+        optimizer=choose_optimizer(
+            settings, client=optimizer, module=model, model_parameters=model_parameters
+        ),
+        device=choose_device(worker),
+        local_rank=worker.local_rank,
+    )
+    engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer, client=optimizer)
+    if training_data is not None:
+        engine.training_dataloader = make_loader(
+            training_data,
+            micro_batch_size=settings.micro_batch_size,
+            rank=engine.global_rank,
+            world_size=engine.world_size,
+            collate_fn=collate_fn,
+            drop_last=settings.dataloader_drop_last,
+        )
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = 29500,
+    verbose: bool = True,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: object | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Make torch.distributed's default process group, unless there is one.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come from the environment, where dslaunch puts them;
+    without them this process is a job of its own. `auto_mpi_discovery`, `distributed_port`, `verbose` and `config`
+    are accepted for DeepSpeed's callers and have no use here: the launcher sets these variables under MPI, too.
+    Order:  every rank must call this
+    Errors: ConfigError if dist_init_required is False and there is no process group
+    """
+    if dist_init_required is False and not dist.is_initialized():
+        raise ConfigError(
+            "dist_init_required=False but torch.distributed has no process group; make one first, or leave it out"
+        )
+    start_process_group(
+        read_environment(),
+        backend=dist_backend,
+        timeout=timeout,
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add --deepspeed and --deepspeed_config, which `initialize(args=...)` reads."""
+    group = parser.add_argument_group("dslaunch", "the ZeRO runtime")
+    group.add_argument(
+        "--deepspeed", action="store_true", help="train with the engine; for the script's own use"
+    )
+    group.add_argument("--deepspeed_config", metavar="FILE", help="the ds_config, as JSON or HJSON")
+    return parser
+
+
+def _config_source(
+    args: argparse.Namespace | None, config: ConfigSource | None, config_params: ConfigSource | None
+) -> ConfigSource:
+    given: dict[str, ConfigSource | None] = {
+        "config": config,
+        "config_params": config_params,
+        "args.deepspeed_config": getattr(args, "deepspeed_config", None),
+    }
+    present = {name: value for name, value in given.items() if value is not None}
+    if len(present) > 1:
+        raise ConfigError(f"{' and '.join(present)} are both given; give the ds_config once")
+    if not present:
+        raise ConfigError(
+            "no ds_config; give initialize(config=...), or start the script with --deepspeed_config FILE"
+        )
+    return next(iter(present.values()))
+
+
+def _choose_scheduler(
+    config: Config,
+    given: ClientScheduler | None,
+    optimizer: FlatOptimizer | None,
+    *,
+    client: ClientOptimizer | None,
+) -> Any:
+    if given is None and config.scheduler is None:
+        return None
+    if optimizer is None:
+        raise ConfigError(
+            "there is a scheduler but no optimizer; name one in the ds_config, or give it to initialize()"
+        )
+    if given is None:
+        return None if config.scheduler is None else make_scheduler(config.scheduler, optimizer)
+    if config.scheduler is not None:
+        _log.info(
+            "initialize(lr_scheduler=...) goes before the ds_config's scheduler %s", config.scheduler.type
+        )
+    if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
+        if given.optimizer is not client:
+            raise ConfigError(
+                f"lr_scheduler {type(given).__name__} was made for another optimizer; give initialize() that optimizer, "
+                "too, or a callable that makes the scheduler from the engine's"
+            )
+        return given
+    return given(optimizer) if callable(given) and not hasattr(given, "step") else given

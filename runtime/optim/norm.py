@@ -1,0 +1,52 @@
+"""The one gradient norm and the one clip factor, the same for every ZeRO stage.
+
+Each rank adds the squares of its 1/world of the reduced gradients in float64, wherever the stage would let it see
+more; the partial sums of all ranks are added in the order of the chunks. So the norm has the same bits at every
+stage, and every rank has the same norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, sqrt
+
+import torch
+from torch import Tensor
+
+from ...kernels import squared_norm
+from ..comm.collectives import Collectives
+from ..zero.unit import SubBuffer
+
+_CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the norm
+
+
+def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
+    """Return the 2-norm of all reduced gradients, before clipping; infinite or NaN if any gradient is.
+
+    Order: a collective
+    """
+    mesh = comm.mesh
+    device = parts[0].grads.flat.device
+    partial = torch.zeros((), dtype=torch.float64, device=device)
+    for part in parts:
+        chunk = part.grads.shard(mesh.chunk_index, num_shards=mesh.world.size)
+        partial += _squares(chunk)
+    partials = comm.all_gather_float64(partial).tolist()
+    total = 0.0
+    for _, square in sorted((mesh.chunk_of(rank), square) for rank, square in enumerate(partials)):
+        total += square
+    return sqrt(total) if isfinite(total) else total
+
+
+def clip_factor(norm: float, *, max_norm: float) -> float:
+    """Return what gradients must be multiplied with so that their norm is at most `max_norm`; 0 means no limit."""
+    if max_norm <= 0.0:
+        return 1.0
+    return min(1.0, max_norm / (norm + _CLIP_EPS))
+
+
+def _squares(chunk: Tensor) -> float | Tensor:
+    if chunk.is_cuda:
+        norm: Tensor = torch.linalg.vector_norm(chunk, dtype=torch.float64)
+        return norm.square()
+    return squared_norm(chunk)

@@ -1,0 +1,27 @@
+"""One allocation that follows a `FlatLayout`, and its views with the parameters' shapes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .layout import FlatLayout
+
+
+class FlatBuffer:
+    """Storage and views. Everything is zero at first, and the padding stays zero for good.
+
+    A residence other than the device that computes will change where `flat` is allocated, and nothing else here.
+    """
+
+    def __init__(self, layout: FlatLayout, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.layout = layout
+        self.flat = torch.zeros(layout.numel, dtype=dtype, device=device)  # [numel]
+        self.views: tuple[Tensor, ...] = tuple(
+            self.flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in layout.slots
+        )
+
+    def shard(self, index: int, *, num_shards: int) -> Tensor:
+        """Return the view [numel / num_shards] of one shard."""
+        start, stop = self.layout.shard_range(index, num_shards=num_shards)
+        return self.flat[start:stop]

@@ -1,0 +1,114 @@
+"""Where each parameter lies in a flat buffer, and what of it a shard holds. Arithmetic only: no tensors, no ranks.
+
+Layout of a flat buffer
+-----------------------
+Parameters lie one after another, ordered by optimizer group (a stable sort, so definition order inside a group).
+Each starts at a multiple of SLOT_BYTES, so that kernels meet no misaligned vector, and the whole is padded so that
+it divides into `num_shards` equal shards of a multiple of SHARD_BYTES. A shard may cut a parameter anywhere: the
+layout is element-flat. Optimizers that need whole rows or whole tensors want another `plan_layout` that places the
+slots by rows; nothing below it would change, since everybody asks for slots, segments and fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+SLOT_BYTES = 16  # the widest load of a CPU or GPU lane that a misaligned start would split
+SHARD_BYTES = 256  # the alignment of a CUDA allocation; a whole number of cache lines everywhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The place of one parameter in the flat buffer."""
+
+    offset: int
+    numel: int
+    shape: tuple[int, ...]
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of elements of one shard that belong to one optimizer group; `offset` counts from the shard's start."""
+
+    group: int
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """The part of one parameter that lies in one shard."""
+
+    offset_in_shard: int
+    offset_in_param: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatLayout:
+    """Slots in the order in which the parameters were given; `numel` includes the padding."""
+
+    slots: tuple[Slot, ...]
+    numel: int
+    num_shards: int
+
+    def shard_range(self, index: int, *, num_shards: int | None = None) -> tuple[int, int]:
+        """Return [start, stop) of shard `index`; `num_shards` may be any divisor of the layout's own number."""
+        count = self.num_shards if num_shards is None else num_shards
+        if self.num_shards % count != 0 or not 0 <= index < count:
+            raise AssertionError(f"shard {index} of {count} does not exist in a layout of {self.num_shards}")
+        size = self.numel // count
+        return index * size, (index + 1) * size
+
+    def segments(self, index: int, *, num_shards: int | None = None) -> tuple[Segment, ...]:
+        """Return the shard's runs of equal optimizer group; padding between two slots of a group belongs to it."""
+        start, stop = self.shard_range(index, num_shards=num_shards)
+        found: list[Segment] = []
+        for group, (first, last) in sorted(self._group_ranges().items()):
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                found.append(Segment(group=group, offset=low - start, numel=high - low))
+        return tuple(found)
+
+    def fragment(self, slot: Slot, index: int, *, num_shards: int | None = None) -> Fragment | None:
+        """Return the part of `slot` that shard `index` holds, or None."""
+        start, stop = self.shard_range(index, num_shards=num_shards)
+        low, high = max(slot.offset, start), min(slot.offset + slot.numel, stop)
+        if low >= high:
+            return None
+        return Fragment(offset_in_shard=low - start, offset_in_param=low - slot.offset, numel=high - low)
+
+    def _group_ranges(self) -> dict[int, tuple[int, int]]:
+        ranges: dict[int, tuple[int, int]] = {}
+        for slot in self.slots:
+            first, last = ranges.get(slot.group, (slot.offset, slot.offset))
+            ranges[slot.group] = (min(first, slot.offset), max(last, slot.offset + slot.numel))
+        return ranges
+
+
+def plan_layout(
+    shapes: Sequence[tuple[int, ...]], *, groups: Sequence[int], num_shards: int, itemsize: int
+) -> FlatLayout:
+    """Place parameters of the given shapes and optimizer groups in one flat buffer.
+
+    Units:  `itemsize` is bytes per element of the narrowest buffer that follows this layout
+    Errors: ValueError if the lengths differ
+    """
+    slot_numel, shard_numel = SLOT_BYTES // itemsize, SHARD_BYTES // itemsize
+    offsets: dict[int, int] = {}
+    end = 0
+    for index, (_, shape) in sorted(enumerate(zip(groups, shapes, strict=True)), key=lambda item: item[1][0]):
+        offsets[index] = _round_up(end, slot_numel)
+        end = offsets[index] + prod(shape)
+    slots = tuple(
+        Slot(offset=offsets[index], numel=prod(shape), shape=tuple(shape), group=groups[index])
+        for index, shape in enumerate(shapes)
+    )
+    return FlatLayout(slots=slots, numel=_round_up(end, num_shards * shard_numel), num_shards=num_shards)
+
+
+def _round_up(numel: int, multiple: int) -> int:
+    return -(-numel // multiple) * multiple

@@ -1,0 +1,101 @@
+"""Cutting a model into units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..errors import ConfigError
+
+_CONTAINERS = (nn.ModuleList, nn.Sequential)
+ROOT = "root"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPlan:
+    """The parameters of one unit by full name, in definition order; a tied parameter goes by its first name."""
+
+    name: str
+    params: tuple[tuple[str, nn.Parameter], ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(param.numel() for _, param in self.params)
+
+
+def cut_into_units(module: nn.Module, *, max_numel: int) -> tuple[UnitPlan, ...]:
+    """Return the units of a model, in definition order, the root unit last.
+
+    Each child of a ModuleList or Sequential is a unit; neighbours are merged while they stay within `max_numel`.
+    All other parameters, and those that two units share, form the root unit.
+    Errors: ConfigError for a parameter without storage, or two that share one without being the same object
+    """
+    params = dict(module.named_parameters())
+    _check_storage(params)
+    blocks = [(name, {id(param) for param in child.parameters()}) for name, child in _blocks(module, "")]
+    owner_of = _owners(blocks)
+    plans = [
+        UnitPlan(
+            name=name, params=tuple(item for item in params.items() if owner_of.get(id(item[1])) == index)
+        )
+        for index, (name, _) in enumerate(blocks)
+    ]
+    rest = tuple(item for item in params.items() if id(item[1]) not in owner_of)
+    merged = _merge([plan for plan in plans if plan.params], max_numel=max_numel)
+    return (*merged, UnitPlan(name=ROOT, params=rest)) if rest else merged
+
+
+def _blocks(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    is_container = isinstance(module, _CONTAINERS)
+    for name, child in module.named_children():
+        full_name = f"{prefix}{name}"
+        if is_container and not isinstance(child, _CONTAINERS):
+            yield full_name, child
+        else:
+            yield from _blocks(child, f"{full_name}.")
+
+
+def _owners(blocks: list[tuple[str, set[int]]]) -> dict[int, int]:
+    """Return the block of each parameter that exactly one block uses."""
+    owner_of: dict[int, int] = {}
+    shared: set[int] = set()
+    for index, (_, ids) in enumerate(blocks):
+        for param_id in ids:
+            if owner_of.setdefault(param_id, index) != index:
+                shared.add(param_id)
+    return {param_id: index for param_id, index in owner_of.items() if param_id not in shared}
+
+
+def _merge(plans: list[UnitPlan], *, max_numel: int) -> tuple[UnitPlan, ...]:
+    runs: list[list[UnitPlan]] = []
+    for plan in plans:
+        if runs and sum(member.numel for member in runs[-1]) + plan.numel <= max_numel:
+            runs[-1].append(plan)
+        else:
+            runs.append([plan])
+    return tuple(
+        UnitPlan(
+            name=run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}",
+            params=tuple(item for plan in run for item in plan.params),
+        )
+        for run in runs
+    )
+
+
+def _check_storage(params: dict[str, nn.Parameter]) -> None:
+    name_at: dict[int, str] = {}
+    for name, param in params.items():
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise ConfigError(f"parameter '{name}' has no shape yet; run the model once before initialize()")
+        if param.is_meta:
+            raise ConfigError(
+                f"parameter '{name}' is on the meta device; give it storage before initialize()"
+            )
+        address = param.data_ptr()
+        if param.numel() and name_at.setdefault(address, name) != name:
+            raise ConfigError(
+                f"parameters '{name_at[address]}' and '{name}' share their storage but are two objects; tie them by "
+                "assigning one nn.Parameter to both modules"
+            )

@@ -1,0 +1,147 @@
+"""The ZeRO stages as rows of a table: placement, residence and schedule of parameters, gradients and states.
+
+Nothing outside this file asks for a stage; everything asks a `Policy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Placement(Enum):
+    """How many ranks of the shard axis hold a value."""
+
+    REPLICATED = "replicated"  # every rank holds all of it
+    SHARDED = "sharded"  # every rank holds its own 1/N of it
+
+
+class Residence(Enum):
+    """Which memory holds a value between its uses."""
+
+    GPU = "gpu"  # the memory of the device that computes, host memory where there is no accelerator
+    CPU = "cpu"  # pinned host memory
+    NVME = "nvme"  # a file on a local disk
+
+
+class ReduceAt(Enum):
+    """When gradients are reduced over the ranks."""
+
+    BOUNDARY = "boundary"  # once per optimizer step, after the last micro batch
+    MICRO_BATCH = "micro_batch"  # in every backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """One row of the table."""
+
+    stage: int  # the row's name in a ds_config; for messages and getters only
+    parameters: Placement
+    gradients: Placement
+    optimizer: Placement
+    reduce_at: ReduceAt
+    reshard_after_forward: bool
+    reshard_after_backward: bool
+    parameters_on: Residence = Residence.GPU
+    gradients_on: Residence = Residence.GPU
+    optimizer_on: Residence = Residence.GPU
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether any of the three values is sharded."""
+        return Placement.SHARDED in (self.parameters, self.gradients, self.optimizer)
+
+    def shard_axis_size(self, world_size: int) -> int:
+        """Return the number of ranks over which values are sharded; the rest of the ranks replicate."""
+        return world_size if self.is_sharded else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes that one rank holds between steps."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer
+
+
+_POLICIES = (
+    Policy(
+        stage=0,
+        parameters=Placement.REPLICATED,
+        gradients=Placement.REPLICATED,
+        optimizer=Placement.REPLICATED,
+        reduce_at=ReduceAt.BOUNDARY,
+        reshard_after_forward=False,
+        reshard_after_backward=False,
+    ),
+    Policy(
+        stage=1,
+        parameters=Placement.REPLICATED,
+        gradients=Placement.REPLICATED,
+        optimizer=Placement.SHARDED,
+        reduce_at=ReduceAt.BOUNDARY,
+        reshard_after_forward=False,
+        reshard_after_backward=False,
+    ),
+    Policy(
+        stage=2,
+        parameters=Placement.REPLICATED,
+        gradients=Placement.SHARDED,
+        optimizer=Placement.SHARDED,
+        reduce_at=ReduceAt.MICRO_BATCH,
+        reshard_after_forward=False,
+        reshard_after_backward=False,
+    ),
+    Policy(
+        stage=3,
+        parameters=Placement.SHARDED,
+        gradients=Placement.SHARDED,
+        optimizer=Placement.SHARDED,
+        reduce_at=ReduceAt.MICRO_BATCH,
+        reshard_after_forward=True,
+        reshard_after_backward=True,
+    ),
+)
+
+
+def policy_for_stage(stage: int) -> Policy:
+    """Return the row of a ZeRO stage.
+
+    Errors: ValueError unless `stage` is 0, 1, 2 or 3
+    """
+    if stage not in range(len(_POLICIES)):
+        raise ValueError(f"stage={stage!r}: a ZeRO stage is one of 0, 1, 2, 3")
+    return _POLICIES[stage]
+
+
+def optimizer_bytes_per_element(*, num_states: int, param_bytes: int) -> int:
+    """Return K: the fp32 states, plus an fp32 master where the parameter itself is not fp32.
+
+    Adam has two states: K = 12 with 16-bit parameters, 8 with fp32 ones, which are their own master.
+    """
+    return 4 * num_states + (0 if param_bytes == 4 else 4)
+
+
+def memory_bytes(
+    policy: Policy, *, numel: int, param_bytes: int, grad_bytes: int, optimizer_bytes: int, num_shards: int
+) -> Memory:
+    """Return what one rank holds between steps, without padding and without the units that are in flight.
+
+    Units:  `numel` counts trained elements; the other arguments are bytes per element
+    Source: ZeRO (arXiv 1910.02054) section 3, with b = param_bytes, g = grad_bytes, K = optimizer_bytes
+    """
+
+    def held(placement: Placement, bytes_per_element: int) -> float:
+        share = num_shards if placement is Placement.SHARDED else 1
+        return numel * bytes_per_element / share
+
+    return Memory(
+        parameters=held(policy.parameters, param_bytes),
+        gradients=held(policy.gradients, grad_bytes),
+        optimizer=held(policy.optimizer, optimizer_bytes),
+    )

@@ -1,0 +1,166 @@
+"""A unit: the parameters that are gathered, reduced and stepped together, in flat buffers.
+
+One buffer per dtype and role
+-----------------------------
+A flat buffer has one dtype, and only trained parameters need gradients and optimizer states. So a unit holds one
+`SubBuffer` per (dtype, is_trained). The model's parameters keep their identity, name, shape and leaf-ness: `p.data`
+becomes a view of the flat parameters once, and `p.grad` a view of the flat gradients, into which autograd adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.collectives import Collectives
+from ..errors import ConfigError
+from .buffer import FlatBuffer
+from .layout import Segment, plan_layout
+
+NO_GROUP = -1  # a parameter that no optimizer group contains
+
+
+class UnitState(Enum):
+    """Where a unit's parameters are, and what that costs this rank. n = the unit's elements, N = ranks per shard axis."""
+
+    FREED = "freed"  # n/N elements: the shard; each parameter is a placeholder of its true shape
+    GATHERING = "gathering"  # n elements: allocated and being filled; not to be read yet
+    LIVE = "live"  # n elements: every parameter can be used
+    HELD = "held"  # n elements: as LIVE, and kept after its use until the end of the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A parameter, its full name and the optimizer group that trains it (NO_GROUP: none)."""
+
+    name: str
+    param: nn.Parameter
+    group: int
+
+    @property
+    def is_trained(self) -> bool:
+        return self.param.requires_grad and self.group != NO_GROUP
+
+
+class SubBuffer:
+    """The parameters of one unit that share a dtype and a role, and this rank's shard of them.
+
+    Order: construction broadcasts from rank 0, so every rank must build the same ones in the same order
+    """
+
+    def __init__(
+        self, members: Sequence[Member], *, dtype: torch.dtype, device: torch.device, comm: Collectives
+    ) -> None:
+        self.members = tuple(members)
+        self.is_trained = members[0].is_trained
+        mesh = comm.mesh
+        self.layout = plan_layout(
+            [tuple(member.param.shape) for member in members],
+            groups=[member.group for member in members],
+            num_shards=mesh.world.size,
+            itemsize=dtype.itemsize,
+        )
+        self.shard_index, self.num_shards = mesh.shard.index, mesh.shard.size
+        self.values = FlatBuffer(self.layout, dtype=dtype, device=device)
+        self.param_shard = self.values.shard(self.shard_index, num_shards=self.num_shards)  # [shard]
+        # [shard] float32, what the optimizer updates; float32 parameters are their own master
+        self.master = self._take_over(comm)
+        self._grads: FlatBuffer | None = None
+        if self.is_trained:
+            self._grads = FlatBuffer(self.layout, dtype=dtype, device=device)
+            self.rebind_gradients()
+
+    @property
+    def grads(self) -> FlatBuffer:
+        """The flat gradients of trained parameters, in the parameters' dtype."""
+        if self._grads is None:
+            raise AssertionError(f"{self.members[0].name} is frozen and has no gradients")
+        return self._grads
+
+    @property
+    def grad_shard(self) -> Tensor:
+        """[shard] This rank's shard of the gradients, reduced in place."""
+        return self.grads.shard(self.shard_index, num_shards=self.num_shards)
+
+    @property
+    def has_separate_master(self) -> bool:
+        """Whether the optimizer updates a float32 copy that must be rounded into the parameters."""
+        return self.is_trained and self.values.flat.dtype != torch.float32
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return this rank's runs of equal optimizer group."""
+        return self.layout.segments(self.shard_index, num_shards=self.num_shards)
+
+    def rebind_gradients(self) -> None:
+        """Make every `p.grad` the view of the flat gradients again.
+
+        The user may have set it to None, which means zero, or to a tensor of their own, which is taken over; autograd
+        replaces it under `create_graph`.
+        Errors: ConfigError if a parameter no longer lies in the flat buffer
+        """
+        for member, value, grad in zip(self.members, self.values.views, self.grads.views, strict=True):
+            param = member.param
+            if param.data_ptr() != value.data_ptr() or param.dtype != value.dtype:
+                raise ConfigError(
+                    f"parameter '{member.name}' is {param.dtype} on {param.device} in memory of its own: initialize() "
+                    f"had placed it in a flat {value.dtype} buffer on {value.device}; convert or move the model before "
+                    "initialize(), and later change a parameter's values only in place"
+                )
+            if param.grad is grad:
+                continue
+            if param.grad is None:
+                grad.zero_()
+            else:
+                grad.copy_(param.grad)
+            param.grad = grad
+
+    def zero_gradients(self) -> None:
+        """Set every gradient to zero; `p.grad` is the view of the flat gradients afterwards."""
+        for member, grad in zip(self.members, self.grads.views, strict=True):
+            if member.param.grad is not grad:
+                member.param.grad = grad
+        self.grads.flat.zero_()
+
+    def refresh_master(self) -> None:
+        """Take the parameters' values into the master, if it is a copy."""
+        if self.has_separate_master:
+            self.master.copy_(self.param_shard)
+
+    def release(self) -> None:
+        """Free gradients and master; the parameters stay where they are."""
+        for member in self.members:
+            member.param.grad = None
+        self._grads = None
+        self.master = self.param_shard
+
+    def _take_over(self, comm: Collectives) -> Tensor:
+        """Copy the parameters into the flat buffer, rank 0's everywhere, and make them views of it.
+
+        The master starts from the values before they are rounded to 16 bits.
+        """
+        whole = self.values
+        if self.has_separate_master:
+            whole = FlatBuffer(self.layout, dtype=torch.float32, device=self.values.flat.device)
+        for member, view in zip(self.members, whole.views, strict=True):
+            view.copy_(member.param.detach())
+        comm.broadcast(whole.flat)
+        if whole is not self.values:
+            self.values.flat.copy_(whole.flat)
+        for member, view in zip(self.members, self.values.views, strict=True):
+            member.param.data = view
+            member.param.grad = None
+        shard = whole.shard(self.shard_index, num_shards=self.num_shards)
+        return shard.clone() if self.has_separate_master else shard
+
+
+class Unit:
+    """Parameters that move together, and their state."""
+
+    def __init__(self, name: str, parts: Sequence[SubBuffer]) -> None:
+        self.name = name
+        self.parts = tuple(parts)
+        self.state = UnitState.LIVE
