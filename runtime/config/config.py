@@ -10,7 +10,7 @@ from .optimizer import OptimizerConfig
 from .precision import Bf16Config
 from .scheduler import SchedulerConfig
 from .section import Section
-from .value import Bool, Positive, Size
+from .value import Bool, Interval, Positive, Size
 from .zero import ZeroConfig
 
 
@@ -28,7 +28,7 @@ class Config(Section):
     micro_batch_size: Positive = Field(alias="train_micro_batch_size_per_gpu")
     gradient_accumulation_steps: Positive
     gradient_clipping: Size = 0.0
-    steps_per_print: Positive | None = None
+    steps_per_print: Interval = None
     wall_clock_breakdown: Bool = False
     dataloader_drop_last: Bool = False
     optimizer: OptimizerConfig | None = None

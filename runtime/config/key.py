@@ -26,6 +26,7 @@ from .value import (
     TEXTS,
     Kind,
     choice,
+    show,
 )
 
 
@@ -45,13 +46,20 @@ class Key:
     path: str
     fate: Fate
     kind: Kind = ANY
-    is_off: Callable[[Any], bool] = lambda value: False
+    is_off: Callable[[Any], bool] = lambda value: (
+        False
+    )  # of a value of that kind; used where hinted or refused
+    off: str = ""  # is_off in words
     note: str = ""  # used: what it does; refused: what to write instead; else why it has no effect
     types: tuple[str, ...] = ()
 
 
-def _off(*values: object) -> Callable[[Any], bool]:
-    return lambda value: value in values
+def _is_one_of(values: tuple[object, ...], kind: Kind) -> Callable[[Any], bool]:
+    return lambda value: kind.convert(value) in values
+
+
+def _is_empty(value: Any) -> bool:
+    return not value
 
 
 def _nothing_enabled(value: Any) -> bool:
@@ -70,7 +78,7 @@ def _hint(
     path: str, kind: Kind, note: str = "", *, quiet: tuple[object, ...] = (), types: tuple[str, ...] = ()
 ) -> Key:
     """`quiet` are the values that ask for nothing, which no warning needs to name."""
-    return Key(path=path, fate=Fate.HINT, kind=kind, note=note, is_off=_off(*quiet), types=types)
+    return Key(path=path, fate=Fate.HINT, kind=kind, note=note, is_off=_is_one_of(quiet, kind), types=types)
 
 
 def _refused(
@@ -81,11 +89,19 @@ def _refused(
     note: str = "",
     types: tuple[str, ...] = (),
 ) -> Key:
-    return Key(path=path, fate=Fate.REFUSED, kind=kind, note=note, is_off=_off(*off), types=types)
+    return Key(
+        path=path,
+        fate=Fate.REFUSED,
+        kind=kind,
+        is_off=_is_one_of(off, kind),
+        off=" or ".join(map(show, off)),
+        note=note,
+        types=types,
+    )
 
 
-def _opaque(path: str, is_off: Callable[[Any], bool], note: str = "") -> Key:
-    return Key(path=path, fate=Fate.REFUSED, kind=OBJECT, note=note, is_off=is_off)
+def _opaque(path: str, is_off: Callable[[Any], bool], off: str) -> Key:
+    return Key(path=path, fate=Fate.REFUSED, kind=OBJECT, is_off=is_off, off=off)
 
 
 def _details(section: str, **kinds: Kind) -> Iterator[Key]:
@@ -104,7 +120,7 @@ _TRAINING = (
     _used("train_micro_batch_size_per_gpu", "samples for one forward and backward on one rank"),
     _used("gradient_accumulation_steps", "forward and backward passes for one optimizer step"),
     _used("gradient_clipping", "largest global gradient norm; 0 or left out: no clipping"),
-    _used("steps_per_print", "optimizer steps between two lines of progress; left out: none"),
+    _used("steps_per_print", "optimizer steps between two lines of progress; 0 or left out: none"),
     _used("wall_clock_breakdown", "print times of forward, backward and step"),
     _used("dataloader_drop_last", "leave out the last micro batch where it is not full"),
     _hint("dump_state", BOOL, quiet=(False,)),
@@ -118,12 +134,12 @@ _TRAINING = (
     _hint("zero_force_ds_cpu_optimizer", BOOL),
     _hint("seq_parallel_comm_data_type", _DTYPE),
     _hint("seq_parallel_communication_data_type", _DTYPE),
-    _refused("gradient_allreduce_op", choice("mean", "sum"), off=("mean", "MEAN", "Mean"), note='"mean" is'),
+    _refused("gradient_allreduce_op", choice("mean", "sum"), off=("mean",)),
     _refused("managed_gradient_accumulation", off=(True,)),
     _refused("sparse_gradients"),
-    _refused("communication_data_type", _DTYPE, off=(), note="leave it out"),
+    _refused("communication_data_type", _DTYPE, off=()),
     _refused("graph_harvesting"),
-    _refused("sequence_parallel_size", POSITIVE, off=(1,), note="1 is"),
+    _refused("sequence_parallel_size", POSITIVE, off=(1,)),
     _refused("use_data_before_expert_parallelism"),
 )
 
@@ -150,7 +166,7 @@ _OPTIMIZER = (
         "optimizer.params.max_grad_norm",
         NUMBER,
         off=(),
-        note="clipping is no matter of the optimizer: write it as gradient_clipping at the top level",
+        note="write it as gradient_clipping at the top level",
     ),
     _hint("optimizer.params.torch_adam", BOOL, "there is one Adam", types=_ADAM),
     _hint("optimizer.params.set_grad_none", BOOL, types=_ADAM),
@@ -226,9 +242,9 @@ _PRECISION = (
         min_loss_scale=SIZE,
         max_loss_scale=SIZE,
     ),
-    _refused("data_types.grad_accum_dtype", _DTYPE, off=(), note="leave it out"),
-    _refused("data_types.param_dtype", _DTYPE, off=(), note="leave it out"),
-    _refused("data_types.buffer_dtype", _DTYPE, off=(), note="leave it out"),
+    _refused("data_types.grad_accum_dtype", _DTYPE, off=()),
+    _refused("data_types.param_dtype", _DTYPE, off=()),
+    _refused("data_types.buffer_dtype", _DTYPE, off=()),
 )
 
 _STAGE_3_ONLY = "only stage 3 has a use for it"
@@ -274,23 +290,22 @@ _ZERO = (
     *_stage3("allgather_sequential", BOOL),
     *_stage3("partition_stream_chunk_size", COUNT),
     _refused("zero_optimization.legacy_stage1"),
-    _refused("zero_optimization.zero_hpz_partition_size", COUNT, off=(0, 1), note="1 is"),
+    _refused("zero_optimization.zero_hpz_partition_size", COUNT, off=(0, 1)),
     _refused("zero_optimization.zero_quantized_weights"),
     _refused("zero_optimization.zero_quantized_nontrainable_weights"),
     _refused("zero_optimization.zero_quantized_gradients"),
-    _refused("zero_optimization.mics_shard_size", INT, off=(-1,), note="-1 is"),
+    _refused("zero_optimization.mics_shard_size", INT, off=(-1,)),
     _refused("zero_optimization.mics_hierarchical_params_gather"),
-    _opaque("zero_optimization.zeropp_loco_param", _off({})),
-    _opaque("zero_optimization.zenflow", _off({})),
+    _opaque("zero_optimization.zeropp_loco_param", _is_empty, "{}"),
+    _opaque("zero_optimization.zenflow", _is_empty, "{}"),
     *_details("zero_optimization", save_muon_momentum_buffer_in_memory=BOOL),
-    _refused("zero_optimization.cpu_offload", note="the optimizer states stay where the parameters are"),
+    _refused("zero_optimization.cpu_offload"),
     _refused("zero_optimization.cpu_offload_param"),
     *_details("zero_optimization", cpu_offload_use_pin_memory=BOOL),
     _refused(
         "zero_optimization.offload_optimizer.device",
         choice("none", "cpu", "nvme"),
         off=("none",),
-        note='"none" is',
     ),
     *_details(
         "zero_optimization.offload_optimizer",
@@ -308,7 +323,6 @@ _ZERO = (
         "zero_optimization.offload_param.device",
         choice("none", "cpu", "nvme"),
         off=("none",),
-        note='"none" is',
     ),
     *_details(
         "zero_optimization.offload_param",
@@ -337,7 +351,7 @@ _STORAGE = (
         enable_nebula_load=BOOL,
         load_path=TEXT,
     ),
-    _opaque("datastates_ckpt", _off({})),
+    _opaque("datastates_ckpt", _is_empty, "{}"),
     _hint("aio.block_size", POSITIVE, "nothing goes to NVMe"),
     _hint("aio.queue_depth", POSITIVE, "nothing goes to NVMe"),
     _hint("aio.thread_count", POSITIVE, "nothing goes to NVMe"),
@@ -430,19 +444,16 @@ _OTHER = (
     _refused("compile.enabled", note="call torch.compile on the model"),
     _refused("compile.deepcompile"),
     *_details("compile", backend=TEXT, kwargs=OBJECT, offload_activation=BOOL, offload_opt_states=BOOL),
-    _opaque("autotuning", _nothing_enabled),
-    _opaque("compression_training", _nothing_enabled),
-    _opaque("curriculum_learning", _nothing_enabled),
-    _opaque("data_efficiency", _nothing_enabled),
-    _opaque("expert_parallel", _nothing_enabled),
-    _opaque("quantize_training", _nothing_enabled),
-    _opaque("pipeline", _off({})),
-    _opaque("sparse_attention", _off({})),
-    _opaque(
-        "tensor_parallel",
-        lambda value: value.get("autotp_size", 0) in (0, 1) and set(value) <= {"autotp_size"},
-    ),
-    _opaque("weight_quantization", _off({})),
+    _opaque("autotuning", _nothing_enabled, "nothing enabled in it"),
+    _opaque("compression_training", _nothing_enabled, "nothing enabled in it"),
+    _opaque("curriculum_learning", _nothing_enabled, "nothing enabled in it"),
+    _opaque("data_efficiency", _nothing_enabled, "nothing enabled in it"),
+    _opaque("expert_parallel", _nothing_enabled, "nothing enabled in it"),
+    _opaque("quantize_training", _nothing_enabled, "nothing enabled in it"),
+    _opaque("pipeline", _is_empty, "{}"),
+    _opaque("sparse_attention", _is_empty, "{}"),
+    _opaque("tensor_parallel", lambda value: value in ({}, {"autotp_size": 0}), '{"autotp_size": 0}'),
+    _opaque("weight_quantization", _is_empty, "{}"),
 )
 
 KEYS: tuple[Key, ...] = (

@@ -15,6 +15,9 @@ from .value import show_name
 
 _DICT_NAME = "ds_config"
 _BASE64_NAME = "ds_config (base64)"
+_STANDARD = str.maketrans(
+    "-_", "+/"
+)  # from the alphabet that is safe in URLs, which DeepSpeed's launcher writes
 
 
 class _TwiceGiven:
@@ -73,7 +76,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 def _read_base64(text: str) -> dict[str, Any]:
     try:
-        decoded = base64.b64decode(text, altchars=b"-_", validate=True).decode("utf-8")
+        decoded = base64.b64decode(text.translate(_STANDARD), validate=True).decode("utf-8")
     except (binascii.Error, ValueError):
         decoded = ""
     if not decoded.lstrip().startswith("{"):

@@ -67,7 +67,9 @@ class _Sieve:
         """Sort the keys of the section at `path`; what is used goes into `used`."""
         for name, value in values.items():
             inner = f"{path}.{name}" if path else name
-            if inner in self._sections and name:
+            if not name or "." in name:  # else the key "bf16.enabled" would pass for enabled inside bf16
+                self._sifted.problems[inner] = self._unknown(path, name)
+            elif inner in self._sections:
                 if isinstance(value, dict):
                     used_there: dict[str, Any] = {}
                     self.section(value, inner, used_there)
@@ -88,9 +90,7 @@ class _Sieve:
         elif key.fate is Fate.HINT and not key.is_off(value):
             self._sifted.hints.append(key.path)
         elif key.fate is Fate.REFUSED and not key.is_off(value):
-            advice = key.note or (
-                "write false" if value is True else "write true" if value is False else "leave it out"
-            )
+            advice = "; ".join(filter(None, [key.off and f"{key.off} is", key.note])) or "leave it out"
             self._sifted.problems[key.path] = (
                 f"{key.path} {show(value)} is not available in this version; {advice}"
             )
@@ -113,14 +113,17 @@ class _Sieve:
             section for section in sorted(self._sections) if section and section.rpartition(".")[2] == name
         ]
         parts = [f"{f'{path}.' if path else ''}{show_name(name)} is not a known key"]
-        if name == "max_grad_norm":
+        if f"{path}.{name}" in self._keys or (not path and name in self._keys):
+            section, _, last = name.rpartition(".")
+            parts.append(f"write it as the key {last} inside {section}")
+        elif name == "max_grad_norm":
             parts.append("did you mean gradient_clipping at the top level?")
         elif elsewhere:
             parts.append(f"it is known as {' or '.join(elsewhere[:3])}")
-        elif near:
-            parts.append(f"did you mean {' or '.join(near)}?")
         elif name.startswith(("_", "//", "#")) or "comment" in name.lower():
             parts.append("a comment starts with // and is no key")
+        elif near:
+            parts.append(f"did you mean {' or '.join(near)}?")
         known = self._names_in(path, used_only=True) or names
         parts.append(f"{'used at ' + _TOP if not path else path + ' takes'}: {', '.join(known)}")
         return "; ".join(parts)

@@ -86,6 +86,11 @@ INT = Kind(words="a whole number", accepts=_is_whole, convert=int)
 COUNT = Kind(words="a whole number, 0 or above", accepts=lambda v: _is_whole(v) and v >= 0, convert=int)
 POSITIVE = Kind(words="a whole number above 0", accepts=lambda v: _is_whole(v) and v > 0, convert=int)
 START = Kind(words="a whole number, -1 or above", accepts=lambda v: _is_whole(v) and v >= -1, convert=int)
+INTERVAL = Kind(
+    words="a whole number, 0 or above",
+    accepts=lambda v: v == math.inf or COUNT.accepts(v),
+    convert=lambda v: None if v in (0, math.inf) else int(v),  # both spellings of "never" are in use
+)
 NUMBER = Kind(words="a number", accepts=_is_number, convert=float)
 SIZE = Kind(words="a number, 0 or above", accepts=_is_lr, convert=float)
 RATIO = Kind(words="a number from 0 to 1", accepts=lambda v: _is_number(v) and 0 <= v <= 1, convert=float)
@@ -117,6 +122,7 @@ def choice(*names: str) -> Kind:
 Bool = Annotated[bool, BeforeValidator(BOOL.read)]
 Count = Annotated[int, BeforeValidator(COUNT.read)]
 Positive = Annotated[int, BeforeValidator(POSITIVE.read)]
+Interval = Annotated[int | None, BeforeValidator(INTERVAL.read)]
 Start = Annotated[int, BeforeValidator(START.read)]
 Number = Annotated[float, BeforeValidator(NUMBER.read)]
 Size = Annotated[float, BeforeValidator(SIZE.read)]

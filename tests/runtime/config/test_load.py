@@ -1,0 +1,344 @@
+"""A ds_config in; a Config, a warning or a message out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pydantic
+import pytest
+from torch.optim.lr_scheduler import StepLR
+
+from dslaunch.runtime.config import Config, load_config
+from dslaunch.runtime.config.optimizer import AdamParams, SGDParams
+from dslaunch.runtime.config.scheduler import OneCycleParams, TorchSchedulerParams, WarmupParams
+from dslaunch.runtime.config.torch_scheduler import torch_scheduler_names, torch_scheduler_params
+from dslaunch.runtime.errors import ConfigError
+
+
+def load(**values: Any) -> Config:
+    return load_config({"train_batch_size": 8, **values}, world_size=2)
+
+
+def message_of(values: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(values, world_size=2)
+    return str(caught.value)
+
+
+def test_a_batch_size_is_all_that_must_be_given() -> None:
+    config = load()
+    assert config == Config(
+        source="ds_config",
+        world_size=2,
+        train_batch_size=8,
+        train_micro_batch_size_per_gpu=4,
+        gradient_accumulation_steps=1,
+    )
+    assert config.micro_batch_size == 4
+    assert config.gradient_clipping == 0.0
+    assert config.steps_per_print is None
+    assert config.wall_clock_breakdown is False
+    assert config.dataloader_drop_last is False
+    assert config.optimizer is None
+    assert config.scheduler is None
+    assert config.bf16.enabled is False
+    assert config.zero.stage == 0
+    assert config.zero.reduce_bucket_numel == 500_000_000
+
+
+ADAM = {"lr": 2e-5, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("given", "attribute", "expected"),
+    [
+        ({"gradient_clipping": 1}, "gradient_clipping", 1.0),
+        ({"gradient_clipping": None}, "gradient_clipping", 0.0),
+        ({"steps_per_print": 10}, "steps_per_print", 10),
+        ({"steps_per_print": 0}, "steps_per_print", None),
+        ({"steps_per_print": float("inf")}, "steps_per_print", None),
+        ({"wall_clock_breakdown": True}, "wall_clock_breakdown", True),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last", True),
+        ({"bf16": {"enabled": True}}, "bf16.enabled", True),
+        ({"bfloat16": {"enabled": True}}, "bf16.enabled", True),
+        ({"bf16": {}}, "bf16.enabled", False),
+        ({"bf16": None}, "bf16.enabled", False),
+        ({"zero_optimization": {"stage": 1}}, "zero.stage", 1),
+        ({"zero_optimization": True}, "zero.stage", 1),
+        ({"zero_optimization": False}, "zero.stage", 0),
+        ({"zero_optimization": {"reduce_bucket_size": 2e8}}, "zero.reduce_bucket_numel", 200_000_000),
+        ({"optimizer": {"type": "AdamW"}}, "optimizer.params", AdamParams()),
+        ({"optimizer": {"type": "adam", "params": ADAM}}, "optimizer.type", "Adam"),
+        ({"optimizer": {"type": "ADAMW", "params": ADAM}}, "optimizer.params", AdamParams(lr=2e-5, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, adam_w_mode=True)),
+        ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "optimizer.params", AdamParams(adam_w_mode=False)),
+        ({"optimizer": {"type": "AdamW", "params": {"bias_correction": True, "amsgrad": False}}}, "optimizer.params", AdamParams()),
+        ({"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": True}}}, "optimizer.params", SGDParams(lr=0.1, momentum=0.9, nesterov=True)),
+        ({"optimizer": None}, "optimizer", None),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler.params", WarmupParams()),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2], "warmup_type": "LINEAR"}}}, "scheduler.params", WarmupParams(warmup_max_lr=(1.0, 2.0), warmup_type="linear")),
+        ({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}}}, "scheduler.params", OneCycleParams(cycle_min_lr=0.0, cycle_max_lr=1.0)),
+        ({"scheduler": {"type": "CosineAnnealingLR", "params": {"T_max": 9}}}, "scheduler.params", TorchSchedulerParams.model_validate({"T_max": 9})),
+        ({"fp16": {"enabled": False, "loss_scale": 0, "min_loss_scale": 0.0}}, "bf16.enabled", False),
+        ({"zero_optimization": {"offload_optimizer": {"device": "none", "pin_memory": True}}}, "zero.stage", 0),
+        ({"zero_optimization": {"cpu_offload": False, "offload_param": None}}, "zero.stage", 0),
+        ({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": False}}}}, "zero.stage", 0),
+    ],
+)  # fmt: skip
+def test_what_is_given_arrives(
+    given: dict[str, Any], attribute: str, expected: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    value: Any = load(**given)
+    for name in attribute.split("."):
+        value = getattr(value, name)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_a_config_never_changes() -> None:
+    config = load(optimizer={"type": "Adam"})
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        config.gradient_clipping = 1.0  # type: ignore[misc]
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        config.zero.stage = 1  # type: ignore[misc]
+
+
+TOP = (
+    "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
+    "gradient_clipping, steps_per_print, wall_clock_breakdown, dataloader_drop_last, optimizer, scheduler, bf16, "
+    "zero_optimization"
+)
+NOT_HERE = "is not available in this version"
+ADAM_TAKES = "optimizer.params takes: lr, weight_decay, betas, eps, adam_w_mode"
+
+BAD = [
+    # a value that is not allowed
+    ({"gradient_clipping": -1}, "gradient_clipping -1 is not a number, 0 or above"),
+    ({"gradient_clipping": "1.0"}, 'gradient_clipping "1.0" is not a number, 0 or above'),
+    ({"gradient_clipping": float("nan")}, "gradient_clipping NaN is not a number, 0 or above"),
+    ({"gradient_clipping": 10**400}, f"gradient_clipping 1{'0' * 79}... is not a number, 0 or above"),
+    ({"train_batch_size": 0}, "train_batch_size 0 is not a whole number above 0"),
+    ({"train_batch_size": 8.5}, "train_batch_size 8.5 is not a whole number above 0"),
+    ({"train_batch_size": True}, "train_batch_size true is not a whole number above 0"),
+    ({"gradient_accumulation_steps": [1]}, "gradient_accumulation_steps [1] is not a whole number above 0"),
+    ({"steps_per_print": -1}, "steps_per_print -1 is not a whole number, 0 or above"),
+    ({"wall_clock_breakdown": "true"}, 'wall_clock_breakdown "true" is not true or false'),
+    ({"bf16": {"enabled": 1}}, "bf16.enabled 1 is not true or false"),
+    ({"bf16": True}, "bf16 true is not an object: { ... }"),
+    ({"zero_optimization": 1}, "zero_optimization 1 is not an object: { ... }"),
+    ({"zero_optimization": {"reduce_bucket_size": 0.5}}, "zero_optimization.reduce_bucket_size 0.5 is not a whole number, 0 or above"),
+    ({"zero_optimization": {"stage": 7}}, "zero_optimization.stage 7 is not a ZeRO stage; 0 and 1 are available"),
+    ({"zero_optimization": {"stage": "1"}}, 'zero_optimization.stage "1" is not a ZeRO stage; 0 and 1 are available'),
+    ({"zero_optimization": {"stage": True}}, "zero_optimization.stage true is not a ZeRO stage; 0 and 1 are available"),
+    ({"zero_optimization": {"overlap_comm": 1}}, "zero_optimization.overlap_comm 1 is not true or false"),
+    ({"fp16": {"enabled": False, "loss_scale": "big"}}, 'fp16.loss_scale "big" is not a number, 0 or above'),
+    ({"checkpoint": {"tag_validation": "loud"}}, 'checkpoint.tag_validation "loud" is not "Ignore", "Warn" or "Fail"'),
+    # optimizer
+    ({"optimizer": "Adam"}, 'optimizer "Adam" is not an object: { ... }'),
+    ({"optimizer": {"params": {"lr": 1}}}, "optimizer.type is missing"),
+    ({"optimizer": {"type": 3}}, "optimizer.type 3 is not a text"),
+    ({"optimizer": {"type": "Addam"}}, 'optimizer.type "Addam" is not a known optimizer; did you mean "Adam"? Adam, AdamW and SGD are available in this version'),
+    ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 0.3}}}, f'optimizer.type "Lamb" {NOT_HERE}; Adam, AdamW and SGD are; or pass any torch optimizer to initialize()'),
+    ({"optimizer": {"type": "onebitadam"}}, f'optimizer.type "onebitadam" {NOT_HERE}; Adam, AdamW and SGD are; or pass any torch optimizer to initialize()'),
+    ({"optimizer": {"type": "AdamW", "params": {"lr": "2e-5"}}}, 'optimizer.params.lr "2e-5" is not a number, 0 or above'),
+    ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}}, "optimizer.params.betas [0.9, 1] is not a list of two numbers from 0 to below 1"),
+    ({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}}, f"optimizer.params.momentum is not a known key; {ADAM_TAKES}"),
+    ({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": False}}}, 'optimizer.params.adam_w_mode false contradicts optimizer.type "AdamW"; write the type "Adam" for weight decay in the gradient'),
+    ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}, f"optimizer.params.max_grad_norm 1.0 {NOT_HERE}; write it as gradient_clipping at the top level"),
+    ({"optimizer": {"type": "SGD", "params": {"max_grad_norm": 0}}}, f"optimizer.params.max_grad_norm 0 {NOT_HERE}; write it as gradient_clipping at the top level"),
+    ({"optimizer": {"type": "Adam", "params": {"bias_correction": False}}}, f"optimizer.params.bias_correction false {NOT_HERE}; true is"),
+    ({"optimizer": {"type": "Adam", "params": {"amsgrad": True}}}, f"optimizer.params.amsgrad true {NOT_HERE}; false is"),
+    ({"optimizer": {"type": "SGD", "params": {"nesterov": True}}}, "optimizer.params.nesterov true needs a momentum above 0 and no dampening; momentum is 0.0, dampening is 0.0"),
+    # scheduler
+    ({"scheduler": {"type": "WarmupLr"}}, 'scheduler.type "WarmupLr" is not a known scheduler; did you mean "WarmupLR"? known: SCHEDULERS'),
+    ({"scheduler": {"type": "LambdaLR"}}, 'scheduler.type "LambdaLR" needs a function, which no config can hold; pass lr_scheduler to initialize()'),
+    ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "scheduler.params.total_num_steps is missing"),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}, "scheduler.params.warmup_num_steps 0 is not a whole number above 0"),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}}, 'scheduler.params.warmup_type "cosine" is not "log" or "linear"'),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": []}}}, "scheduler.params.warmup_max_lr [] is not a number, 0 or above, or a list with one for each parameter group"),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 10}}}, "scheduler.params.warmup_steps is not a known key; did you mean warmup_num_steps or warmup_type?; scheduler.params takes: last_batch_iteration, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type"),
+    ({"scheduler": {"type": "StepLR", "params": {"gama": 0.1}}}, "scheduler.params.gama is not a known key; did you mean gamma?; scheduler.params takes: STEP_LR\nds_config: scheduler.params.step_size is missing"),
+    # refused by name
+    ({"zero_optimization": {"stage": 2}}, f"zero_optimization.stage 2 {NOT_HERE}; 0 and 1 are"),
+    ({"zero_optimization": {"stage": 3}}, f"zero_optimization.stage 3 {NOT_HERE}; 0 and 1 are"),
+    ({"fp16": {"enabled": True}}, f'fp16.enabled true {NOT_HERE}; false is; use "bf16": {{"enabled": true}}, or leave both out for float32'),
+    ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled true contradicts bf16.enabled true; keep bf16"),
+    ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, f'zero_optimization.offload_optimizer.device "cpu" {NOT_HERE}; "none" is'),
+    ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, 'zero_optimization.offload_optimizer.device "gpu" is not "none", "cpu" or "nvme"'),
+    ({"zero_optimization": {"cpu_offload": True}}, f"zero_optimization.cpu_offload true {NOT_HERE}; false is"),
+    ({"zero_optimization": {"zero_hpz_partition_size": 8}}, f"zero_optimization.zero_hpz_partition_size 8 {NOT_HERE}; 0 or 1 is"),
+    ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is"),
+    ({"communication_data_type": "fp32"}, f'communication_data_type "fp32" {NOT_HERE}; leave it out'),
+    ({"amp": {"enabled": True, "opt_level": "O1"}}, f'amp.enabled true {NOT_HERE}; false is; use "bf16": {{"enabled": true}}'),
+    ({"torch_autocast": {"enabled": True}}, f"torch_autocast.enabled true {NOT_HERE}; false is"),
+    ({"comms_logger": {"enabled": True}}, f"comms_logger.enabled true {NOT_HERE}; false is"),
+    ({"flops_profiler": {"enabled": True}}, f"flops_profiler.enabled true {NOT_HERE}; false is"),
+    ({"pipeline": {"stages": 2}}, f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is'),
+    ({"compression_training": {"a": [{"enabled": True}]}}, f'compression_training {{"a": [{{"enabled": true}}]}} {NOT_HERE}; nothing enabled in it is'),
+    ({"gradient_allreduce_op": "SUM"}, f'gradient_allreduce_op "SUM" {NOT_HERE}; "mean" is'),
+    # keys that are not known
+    ({"train_batch_sise": 8}, f"train_batch_sise is not a known key; did you mean train_batch_size?; {TOP}"),
+    ({"Gradient_Clipping": 1}, f"Gradient_Clipping is not a known key; did you mean gradient_clipping?; {TOP}"),
+    ({"max_grad_norm": 1}, f"max_grad_norm is not a known key; did you mean gradient_clipping at the top level?; {TOP}"),
+    ({"_comment": "hi"}, f"_comment is not a known key; a comment starts with // and is no key; {TOP}"),
+    ({"stage": 1}, f"stage is not a known key; it is known as zero_optimization.stage; {TOP}"),
+    ({"xyz": None}, f"xyz is not a known key; {TOP}"),
+    ({"": 1}, f" is not a known key; {TOP}"),
+    ({"a\nb": 1}, f'"a\\nb" is not a known key; {TOP}'),
+    ({"bf16.enabled": True}, f"bf16.enabled is not a known key; write it as the key enabled inside bf16; {TOP}"),
+    ({"bf16": {"loss_scale": 0}}, "bf16.loss_scale is not a known key; it is known as fp16.loss_scale or amp.loss_scale; bf16 takes: enabled"),
+    ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?; zero_optimization takes: stage, reduce_bucket_size"),
+    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, buffer_count, pin_memory, pipeline_read, pipeline_write, fast_init, ratio, super_offload, cpuadam_cores_perc"),
+    ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}}, "optimizer.scheduler is not a known key; it is known as scheduler; optimizer takes: type, params"),
+    ({"bfloat16": {}, "bf16": {}}, "bfloat16 is the old name of bf16, which is given too; keep bf16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "line"), BAD, ids=[line.split(" is ")[0][:60] for _, line in BAD])
+def test_what_is_wrong_is_named_with_what_is_allowed(given: dict[str, Any], line: str) -> None:
+    known = (
+        "WarmupLR",
+        "WarmupDecayLR",
+        "WarmupCosineLR",
+        "OneCycle",
+        "LRRangeTest",
+        *torch_scheduler_names(),
+    )
+    line = line.replace("SCHEDULERS", ", ".join(known))  # these two depend on the version of torch
+    line = line.replace("STEP_LR", ", ".join(torch_scheduler_params(StepLR)))
+    assert message_of({"train_batch_size": 8, **given}) == f"ds_config: {line}"
+
+
+def test_all_that_is_wrong_is_reported_at_once_one_line_each() -> None:
+    given = {
+        "train_batch_size": 30,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_clipping": -1,
+        "optimizer": {"type": "AdamW", "params": {"lr": -1, "eps": "small"}},
+        "scheduler": {"type": "WarmupDecayLR"},
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
+        "tyop": 1,
+    }
+    assert message_of(given).replace(TOP, "TOP").splitlines() == [
+        'ds_config: zero_optimization.offload_param.device "nvme" is not available in this version; "none" is',
+        "ds_config: tyop is not a known key; TOP",
+        "ds_config: optimizer.params.lr -1 is not a number, 0 or above",
+        'ds_config: optimizer.params.eps "small" is not a number, 0 or above',
+        "ds_config: scheduler.params.total_num_steps is missing",
+        "ds_config: zero_optimization.stage 3 is not available in this version; 0 and 1 are",
+        "ds_config: train_batch_size 30 is not a multiple of train_micro_batch_size_per_gpu 4 * world_size 2 = 8; 24 and 32 are",
+        "ds_config: gradient_clipping -1 is not a number, 0 or above",
+    ]
+
+
+def test_every_auto_that_is_left_is_listed_in_one_line() -> None:
+    given = {
+        "train_batch_size": "auto",
+        "bf16": {"enabled": "auto"},
+        "fp16": {"loss_scale": "auto"},
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": "auto", "overlap_comm": "auto"},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, "auto"]}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}},
+        "pipeline": {"stages": "auto"},
+    }
+    assert message_of(given) == (
+        'ds_config: "auto" is left in train_batch_size, bf16.enabled, fp16.loss_scale, '
+        "zero_optimization.reduce_bucket_size, zero_optimization.overlap_comm, optimizer.params.lr, "
+        "optimizer.params.betas[1], scheduler.params.total_num_steps, pipeline.stages; "
+        "write values: only a trainer can fill it in"
+    )
+    assert message_of(
+        {"train_batch_size": 8, "optimizer": "auto", "scheduler": {"type": "auto", "params": {}}}
+    ) == (
+        'ds_config: "auto" is left in optimizer, scheduler.type; write values: only a trainer can fill it in'
+    )
+
+
+def test_what_has_no_effect_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    load(
+        bfloat16={"enabled": True},
+        zero_optimization={
+            "stage": 1,
+            "overlap_comm": False,
+            "allgather_bucket_size": 5e8,
+            "reduce_bucket_size": 5e8,
+        },
+        optimizer={"type": "Adam", "params": {"torch_adam": True}},
+        activation_checkpointing={"partition_activations": True, "profile": False},
+        prescale_gradients=False,
+        memory_breakdown=False,
+        aio={"queue_depth": 8},
+    )
+    assert caplog.record_tuples == [
+        (
+            "dslaunch",
+            logging.WARNING,
+            "ds_config: accepted, without effect here: zero_optimization.overlap_comm, "
+            "zero_optimization.allgather_bucket_size, optimizer.params.torch_adam, "
+            "activation_checkpointing.partition_activations, aio.queue_depth; old spelling: bfloat16 (now bf16)",
+        )
+    ]
+
+
+def test_what_is_off_or_used_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    load(
+        zero_optimization={"stage": 1, "reduce_bucket_size": 1e6, "offload_optimizer": {"device": "none"}},
+        fp16={"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
+        tensorboard={"enabled": False, "output_path": "logs"},
+        memory_breakdown=False,
+        bf16={"enabled": True, "check_grad_overflow": True},
+    )
+    assert caplog.records == []
+
+
+def test_world_size_below_1_is_a_fault_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="world_size 0 is below 1"):
+        load_config({"train_batch_size": 8}, world_size=0)
+
+
+WHOLE: dict[str, Any] = {
+    "train_batch_size": 32,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 1.0,
+    "steps_per_print": 10,
+    "wall_clock_breakdown": True,
+    "dataloader_drop_last": True,
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "adam_w_mode": True},
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "total_num_steps": 100,
+            "warmup_min_lr": 0.0,
+            "warmup_max_lr": [1e-4, 1e-5],
+            "warmup_num_steps": 10,
+            "warmup_type": "linear",
+            "last_batch_iteration": -1,
+        },
+    },
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000},
+}
+
+
+def test_describe_gives_the_whole_configuration_in_the_spellings_of_the_file() -> None:
+    assert load_config(WHOLE, world_size=2).describe() == WHOLE
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        WHOLE,
+        {"optimizer": {"type": "SGD", "params": {"momentum": 0.9}}},
+        {"scheduler": {"type": "StepLR", "params": {"step_size": 5}}},
+        {"scheduler": {"type": "WarmupLR"}},
+        {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}},
+    ],
+)
+def test_what_describe_gives_loads_as_the_same_config(given: dict[str, Any]) -> None:
+    config = load_config({"train_batch_size": 32, **given}, world_size=2)
+    assert load_config(config.describe(), world_size=2) == config
