@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+
 from dslaunch.kernels import AdamSegment, adamw_step, squared_norm
 
 LENGTHS = (2**14, 2**17, 2**20, 2**24)

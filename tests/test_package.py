@@ -1,0 +1,105 @@
+"""What is shipped: the version, the files of the wheel, and that a wheel works alone, without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import dslaunch
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"dslaunch": "dslaunch", "launcher": "dslaunch/launcher", "runtime": "dslaunch/runtime", "kernels": "dslaunch/kernels"}  # fmt: skip
+NOT_SHIPPED = {".cpp", ".h", ".cu", ".cuh", ".so", ".pyc"}
+LINKS = {"dslaunch/launcher", "dslaunch/runtime", "dslaunch/kernels"}
+
+
+def test_the_installed_version_is_the_one_in_the_source() -> None:
+    assert importlib.metadata.version("dslaunch") == dslaunch.__version__
+
+
+def expected_files() -> set[str]:
+    """Return what the wheel holds beside its metadata and the compiled module."""
+    expected = set()
+    for folder, place in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*"):
+            inside = path.relative_to(ROOT / folder)
+            if f"{folder}/{inside.parts[0]}" in LINKS or not path.is_file():
+                continue
+            if path.suffix not in NOT_SHIPPED and path.name != "CMakeLists.txt":
+                expected.add(f"{place}/{inside}")
+    return expected
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a source distribution, and a wheel from that, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        f"--outdir={folder}",
+        f"-Cbuild-dir={folder}/build",
+    ]
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_wheel_holds_every_module_and_no_source_of_the_compiled_one(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    compiled = [name for name in names if name.endswith(".so")]
+    assert len(compiled) == 1
+    assert compiled[0].startswith("dslaunch/kernels/_C.")
+    assert len(names) == len(set(names))
+    assert set(names) - set(compiled) == expected_files()
+    assert "dslaunch/py.typed" in names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_source_distribution_holds_each_folder_once(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "kernels/CMakeLists.txt",
+        "kernels/bindings.cpp",
+        "launcher/__init__.py",
+        "runtime/__init__.py",
+    } <= names
+    assert not {name for name in names if any(name == link or name.startswith(f"{link}/") for link in LINKS)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_unpacked_wheel_works_alone_and_loads_no_torch(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    script = (
+        "import array, sys; sys.path.insert(0, sys.argv[1])\n"
+        "import dslaunch, dslaunch.launcher, dslaunch.kernels as kernels\n"
+        "assert kernels.squared_norm(array.array('f', [3.0, 4.0])) == 25.0\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(dslaunch.__version__, kernels.__file__)\n"
+    )
+    # -I -S: neither this checkout nor what is installed can be found.
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script, str(tmp_path)],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [dslaunch.__version__, str(tmp_path / "dslaunch/kernels/__init__.py")]
