@@ -276,11 +276,10 @@ class Controller:
         if not running:
             return
         why = signal_name(self._interrupted_by) if self._interrupted_by else self._failures[0].describe()
-        self._console.say(
-            f"{why}: stopping {running} other worker{'s' if running != 1 else ''}"
-            f" (SIGTERM, and SIGKILL after {grace_s:g} s"
-            f"{'; Ctrl-C again kills them now' if self._interrupts and grace_s else ''})"
-        )
+        workers = f"{running} {'' if self._interrupted_by else 'other '}worker{'s' if running != 1 else ''}"
+        how = f"SIGTERM, and SIGKILL after {grace_s:g} s" if grace_s else "SIGKILL"
+        hint = "; Ctrl-C again kills them now" if self._interrupted_by and grace_s else ""
+        self._console.say(f"{why}: stopping {workers} ({how}{hint})")
 
     def _stop_all(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s

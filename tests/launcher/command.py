@@ -1,0 +1,65 @@
+"""A `dslaunch` command running on a host of the lab, and what it printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.lab import Host
+
+TIMEOUT_S = 60.0
+
+
+class Command:
+    """Starts `dslaunch WORDS...` on a host, in `folder`; its output goes to files there."""
+
+    def __init__(self, host: Host, folder: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+        self._out = folder / f"out-{id(self)}"
+        self._err = folder / f"err-{id(self)}"
+        self.began_at = time.monotonic()
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = host.popen(
+                [sys.executable, "-m", "dslaunch", *words],
+                cwd=str(folder),
+                env=dict(env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text("utf-8", "surrogateescape")
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text("utf-8", "surrogateescape")
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """The exit code; a command that does not end is a failure that shows what it printed."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"did not end within {timeout_s} s\n{self.out}\n{self.err}") from None
+
+    def wait_for(self, text: str, *, times: int = 1, timeout_s: float = TIMEOUT_S) -> None:
+        """Until stdout shows `text` so many times."""
+        poll(lambda: self.out.count(text) >= times, f"{text!r} x {times}", self, timeout_s)
+
+    def lines(self, prefix: str) -> list[str]:
+        """The lines of stdout from one rank, e.g. `node1:0`."""
+        mark = f"{prefix} | "
+        return [line.removeprefix(mark) for line in self.out.splitlines() if line.startswith(mark)]
+
+
+def poll(is_there: Callable[[], bool], what: str, command: Command, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until something is so, or fail saying what was waited for and what the command printed."""
+    deadline = time.monotonic() + timeout_s
+    while not is_there():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s} s for {what}\n{command.out}\n{command.err}")
+        time.sleep(0.01)

@@ -1,0 +1,260 @@
+"""What goes wrong on several real hosts: the right exit code, one clear message, and no process left on any host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.launcher.command import Command, poll
+
+pytestmark = pytest.mark.slow
+
+CLEAN_WITHIN_S = 15.0
+WORK = """
+import os, pathlib, signal, subprocess, sys, time
+rank, host = os.environ["RANK"], os.uname().nodename
+if "--daemon" in sys.argv:  # a grandchild that nobody waits for and that ignores what it can
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    subprocess.Popen(["setsid", sys.executable, "-c", code, "&"], start_new_session=True)
+print("up", os.getpid(), flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+if f"--exit={rank}" in sys.argv:
+    print("about to fail", file=sys.stderr, flush=True)
+    sys.exit(3)
+if f"--kill={rank}" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0 if "--end" in sys.argv else 600)
+"""
+
+
+@pytest.fixture
+def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
+    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
+    path.mkdir()
+    (path / "work.py").write_text(WORK)
+    (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
+    return path
+
+
+def launch(lab: Lab, folder: Path, *words: str) -> Command:
+    """A job of 8 workers that are all up and wait for the file `go`."""
+    command = Command(lab.head, folder, "-H", "hosts", "--kill_grace=2", *words)
+    command.wait_for("up ", times=8)
+    return command
+
+
+def assert_clean(lab: Lab) -> None:
+    assert lab.wait_until_clean(CLEAN_WITHIN_S) == []
+
+
+def test_a_rank_that_exits_with_3_stops_all_hosts_and_is_named(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "work.py", "--daemon", "--exit=5")
+    began = time.monotonic()
+    (folder / "go").touch()
+    assert command.wait() == 3
+    assert time.monotonic() - began < 10
+    assert "dslaunch: rank 5 on node3 (local rank 1, pid " in command.err
+    assert "exited with code 3; it failed first" in command.err
+    assert "    about to fail\n" in command.err
+    assert "also failed" not in command.err
+    assert_clean(lab)
+
+
+def test_a_rank_killed_by_9_ends_the_job_with_137(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "work.py", "--daemon", "--kill=6")
+    (folder / "go").touch()
+    assert command.wait() == 137
+    assert "rank 6 on node4" in command.err
+    assert "was killed by SIGKILL (9); it failed first" in command.err
+    assert_clean(lab)
+
+
+def test_a_normal_end_leaves_nothing_behind(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "work.py", "--daemon", "--end")
+    (folder / "go").touch()
+    assert command.wait() == 0, command.err
+    assert lab.processes() == [], "already when the command returns"
+    assert "outlived their worker" in command.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_stops_all_hosts(lab: Lab, folder: Path, signum: int) -> None:
+    command = launch(lab, folder, "work.py")
+    command.process.send_signal(signum)
+    assert command.wait() == 128 + signum
+    assert "stopping 8 other workers" not in command.err
+    assert f"{signal.Signals(signum).name} ({signum}): stopping 8 workers" in command.err
+    assert_clean(lab)
+
+
+def test_the_launcher_killed_by_9_leaves_nothing(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "work.py", "--daemon")
+    command.process.kill()
+    assert command.wait() == -signal.SIGKILL
+    assert_clean(lab)
+
+
+def test_an_agent_killed_by_9_is_a_lost_host_and_leaves_nothing(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--log_level=debug", "work.py", "--daemon")
+    node = lab.host("node2")
+    agents = [one.pid for one in node.processes() if "exec(eval(" in one.argv]
+    os.kill(max(agents), signal.SIGKILL)
+    assert command.wait() == 3
+    assert "node2: " in command.err
+    assert_clean(lab)
+
+
+def test_a_cut_link_is_noticed_within_the_heartbeat_on_both_sides(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--heartbeat=3", "work.py", "--daemon")
+    lab.host("node3").link_down()
+    began = time.monotonic()
+    assert command.wait() == 3
+    assert time.monotonic() - began < 3 + 2 + 5  # heartbeat, grace, slack for a busy machine
+    assert "dslaunch: node3: nothing heard for 3 s" in command.err
+    assert "node1" not in command.err.replace("no GPU here", "").partition("stopping")[2]
+    assert_clean(lab)
+
+
+def test_a_silent_cut_is_noticed_too(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--heartbeat=2", "work.py")
+    lab.host("node1").unplug()
+    assert command.wait() == 3
+    assert "dslaunch: node1: nothing heard for 2 s" in command.err
+    assert_clean(lab)
+
+
+def test_a_host_that_dies_is_named(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "work.py")
+    lab.host("node4").die()
+    assert command.wait() == 3
+    assert "dslaunch: node4: the connection ended before the job did" in command.err
+    assert_clean(lab)
+
+
+def test_every_unreachable_host_is_reported_and_no_worker_starts(lab: Lab, folder: Path) -> None:
+    lab.host("node1").unplug()
+    lab.host("node2").sshd_kill()
+    lab.host("node3").new_host_key()
+    (lab.host("node4").home / ".ssh" / "authorized_keys").write_text("")
+    with (folder / "hosts").open("a") as file:
+        file.write("node5 slots=2\n")
+    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=2", "work.py")
+    assert command.wait() == 3
+    assert time.monotonic() - command.began_at < 2 + 5
+    lines = {line.split(":")[1].strip(): line for line in command.err.splitlines()}
+    assert "did not answer within 2 s" in lines["node1"]
+    assert "refused the connection" in lines["node2"]
+    assert "its host key has CHANGED" in lines["node3"]
+    assert "ssh-keygen -R 'node3'" in lines["node3"]
+    assert "root@node4 was refused" in lines["node4"]
+    assert "the name node5 is not known" in lines["node5"]
+    assert len(command.err.splitlines()) == 5
+    assert command.out == ""
+    assert_clean(lab)
+
+
+def test_an_unknown_host_key_is_refused_with_the_fix_and_the_fix_works(lab: Lab, folder: Path) -> None:
+    (lab.head.home / ".ssh" / "known_hosts").write_text("")
+    (folder / "work.py").write_text("print('fine')")
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node2:0", "work.py")
+    assert command.wait() == 3
+    (line,) = command.err.splitlines()
+    assert line.startswith("dslaunch: node2: its host key is not known (ssh-ed25519 SHA256:")
+    fix = line.partition("if that is the right key: ")[2]
+    lab.head.run(["sh", "-c", fix], check=True)
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node2:0", "work.py")
+    assert command.wait() == 0, command.err
+
+
+def test_a_wrong_key_is_refused_with_what_was_tried(lab: Lab, folder: Path) -> None:
+    lab.head.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/root/other"], check=True)
+    (lab.head.home / ".ssh" / "id_ed25519").unlink()
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node1", "--ssh_identity=/root/other", "work.py")
+    assert command.wait() == 3
+    (line,) = command.err.splitlines()
+    assert line.startswith("dslaunch: node1: root@node1 was refused (tried /root/other); allow the key there")
+    assert_clean(lab)
+
+
+def test_an_sshd_that_does_not_answer_is_given_up(lab: Lab, folder: Path) -> None:
+    lab.host("node1").sshd_stop()
+    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=2", "work.py")
+    assert command.wait() == 3
+    assert "dslaunch: node1: node1 port 22 accepted the connection but does not speak SSH" in command.err
+    assert_clean(lab)
+
+
+def test_a_python_that_one_host_lacks_is_said_before_anything_starts(lab: Lab, folder: Path) -> None:
+    """The interpreter that starts the job lies where only the head has it."""
+    lab.head.run(["sh", "-c", f"mkdir /root/own && ln -s {sys.executable} /root/own/python3"], check=True)
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as out_file, err.open("wb") as err_file:
+        process = lab.head.popen(
+            ["/root/own/python3", "-m", "dslaunch", "-H", "hosts", "-i", "node1@node2", "work.py"],
+            cwd=str(folder),
+            env={"PYTHONPATH": ":".join(one for one in sys.path if one)},
+            stdout=out_file,
+            stderr=err_file,
+        )
+    assert process.wait(60) == 3
+    assert sorted(err.read_text().splitlines()) == [
+        f"dslaunch: {name}: no Python at /root/own/python3; every host needs the same path to it, or use --venv_script"
+        for name in ("node1", "node2")
+    ]
+    assert out.read_text() == ""
+    assert_clean(lab)
+
+
+def test_a_folder_that_the_hosts_lack_is_said_before_anything_starts(lab: Lab, folder: Path) -> None:
+    lab.head.run(["sh", "-c", f"mkdir /root/only-here; cp {folder}/* /root/only-here"], check=True)
+    command = Command(lab.head, folder, "-H", "hosts", "work.py")
+    command.process.kill()
+    command.wait()
+    process = lab.head.popen(
+        [sys.executable, "-m", "dslaunch", "-H", "hosts", "-i", "node1", "work.py"],
+        cwd="/root/only-here",
+        stdout=(folder / "out").open("wb"),
+        stderr=(folder / "err").open("wb"),
+    )
+    assert process.wait(60) == 3
+    assert (folder / "err").read_text() == (
+        "dslaunch: node1: cannot use the folder /root/only-here: No such file or directory; "
+        "start from a folder that has the same path on every host\n"
+    )
+    assert_clean(lab)
+
+
+def test_a_missing_script_is_a_mistake(lab: Lab, folder: Path) -> None:
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node1@node2", "trian.py")
+    assert command.wait() == 2
+    assert f"no script trian.py in {folder}" in command.err
+    assert_clean(lab)
+
+
+def test_ctrl_c_while_connecting_ends_at_once(lab: Lab, folder: Path) -> None:
+    lab.host("node1").unplug()
+    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=60", "work.py")
+    poll(lambda: "3 of 4 hosts connected, waiting for node1" in command.err, "progress", command)
+    command.process.send_signal(signal.SIGINT)
+    assert command.wait(10) == 130
+    assert_clean(lab)
+
+
+def test_two_jobs_on_the_same_hosts_do_not_touch_each_other(lab: Lab, folder: Path) -> None:
+    first = launch(lab, folder, "work.py", "--end")
+    second = launch(lab, folder, "work.py")
+    second.process.kill()
+    second.wait()
+    poll(
+        lambda: len([one for _, one in lab.processes() if "work.py" in one.argv]) == 9, "one job left", first
+    )
+    (folder / "go").touch()
+    assert first.wait() == 0, first.err
+    assert_clean(lab)
