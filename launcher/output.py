@@ -22,15 +22,15 @@ class LineBuffer:
         head, newline, tail = (self._pending + data).rpartition(b"\n")
         lines = b"".join(_after_return(line) + b"\n" for line in head.split(b"\n")) if newline else b""
         if b"\r" in tail:
-            shown, _, rest = tail.rpartition(b"\r")
+            body = tail.rstrip(b"\r")
+            returned = b"\r" if len(body) < len(tail) else b""  # may be the first half of "\r\n"
+            shown, _, rest = body.rpartition(b"\r")
             newest = _after_return(shown)
-            is_due = now - self._last_progress >= PROGRESS_INTERVAL_S
-            if newest and is_due and (rest or b"\r" in shown):  # else it may be the first half of "\r\n"
+            if newest and now - self._last_progress >= PROGRESS_INTERVAL_S:
                 lines += newest + b"\n"
                 self._last_progress = now
-                tail = rest
-            else:
-                tail = newest + b"\r" + rest
+                newest = b""
+            tail = (newest + b"\r" if newest else b"") + rest + returned
         if len(tail) > MAX_LINE_BYTES:
             lines, tail = lines + tail + b"\n", b""
         self._pending = tail
