@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import struct
+import typing
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dslaunch.launcher import frames
+from dslaunch.launcher.frames import (
+    MAX_FRAME_BYTES,
+    Decoder,
+    Done,
+    Exited,
+    Frame,
+    Hello,
+    Output,
+    Ping,
+    Pong,
+    Prepare,
+    Problem,
+    ProtocolError,
+    Ready,
+    Signal,
+    Start,
+    Started,
+    Stop,
+    bytes_of,
+    encode,
+    text_of,
+)
+
+any_text = st.binary(max_size=60).map(text_of)  # what the protocol carries: bytes, standing as text
+numbers = st.integers(min_value=-(2**63), max_value=2**63)
+times = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | any_text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(any_text, inner, max_size=4),
+    max_leaves=10,
+)
+any_frame = st.one_of(
+    st.builds(Prepare, st.dictionaries(any_text, json_values, max_size=5)),
+    st.builds(Start, any_text, numbers),
+    st.builds(Signal, numbers),
+    st.builds(Stop, times),
+    st.builds(Ping, numbers),
+    st.builds(Hello, any_text, any_text, any_text, numbers, numbers),
+    st.builds(Ready, numbers, st.lists(any_text, max_size=4)),
+    st.builds(Problem, any_text, numbers),
+    st.builds(Started, numbers, numbers),
+    st.builds(Output, numbers, numbers, any_text),
+    st.builds(Exited, numbers, numbers, numbers, times),
+    st.builds(Pong, numbers, times),
+    st.builds(Done, numbers),
+)
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
+def test_a_frame_is_four_bytes_of_length_and_a_list_of_kind_and_fields() -> None:
+    assert encode(Output(3, 1, "a\n")) == b"\0\0\0\x14" + b'["Output",3,1,"a\\n"]'
+    assert encode(Done(0)) == b"\0\0\0\x0a" + b'["Done",0]'
+
+
+def test_every_kind_of_the_protocol_can_be_decoded() -> None:
+    kinds = set(typing.get_args(Frame))
+    assert kinds == set(frames._KINDS.values())
+    assert {name: kind.__name__ for name, kind in frames._KINDS.items()} == {
+        name: name for name in frames._KINDS
+    }
+
+
+@given(data=st.binary())
+def test_text_carries_every_byte(data: bytes) -> None:
+    assert bytes_of(text_of(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", ""),
+        (b"plain", "plain"),
+        ("caf\u00e9 \U0001f600".encode(), "caf\u00e9 \U0001f600"),
+        (b"\xff\xc3", "\udcff\udcc3"),
+        (b"\xed\xb3\xbf", "\udced\udcb3\udcbf"),  # the UTF-8 form of a surrogate is not UTF-8
+        (b"\0", "\0"),
+    ],
+)
+def test_bytes_that_are_not_utf_8_stand_as_lone_surrogates(data: bytes, text: str) -> None:
+    assert text_of(data) == text
+    assert bytes_of(text) == data
+
+
+@given(sent=st.lists(any_frame, max_size=6), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_what_arrives_is_what_was_sent_however_the_stream_is_cut(sent: list[Frame], sizes: list[int]) -> None:
+    stream = b"".join(encode(frame) for frame in sent)
+    decoder = Decoder()
+    received: list[Frame] = []
+    turn = 0
+    while stream:
+        size = sizes[turn % len(sizes)]
+        received += decoder.feed(stream[:size])
+        stream = stream[size:]
+        turn += 1
+    assert received == sent
+    assert [type(frame) for frame in received] == [type(frame) for frame in sent]
+
+
+def test_a_frame_fed_byte_by_byte_comes_out_with_its_last_byte() -> None:
+    stream = encode(Ping(7))
+    decoder = Decoder()
+    assert [decoder.feed(stream[place : place + 1]) for place in range(len(stream))] == [
+        *[[]] * (len(stream) - 1),
+        [Ping(7)],
+    ]
+
+
+def test_an_empty_feed_gives_nothing() -> None:
+    assert Decoder().feed(b"") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"7",
+        b"null",
+        b'"Ping"',
+        b"[7]",
+        b"[[]]",
+        b"[{}]",
+        b'["Ping"]',
+        b'["Ping",1,2]',
+        b'["NoSuchKind"]',
+        b'["_KINDS"]',
+        b'["Ping",1',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'["Ping",' + b"9" * 5000 + b"]",
+    ],
+)
+def test_a_body_that_is_no_frame_is_a_protocol_error(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Decoder().feed(framed(body))
+
+
+def test_a_length_that_no_frame_has_is_refused_at_once() -> None:
+    decoder = Decoder()
+    with pytest.raises(ProtocolError, match=str(MAX_FRAME_BYTES)):
+        decoder.feed(struct.pack(">I", MAX_FRAME_BYTES + 1))
+    assert Decoder().feed(struct.pack(">I", MAX_FRAME_BYTES)) == []
+
+
+@given(data=st.binary(max_size=200))
+def test_garbage_gives_a_protocol_error_or_nothing(data: bytes) -> None:
+    try:
+        Decoder().feed(data)
+    except ProtocolError:
+        return
+
+
+@settings(max_examples=200)
+@given(value=json_values)
+def test_json_that_is_no_frame_gives_a_protocol_error_or_a_frame(value: object) -> None:
+    body = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    try:
+        received = Decoder().feed(framed(body))
+    except ProtocolError:
+        return
+    assert len(received) == 1
