@@ -18,7 +18,7 @@ from .section import read_section
 from .source import read_source
 from .strict import Sifted, rename_old, sift
 from .torch_scheduler import torch_scheduler, torch_scheduler_names, torch_scheduler_params
-from .value import show
+from .value import PLAIN, show
 from .zero import ZeroConfig
 
 _log = logging.getLogger("dslaunch")
@@ -124,8 +124,13 @@ def _read_scheduler(
     if kind is None:
         return None
     given = used.get("params", {})
-    for name in (name for name, is_required in must.items() if is_required and name not in given):
-        problems[f"scheduler.params.{name}"] = f"scheduler.params.{name} is missing"
+    for name, is_required in must.items():
+        if is_required and name not in given:
+            problems[f"scheduler.params.{name}"] = f"scheduler.params.{name} is missing"
+        elif not PLAIN.accepts(given.get(name)):
+            problems[f"scheduler.params.{name}"] = (
+                f"scheduler.params.{name} {show(given[name])} is not {PLAIN.words}"
+            )
     model = scheduler.PARAMS_OF.get(kind, scheduler.TorchSchedulerParams)
     params = read_section(model, given, path="scheduler.params", problems=problems)
     return (

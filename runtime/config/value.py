@@ -64,6 +64,14 @@ def _is_whole(value: object) -> bool:
     )
 
 
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def _is_lr(value: Any) -> bool:
     return _is_number(value) and value >= 0
 
@@ -82,6 +90,7 @@ TEXTS = Kind(words="a list of texts", accepts=lambda value: value == [] or _is_l
 OBJECT = Kind(words="an object: { ... }", accepts=lambda value: isinstance(value, dict))
 LIST = Kind(words="a list: [ ... ]", accepts=lambda value: isinstance(value, (list, tuple)))
 ANY = Kind(words="anything", accepts=lambda value: True)
+PLAIN = Kind(words="what a JSON file can hold", accepts=_is_plain)
 INT = Kind(words="a whole number", accepts=_is_whole, convert=int)
 COUNT = Kind(words="a whole number, 0 or above", accepts=lambda v: _is_whole(v) and v >= 0, convert=int)
 POSITIVE = Kind(words="a whole number above 0", accepts=lambda v: _is_whole(v) and v > 0, convert=int)

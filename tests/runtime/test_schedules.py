@@ -1,0 +1,233 @@
+"""The rates of every schedule, step by step. The traces marked so were printed by DeepSpeed 0.19.6."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+
+from dslaunch.runtime.config import load_config
+from dslaunch.runtime.config.scheduler import PARAMS_OF, SchedulerConfig
+from dslaunch.runtime.errors import ConfigError
+from dslaunch.runtime.optim.schedules import OneCycle, Scheduler, make_scheduler
+
+PRINTED = 5.1e-6  # the traces were printed with five decimals
+
+
+def make_optimizer(
+    *lrs: float, kind: type[torch.optim.Optimizer] = torch.optim.AdamW
+) -> torch.optim.Optimizer:
+    return kind([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs or (1.0,)])
+
+
+def config_of(kind: str, params: dict[str, Any]) -> SchedulerConfig:
+    config = load_config({"train_batch_size": 1, "scheduler": {"type": kind, "params": params}}, world_size=1)
+    assert config.scheduler is not None
+    return config.scheduler
+
+
+def make(kind: str, params: dict[str, Any], optimizer: torch.optim.Optimizer) -> Scheduler:
+    return make_scheduler(config_of(kind, params), optimizer)
+
+
+def rates(kind: str, params: dict[str, Any], num_steps: int, *, lr: float = 1.0) -> list[float]:
+    """The rate that each optimizer step would use: the one in the group, then step()."""
+    optimizer = make_optimizer(lr)
+    scheduler = make(kind, params, optimizer)
+    trace = []
+    for _ in range(num_steps):
+        trace.append(optimizer.param_groups[0]["lr"])
+        assert scheduler.get_last_lr() == [trace[-1]]
+        scheduler.step()
+    return trace
+
+
+LINEAR5 = {"warmup_num_steps": 5, "warmup_type": "linear"}
+LOG5 = {"warmup_num_steps": 5, "warmup_type": "log"}
+CYCLE4 = {"cycle_min_lr": 0.1, "cycle_max_lr": 1, "cycle_first_step_size": 4}
+
+TRACES = [
+    # printed by DeepSpeed
+    ("WarmupLR", {**LINEAR5, "warmup_max_lr": 1}, [0, 0, 0.2, 0.4, 0.6, 0.8, 1, 1]),
+    ("WarmupLR", {**LOG5, "warmup_max_lr": 1}, [0, 0, 0.43068, 0.68261, 0.86135, 1, 1]),
+    ("WarmupDecayLR", {**LINEAR5, "warmup_max_lr": 1, "total_num_steps": 10}, [0, 0, 0.2, 0.4, 0.6, 0.8, 1, 0.8, 0.6, 0.4, 0.2, 0, 0]),
+    ("WarmupCosineLR", {**LINEAR5, "total_num_steps": 10}, [0, 0, 0.2, 0.4, 0.6, 0.8, 0.90452, 0.65454, 0.34556, 0.09558, 1e-4, 1e-4]),
+    ("OneCycle", {**CYCLE4}, [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1]),
+    ("OneCycle", {**CYCLE4, "decay_lr_rate": 1, "decay_step_size": 2}, [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1, 0.06667, 0.05, 0.04, 0.03333]),
+    # from the formulas
+    ("WarmupLR", {"warmup_min_lr": 0.5, "warmup_max_lr": 1, "warmup_num_steps": 2, "warmup_type": "linear"}, [0.5, 0.5, 0.75, 1, 1]),
+    ("WarmupLR", {"warmup_max_lr": 1, "warmup_num_steps": 1}, [0, 0, 1, 1]),  # 1 counts as 2
+    ("WarmupLR", {"warmup_max_lr": 1, "warmup_num_steps": 4}, [0, 0, 0.5, math.log(3, 4), 1]),  # log is the default
+    ("WarmupDecayLR", {"total_num_steps": 4, "warmup_num_steps": 2}, [0, 0, 0.001, 0.001, 0.0005, 0, 0]),
+    ("WarmupCosineLR", {**LINEAR5, "total_num_steps": 7, "warmup_min_ratio": 0.5, "cos_min_ratio": 0}, [0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.5, 0, 0]),
+    ("OneCycle", {**CYCLE4, "cycle_second_step_size": 2}, [0.1, 0.325, 0.55, 0.775, 1, 0.55, 0.1, 0.1, 0.1]),
+    ("OneCycle", {**CYCLE4, "decay_lr_rate": 1}, [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1, 0.1, 0.1]),  # decay_step_size 0: no decay
+    ("OneCycle", {**CYCLE4, "cycle_first_stair_count": 2}, [0.1, 0.1, 0.55, 0.55, 1, 0.55, 0.55, 0.1, 0.1]),
+    ("OneCycle", {**CYCLE4, "cycle_first_stair_count": 2, "cycle_second_stair_count": 0}, [0.1, 0.1, 0.55, 0.55, 1, 0.775, 0.55, 0.325, 0.1]),
+    ("LRRangeTest", {"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 2}, [0.1, 0.15, 0.2, 0.25, 0.3]),
+    ("LRRangeTest", {"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 2, "lr_range_test_staircase": True}, [0.1, 0.1, 0.2, 0.2, 0.3]),
+    ("LRRangeTest", {"lr_range_test_min_lr": 1, "lr_range_test_step_size": 1, "lr_range_test_step_rate": 5}, [1, 6, 11]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "params", "expected"), TRACES)
+def test_the_rates_are_those_of_the_trace(kind: str, params: dict[str, Any], expected: list[float]) -> None:
+    assert rates(kind, params, len(expected)) == pytest.approx(expected, abs=PRINTED)
+
+
+def test_every_schedule_has_a_trace() -> None:
+    assert {kind for kind, _, _ in TRACES} == set(PARAMS_OF)
+
+
+@pytest.mark.parametrize(("kind", "params", "expected"), TRACES)
+def test_a_schedule_that_is_stopped_and_loaded_goes_on_where_it_was(
+    kind: str, params: dict[str, Any], expected: list[float]
+) -> None:
+    whole = rates(kind, params, len(expected))
+    for stop in range(len(expected)):
+        first = make(kind, params, make_optimizer())
+        for _ in range(stop):
+            first.step()
+        optimizer = make_optimizer()
+        second = make(kind, params, optimizer)
+        second.load_state_dict(first.state_dict())
+        assert first.state_dict() == {"last_batch_iteration": stop - 1}
+        assert optimizer.param_groups[0]["lr"] == whole[stop]
+
+
+def test_each_group_has_its_own_rate() -> None:
+    optimizer = make_optimizer(1.0, 3.0)
+    scheduler = make("WarmupLR", {**LINEAR5, "warmup_min_lr": [0, 1]}, optimizer)
+    assert scheduler.get_last_lr() == [0, 1]
+    scheduler.step(4)
+    assert scheduler.get_last_lr() == pytest.approx([0.8, 2.6])
+    scheduler.step()
+    assert scheduler.get_last_lr() == [1, 3]  # no warmup_max_lr: the rate of each group
+    assert scheduler.get_lr() == [1, 3]
+
+    optimizer = make_optimizer(1.0, 3.0)
+    make("WarmupCosineLR", {**LINEAR5, "total_num_steps": 10}, optimizer).step(4)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.8, 2.4])
+
+
+def test_step_goes_to_the_iteration_that_is_given() -> None:
+    optimizer = make_optimizer()
+    scheduler = make("WarmupLR", LINEAR5, optimizer)
+    scheduler.step(3)
+    assert optimizer.param_groups[0]["lr"] == 0.6
+    assert scheduler.state_dict() == {"last_batch_iteration": 3}
+    scheduler.step(0)
+    assert optimizer.param_groups[0]["lr"] == 0
+
+
+def test_a_start_in_the_middle_leaves_the_rates_until_the_first_step() -> None:
+    optimizer = make_optimizer(0.7)
+    scheduler = make("WarmupLR", {**LINEAR5, "warmup_max_lr": 1, "last_batch_iteration": 2}, optimizer)
+    assert scheduler.get_last_lr() == [0.7]
+    scheduler.step()
+    assert scheduler.get_last_lr() == [0.6]
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    make("WarmupLR", {**LINEAR5, "warmup_max_lr": 1}, optimizer).step(5)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 1
+
+
+def test_one_cycle_moves_the_first_beta_against_the_rate() -> None:
+    optimizer = make_optimizer()
+    scheduler = make("OneCycle", {**CYCLE4, "decay_step_size": 2, "decay_mom_rate": 0.1}, optimizer)
+    trace = []
+    for _ in range(10):
+        trace.append(optimizer.param_groups[0]["betas"])
+        scheduler.step()
+    firsts = [0.8, 0.875, 0.85, 0.825, 0.8, 0.825, 0.85, 0.875, 0.9, 0.945]
+    assert [first for first, _ in trace] == pytest.approx(firsts)
+    assert {second for _, second in trace} == {0.99}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_one_cycle_can_leave_momentum_alone(
+    kind: Callable[..., torch.optim.Optimizer], caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = make_optimizer(kind=kind)
+    before = optimizer.param_groups[0].get("betas")
+    scheduler = make("OneCycle", {**CYCLE4, "cycle_momentum": False}, optimizer)
+    scheduler.step()
+    assert optimizer.param_groups[0].get("betas") == before
+    assert isinstance(scheduler, OneCycle)
+    assert scheduler.get_mom() is None
+    assert caplog.messages == []
+
+
+def test_one_cycle_says_that_an_optimizer_has_no_betas(caplog: pytest.LogCaptureFixture) -> None:
+    make("OneCycle", CYCLE4, make_optimizer(kind=torch.optim.SGD)).step()
+    assert caplog.messages == [
+        "scheduler.params.cycle_momentum true has no effect: SGD has no betas; write false"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["WarmupDecayLR", "WarmupCosineLR"])
+def test_a_warm_up_that_outlasts_training_is_said(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    make(kind, {"total_num_steps": 10}, make_optimizer())
+    assert caplog.messages == [
+        "scheduler.params.total_num_steps 10 is below warmup_num_steps 1000: the warm-up lasts longer than training"
+    ]
+
+
+def test_a_scheduler_of_torch_is_that_of_torch() -> None:
+    optimizer, plain = make_optimizer(), make_optimizer()
+    scheduler, expected = make("StepLR", {"step_size": 2, "gamma": 0.5}, optimizer), StepLR(plain, 2, 0.5)
+    assert isinstance(scheduler, StepLR)
+    for _ in range(5):
+        optimizer.step()
+        plain.step()
+        scheduler.step()
+        expected.step()
+        assert scheduler.get_last_lr() == expected.get_last_lr()
+    assert scheduler.state_dict()["last_epoch"] == 5
+    assert isinstance(make("OneCycleLR", {"max_lr": 1, "total_steps": 9}, make_optimizer()), OneCycleLR)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "message"),
+    [
+        (
+            "WarmupLR",
+            {"warmup_min_lr": [0, 0, 0]},
+            "scheduler.params.warmup_min_lr [0.0, 0.0, 0.0] has 3 rates, the optimizer has 2 parameter groups; "
+            "write one rate, or one for each group",
+        ),
+        (
+            "LRRangeTest",
+            {"lr_range_test_min_lr": [1]},
+            "scheduler.params.lr_range_test_min_lr [1.0] has 1 rates, the optimizer has 2 parameter groups; "
+            "write one rate, or one for each group",
+        ),
+        (
+            "StepLR",
+            {"step_size": 2, "gamma": "x", "last_epoch": 5},
+            'scheduler.params.step_size 2, scheduler.params.gamma "x", scheduler.params.last_epoch 5: '
+            "torch.optim.lr_scheduler.StepLR does not take this: ",
+        ),
+        (
+            "OneCycleLR",
+            {"max_lr": 1},
+            "scheduler.params.max_lr 1: torch.optim.lr_scheduler.OneCycleLR does not take this: "
+            "You must define either total_steps OR (epochs AND steps_per_epoch)",
+        ),
+    ],
+)
+def test_parameters_that_do_not_fit_the_optimizer_are_named(
+    kind: str, params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(kind, params, make_optimizer(1.0, 1.0))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
