@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
-from typing import IO
+from typing import IO, TextIO
 
+from .errors import LaunchError
 from .frames import bytes_of
 from .verdict import HostFailure, RankFailure, Verdict
 
@@ -21,7 +23,7 @@ class Console:
 
     def __init__(self, *, log_level: str, out: IO[bytes] | None = None, err: IO[bytes] | None = None) -> None:
         self._level = _LEVELS[log_level]
-        self._streams = {1: out or sys.stdout.buffer, 2: err or sys.stderr.buffer}
+        self._streams = {1: out or _bytes_of_stream(sys.stdout), 2: err or _bytes_of_stream(sys.stderr)}
         self._has_color = {
             number: stream.isatty() and "NO_COLOR" not in os.environ
             for number, stream in self._streams.items()
@@ -89,6 +91,30 @@ class Console:
         self._write(2, f"{name} {message}\n".encode("utf-8", "surrogateescape"))
 
     def _write(self, number: int, data: bytes) -> None:
+        """All of `data`, however slow the reader is.
+
+        Errors: BrokenPipeError if the reader went away, LaunchError if the stream cannot be written to.
+        """
         stream = self._streams[number]
-        stream.write(data)
-        stream.flush()
+        try:
+            while True:
+                try:
+                    stream.write(data)
+                    data = b""
+                    stream.flush()
+                    return
+                except BlockingIOError as error:  # somebody set the open file that we share with them so
+                    data = data[error.characters_written :]
+                    select.select([], [stream], [])
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            name = "stdout" if number == 1 else "stderr"
+            raise LaunchError(
+                f"cannot write to {name}: {error.strerror}; send it to a file or a terminal that takes it"
+            ) from None
+
+
+def _bytes_of_stream(stream: TextIO | None) -> IO[bytes]:
+    """The stream below; for one that was closed before we started (`>&-`), a place where bytes vanish."""
+    return open(os.devnull, "wb") if stream is None else stream.buffer

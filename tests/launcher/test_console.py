@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pty
+import re
+import threading
+import time
+
+import pytest
+from hypothesis import given, strategies as st
+
+from dslaunch.launcher.console import Console
+from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.frames import text_of
+from dslaunch.launcher.verdict import HostFailure, RankFailure, Verdict
+
+
+class Screen:
+    """A console and what it wrote."""
+
+    def __init__(self, log_level: str = "info") -> None:
+        self._out, self._err = io.BytesIO(), io.BytesIO()
+        self.console = Console(log_level=log_level, out=self._out, err=self._err)
+
+    @property
+    def out(self) -> bytes:
+        return self._out.getvalue()
+
+    @property
+    def err(self) -> bytes:
+        return self._err.getvalue()
+
+
+class Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Full(io.RawIOBase):
+    """A stream that cannot be written to."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        raise OSError(self._number, os.strerror(self._number))
+
+
+def rank(number: int, *lines: str, code: int = 1) -> RankFailure:
+    return RankFailure(
+        rank=number, local_rank=0, host="w0", pid=7, code=code, signal=0, at_s=1.0, last_lines=lines
+    )
+
+
+def host(name: str) -> HostFailure:
+    return HostFailure(host=name, message="refused the connection", at_s=1.0)
+
+
+def test_every_line_stands_behind_its_host_and_rank() -> None:
+    screen = Screen()
+    screen.console.output("w0", 3, 1, "a\nb\n")
+    screen.console.output("w1", 12, 2, "oops\n")
+    screen.console.output("w0", 3, 1, "\n")
+    screen.console.output("w0", 3, 1, "no newline")
+    assert screen.out == b"w0:3 | a\nw0:3 | b\nw0:3 | \nw0:3 | no newline\n"
+    assert screen.err == b"w1:12 | oops\n"
+
+
+@given(lines=st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), min_size=1))
+def test_workers_bytes_are_not_changed(lines: list[bytes]) -> None:
+    screen = Screen()
+    screen.console.output("w0", 0, 1, text_of(b"".join(line + b"\n" for line in lines)))
+    assert screen.out == b"".join(b"w0:0 | " + line + b"\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("log_level", "said"),
+    [
+        ("debug", ["detail", "word", "warning: care", "bad"]),
+        ("info", ["word", "warning: care", "bad"]),
+        ("warning", ["warning: care", "bad"]),
+        ("error", ["bad"]),
+        ("critical", []),
+    ],
+)
+def test_the_log_level_says_what_the_launcher_itself_prints(log_level: str, said: list[str]) -> None:
+    screen = Screen(log_level)
+    screen.console.debug("detail")
+    screen.console.say("word")
+    screen.console.warn("care")
+    screen.console.error("bad")
+    screen.console.output("w0", 0, 1, "output\n")
+    assert screen.err.decode().splitlines() == [f"dslaunch: {one}" for one in said]
+    assert screen.out == b"w0:0 | output\n"
+
+
+def test_a_name_that_is_not_utf_8_is_said_as_it_is() -> None:
+    screen = Screen()
+    screen.console.say("no script caf\udcc3")
+    assert screen.err == b"dslaunch: no script caf\xc3\n"
+
+
+def test_colors_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out, err = Terminal(), io.BytesIO()
+    console = Console(log_level="info", out=out, err=err)
+    console.output("w0", 1, 1, "a\n")
+    console.output("w0", 1, 2, "b\n")
+    console.error("c")
+    assert out.getvalue() == b"\x1b[33mw0:1 |\x1b[0m a\n"
+    assert err.getvalue() == b"w0:1 | b\ndslaunch: c\n"
+
+
+def test_no_color_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    out, err = Terminal(), Terminal()
+    console = Console(log_level="info", out=out, err=err)
+    console.output("w0", 1, 1, "a\n")
+    console.error("c")
+    assert (out.getvalue(), err.getvalue()) == (b"w0:1 | a\n", b"dslaunch: c\n")
+
+
+def test_a_real_terminal_is_recognised() -> None:
+    master, slave = pty.openpty()
+    try:
+        with open(slave, "wb", buffering=0) as stream:
+            Console(log_level="info", out=io.BytesIO(), err=stream).error("bad")
+        assert re.fullmatch(rb"(\x1b\[31m)?dslaunch:(\x1b\[0m)? bad\r\n", os.read(master, 100))
+    finally:
+        os.close(master)
+
+
+def test_waiting_is_said_after_two_seconds_and_then_every_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    missing = [f"w{place}" for place in range(6)]
+    for now in (100.0, 101.9, 102.0, 103.0, 103.9, 104.0, 107.0):
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        screen.console.progress("connected", 8, missing, 100.0)
+        missing = missing[1:]
+    assert screen.err.decode().splitlines() == [
+        "dslaunch: 4 of 8 hosts connected, waiting for w2, w3, w4, w5 (2 s)",
+        "dslaunch: 7 of 8 hosts connected, waiting for w5 (4 s)",
+        "dslaunch: 8 of 8 hosts connected, waiting for  (7 s)",
+    ]
+
+
+def test_the_report_names_at_most_four_of_those_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(time, "monotonic", lambda: 50.0)
+    screen.console.progress("prepared", 9, [f"w{place}" for place in range(6)], 40.0)
+    assert screen.err == b"dslaunch: 3 of 9 hosts prepared, waiting for w0, w1, w2, w3 and 2 more (10 s)\n"
+
+
+RANK = "rank 0 on w0 (local rank 0, pid 7) exited with code 1"
+
+
+@pytest.mark.parametrize(
+    ("failures", "lines"),
+    [
+        ((), []),
+        ((rank(0),), [f"dslaunch: {RANK}; it failed first"]),
+        (
+            (rank(0, "Traceback", "caf\udcc3"), rank(1)),
+            [
+                f"dslaunch: {RANK}; it failed first",
+                "dslaunch: last lines of rank 0:",
+                "    Traceback",
+                "    caf\ufffd",
+                f"dslaunch: also failed: {RANK.replace('rank 0 on', 'rank 1 on')}",
+            ],
+        ),
+        ((host("w0"),), ["dslaunch: w0: refused the connection"]),
+        (
+            tuple(host(f"w{place}") for place in range(8)),
+            [f"dslaunch: w{place}: refused the connection" for place in range(8)],
+        ),
+        (
+            (host("w1"), rank(0, "Traceback")),
+            [
+                "dslaunch: w1: refused the connection; it failed first",
+                f"dslaunch: also failed: {RANK}",
+            ],
+        ),
+        (
+            tuple(rank(place) for place in range(9)),
+            [
+                f"dslaunch: {RANK}; it failed first",
+                *(
+                    f"dslaunch: also failed: {RANK.replace('rank 0 on', f'rank {place} on')}"
+                    for place in range(1, 6)
+                ),
+                "dslaunch: also failed: 3 more",
+            ],
+        ),
+    ],
+)
+def test_the_last_word_is_who_failed_first(
+    failures: tuple[RankFailure | HostFailure, ...], lines: list[str]
+) -> None:
+    screen = Screen()
+    culprit, others = (failures[0], failures[1:]) if failures else (None, ())
+    screen.console.report(Verdict(culprit=culprit, others=others, interrupted_by=None, phases_s=()))
+    assert screen.out == b""
+    assert screen.err.decode("utf-8", "replace").splitlines() == lines
+
+
+def test_a_reader_that_went_away_is_a_broken_pipe() -> None:
+    console = Console(log_level="info", out=Full(errno.EPIPE), err=io.BytesIO())
+    with pytest.raises(BrokenPipeError):
+        console.output("w0", 0, 1, "a\n")
+
+
+@pytest.mark.parametrize(("number", "name"), [(1, "stdout"), (2, "stderr")])
+def test_a_full_disk_is_one_sentence(number: int, name: str) -> None:
+    console = Console(log_level="info", out=Full(errno.ENOSPC), err=Full(errno.ENOSPC))
+    with pytest.raises(LaunchError, match=f"cannot write to {name}: No space left on device"):
+        console.output("w0", 0, number, "a\n")
+
+
+def test_a_pipe_that_does_not_block_gets_everything_all_the_same() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    received = bytearray()
+
+    def receive() -> None:
+        while data := os.read(read, 1 << 16):
+            received.extend(data)
+
+    reader = threading.Thread(target=receive)
+    with open(write, "wb") as stream:
+        console = Console(log_level="info", out=stream, err=io.BytesIO())
+        threading.Timer(0.05, reader.start).start()
+        for number in range(3):
+            console.output("w0", 0, 1, f"{number}" * 200_000 + "\n")
+    while not reader.ident:
+        time.sleep(0.001)
+    reader.join()
+    os.close(read)
+    assert received == b"".join(b"w0:0 | " + b"%d" % number * 200_000 + b"\n" for number in range(3))
