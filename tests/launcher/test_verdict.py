@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from dslaunch.launcher.verdict import HostFailure, RankFailure, Verdict, judge, signal_name
+
+
+def rank(number: int, at_s: float, *, code: int = 1, signum: int = 0) -> RankFailure:
+    return RankFailure(
+        rank=number,
+        local_rank=number % 2,
+        host=f"w{number // 2}",
+        pid=1000 + number,
+        code=code,
+        signal=signum,
+        at_s=at_s,
+        last_lines=("Traceback", "ValueError"),
+    )
+
+
+def host(name: str, at_s: float, *, exit_code: int = 3) -> HostFailure:
+    return HostFailure(host=name, message="it is gone", at_s=at_s, exit_code=exit_code)
+
+
+R0, R1, R2 = rank(0, 10.0, code=7), rank(1, 11.0), rank(2, 12.0)
+LOST = host("w1", 9.0)
+Failure = RankFailure | HostFailure
+
+
+@pytest.mark.parametrize(
+    ("failures", "stopped_at", "culprit", "others"),
+    [
+        ([], None, None, ()),
+        ([], 5.0, None, ()),
+        ([R0], None, R0, ()),
+        ([R0], 10.5, R0, ()),
+        # The earliest counts, not the first that was heard of.
+        ([R1, R0], 20.0, R0, (R1,)),
+        ([R2, R1, R0], 20.0, R0, (R2, R1)),
+        # A lost host counts from when it was last heard of, before the ranks that waited for it gave up.
+        ([R0, R1, LOST], 20.0, LOST, (R0, R1)),
+        ([R0, host("w1", 10.5)], 20.0, R0, (host("w1", 10.5),)),
+        # Who dies after the stop was told to.
+        ([R0, R1, R2], 10.0, R0, ()),
+        ([R0, R1, R2], 11.0, R0, (R1,)),
+        ([R1], 5.0, None, ()),
+        # A host that fails after the stop is named, because something may still run there.
+        ([R0, host("w1", 30.0)], 10.0, R0, (host("w1", 30.0),)),
+        ([host("w1", 30.0)], 10.0, None, (host("w1", 30.0),)),
+        # Of two at the same moment the one that was heard of first.
+        ([R0, rank(1, 10.0)], 10.0, R0, (rank(1, 10.0),)),
+    ],
+)
+def test_the_culprit_is_the_earliest_failure_before_the_stop(
+    failures: list[Failure], stopped_at: float | None, culprit: Failure | None, others: tuple[Failure, ...]
+) -> None:
+    verdict = judge(failures, stopped_at=stopped_at, interrupted_by=None, phases_s={})
+    assert (verdict.culprit, verdict.others) == (culprit, others)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "interrupted_by", "code"),
+    [
+        (None, None, 0),
+        (rank(0, 1.0, code=3), None, 3),
+        (rank(0, 1.0, code=255), None, 255),
+        (rank(0, 1.0, code=137, signum=9), None, 137),
+        (host("w0", 1.0), None, 3),
+        (host("w0", 1.0, exit_code=2), None, 2),
+        (None, signal.SIGINT, 130),
+        (None, signal.SIGTERM, 143),
+        (None, signal.SIGHUP, 129),
+        (rank(0, 1.0, code=3), signal.SIGINT, 130),
+    ],
+)
+def test_the_exit_code_is_that_of_what_ended_the_job(
+    culprit: Failure | None, interrupted_by: int | None, code: int
+) -> None:
+    verdict = Verdict(culprit=culprit, others=(), interrupted_by=interrupted_by, phases_s=())
+    assert verdict.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (rank(3, 1.0, code=2), "rank 3 on w1 (local rank 1, pid 1003) exited with code 2"),
+        (
+            rank(3, 1.0, code=137, signum=9),
+            "rank 3 on w1 (local rank 1, pid 1003) was killed by SIGKILL (9)",
+        ),
+        (
+            rank(3, 1.0, code=139, signum=11),
+            "rank 3 on w1 (local rank 1, pid 1003) was killed by SIGSEGV (11)",
+        ),
+        # A program that returns 137 by itself was not killed.
+        (rank(3, 1.0, code=137), "rank 3 on w1 (local rank 1, pid 1003) exited with code 137"),
+        (host("w1", 1.0), "w1: it is gone"),
+    ],
+)
+def test_a_failure_says_who_where_and_how(failure: Failure, text: str) -> None:
+    assert failure.describe() == text
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(2, "SIGINT (2)"), (15, "SIGTERM (15)"), (40, "signal 40"), (200, "signal 200")],
+)
+def test_signals_have_names(number: int, name: str) -> None:
+    assert signal_name(number) == name
+
+
+def test_a_verdict_as_json() -> None:
+    verdict = judge(
+        [R1, R0, LOST], stopped_at=20.0, interrupted_by=None, phases_s={"connected": 0.5, "ended": 2.0}
+    )
+    assert json.loads(json.dumps(verdict.to_dict())) == {
+        "exit_code": 3,
+        "culprit": {"host": "w1", "message": "it is gone", "at_s": 9.0, "exit_code": 3},
+        "others": [
+            {
+                "rank": number,
+                "local_rank": number,
+                "host": "w0",
+                "pid": 1000 + number,
+                "code": code,
+                "signal": 0,
+                "at_s": at_s,
+                "last_lines": ["Traceback", "ValueError"],
+            }
+            for number, code, at_s in ((1, 1, 11.0), (0, 7, 10.0))
+        ],
+        "interrupted_by": None,
+        "phases_s": {"connected": 0.5, "ended": 2.0},
+    }
+    interrupted = judge([], stopped_at=1.0, interrupted_by=2, phases_s={})
+    assert interrupted.to_dict() == {
+        "exit_code": 130,
+        "culprit": None,
+        "others": [],
+        "interrupted_by": "SIGINT (2)",
+        "phases_s": {},
+    }
