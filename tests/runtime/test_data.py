@@ -24,6 +24,13 @@ class Numbers(Dataset[int]):
         return index
 
 
+class Seeds(Numbers):
+    """Each sample is the seed of the process that reads it."""
+
+    def __getitem__(self, index: int) -> int:
+        return torch.initial_seed()
+
+
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -113,6 +120,16 @@ def test_reading_data_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     epoch_of(make())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.slow
+def test_workers_of_different_ranks_have_different_seeds_and_the_same_each_run() -> None:
+    def seeds(rank: int) -> set[int]:
+        loader = make_loader(Seeds(4), micro_batch_size=1, rank=rank, world_size=2, num_workers=1)
+        return set(samples(epoch_of(loader)))
+
+    assert seeds(0) == seeds(0)
+    assert not seeds(0) & seeds(1)
 
 
 def test_samples_are_put_together_by_collate_fn() -> None:

@@ -19,7 +19,7 @@ PRINTED = 5.1e-6  # the traces were printed with five decimals
 
 
 def make_optimizer(
-    *lrs: float, kind: type[torch.optim.Optimizer] = torch.optim.AdamW
+    *lrs: float, kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
 ) -> torch.optim.Optimizer:
     return kind([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs or (1.0,)])
 
