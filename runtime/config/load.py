@@ -151,8 +151,8 @@ def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
 
 def _finish(name: str, sifted: Sifted) -> None:
     """Raise what is wrong, one line for each; else warn of what has no effect, in one line."""
-    problems = {key: line for key, line in sifted.problems.items() if key not in sifted.autos}
-    lines = list(problems.values())
+    autos = {f"{key} is missing" for key in sifted.autos}  # what is left out of the check is not missing
+    lines = [line for line in sifted.problems.values() if line not in autos]
     if sifted.autos:
         lines.insert(
             0, f'"auto" is left in {", ".join(sifted.autos)}; write values: only a trainer can fill it in'
@@ -196,9 +196,7 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, world_siz
     line = fill_batch(used, world_size=world_size)
     if line and not {TRAIN, MICRO, STEPS} & set(sifted.autos):
         problems[TRAIN] = line
-    if (
-        problems or sifted.autos
-    ):  # sections that failed are None; the scalars of the top level are still to be read
+    if problems or sifted.autos:  # the sections may be None; what is left to check is the top level
         used["bf16"], used["zero_optimization"] = Bf16Config(), ZeroConfig()
     used["source"], used["world_size"] = name, world_size
     config = read_section(Config, used, path="", problems=problems)

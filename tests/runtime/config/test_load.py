@@ -254,6 +254,10 @@ def test_every_auto_that_is_left_is_listed_in_one_line() -> None:
     ) == (
         'ds_config: "auto" is left in optimizer, scheduler.type; write values: only a trainer can fill it in'
     )
+    assert message_of({"train_batch_size": 8, "bf16": {"on": "auto"}}).splitlines() == [
+        'ds_config: "auto" is left in bf16.on; write values: only a trainer can fill it in',
+        "ds_config: bf16.on is not a known key; bf16 takes: enabled",
+    ]
 
 
 def test_what_has_no_effect_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
