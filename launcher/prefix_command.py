@@ -29,13 +29,31 @@ class PrefixCommand(click.Command):
                 name = self._full_name(word.replace("-", "_").replace("__", "--", 1), options)
                 done.append(name + equals + value)
                 takes_next = not equals and not options[name].is_flag
-            else:  # `-H file` takes the next word, `-Hfile` does not
-                done.append(word + equals + value)
-                option = options.get(word)
-                takes_next = not equals and option is not None and not option.is_flag
+            else:
+                last, words = self._split_short(word + equals + value, options)
+                done += words
+                takes_next = last is not None and not last.is_flag
             if takes_next and rest:
                 done.append(rest.pop(0))
         return done + rest
+
+    def _split_short(
+        self, word: str, options: dict[str, click.Option]
+    ) -> tuple[click.Option | None, list[str]]:
+        """`-qHfile` or `-qH=file` as `-q -H file`; the option is the last one if its value is yet to come."""
+        words: list[str] = []
+        letters = word[1:]
+        while letters:
+            name, letters = "-" + letters[0], letters[1:]
+            option = options.get(name)
+            if option is None:  # refused later, with the whole word
+                return None, [word]
+            words.append(name)
+            if letters and not option.is_flag:
+                return None, [*words, letters.removeprefix("=")]
+            if not letters:
+                return option, words
+        return None, [word]
 
     def _full_name(self, word: str, options: dict[str, click.Option]) -> str:
         if word in options:
