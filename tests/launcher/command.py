@@ -14,16 +14,24 @@ TIMEOUT_S = 60.0
 
 
 class Command:
-    """Starts `dslaunch WORDS...` on a host, in `folder`; its output goes to files there."""
+    """Starts `dslaunch WORDS...` on a host, in `folder` unless `cwd` is given; its output goes to files in `folder`."""
 
-    def __init__(self, host: Host, folder: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        folder: Path,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        python: str = sys.executable,
+    ) -> None:
         self._out = folder / f"out-{id(self)}"
         self._err = folder / f"err-{id(self)}"
         self.began_at = time.monotonic()
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = host.popen(
-                [sys.executable, "-m", "dslaunch", *words],
-                cwd=str(folder),
+                [python, "-m", "dslaunch", *words],
+                cwd=cwd or str(folder),
                 env=dict(env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=out,

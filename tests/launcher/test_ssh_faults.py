@@ -194,37 +194,27 @@ def test_an_sshd_that_does_not_answer_is_given_up(lab: Lab, folder: Path) -> Non
 def test_a_python_that_one_host_lacks_is_said_before_anything_starts(lab: Lab, folder: Path) -> None:
     """The interpreter that starts the job lies where only the head has it."""
     lab.head.run(["sh", "-c", f"mkdir /root/own && ln -s {sys.executable} /root/own/python3"], check=True)
-    out, err = folder / "out", folder / "err"
-    with out.open("wb") as out_file, err.open("wb") as err_file:
-        process = lab.head.popen(
-            ["/root/own/python3", "-m", "dslaunch", "-H", "hosts", "-i", "node1@node2", "work.py"],
-            cwd=str(folder),
-            env={"PYTHONPATH": ":".join(one for one in sys.path if one)},
-            stdout=out_file,
-            stderr=err_file,
-        )
-    assert process.wait(60) == 3
-    assert sorted(err.read_text().splitlines()) == [
+    command = Command(
+        lab.head,
+        folder,
+        *("-H", "hosts", "-i", "node1@node2", "work.py"),
+        python="/root/own/python3",
+        env={"PYTHONPATH": ":".join(one for one in sys.path if one)},
+    )
+    assert command.wait() == 3
+    assert sorted(command.err.splitlines()) == [
         f"dslaunch: {name}: no Python at /root/own/python3; every host needs the same path to it, or use --venv_script"
         for name in ("node1", "node2")
     ]
-    assert out.read_text() == ""
+    assert command.out == ""
     assert_clean(lab)
 
 
 def test_a_folder_that_the_hosts_lack_is_said_before_anything_starts(lab: Lab, folder: Path) -> None:
     lab.head.run(["sh", "-c", f"mkdir /root/only-here; cp {folder}/* /root/only-here"], check=True)
-    command = Command(lab.head, folder, "-H", "hosts", "work.py")
-    command.process.kill()
-    command.wait()
-    process = lab.head.popen(
-        [sys.executable, "-m", "dslaunch", "-H", "hosts", "-i", "node1", "work.py"],
-        cwd="/root/only-here",
-        stdout=(folder / "out").open("wb"),
-        stderr=(folder / "err").open("wb"),
-    )
-    assert process.wait(60) == 3
-    assert (folder / "err").read_text() == (
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node1", "work.py", cwd="/root/only-here")
+    assert command.wait() == 3
+    assert command.err == (
         "dslaunch: node1: cannot use the folder /root/only-here: No such file or directory; "
         "start from a folder that has the same path on every host\n"
     )

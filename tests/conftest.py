@@ -1,0 +1,50 @@
+"""Fixtures for all tests: the lab of real hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab import Lab
+
+LAB_NODES = 4
+LAB_NAME = os.environ.get("DSLAUNCH_LAB_NAME", "tests")  # not the one that `make lab` leaves up
+LAB_WAIT_S = 100  # for another test run on this machine to end; below the time limit of one test
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """A head and 4 nodes, made once; every test finds them as new.
+
+    Without root or namespaces its tests are skipped, or fail if DSLAUNCH_LAB=required is in the environment.
+    """
+    reason = Lab.can_be_made()
+    if reason is not None:
+        if os.environ.get("DSLAUNCH_LAB") == "required":
+            pytest.fail(f"DSLAUNCH_LAB=required, but no lab can be made: {reason}", pytrace=False)
+        pytest.skip(f"no lab: {reason}")
+    with Lab.up(LAB_NODES, name=LAB_NAME, wait_s=LAB_WAIT_S) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _restored_lab(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test that used the lab: all hosts up, connected and clean again, whatever the test left behind.
+
+    Being autouse it is set up before the test's own fixtures, so it ends after them.
+    """
+    if "lab" not in request.fixturenames:
+        yield
+        return
+    made: Lab = request.getfixturevalue("lab")
+    yield
+    made.restore()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use the lab, so that `-m 'not lab'` leaves them out."""
+    for item in items:
+        if "lab" in getattr(item, "fixturenames", ()):
+            item.add_marker("lab")
