@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
+import tempfile
 from typing import Any
 
 from .frames import bytes_of, text_of
@@ -67,15 +69,17 @@ class Prepared:
             self.notes[-1] += f", OMP_NUM_THREADS={threads} for each"
 
     def _choose_port(self, wanted: int, *, is_fixed: bool) -> None:
-        if _is_free(wanted):
+        try:
+            _listen(wanted).close()
             self.master_port = wanted
-        elif is_fixed:
-            raise Unprepared(
-                f"--master_port={wanted} is in use here; choose another, or leave the option out", exit_code=3
-            )
-        else:
+        except OSError as error:
+            is_busy = error.errno == errno.EADDRINUSE
+            why = "is in use here" if is_busy else f"cannot be used here: {os.strerror(error.errno or 0)}"
+            if is_fixed:
+                hint = ", or leave the option out" if is_busy else ""
+                raise Unprepared(f"--master_port={wanted} {why}; choose another{hint}", exit_code=3) from None
             self.master_port = _any_free_port()
-            self.notes.append(f"port {wanted} is in use here, so MASTER_PORT={self.master_port}")
+            self.notes.append(f"port {wanted} {why}, so MASTER_PORT={self.master_port}")
 
 
 def apply_environment(env: dict[bytes, bytes], entries: list[tuple[str, list[str]]]) -> None:
@@ -129,34 +133,40 @@ def _parse_environ(data: bytes) -> dict[bytes, bytes]:
 
 
 def _sourced(script: str, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """The environment after sourcing the script. What the script prints is read only if it fails."""
     shell = find_program(b"bash", env) or b"/bin/sh"
-    try:
-        result = subprocess.run(
-            [shell, b"-c", _SOURCE_AND_PRINT.encode()],
-            env={**env, _VENV_VARIABLE: bytes_of(script)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=VENV_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise Unprepared(
-            f"--venv_script={script} did not end within {VENV_TIMEOUT_S:.0f} s", exit_code=3
-        ) from None
+    said = f"--venv_script={script}"
+    with tempfile.TemporaryFile() as errors:  # not a pipe: a process that the script leaves may keep it open
+        try:
+            result = subprocess.run(
+                [shell, b"-c", _SOURCE_AND_PRINT.encode()],
+                env={**env, _VENV_VARIABLE: _path_of(bytes_of(script), env)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                timeout=VENV_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Unprepared(f"{said} did not end within {VENV_TIMEOUT_S:.0f} s", exit_code=3) from None
+        errors.seek(0)
+        lines = text_of(errors.read()).strip().splitlines() or ["it wrote nothing to stderr"]
     if result.returncode != 0:
-        last = text_of(result.stderr).strip().splitlines()[-1:] or ["it wrote nothing to stderr"]
-        raise Unprepared(f"--venv_script={script} ended with {result.returncode}: {last[0]}", exit_code=3)
+        raise Unprepared(f"{said} ended with {result.returncode}: {lines[-1]}", exit_code=3)
+    if not result.stdout:
+        raise Unprepared(
+            f"{said} called exit, so what it set is lost; let it end with its last line", exit_code=3
+        )
     sourced = _parse_environ(result.stdout)
     sourced.pop(_VENV_VARIABLE, None)
     return sourced
 
 
-def _is_free(port: int) -> bool:
-    try:
-        _listen(port).close()
-    except OSError:
-        return False
-    return True
+def _path_of(script: bytes, env: dict[bytes, bytes]) -> bytes:
+    """Absolute, because a shell's `.` looks for a plain name in PATH first; `~` is the home on this host."""
+    if script.startswith(b"~/") and b"HOME" in env:
+        return os.path.join(env[b"HOME"], script[2:])
+    return os.path.join(os.getcwdb(), script)
 
 
 def _any_free_port() -> int:
