@@ -42,10 +42,12 @@ def descendants(root: int) -> list[int]:
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
+                fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue  # it ended while we looked
-        if state not in (b"Z", b"X"):
+        state, parent, num_threads = fields[0], fields[1], int(fields[17])
+        # One whose first thread ended looks like a zombie, but has other threads that run.
+        if state not in (b"Z", b"X") or num_threads > 1:
             children.setdefault(int(parent), []).append(int(name))
         # a zombie's children have been given to the subreaper, so nothing is hidden behind it
     found, frontier = [], [root]
@@ -60,7 +62,7 @@ def kill_descendants(root: int, signum: int = signal.SIGKILL) -> list[int]:
     """Send `signum` to every process below `root`; returns whom it was sent to. Repeat until it returns none."""
     pids = descendants(root)
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or became another user's
             os.kill(pid, signum)
     return pids
 
