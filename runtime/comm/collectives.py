@@ -69,7 +69,7 @@ class Collectives:
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite `tensor` on every rank with rank 0's."""
         world = self.mesh.world
-        if world.group is None or tensor.numel() == 0:
+        if world.is_alone or tensor.numel() == 0:
             return
         self._record("broadcast", tensor, sent_bytes=tensor.nbytes if world.index == 0 else 0)
         dist.broadcast(tensor, group_src=0, group=world.group)
@@ -77,7 +77,7 @@ class Collectives:
     def all_gather_float64(self, value: Tensor) -> Tensor:
         """Return every rank's one number, [world] float64, in rank order."""
         world = self.mesh.world
-        if world.group is None:
+        if world.is_alone:
             return value.view(1)
         gathered = torch.empty(world.size, dtype=torch.float64, device=value.device)
         self._record("scalar", gathered, sent_bytes=(world.size - 1) * value.nbytes)
@@ -87,11 +87,11 @@ class Collectives:
     def gather_to_first(self, shard: Tensor) -> Tensor | None:
         """Return the whole of a sharded value on rank 0, None elsewhere; the other replicas do nothing."""
         axis = self.mesh.shard
-        if axis.group is None:
+        if axis.is_alone:
             return shard if self.mesh.world.index == 0 else None
+        self._record("gather", shard, sent_bytes=0 if axis.index == 0 else shard.nbytes)
         if self.mesh.replicate.index != 0:
             return None
-        self._record("gather", shard, sent_bytes=0 if axis.index == 0 else shard.nbytes)
         whole = shard.new_empty(axis.size * shard.numel()) if axis.index == 0 else None
         parts = None if whole is None else list(whole.chunk(axis.size))
         dist.gather(shard, parts, group_dst=0, group=axis.group)
@@ -100,7 +100,7 @@ class Collectives:
     def gather_objects(self, value: object) -> list[Any] | None:
         """Return every rank's `value` on rank 0, in rank order, None elsewhere. For small things, seldom."""
         world = self.mesh.world
-        if world.group is None:
+        if world.is_alone:
             return [value]
         gathered: list[Any] | None = [None] * world.size if world.index == 0 else None
         dist.gather_object(value, gathered, group_dst=0, group=world.group)
@@ -109,7 +109,7 @@ class Collectives:
     def all_gather_objects(self, value: object) -> list[Any]:
         """Return every rank's `value` on every rank, in rank order. For small things, seldom."""
         world = self.mesh.world
-        if world.group is None:
+        if world.is_alone:
             return [value]
         gathered: list[Any] = [None] * world.size
         dist.all_gather_object(gathered, value, group=world.group)
@@ -121,7 +121,7 @@ class Collectives:
         yield from self._all_reduce_steps(_chunk(flat, shard), replicate)
 
     def _all_reduce_steps(self, flat: Tensor, axis: Axis) -> _Steps:
-        if axis.group is None:
+        if axis.is_alone:
             return
         if _is_native(flat):
             self._record("all_reduce", flat, sent_bytes=2 * _ring_bytes(flat, axis))
@@ -131,7 +131,7 @@ class Collectives:
         yield from self._all_gather_steps(flat, axis)
 
     def _reduce_scatter_steps(self, flat: Tensor, axis: Axis) -> _Steps:
-        if axis.group is None:
+        if axis.is_alone:
             return
         self._record("reduce_scatter", flat, sent_bytes=_ring_bytes(flat, axis))
         own = _chunk(flat, axis)
@@ -149,7 +149,7 @@ class Collectives:
         own.copy_(total.mul_(1.0 / axis.size))
 
     def _all_gather_steps(self, flat: Tensor, axis: Axis) -> _Steps:
-        if axis.group is None:
+        if axis.is_alone:
             return
         self._record("all_gather", flat, sent_bytes=_ring_bytes(flat, axis))
         yield _started(_all_gather(flat, _chunk(flat, axis), group=axis.group, async_op=True))

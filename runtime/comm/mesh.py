@@ -17,7 +17,15 @@ class Axis:
 
     size: int
     index: int  # of this rank
-    group: dist.ProcessGroup | None  # None: the axis has one rank and nothing to say
+    group: dist.ProcessGroup | None  # None: the default group, see below
+
+    # The default group is never held. gloo's threads end with the last reference to it, and one that is still alive
+    # while the interpreter shuts down may take the process with it; destroy_process_group() must be the end of it.
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank is the only one, so that there is nothing to send."""
+        return self.size == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +68,7 @@ def make_mesh(*, shard_size: int) -> Mesh:
 def _make_axis(lines: list[range], *, rank: int, world_size: int) -> Axis:
     own = next(line for line in lines if rank in line)
     group: dist.ProcessGroup | None = None
-    if len(own) == world_size and world_size > 1:
-        group = dist.group.WORLD
-    elif len(own) > 1:
+    if 1 < len(own) < world_size:
         for line in lines:  # every rank takes part in the making of every group
             made = dist.new_group(list(line))
             group = made if line is own else group
