@@ -60,7 +60,9 @@ class Child:
             if not kill_descendants(self.pid):
                 break
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 @pytest.fixture
@@ -81,9 +83,11 @@ Start = Callable[[str], Child]
 DOUBLE_FORK = """
 def escape():
     '''A process with its own session whose parents are gone, deaf to everything but SIGKILL.'''
+    read, write = os.pipe()
     first = os.fork()
     if first:
         os.waitpid(first, 0)
+        os.read(read, 1)
         return
     os.setsid()
     if os.fork():
@@ -91,6 +95,7 @@ def escape():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdout.write(f'{os.getpid()}\\n'); sys.stdout.flush()
+    os.write(write, b'.')
     while True: time.sleep(100)
 """
 
@@ -171,7 +176,7 @@ def test_nothing_is_left_after_killing(start: Start) -> None:
         + textwrap.dedent("""
         become_subreaper()
         for _ in range(5): escape()
-        wait_until(lambda: len(descendants(os.getpid())) == 5)
+        assert len(descendants(os.getpid())) == 5
         assert kill_descendants(os.getpid(), signal.SIGTERM) == descendants(os.getpid())
         while kill_descendants(os.getpid()): reap()
         assert not descendants(os.getpid())
