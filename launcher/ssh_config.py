@@ -48,9 +48,9 @@ def _resolve(name: str, user: str | None, port: int | None, options: SshOptions,
         raise LaunchError(
             f"ssh configuration: ProxyJump of {name} leads through more than 8 hosts; is it a circle?"
         )
-    found = _lookup(name, options)
+    found = _lookup(name, user, port, options)
     address = str(found.get("hostname", name))
-    real_port = port or _number(found, "port", 22)
+    real_port = port or int(_number(found, "port", 22))
     identities = [options.identity] if options.identity else []
     identities += [str(Path(one).expanduser()) for one in found.get("identityfile", ())]
     jump = "" if str(found.get("proxyjump", "none")).lower() == "none" else str(found["proxyjump"])
@@ -67,9 +67,15 @@ def _resolve(name: str, user: str | None, port: int | None, options: SshOptions,
         known_hosts=(*(str(Path(one).expanduser()) for one in known_hosts), *SYSTEM_KNOWN_HOSTS),
         unknown_host_keys=_unknown_host_keys(str(found.get("stricthostkeychecking", "ask")).lower()),
         proxy_command=None if command.lower() == "none" or jump else command,
-        jumps=tuple(_resolve_jump(one, options, depth=depth + 1) for one in jump.split(",") if one.strip()),
+        jumps=_resolve_jumps(jump, options, depth=depth + 1),
         connect_timeout_s=_number(found, "connecttimeout", options.connect_timeout_s),
     )
+
+
+def _resolve_jumps(text: str, options: SshOptions, *, depth: int) -> tuple[Target, ...]:
+    """All hosts on the way. The first one may have a way of its own; the others are reached through it."""
+    jumps = tuple(_resolve_jump(one, options, depth=depth) for one in text.split(",") if one.strip())
+    return (*jumps[0].jumps, *jumps) if jumps else ()
 
 
 def _resolve_jump(text: str, options: SshOptions, *, depth: int) -> Target:
@@ -80,11 +86,14 @@ def _resolve_jump(text: str, options: SshOptions, *, depth: int) -> Target:
     return _resolve(match["host"].strip("[]"), match["user"], port, options, depth=depth)
 
 
-def _lookup(name: str, options: SshOptions) -> dict[str, str | list[str]]:
+def _lookup(name: str, user: str | None, port: int | None, options: SshOptions) -> dict[str, str | list[str]]:
     """What OpenSSH's configuration says of `name`, keys in lower case."""
     import paramiko  # here, because a local job does not need its 60 ms
 
     config = paramiko.SSHConfig()
+    if user or port:  # said first, so that %r and %p in a ProxyCommand mean them
+        said = [f"User {user}"] * bool(user) + [f"Port {port}"] * bool(port)
+        config.parse(["Host *", *said])
     given = [Path(options.config)] if options.config else [Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG]
     for path in given:
         try:
@@ -95,12 +104,17 @@ def _lookup(name: str, options: SshOptions) -> dict[str, str | list[str]]:
                 raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
         except (OSError, UnicodeDecodeError, paramiko.ConfigParseError) as error:
             raise LaunchError(f"{path}: cannot be used as an ssh configuration: {error}") from None
-    return dict(config.lookup(name))
+    try:
+        return dict(config.lookup(name))
+    except (paramiko.SSHException, ImportError) as error:
+        raise LaunchError(f"ssh configuration: what it says of {name} cannot be used: {error}") from None
 
 
-def _number(found: dict[str, str | list[str]], key: str, default: float) -> int:
-    value = str(found.get(key, int(default)))
-    if not value.isdigit():
+def _number(found: dict[str, str | list[str]], key: str, default: float) -> float:
+    if key not in found:
+        return default
+    value = str(found[key])
+    if not value.isdecimal():
         raise LaunchError(f"ssh configuration: {key} {value!r} is not a whole number")
     return int(value)
 
