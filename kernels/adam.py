@@ -64,14 +64,14 @@ def adamw_step(  # noqa: PLR0913 - five arrays of one step; a class around them 
 
     `grad_scale` is multiplied into the gradient first: 1 / loss scale times the clip factor. `adam_w_mode` decays
     the parameter itself (AdamW); without it the decay is added to the gradient (Adam). Elements outside every
-    segment are left as they are, in `param_out` too. The result has the same bits on every x86-64 processor and
-    for every `num_threads` (0: OpenMP's default). The GIL is released.
+    segment are left as they are, in `param_out` too. The result has the same bits for every vector width and every
+    `num_threads` (0: OpenMP's default). The GIL is released. Autograd does not see the writes.
 
     Shapes:  [n] float32, contiguous, host memory; grad may be bfloat16; param_out [n] bfloat16, rounded to nearest
-             even. No two arrays share memory. A tensor that requires grad must be detached by the caller.
+             even. No two arrays share memory; a tensor that requires grad must be passed as its `.detach()`.
     Errors:  TypeError for an object that is no array, or a dtype not named above
-             ValueError if lengths differ, an array is not flat, contiguous and in host memory, or a segment is
-             outside the shard, overlaps another one or has a hyper-parameter out of range
+             ValueError if lengths differ; if an array is not flat, contiguous, writable where written and in host
+             memory; if a segment leaves the shard, overlaps another or has a hyper-parameter out of range
     Source:  torch.optim.AdamW and Adam (amsgrad and maximize off), same formula with the step counted from 1
     """
     _adamw_step(

@@ -23,6 +23,10 @@ namespace dslaunch {
 // keeps every thread busy. Part of squared_norm's result: another size changes its last bits.
 constexpr std::int64_t block_numel = 16384;
 
+// Blocks that make a thread worth waking: tens of microseconds of work. Fewer gain little on an idle machine, and on
+// a busy one the step waits until the woken thread gets its turn.
+constexpr std::int64_t min_blocks_per_thread = 4;
+
 // [Note: OpenMP after fork]
 // A forked child has the forking thread's OpenMP team on record, but not the threads in it; a parallel region
 // would wait for them for ever. A thread started in the child has no such record and makes a team of its own.
@@ -32,7 +36,7 @@ inline const pid_t home_process = getpid();  // where this library was loaded
 template <typename Body>
 void for_each_block(std::int64_t num_blocks, int num_threads, const Body& body) {
     const int wanted = num_threads > 0 ? num_threads : omp_get_max_threads();
-    const int team = static_cast<int>(std::min<std::int64_t>(wanted, num_blocks));
+    const int team = static_cast<int>(std::min<std::int64_t>(wanted, num_blocks / min_blocks_per_thread));
     if (team <= 1) {
         for (std::int64_t block = 0; block < num_blocks; ++block) body(block);
         return;

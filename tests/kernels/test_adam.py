@@ -32,7 +32,9 @@ UNDERFLOW = 4 * 2.0**-149
 TORCH_STEPS = 20
 TORCH_TOLERANCE = TORCH_STEPS * 4 * ROUNDING
 
-LENGTHS = sorted({0, 1} | {2**k + d for k in range(1, 17) for d in (-1, 0, 1)})
+LENGTHS = sorted(
+    {0, 1, 2**18 + 1} | {2**k + d for k in range(1, 17) for d in (-1, 0, 1)}
+)  # the last: two threads
 GRAD_DTYPES = (torch.float32, torch.bfloat16)
 COMBINATIONS = list(itertools.product(GRAD_DTYPES, (False, True), (True, False)))
 
@@ -190,7 +192,7 @@ def test_an_unaligned_start_changes_nothing(start: int) -> None:
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    numel = 100_003
+    numel = 300_003
     shards = [make_shard(numel, torch.bfloat16, with_out=True) for _ in range(5)]
     for shard, num_threads in zip(shards, (1, 2, 3, 8, 0), strict=True):
         adamw_step(*shard.arrays(), whole(numel), param_out=shard.param_out, num_threads=num_threads)
