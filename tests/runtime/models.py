@@ -1,0 +1,109 @@
+"""Small models with awkward shapes, and their training with and without the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+
+GLOBAL_BATCH = 12  # divides by 1, 2, 3 and 4 ranks
+ADAMW = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}}
+
+
+class Uneven(nn.Module):
+    """Widths 7, 15, 17: no shard ends where a parameter does. Three units of one block, and a root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 15)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(15, 17), nn.Tanh(), nn.Linear(17, 15)) for _ in range(3)
+        )
+        self.norm = nn.LayerNorm(15)
+        self.last = nn.Linear(15, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        result: Tensor = self.last(self.norm(x))
+        return result
+
+
+def make_model(kind: type[nn.Module] = Uneven, *, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return kind()
+
+
+def make_config(**changes: Any) -> dict[str, Any]:
+    """A ds_config for fp32 and AdamW, small buckets, with `changes` at the top level; stage= goes where it belongs."""
+    stage = changes.pop("stage", 0)
+    bucket = changes.pop("reduce_bucket_size", 600)
+    return {
+        "train_batch_size": GLOBAL_BATCH,
+        "optimizer": ADAMW,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket},
+        **changes,
+    }
+
+
+def batch(step: int, *, size: int = GLOBAL_BATCH, width: int = 7) -> Tensor:
+    """The global batch of one step, the same on every rank."""
+    return torch.randn(size, width, generator=torch.Generator().manual_seed(1000 + step))
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    """A mean over samples, so equal parts of a batch have the mean loss of the whole."""
+    result: Tensor = model(x).float().pow(2).mean()
+    return result
+
+
+def train_engine(
+    engine: dslaunch.Engine, *, steps: int, first: int = 0, dtype: torch.dtype = torch.float32
+) -> list[float]:
+    """Train on this rank's part of each global batch, micro batch by micro batch; return the losses."""
+    losses = []
+    gas = engine.gradient_accumulation_steps()
+    for step in range(first, first + steps):
+        for micro in batch(step).chunk(gas):
+            own = micro.chunk(engine.world_size)[engine.global_rank].to(dtype)
+            loss = loss_of(engine, own)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+    return losses
+
+
+def train_plain(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int, clipping: float = 0.0
+) -> list[float]:
+    """Train on whole batches with plain PyTorch; return the gradient norms."""
+    norms = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, batch(step)).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clipping or float("inf"))))
+        optimizer.step()
+    return norms
+
+
+def snapshot(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies by name."""
+    items = named.items() if isinstance(named, Mapping) else named
+    return {name: tensor.detach().clone() for name, tensor in items}
+
+
+def worst_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """The greatest absolute difference of any element; the names must agree."""
+    assert left.keys() == right.keys()
+    return max(float((left[name].float() - right[name].float()).abs().max()) for name in left)
+
+
+def assert_same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name

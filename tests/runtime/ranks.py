@@ -1,0 +1,114 @@
+"""Real ranks for tests: four processes that live as long as the test session and form a new gloo group per call.
+
+`ranks(function, world_size=n)` calls `function(rank)` in n of them and returns the n results in rank order. A call
+that takes longer than its deadline has hung: the processes are killed and the test fails.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+MAX_RANKS = 4
+DEADLINE_S = 60.0
+
+
+class RankFailed(Exception):
+    """A rank raised, died or hung; the text holds every rank's traceback."""
+
+
+class Ranks:
+    """The processes. They import torch once, which is most of what a process costs here."""
+
+    def __init__(self) -> None:
+        self._workers: list[tuple[Any, Connection]] = []
+
+    def __call__(
+        self, function: Callable[..., Any], *args: Any, world_size: int, deadline_s: float = DEADLINE_S
+    ) -> list[Any]:
+        """Return `[function(rank, *args) for rank in range(world_size)]`, each computed by its own process."""
+        self._start(world_size)
+        with tempfile.TemporaryDirectory() as folder:
+            pipes = [pipe for _, pipe in self._workers[:world_size]]
+            for rank, pipe in enumerate(pipes):
+                pipe.send((function, rank, world_size, str(Path(folder) / "store"), args))
+            answers = self._collect(pipes, deadline_s)
+        failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
+        if failures:
+            self.stop()  # the others may be stuck in a collective
+            raise RankFailed("\n".join(failures))
+        return [value for _, value in answers]
+
+    def stop(self) -> None:
+        """Kill the processes and wait for their end."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._workers = []
+
+    def _start(self, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        while len(self._workers) < count:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+
+    def _collect(self, pipes: list[Connection], deadline_s: float) -> list[tuple[bool, Any]]:
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + deadline_s
+        failed = False
+        while len(answers) < len(pipes):
+            waiting = [pipe for index, pipe in enumerate(pipes) if index not in answers]
+            # One rank's failure leaves the others in a collective: give them a moment to fail, too, and no more.
+            ready = wait(waiting, timeout=1.0 if failed else max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return [answers.get(index, (False, "did not return")) for index in range(len(pipes))]
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                try:
+                    answer = pipe.recv()
+                except EOFError:
+                    answer = (False, "died")
+                answers[pipes.index(pipe)] = answer
+                failed = failed or not answer[0]
+        return [answers[index] for index in range(len(pipes))]
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    while True:
+        try:
+            function, rank, world_size, store, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            with process_group(rank, world_size, store):
+                value = function(rank, *args)
+            pipe.send((True, value))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+
+
+@contextmanager
+def process_group(rank: int, world_size: int, store: str) -> Iterator[None]:
+    """A gloo group over a file: no port."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,72 @@
+"""The memory that a rank holds between steps is the formula's, found by looking at every tensor that is alive."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch.runtime.zero.policy import memory_bytes, optimizer_bytes_per_element, policy_for_stage
+from tests.runtime.models import make_config, make_model
+from tests.runtime.ranks import Ranks
+
+PADDING = 0.02  # of the whole; every unit is padded to 256 bytes per rank
+
+
+class Wide(nn.Module):
+    """Two units of 66,048 parameters and a small root: padding is below a hundredth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(256, 257), nn.Linear(257, 255))
+        self.last = nn.Linear(255, 17)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.blocks(x))
+        return result
+
+
+def _live_bytes() -> int:
+    gc.collect()
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in gc.get_objects()
+        if type(tensor) in (Tensor, nn.Parameter)
+    }
+    return sum(storages.values())
+
+
+def _measure(rank: int, stage: int, bf16: bool) -> tuple[int, int, int]:
+    """Return live bytes before the model exists, after initialize, and after a step."""
+    before = _live_bytes()
+    model = make_model(Wide)
+    config = make_config(stage=stage, bf16={"enabled": bf16}, reduce_bucket_size=70_000)
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    ready = _live_bytes()
+    x = torch.ones(3, 256, dtype=torch.bfloat16 if bf16 else torch.float32)
+    engine.backward(engine(x).float().mean())
+    engine.step()
+    del x
+    return before, ready, _live_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_live_storages_are_the_formula(ranks: Ranks, stage: int, world_size: int, bf16: bool) -> None:
+    param_bytes = 2 if bf16 else 4
+    expected = memory_bytes(
+        policy_for_stage(stage),
+        numel=sum(param.numel() for param in Wide().parameters()),
+        param_bytes=param_bytes,
+        grad_bytes=param_bytes,
+        optimizer_bytes=optimizer_bytes_per_element(num_states=2, param_bytes=param_bytes),
+        num_shards=world_size,
+    ).total
+    for before, ready, after in ranks(_measure, stage, bf16, world_size=world_size):
+        assert ready - before == pytest.approx(expected, rel=PADDING)
+        assert after - before == pytest.approx(expected, rel=PADDING)

@@ -1,0 +1,213 @@
+"""What ZeRO promises: whatever the stage and the number of ranks, the training is the one of a single process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from tests.runtime.models import (
+    GLOBAL_BATCH,
+    Uneven,
+    assert_same_bits,
+    batch,
+    loss_of,
+    make_config,
+    make_model,
+    snapshot,
+    train_engine,
+    train_plain,
+    worst_difference,
+)
+from tests.runtime.ranks import Ranks
+
+STEPS = 10
+WORLDS = (1, 2, 3, 4)
+# Ranks add partial means where one process adds samples: a relative 2^-24 per addition, which AdamW's division by
+# sqrt(exp_avg_sq) can blow up to a fraction of one lr (0.01) where a gradient is nearly zero. Seen: 1.3e-6.
+FP32_DRIFT = 1e-5
+
+
+def _train(rank: int, changes: dict[str, Any], steps: int = STEPS) -> dict[str, Any]:
+    bf16 = changes.get("bf16", {}).get("enabled", False)
+    model = make_model()
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(**changes))
+    norms = []
+    for step in range(steps):
+        train_engine(engine, steps=1, first=step, dtype=torch.bfloat16 if bf16 else torch.float32)
+        norms.append(engine.get_global_grad_norm())
+    return {
+        "params": snapshot(model.named_parameters()),
+        "norms": norms,
+        "order": engine.comm_order_hash(),
+        "bytes": engine.comm_bytes(),
+    }
+
+
+def _reference(clipping: float = 0.0) -> tuple[dict[str, Tensor], list[float]]:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    norms = train_plain(model, optimizer, steps=STEPS, clipping=clipping)
+    return snapshot(model.named_parameters()), norms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("clipping", [0.0, 0.05])
+def test_ten_steps_equal_plain_pytorch_on_the_whole_batch(
+    ranks: Ranks, world_size: int, clipping: float
+) -> None:
+    expected, norms = _reference(clipping)
+    for stage in (0, 1):
+        for result in ranks(_train, {"stage": stage, "gradient_clipping": clipping}, world_size=world_size):
+            assert worst_difference(result["params"], expected) <= FP32_DRIFT
+            assert result["norms"] == pytest.approx(norms, rel=1e-5)  # torch's norm is float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_stages_give_the_same_bits_norms_included(ranks: Ranks, world_size: int) -> None:
+    first, second = (
+        ranks(_train, {"stage": stage, "gradient_clipping": 0.05}, world_size=world_size)[0]
+        for stage in (0, 1)
+    )
+    assert_same_bits(first["params"], second["params"])
+    assert first["norms"] == second["norms"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1])
+def test_all_ranks_have_the_same_parameters_and_order_of_collectives(ranks: Ranks, stage: int) -> None:
+    results = ranks(_train, {"stage": stage}, 3, world_size=3)
+    for other in results[1:]:
+        assert_same_bits(results[0]["params"], other["params"])
+        assert other["order"] == results[0]["order"]
+        assert other["norms"] == results[0]["norms"]
+
+
+# Between 0.5 and 1, above which no weight here comes, neighbouring bf16 numbers are 2^-8 apart: a slightly different
+# gradient may round a weight to the neighbour. SGD, since AdamW turns the sign of a tiny gradient into a whole lr.
+BF16_DRIFT = 2.0**-8
+
+
+@pytest.mark.slow
+def test_bf16_stages_give_the_same_bits_and_stay_near_one_process(ranks: Ranks) -> None:
+    sgd = {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}}
+    changes = {"bf16": {"enabled": True}, "gradient_clipping": 0.05, "optimizer": sgd}
+    alone = ranks(_train, {**changes, "stage": 0}, world_size=1)[0]
+    for world_size in (2, 4):
+        both = [ranks(_train, {**changes, "stage": stage}, world_size=world_size)[0] for stage in (0, 1)]
+        assert_same_bits(both[0]["params"], both[1]["params"])
+        assert all(tensor.dtype == torch.bfloat16 for tensor in both[0]["params"].values())
+        assert worst_difference(both[0]["params"], alone["params"]) <= BF16_DRIFT
+
+
+def _bf16_by_hand() -> dict[str, Tensor]:
+    """Weights and gradients in bf16, master and states in fp32, with plain PyTorch."""
+    masters = make_model()
+    model = make_model().bfloat16()
+    optimizer = torch.optim.AdamW(masters.parameters(), lr=0.01, weight_decay=0.1)
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model, batch(step).bfloat16()).backward()
+        for master, param in zip(masters.parameters(), model.parameters(), strict=True):
+            assert param.grad is not None
+            master.grad = param.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for master, param in zip(masters.parameters(), model.parameters(), strict=True):
+                param.copy_(master)
+    return snapshot(model.named_parameters())
+
+
+def test_bf16_keeps_an_fp32_master_that_starts_from_the_fp32_weights(ranks: Ranks) -> None:
+    result = ranks(_train, {"bf16": {"enabled": True}}, world_size=1)[0]
+    assert worst_difference(result["params"], _bf16_by_hand()) <= BF16_DRIFT
+
+
+class Dyadic(nn.Module):
+    """A linear model with weights, inputs and gradients that are small multiples of powers of two: sums are exact."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(7, 15, bias=False)
+        nn.init.constant_(self.layer.weight, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+
+def _train_dyadic(rank: int, stage: int, gas: int) -> dict[str, Tensor]:
+    model = make_model(Dyadic)
+    sgd = {"type": "SGD", "params": {"lr": 2.0**-4}}
+    config = make_config(stage=stage, optimizer=sgd, train_batch_size=16, gradient_accumulation_steps=gas)
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        whole = torch.randint(-2, 3, (16, 7), generator=generator).float()
+        for micro in whole.chunk(gas):
+            own = micro.chunk(engine.world_size)[rank]
+            loss = engine(own).sum() / own.shape[0]
+            engine.backward(loss)
+            engine.step()
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_accumulation_gives_the_same_bits_when_sums_are_exact(ranks: Ranks, world_size: int) -> None:
+    expected = ranks(_train_dyadic, 0, 1, world_size=1)[0]
+    for stage in (0, 1):
+        for gas in (1, 2, 4):
+            assert_same_bits(ranks(_train_dyadic, stage, gas, world_size=world_size)[0], expected)
+
+
+@pytest.mark.slow
+def test_accumulation_equals_the_whole_batch(ranks: Ranks) -> None:
+    expected, _ = _reference()
+    for gas in (2, 3):
+        result = ranks(_train, {"stage": 1, "gradient_accumulation_steps": gas}, world_size=2)[0]
+        assert worst_difference(result["params"], expected) <= FP32_DRIFT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("element_bytes", [4, 2])
+def test_a_step_sends_twice_the_parameters_times_n_minus_1_over_n(
+    ranks: Ranks, world_size: int, element_bytes: int
+) -> None:
+    bf16 = {"bf16": {"enabled": element_bytes == 2}}
+    for stage in (0, 1):
+        one, three = (
+            ranks(_train, {**bf16, "stage": stage}, steps, world_size=world_size)[0] for steps in (1, 3)
+        )
+        sent = {kind: three["bytes"][kind] - one["bytes"][kind] for kind in three["bytes"]}
+        assert sent.pop("scalar") == 2 * 8 * (world_size - 1)  # the norm: a float64 to every other rank
+        assert sent.pop("broadcast") == 0
+        padded = ranks(_padded, stage, element_bytes == 2, world_size=world_size)[0]
+        assert sum(sent.values()) == 2 * 2 * padded * element_bytes * (world_size - 1) // world_size
+
+
+def _padded(rank: int, stage: int, bf16: bool) -> int:
+    engine, *_ = dslaunch.initialize(
+        model=make_model(), config=make_config(stage=stage, bf16={"enabled": bf16})
+    )
+    return sum(part.layout.numel for part in engine._model.trained)
+
+
+def _train_without_collectives(rank: int, stage: int) -> dict[str, int]:
+    return _train(rank, {"stage": stage}, 2)["bytes"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_one_rank_sends_nothing(ranks: Ranks, stage: int) -> None:
+    assert ranks(_train_without_collectives, stage, world_size=1) == [{}]
+
+
+def test_the_batch_of_these_tests_divides() -> None:
+    assert all(GLOBAL_BATCH % world_size == 0 for world_size in WORLDS)
+    assert isinstance(make_model(), Uneven)
