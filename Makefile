@@ -18,7 +18,8 @@ setup: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	@PYTHON=$(PYTHON) .ci/packages
-	@echo "setting up $(VENV): torch first, then the rest of .ci/constraints.txt (a few minutes the first time)"
+	@echo "setting up $(VENV) (a few minutes the first time), torch first, then what is needed of:"
+	@grep -v '^#' .ci/constraints.txt | tr '\n' ' ' | fold -s -w 120 && echo
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind cmake ninja
