@@ -64,6 +64,8 @@ def _up(arguments: argparse.Namespace) -> int:
     for host in lab.hosts:
         print(f"{host.name:<10}{host.address:<14}{host.home.parent}")
     me = f"{os.path.relpath(sys.executable)} -m tests.lab"
+    if arguments.name != Place().name:
+        me += f" --name {arguments.name}"
     print(f"\nhostfile  {lab.hostfile}   ({SLOTS} slots for each node)")
     print(f"shared    {lab.shared}   (same path on all hosts, writable; emptied by `down`)")
     print(f"checkout  {CHECKOUT}   (same path on all hosts, read-only)")
