@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import select
 import sys
@@ -14,6 +16,7 @@ from .verdict import HostFailure, RankFailure, Verdict
 
 PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 2.0
+EXIT_NOT_READ = 141  # as of a program that SIGPIPE ended
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foregrounds that read well on dark and light
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -93,7 +96,7 @@ class Console:
     def _write(self, number: int, data: bytes) -> None:
         """All of `data`, however slow the reader is.
 
-        Errors: BrokenPipeError if the reader went away, LaunchError if the stream cannot be written to.
+        Errors: LaunchError if the reader went away or the stream cannot be written to; the stream is then mute.
         """
         stream = self._streams[number]
         try:
@@ -106,13 +109,25 @@ class Console:
                 except BlockingIOError as error:  # somebody set the open file that we share with them so
                     data = data[error.characters_written :]
                     select.select([], [stream], [])
-        except BrokenPipeError:
-            raise
         except OSError as error:
             name = "stdout" if number == 1 else "stderr"
+            _mute(stream)
+            if isinstance(error, BrokenPipeError):
+                raise LaunchError(
+                    f"nobody reads {name} any more, so the job was stopped", exit_code=EXIT_NOT_READ
+                ) from None
             raise LaunchError(
-                f"cannot write to {name}: {error.strerror}; send it to a file or a terminal that takes it"
+                f"cannot write to {name}: {error.strerror}, so the job was stopped; "
+                "send it to a file or a terminal that takes it"
             ) from None
+
+
+def _mute(stream: IO[bytes]) -> None:
+    """Let what the stream still holds vanish, or the interpreter would try again to write it when it ends."""
+    with contextlib.suppress(io.UnsupportedOperation):
+        number = stream.fileno()
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), number)
 
 
 def _bytes_of_stream(stream: TextIO | None) -> IO[bytes]:

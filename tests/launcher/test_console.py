@@ -212,10 +212,11 @@ def test_the_last_word_is_who_failed_first(
     assert screen.err.decode("utf-8", "replace").splitlines() == lines
 
 
-def test_a_reader_that_went_away_is_a_broken_pipe() -> None:
+def test_a_reader_that_went_away_is_one_sentence_and_the_exit_code_of_sigpipe() -> None:
     console = Console(log_level="info", out=Full(errno.EPIPE), err=io.BytesIO())
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(LaunchError, match="nobody reads stdout any more") as refused:
         console.output("w0", 0, 1, "a\n")
+    assert refused.value.exit_code == 141
 
 
 @pytest.mark.parametrize(("number", "name"), [(1, "stdout"), (2, "stderr")])
@@ -223,6 +224,16 @@ def test_a_full_disk_is_one_sentence(number: int, name: str) -> None:
     console = Console(log_level="info", out=Full(errno.ENOSPC), err=Full(errno.ENOSPC))
     with pytest.raises(LaunchError, match=f"cannot write to {name}: No space left on device"):
         console.output("w0", 0, number, "a\n")
+
+
+def test_what_could_not_be_written_is_not_tried_again() -> None:
+    """The interpreter flushes at its end, and a failure there would change the exit code."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as stream:
+        with pytest.raises(LaunchError):
+            Console(log_level="info", out=stream, err=io.BytesIO()).output("w0", 0, 1, "a\n")
+        stream.flush()
 
 
 def test_a_pipe_that_does_not_block_gets_everything_all_the_same() -> None:
