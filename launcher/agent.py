@@ -47,7 +47,7 @@ from .frames import (
 )
 from .preparation import Prepared, Unprepared
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
-from .worker import Stream, Worker, spawn
+from .worker import HANDLED, Stream, Worker, spawn
 
 FIRST_HEARTBEAT_S = 120.0  # until the job says its own
 TICK_S = 0.2
@@ -83,6 +83,7 @@ class Agent:
         self._grace_s = LEFT_OVER_GRACE_S
         self._kill_at = float("inf")
         self._num_left_over = 0
+        self._told_to_stop_by = 0  # a signal to this process; the launcher did not want this end
         self._workers: list[Worker] = []
         self._job: dict[str, Any] = {}
         self._prepared: Prepared | None = None
@@ -115,30 +116,36 @@ class Agent:
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for signum in HANDLED:
             signal.signal(signum, lambda signum, frame: None)  # the wake-up pipe carries the number
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._read_signals)
 
     def _read_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            if any(number not in (signal.SIGCHLD, 0) for number in os.read(self._wake_read, 1024)):
-                self._stop(self._grace_s)
+            for number in os.read(self._wake_read, 1024):
+                if number not in (signal.SIGCHLD, 0):
+                    self._told_to_stop_by = self._told_to_stop_by or number
+                    self._stop(self._grace_s)
 
     def _tick(self) -> None:
         now = time.monotonic()
         if now - self._heard_at > self._heartbeat_s:
             self._hang_up()
         if self._state is State.RUNNING or self._state is State.STOPPING:
-            for pid, status in reap():
-                for worker in self._workers:
-                    if worker.pid == pid:
-                        worker.status = status
-            for worker in self._workers:
-                self._report_end_of(worker)
+            self._collect()
             if self._state is State.RUNNING and all(worker.is_reported for worker in self._workers):
                 self._end_left_over()
         if self._state is State.STOPPING:
             self._finish_stopping(now)
+
+    def _collect(self) -> None:
+        """Take note of who ended, and say so once all they wrote was passed on."""
+        for pid, status in reap():
+            for worker in self._workers:
+                if worker.pid == pid:
+                    worker.end(status)
+        for worker in self._workers:
+            self._report_end_of(worker)
 
     def _hang_up(self) -> None:
         """The launcher is gone: nobody reads what we write."""
@@ -177,18 +184,18 @@ class Agent:
     def _finish_stopping(self, now: float) -> None:
         if now >= self._kill_at:
             kill_descendants(os.getpid())
-            reap_again = reap()
-            for worker in self._workers:
-                worker.status = next(
-                    (status for pid, status in reap_again if pid == worker.pid), worker.status
-                )
-                self._report_end_of(worker)
+            self._collect()
         elif self._kill_at > now + LEFT_OVER_GRACE_S and all(one.status is not None for one in self._workers):
             kill_descendants(os.getpid(), signal.SIGTERM)  # what the workers left; they themselves are gone
             self._kill_at = now + LEFT_OVER_GRACE_S
         if not descendants(os.getpid()) and all(worker.is_reported for worker in self._workers):
             self._state = State.ENDED
-            self._send(Done(self._num_left_over))
+            if self._told_to_stop_by:  # so the job did not end well, even if every worker exits with 0
+                name = signal.Signals(self._told_to_stop_by).name
+                with contextlib.suppress(OSError):
+                    os.write(2, b"it got %s, or the process above it was killed\n" % name.encode())
+            else:
+                self._send(Done(self._num_left_over))
 
     # Frames.
 
@@ -262,6 +269,9 @@ class Agent:
                 answers.append(Ready(self._prepared.master_port, self._prepared.notes))
             except Unprepared as problem:
                 answers.append(Problem(str(problem), problem.exit_code))
+            except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
+                traceback.print_exc()
+                answers.append(Problem(f"cannot prepare the job: {type(error).__name__}: {error}", 3))
             finally:
                 os.close(done_write)
 
@@ -331,18 +341,13 @@ class Agent:
         for stream in worker.streams:
             while not self._is_paused and self._read_output(worker, stream):
                 pass
-            if self._is_paused and stream.is_open:
+            if stream.is_open:
                 return  # goes on at a later tick, when the launcher has read more
-            if stream.is_open:  # a grandchild holds the pipe; the worker's own output is all here
-                self._selector.unregister(stream.fd)
-                text = stream.close()
-                if text:
-                    self._send(Output(worker.rank, stream.number, text_of(text)))
         worker.is_reported = True
         is_signaled = os.WIFSIGNALED(worker.status)
         signum = os.WTERMSIG(worker.status) if is_signaled else 0
         code = 128 + signum if is_signaled else os.WEXITSTATUS(worker.status)
-        self._send(Exited(worker.rank, code, signum, time.monotonic()))
+        self._send(Exited(worker.rank, code, signum, worker.ended_at))
 
 
 def _address_reached() -> str:
@@ -374,8 +379,13 @@ def main() -> None:
 
 def _keep(child: int) -> None:
     """Outlive the agent, then leave nothing of it behind."""
+
+    def pass_on(signum: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, lambda signum, frame: os.kill(child, signal.SIGTERM))
+        signal.signal(signum, pass_on)
     os.close(0)
     os.close(1)
     status = 1

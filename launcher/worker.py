@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import struct
+import termios
 import time
+from collections.abc import Iterable
 
 from .output import LineBuffer
 from .process_tree import die_with_parent
 
 READ_BYTES = 1 << 16
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)  # by the agent, never ignored
 
 
 class Stream:
@@ -21,41 +26,60 @@ class Stream:
         self.number = number
         self.is_open = True
         self._lines = LineBuffer()
+        self._last_bytes: int | None = None  # how many are still to be read, once the worker has ended
 
     def read(self) -> tuple[bytes, bool]:
         """Whole lines that are there now, and whether more may be waiting. Closes itself at the end."""
+        size = READ_BYTES if self._last_bytes is None else min(READ_BYTES, self._last_bytes)
         try:
-            data = os.read(self.fd, READ_BYTES)
+            data = os.read(self.fd, size)
         except BlockingIOError:
             return b"", False
-        if data:
-            return self._lines.add(data, now=time.monotonic()), True
-        return self.close(), False
+        if not data:
+            return self._close(), False
+        if self._last_bytes is not None:
+            self._last_bytes -= len(data)
+        return self._lines.add(data, now=time.monotonic()), True
 
-    def close(self) -> bytes:
+    def limit(self) -> None:
+        """The worker has ended: what is in the pipe now is all it wrote. What others add, who hold it open, is not read."""
+        if self.is_open:
+            (self._last_bytes,) = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, b"\0" * 4))
+
+    def _close(self) -> bytes:
         """Stop reading; returns the unfinished last line."""
-        if not self.is_open:
-            return b""
         self.is_open = False
         os.close(self.fd)
         return self._lines.rest()
 
 
 class Worker:
-    """A started rank. `status` is None while it runs, then its wait status."""
+    """A started rank. `status` is None while it runs, then its wait status; `ended_at` is on the monotonic clock."""
 
     def __init__(self, *, rank: int, pid: int, streams: tuple[Stream, Stream]) -> None:
         self.rank = rank
         self.pid = pid
         self.streams = streams
         self.status: int | None = None
+        self.ended_at = 0.0
         self.is_reported = False
+
+    def end(self, status: int) -> None:
+        """It was collected."""
+        self.status = status
+        self.ended_at = time.monotonic()
+        for stream in self.streams:
+            stream.limit()
 
     def signal(self, signum: int) -> None:
         """Signal the worker's process group, as a terminal would."""
-        if self.status is None:
+        if self.status is not None:
+            return
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:  # it was forked just now and has no group yet
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signum)
+                os.kill(self.pid, signum)
 
 
 def spawn(*, rank: int, argv: list[bytes], env: dict[bytes, bytes]) -> Worker:
@@ -66,9 +90,14 @@ def spawn(*, rank: int, argv: list[bytes], env: dict[bytes, bytes]) -> Worker:
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _become(argv, env, parent=parent, out=out_write, err=err_write)
+    # Until the child has let go of our signal handlers, a signal to it would be taken for one to us.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(argv, env, parent=parent, out=out_write, err=err_write, mask=mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(out_write)
     os.close(err_write)
     for fd in (out_read, err_read):
@@ -76,20 +105,21 @@ def spawn(*, rank: int, argv: list[bytes], env: dict[bytes, bytes]) -> Worker:
     return Worker(rank=rank, pid=pid, streams=(Stream(out_read, 1), Stream(err_read, 2)))
 
 
-def _become(argv: list[bytes], env: dict[bytes, bytes], *, parent: int, out: int, err: int) -> None:
+def _become(
+    argv: list[bytes], env: dict[bytes, bytes], *, parent: int, out: int, err: int, mask: Iterable[int]
+) -> None:
     """In the child: turn into the program. Never returns."""
     try:
         os.setsid()
-        die_with_parent(parent, signal.SIGKILL)
-        for signum in (
-            signal.SIGPIPE,
-            signal.SIGXFSZ,
-        ):  # Python ignores these two, and exec would pass that on
-            signal.signal(signum, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
+        # Our own handlers would not survive exec, but what Python ignores (PIPE and XFSZ) would.
+        for signum in (*HANDLED, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)
+        die_with_parent(parent, signal.SIGKILL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(argv[0], argv, env)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
