@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 
 import psutil
 
@@ -24,12 +25,14 @@ class LocalChannel:
     def __init__(self, *, end_within_s: float) -> None:
         self._end_within_s = end_within_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
+        self._errors_lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-u", "-c", READ_LOADER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
+            env=_environment_we_got(),
             start_new_session=True,
         )
         if self._process.stdin is None or self._process.stdout is None:
@@ -45,9 +48,12 @@ class LocalChannel:
             view = view[self._in.write(view) or 0 :]
 
     def error_text(self) -> str:
-        self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, self._errors.tell() - ERROR_TEXT_BYTES))
-        return self._errors.read().decode("utf-8", "replace")
+        with self._errors_lock:
+            if self._errors.closed:  # by the thread that closed the channel, when nobody needs to know why
+                return ""
+            self._errors.seek(0, os.SEEK_END)
+            self._errors.seek(max(0, self._errors.tell() - ERROR_TEXT_BYTES))
+            return self._errors.read().decode("utf-8", "replace")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -56,13 +62,23 @@ class LocalChannel:
             self._process.wait(self._end_within_s)
         except subprocess.TimeoutExpired:
             self._kill_tree()
-        self._errors.close()
+        with self._errors_lock:
+            self._errors.close()
 
     def _kill_tree(self) -> None:
         """The agent does not end by itself: take everything below it along."""
-        tree = [psutil.Process(self._process.pid)]
-        tree += tree[0].children(recursive=True)
-        for process in tree:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            keeper = psutil.Process(self._process.pid)
+            for process in (keeper, *keeper.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._process.wait()
+
+
+def _environment_we_got() -> dict[bytes, bytes]:
+    """os.environ without the LC_CTYPE that Python sets for itself in the C locale: the workers inherit this."""
+    env = dict(os.environb)
+    with open("/proc/self/environ", "rb") as file:
+        if b"\0LC_CTYPE=" not in b"\0" + file.read():
+            env.pop(b"LC_CTYPE", None)
+    return env
