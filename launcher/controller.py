@@ -302,7 +302,8 @@ class Controller:
                 os._exit(128 + number)
             self._events.put(_SignalReceived(number))
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        all_numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [one for one in all_numbers if signal.getsignal(one) != signal.SIG_IGN]  # as under nohup
         before = {number: signal.signal(number, receive) for number in numbers}
         try:
             yield
