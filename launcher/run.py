@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
+
 from . import environment
 from .bootstrap import agent_source
 from .channel import Channel
@@ -38,7 +40,7 @@ def run(options: Options) -> int:
     console = Console(log_level=options.log_level)
     plan = make_plan(options, console)
     if options.dry_run:
-        print(describe(plan))
+        click.echo(describe(plan).encode())  # UTF-8 whatever the locale is
         return 0
     controller = Controller(
         plan, connect=_connector(options, plan), agent_source=agent_source(), console=console
@@ -77,7 +79,10 @@ def make_plan(options: Options, console: Console) -> Plan:
         cwd=_exact(os.getcwd()),
         venv_script=options.venv_script and _exact(options.venv_script),
         environment=environment.exported(
-            os.environ, cwd=os.getcwd(), home=Path.home(), file_name=os.environ.get("DS_ENV_FILE")
+            {_exact(name): _exact(value) for name, value in os.environ.items()},
+            cwd=os.getcwd(),
+            home=Path.home(),
+            file_name=os.environ.get("DS_ENV_FILE"),
         ),
         kill_grace_s=options.kill_grace_s,
         heartbeat_s=options.heartbeat_s,
