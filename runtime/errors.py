@@ -27,7 +27,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if not isinstance(error, UserError):
         _excepthook(kind, error, trace)
         return
-    print(f"dslaunch: {error}", file=sys.stderr, flush=True)
+    # Not sys.stderr: torch.distributed's own hook, which calls this one, holds that back and loses it at SystemExit.
+    print(f"dslaunch: {error}", file=sys.__stderr__, flush=True)
     raise SystemExit(error.exit_code)  # an exception hook that raises SystemExit sets the exit code
 
 

@@ -39,7 +39,7 @@ def save_checkpoint(
                 write_atomically(folder / LATEST_FILE, lambda file: file.write(tag.encode()))
         except CheckpointError as error:
             problem = str(error)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
             problem = f"checkpoint {folder / tag} cannot be written: {error}"
     problem = training.comm.all_gather_objects(problem)[0]
     if problem is not None:

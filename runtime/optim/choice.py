@@ -38,6 +38,7 @@ def choose_optimizer(
     if client is None and config.optimizer is None:
         return None
     if isinstance(client, torch.optim.Optimizer):
+        _check_trains(client, module)
         return _take_over(client)
     groups = _param_groups(module, model_parameters)
     if client is not None:
@@ -83,6 +84,15 @@ def _from_config(config: OptimizerConfig | None, groups: Groups) -> FlatOptimize
     else:
         rule = SgdRule(has_momentum=any(group.get("momentum", defaults["momentum"]) != 0 for group in groups))
     return FlatOptimizer(groups, defaults=defaults, rule=rule)
+
+
+def _check_trains(client: torch.optim.Optimizer, module: nn.Module) -> None:
+    ours = {id(param) for param in module.parameters()}
+    if not any(id(param) in ours for group in client.param_groups for param in group["params"]):
+        raise ConfigError(
+            "the optimizer trains no parameter of the model; make it from the parameters of the model that "
+            "initialize() is given, before anything replaces them"
+        )
 
 
 def _take_over(client: torch.optim.Optimizer) -> FlatOptimizer:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..zero.layout import Segment
 from .rule import Shard, as_float, copy_out, runs, scaled_grad
 
@@ -52,6 +53,11 @@ def _update_group(
     if weight_decay != 0.0:
         torch._foreach_add_(updates, params, alpha=weight_decay)
     if momentum != 0.0:
+        if "momentum_buffer" not in states:
+            raise ConfigError(
+                f"SGD was made with momentum 0 and now has {momentum}; give it a momentum above 0 from the start, "
+                "which a scheduler may then change"
+            )
         buffers = runs(states["momentum_buffer"], segments)
         if is_first:
             torch._foreach_copy_(buffers, updates)  # torch starts without dampening

@@ -1,0 +1,147 @@
+"""Which optimizer trains: the ds_config's, or the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch import ConfigError
+from tests.runtime.models import (
+    make_config,
+    make_model,
+    snapshot,
+    train_engine,
+    train_plain,
+    worst_difference,
+)
+from tests.runtime.ranks import Ranks
+
+DRIFT = 1e-5  # as FP32_DRIFT of test_stages, ten steps
+
+
+def _adam_w(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.02, weight_decay=0.2, betas=(0.8, 0.99))
+
+
+def _adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.02, weight_decay=0.2, eps=1e-6)
+
+
+def _decoupled_adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.02, weight_decay=0.2, decoupled_weight_decay=True)
+
+
+def _sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
+
+
+def _train(
+    rank: int, make: Callable[[Any], torch.optim.Optimizer], as_callable: bool, stage: int
+) -> dict[str, Tensor]:
+    model = make_model()
+    optimizer = make if as_callable else make(model.parameters())
+    engine, chosen, _, _ = dslaunch.initialize(
+        model=model, optimizer=optimizer, config=make_config(stage=stage)
+    )
+    assert chosen is engine.optimizer
+    train_engine(engine, steps=10)
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_callable", [False, True])
+@pytest.mark.parametrize("make", [_adam_w, _adam, _decoupled_adam, _sgd])
+def test_a_users_optimizer_is_taken_over_with_its_hyper_parameters(
+    ranks: Ranks, make: Callable[[Any], torch.optim.Optimizer], as_callable: bool
+) -> None:
+    expected = make_model()
+    train_plain(expected, make(expected.parameters()), steps=10)
+    for stage in (0, 1):
+        for result in ranks(_train, make, as_callable, stage, world_size=2):
+            assert worst_difference(result, snapshot(expected.named_parameters())) <= DRIFT
+
+
+def _with_scheduler(rank: int, how: str) -> list[float]:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+
+    def make(given: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.StepLR(given, step_size=1, gamma=0.1)
+
+    scheduler = make(optimizer) if how == "instance" else make
+    engine, _, _, chosen = dslaunch.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=scheduler, config=make_config()
+    )
+    assert chosen is engine.lr_scheduler
+    train_engine(engine, steps=2)
+    return engine.get_lr()
+
+
+@pytest.mark.parametrize("how", ["instance", "callable"])
+def test_a_users_scheduler_steers_the_engines_optimizer(ranks: Ranks, how: str) -> None:
+    assert ranks(_with_scheduler, how, world_size=1)[0] == pytest.approx([0.005])
+
+
+class OwnAdamW(torch.optim.AdamW):
+    pass
+
+
+def _refusals(rank: int) -> list[str]:
+    messages: list[str] = []
+
+    def refused(make: Callable[[nn.Module], Any], **arguments: Any) -> None:
+        model = make_model()
+        with pytest.raises(ConfigError) as caught:
+            dslaunch.initialize(model=model, optimizer=make(model), config=make_config(), **arguments)
+        messages.append(str(caught.value))
+
+    def stepped(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = _adam_w(model.parameters())
+        train_plain(model, optimizer, steps=1)
+        return optimizer
+
+    refused(lambda model: OwnAdamW(model.parameters()))
+    refused(lambda model: torch.optim.Adagrad(model.parameters()))
+    refused(lambda model: torch.optim.AdamW(model.parameters(), amsgrad=True))
+    refused(lambda model: torch.optim.SGD(model.parameters(), maximize=True))
+    refused(stepped)
+    refused(lambda model: lambda params: 3)
+    strange = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    refused(
+        lambda model: _sgd(model.parameters()),
+        lr_scheduler=torch.optim.lr_scheduler.StepLR(strange, step_size=1),
+    )
+    refused(lambda model: _sgd(nn.Linear(2, 2).parameters()))
+    return messages
+
+
+def test_what_we_cannot_run_on_shards_is_refused_by_name(ranks: Ranks) -> None:
+    expected = (
+        "optimizer tests.runtime.optim.test_choice.OwnAdamW cannot run on shards",
+        "optimizer torch.optim.adagrad.Adagrad cannot run on shards",
+        "optimizer AdamW(amsgrad=True) is not supported",
+        "optimizer SGD(maximize=True) is not supported",
+        "the AdamW given to initialize() has stepped already",
+        "optimizer=<function ",
+        "lr_scheduler StepLR was made for another optimizer",
+        "the optimizer trains no parameter of the model",
+    )
+    for message, beginning in zip(ranks(_refusals, world_size=1)[0], expected, strict=True):
+        assert message.startswith(beginning)
+
+
+def _nothing_to_train(rank: int) -> str:
+    model = make_model()
+    model.requires_grad_(False)
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=model, config=make_config())
+    return str(caught.value)
+
+
+def test_a_model_without_trained_parameters_needs_no_optimizer(ranks: Ranks) -> None:
+    assert ranks(_nothing_to_train, world_size=1)[0].startswith("no parameter requires a gradient")

@@ -1,0 +1,96 @@
+"""How a model is cut into units."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dslaunch import ConfigError
+from dslaunch.runtime.zero.partition import cut_into_units
+from tests.runtime.models import Uneven
+
+BLOCK = 15 * 17 + 17 + 17 * 15 + 15
+
+
+def _cut(module: nn.Module, max_numel: int = 1) -> dict[str, list[str]]:
+    return {
+        plan.name: [name for name, _ in plan.params] for plan in cut_into_units(module, max_numel=max_numel)
+    }
+
+
+def test_children_of_lists_are_units_and_the_rest_is_the_root() -> None:
+    assert _cut(Uneven()) == {
+        "blocks.0.0": ["blocks.0.0.weight", "blocks.0.0.bias"],
+        "blocks.0.2": ["blocks.0.2.weight", "blocks.0.2.bias"],
+        "blocks.1.0": ["blocks.1.0.weight", "blocks.1.0.bias"],
+        "blocks.1.2": ["blocks.1.2.weight", "blocks.1.2.bias"],
+        "blocks.2.0": ["blocks.2.0.weight", "blocks.2.0.bias"],
+        "blocks.2.2": ["blocks.2.2.weight", "blocks.2.2.bias"],
+        "root": ["first.weight", "first.bias", "norm.weight", "norm.bias", "last.weight", "last.bias"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("max_numel", "names"),
+    [
+        (BLOCK, ["blocks.0.0 to blocks.0.2", "blocks.1.0 to blocks.1.2", "blocks.2.0 to blocks.2.2", "root"]),
+        (2 * BLOCK, ["blocks.0.0 to blocks.1.2", "blocks.2.0 to blocks.2.2", "root"]),
+        (10**9, ["blocks.0.0 to blocks.2.2", "root"]),
+    ],
+)
+def test_neighbours_are_merged_up_to_the_bucket(max_numel: int, names: list[str]) -> None:
+    assert list(_cut(Uneven(), max_numel)) == names
+
+
+def test_a_list_inside_a_block_does_not_cut_the_block() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    model = nn.ModuleDict({"body": nn.ModuleList([Block(), Block()])})
+    assert list(_cut(model)) == ["body.0", "body.1"]
+
+
+def test_a_parameter_of_two_units_belongs_to_the_root() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    assert _cut(model) == {"0": ["0.bias"], "1": ["1.bias"], "root": ["0.weight"]}
+
+
+def test_a_model_without_parameters_has_no_units() -> None:
+    assert _cut(nn.Sequential(nn.Tanh(), nn.ModuleList())) == {}
+
+
+def test_parameters_that_share_storage_but_are_two_objects_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(
+        ConfigError, match=r"'0.weight' and '1.weight' share their storage but are two objects"
+    ):
+        cut_into_units(model, max_numel=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(2, 2, device="meta"), "'weight' is on the meta device"),
+        (nn.LazyLinear(2), "'weight' has no shape yet"),
+    ],
+)
+def test_parameters_without_storage_are_refused(model: nn.Module, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cut_into_units(model, max_numel=1)
+
+
+def test_a_trained_parameter_of_another_dtype_is_refused_by_name() -> None:
+    from dslaunch.runtime.zero.model import _check_trained_dtypes
+    from dslaunch.runtime.zero.unit import Member
+
+    member = Member(name="w", param=nn.Parameter(torch.zeros(1, dtype=torch.float16)), group=0)
+    with pytest.raises(
+        ConfigError, match=r"parameter 'w' is torch\.float16; trained parameters are float32 or bfloat16"
+    ):
+        _check_trained_dtypes([[member]], None)
+    _check_trained_dtypes([[member]], torch.bfloat16)

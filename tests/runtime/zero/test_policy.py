@@ -1,0 +1,106 @@
+"""The table of ZeRO stages and the memory that follows from it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from dslaunch.runtime.zero import policy
+from dslaunch.runtime.zero.policy import (
+    Placement,
+    ReduceAt,
+    memory_bytes,
+    optimizer_bytes_per_element,
+    policy_for_stage,
+)
+
+R, S = Placement.REPLICATED, Placement.SHARDED
+
+
+@pytest.mark.parametrize(
+    ("stage", "parameters", "gradients", "optimizer", "reduce_at", "reshards"),
+    [
+        (0, R, R, R, ReduceAt.BOUNDARY, False),
+        (1, R, R, S, ReduceAt.BOUNDARY, False),
+        (2, R, S, S, ReduceAt.MICRO_BATCH, False),
+        (3, S, S, S, ReduceAt.MICRO_BATCH, True),
+    ],
+)
+def test_the_table(
+    stage: int,
+    parameters: Placement,
+    gradients: Placement,
+    optimizer: Placement,
+    reduce_at: ReduceAt,
+    reshards: bool,
+) -> None:
+    row = policy_for_stage(stage)
+    assert (row.stage, row.parameters, row.gradients, row.optimizer) == (
+        stage,
+        parameters,
+        gradients,
+        optimizer,
+    )
+    assert (row.reduce_at, row.reshard_after_forward, row.reshard_after_backward) == (
+        reduce_at,
+        reshards,
+        reshards,
+    )
+    assert row.shard_axis_size(8) == (8 if stage else 1)
+
+
+@pytest.mark.parametrize("stage", [-1, 4])
+def test_other_stages_do_not_exist(stage: int) -> None:
+    with pytest.raises(ValueError, match="one of 0, 1, 2, 3"):
+        policy_for_stage(stage)
+
+
+# The table of the ZeRO paper (arXiv 1910.02054, table 1): GB per rank for 7.5 billion parameters with 16-bit Adam.
+@pytest.mark.parametrize(
+    ("num_ranks", "stage_1", "stage_2", "stage_3"),
+    [
+        (1, 120, 120, 120),
+        (4, 52.5, 41.3, 30),
+        (16, 35.6, 21.6, 7.5),
+        (64, 31.4, 16.6, 1.88),
+        (1024, 30.1, 15.1, 0.12),
+    ],
+)
+def test_memory_is_the_papers(num_ranks: int, stage_1: float, stage_2: float, stage_3: float) -> None:
+    def gigabytes(stage: int) -> float:
+        k = optimizer_bytes_per_element(num_states=2, param_bytes=2)
+        row = policy_for_stage(stage)
+        size = {"param_bytes": 2, "grad_bytes": 2, "optimizer_bytes": k, "num_shards": num_ranks}
+        return memory_bytes(row, numel=7_500_000_000, **size).total / 1e9
+
+    assert gigabytes(0) == 120
+    assert [gigabytes(stage) for stage in (1, 2, 3)] == pytest.approx([stage_1, stage_2, stage_3], rel=0.03)
+
+
+def test_fp32_parameters_are_their_own_master() -> None:
+    assert optimizer_bytes_per_element(num_states=2, param_bytes=4) == 8
+    assert optimizer_bytes_per_element(num_states=2, param_bytes=2) == 12
+    assert optimizer_bytes_per_element(num_states=0, param_bytes=2) == 4
+
+
+def test_no_other_file_of_the_runtime_asks_for_a_stage() -> None:
+    home = Path(policy.__file__)
+    runtime = home.parent.parent
+    asking = []
+    for path in runtime.rglob("*.py"):
+        if (
+            path == home or (runtime / "config") in path.parents
+        ):  # the reader checks what is written in a ds_config
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare | ast.Match | ast.IfExp | ast.If):
+                test = (
+                    node
+                    if isinstance(node, ast.Compare)
+                    else getattr(node, "test", getattr(node, "subject", node))
+                )
+                names = {getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(test)}
+                asking += [f"{path.name}:{node.lineno}"] if "stage" in names else []
+    assert asking == []
