@@ -21,7 +21,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.ranks import Ranks
 
-DRIFT = 1e-5  # as FP32_DRIFT of test_stages, ten steps
+DRIFT = 1e-6  # as FP32_DRIFT of test_stages, ten steps. Seen: 1.2e-7
 
 
 def _adam_w(params: Any) -> torch.optim.Optimizer:
