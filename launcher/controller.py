@@ -187,6 +187,7 @@ class Controller:
             node.link.grant()
         elif isinstance(item, Hello):
             node.hello = item
+            self._send(node, Ping(0))  # at once: the answer tells how far the two clocks are apart
             self._console.debug(
                 f"{node.name}: agent {item.pid}, Python {item.python}, {item.num_devices} GPUs"
             )
