@@ -29,7 +29,11 @@ def machine(
         (("nvidia0",), None, 1),
         (("nvidia0", "nvidia1", "nvidia2", "nvidia10"), None, 4),
         # A driver without a GPU, and the files beside the GPUs'.
-        (("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps"), None, 0),
+        (
+            ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps", "nvidia0-x"),
+            None,
+            0,
+        ),
         (("nvidiactl", "nvidia-uvm", "nvidia3"), None, 1),
         ((), ("0\n",), 0),
         ((), ("0\n", "12345\n", "54321\n"), 2),

@@ -387,6 +387,17 @@ def test_nothing_is_left_when_a_process_of_ours_is_killed(victim: str, start: St
     assert_short(job)
 
 
+def test_workers_end_when_both_processes_above_them_are_killed(start: Start) -> None:
+    job = start("signal.signal(signal.SIGTERM, signal.SIG_IGN); say('ready'); wait()", "--num_gpus=2")
+    job.wait_for("ready", times=2)
+    keeper, agent = job.keeper(), job.agent()
+    keeper.suspend()
+    agent.kill()
+    keeper.kill()
+    job.assert_nothing_is_left(10)
+    assert job.wait() == 3
+
+
 @pytest.mark.parametrize("victim", ["keeper", "agent"])
 def test_a_job_whose_agent_was_ended_did_not_end_well(victim: str, start: Start) -> None:
     """Also if every worker exits with 0 at SIGTERM."""
@@ -882,6 +893,46 @@ def test_a_reader_that_is_slow_loses_nothing_and_slows_the_workers(start: Start,
         prefix = b"localhost:%d | " % rank
         mine = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
         assert mine == [b"%06d %s" % (number, LINE[:-1]) for number in range(NUM_LONG_LINES)]
+
+
+def test_who_failed_first_is_told_also_when_nobody_reads(start: Start, tmp_path: Path) -> None:
+    """Rank 2 fills everything up to the worker's pipes, so that neither end can be reported when it happens."""
+    read, write = os.pipe()
+    job = start(
+        """
+        import pathlib
+        def is_gone(rank): return os.path.exists(f'pid{rank}') and not os.path.exists('/proc/' + open(f'pid{rank}').read())
+        pathlib.Path(f'writing{rank}').write_text(str(os.getpid()))
+        os.rename(f'writing{rank}', f'pid{rank}')
+        if rank == 0:
+            while not is_gone(1): time.sleep(0.001)
+            os._exit(10)
+        if rank == 1:
+            while not os.path.exists('full'): time.sleep(0.001)
+            say('last words')
+            os._exit(11)
+        os.set_blocking(1, False)
+        failed_at = None
+        while True:
+            try:
+                os.write(1, b'x' * 4095 + b'\\n')
+                failed_at = None
+            except BlockingIOError:
+                failed_at = failed_at or time.monotonic()
+                if time.monotonic() - failed_at > 0.5: pathlib.Path('full').touch()
+                time.sleep(0.001)
+        """,
+        "--num_gpus=3",
+        stdout=write,
+    )
+    os.close(write)
+    poll((tmp_path / "pid0").exists, "rank 0")
+    pid = (tmp_path / "pid0").read_text()
+    poll(lambda: not os.path.exists(f"/proc/{pid}"), "the end of ranks 1 and 0")
+    with open(read, "rb") as file:
+        assert b"localhost:1 | last words\n" in file.read()
+    assert job.wait() == 11
+    assert "rank 1 on localhost" in job.err.partition("it failed first")[0].splitlines()[-1]
 
 
 def test_a_reader_that_goes_away_ends_the_job(start: Start) -> None:
