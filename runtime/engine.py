@@ -27,7 +27,7 @@ from .zero.unit import SubBuffer
 
 
 class Engine(nn.Module):
-    """DeepSpeed's engine. Attributes that it does not have itself are the module's.
+    """DeepSpeed's engine, hence its many methods. Attributes that it does not have itself are the module's.
 
     One optimizer step
     ------------------

@@ -175,4 +175,5 @@ def _choose_scheduler(
                 "too, or a callable that makes the scheduler from the engine's"
             )
         return given
-    return given(optimizer) if callable(given) and not hasattr(given, "step") else given
+    is_made = hasattr(given, "step") and not isinstance(given, type)
+    return given if is_made else given(optimizer)

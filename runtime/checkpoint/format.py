@@ -10,7 +10,7 @@ torch.load(weights_only=True) reads:
     world_size      ranks that wrote it
     parameters      name -> tensor; float32 where trained (16-bit weights are rounded from it), else as it is
     optimizer       None, or {name, num_steps, groups: hyper-parameters, states: name -> {exp_avg, ...}}
-    buffers         name -> tensor
+    buffers         name -> tensor; integer parameters and extra state of modules, too
     scheduler       its state_dict, or None
     progress        global_steps, global_samples, skipped_steps, micro_steps
     rng             per rank: torch, cuda, python, numpy

@@ -86,14 +86,16 @@ def _members(training: Training) -> Iterator[tuple[SubBuffer, Member, Slot]]:
 
 
 def _check(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
-    shapes = {member.name: slot.shape for _, member, slot in _members(training)}
-    _check_names("parameters", set(shapes), set(saved["parameters"]), strict=plan.strict)
-    for name, shape in shapes.items():
-        given = saved["parameters"].get(name)
-        if given is not None and tuple(given.shape) != shape:
-            raise CheckpointError(
-                f"parameter '{name}' has shape {tuple(given.shape)} in the checkpoint and {shape} in the model"
-            )
+    params = {member.name: member.param for _, member, _ in _members(training)}
+    for what, ours in (("parameter", params), ("buffer", training.beside_units())):
+        theirs = saved[f"{what}s"]
+        _check_names(f"{what}s", set(ours), set(theirs), strict=plan.strict)
+        for name in filter(theirs.__contains__, ours):
+            here, there = (tuple(getattr(value, "shape", ())) for value in (ours[name], theirs[name]))
+            if here != there:
+                raise CheckpointError(
+                    f"{what} '{name}' has shape {there} in the checkpoint and {here} in the model"
+                )
     if plan.with_optimizer and training.optimizer is not None:
         trained = {member.name for part, member, _ in _members(training) if part.is_trained}
         _check_optimizer(training.optimizer, saved["optimizer"], trained, strict=plan.strict)

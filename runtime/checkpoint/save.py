@@ -33,6 +33,7 @@ def save_checkpoint(
         state |= {"parameters": parameters, "optimizer": optimizer, "rng": rng}
         try:
             check_is_plain(client_state, "client_state")
+            check_is_plain(state["buffers"], "the module's extra state")
             check_is_plain(state["scheduler"], "the scheduler's state")
             write_atomically(folder / tag / STATE_FILE, lambda file: torch.save(state, file))
             if save_latest:
@@ -47,17 +48,13 @@ def save_checkpoint(
 
 
 def _describe(training: Training, client_state: dict[str, Any]) -> dict[str, Any]:
-    in_units = {name for name, _ in training.module.named_parameters(remove_duplicate=False)} - {
-        name for name, param in training.module.named_parameters() if not param.is_floating_point()
-    }
     has_state = hasattr(training.scheduler, "state_dict")
     return {
         "format": FORMAT,
         "world_size": training.comm.mesh.world.size,
         "buffers": {
-            name: value.detach().cpu()
-            for name, value in training.module.state_dict().items()
-            if name not in in_units and isinstance(value, Tensor)
+            name: value.cpu() if isinstance(value, Tensor) else value
+            for name, value in training.beside_units().items()
         },
         "scheduler": training.scheduler.state_dict() if has_state else None,
         "progress": training.progress.to_dict(),

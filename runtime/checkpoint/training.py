@@ -25,3 +25,12 @@ class Training:
     progress: Progress
     config: Config
     comm: Collectives
+
+    def beside_units(self) -> dict[str, Any]:
+        """Return what of the module's state_dict lies in no unit: buffers, integer parameters, extra state."""
+        in_units = {
+            name
+            for name, param in self.module.named_parameters(remove_duplicate=False)
+            if param.is_floating_point()
+        }
+        return {name: value for name, value in self.module.state_dict().items() if name not in in_units}

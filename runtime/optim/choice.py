@@ -38,17 +38,24 @@ def choose_optimizer(
     if client is None and config.optimizer is None:
         return None
     if isinstance(client, torch.optim.Optimizer):
-        _check_trains(client, module)
-        return _take_over(client)
-    groups = _param_groups(module, model_parameters)
-    if client is not None:
-        made = client(groups if _has_groups(groups) else groups[0]["params"])
-        if not isinstance(made, torch.optim.Optimizer):
-            raise ConfigError(
-                f"optimizer={client!r} returned {type(made).__name__}; a callable must return a torch.optim.Optimizer"
-            )
-        return _take_over(made)
-    return _from_config(config.optimizer, groups) if config.optimizer is not None else None
+        optimizer = _take_over(client)
+    else:
+        groups = _param_groups(module, model_parameters)
+        optimizer = (
+            _from_config(config.optimizer, groups) if client is None else _take_over(_call(client, groups))
+        )
+    _check_params(optimizer, module)
+    return optimizer
+
+
+def _call(client: Callable[[Any], torch.optim.Optimizer], groups: Groups) -> torch.optim.Optimizer:
+    has_options = len(groups) > 1 or set(groups[0]) != {"params"}
+    made = client(groups if has_options else groups[0]["params"])
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer={client!r} returned {type(made).__name__}; a callable must return a torch.optim.Optimizer"
+        )
+    return made
 
 
 def _param_groups(module: nn.Module, model_parameters: ModelParameters | None) -> Groups:
@@ -71,10 +78,6 @@ def _param_groups(module: nn.Module, model_parameters: ModelParameters | None) -
     return groups
 
 
-def _has_groups(groups: Groups) -> bool:
-    return len(groups) > 1 or set(groups[0]) != {"params"}
-
-
 def _from_config(config: OptimizerConfig | None, groups: Groups) -> FlatOptimizer:
     if config is None:
         raise AssertionError("no optimizer in the ds_config")
@@ -86,13 +89,18 @@ def _from_config(config: OptimizerConfig | None, groups: Groups) -> FlatOptimize
     return FlatOptimizer(groups, defaults=defaults, rule=rule)
 
 
-def _check_trains(client: torch.optim.Optimizer, module: nn.Module) -> None:
+def _check_params(optimizer: FlatOptimizer, module: nn.Module) -> None:
+    """Only the model's parameters lie in flat buffers: others would silently keep their values."""
     ours = {id(param) for param in module.parameters()}
-    if not any(id(param) in ours for group in client.param_groups for param in group["params"]):
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    strangers = sum(id(param) not in ours for param in params)
+    if strangers:
         raise ConfigError(
-            "the optimizer trains no parameter of the model; make it from the parameters of the model that "
-            "initialize() is given, before anything replaces them"
+            f"{strangers} of the optimizer's {len(params)} parameters are not the model's; give initialize() the model "
+            "that holds them all, and make the optimizer after anything that replaces parameters"
         )
+    if not any(param.requires_grad for param in params):
+        raise ConfigError("no parameter of the optimizer requires a gradient; set requires_grad on some")
 
 
 def _take_over(client: torch.optim.Optimizer) -> FlatOptimizer:

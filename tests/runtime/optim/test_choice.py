@@ -73,7 +73,11 @@ def _with_scheduler(rank: int, how: str) -> list[float]:
     def make(given: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.StepLR(given, step_size=1, gamma=0.1)
 
-    scheduler = make(optimizer) if how == "instance" else make
+    class OneTenth(torch.optim.lr_scheduler.StepLR):
+        def __init__(self, given: torch.optim.Optimizer) -> None:
+            super().__init__(given, step_size=1, gamma=0.1)
+
+    scheduler = {"instance": make(optimizer), "function": make, "class": OneTenth}[how]
     engine, _, _, chosen = dslaunch.initialize(
         model=model, optimizer=optimizer, lr_scheduler=scheduler, config=make_config()
     )
@@ -82,7 +86,7 @@ def _with_scheduler(rank: int, how: str) -> list[float]:
     return engine.get_lr()
 
 
-@pytest.mark.parametrize("how", ["instance", "callable"])
+@pytest.mark.parametrize("how", ["instance", "function", "class"])
 def test_a_users_scheduler_steers_the_engines_optimizer(ranks: Ranks, how: str) -> None:
     assert ranks(_with_scheduler, how, world_size=1)[0] == pytest.approx([0.005])
 
@@ -117,6 +121,7 @@ def _refusals(rank: int) -> list[str]:
         lr_scheduler=torch.optim.lr_scheduler.StepLR(strange, step_size=1),
     )
     refused(lambda model: _sgd(nn.Linear(2, 2).parameters()))
+    refused(lambda model: _sgd(model.requires_grad_(False).parameters()))
     return messages
 
 
@@ -129,7 +134,8 @@ def test_what_we_cannot_run_on_shards_is_refused_by_name(ranks: Ranks) -> None:
         "the AdamW given to initialize() has stepped already",
         "optimizer=<function ",
         "lr_scheduler StepLR was made for another optimizer",
-        "the optimizer trains no parameter of the model",
+        "2 of the optimizer's 2 parameters are not the model's",
+        "no parameter of the optimizer requires a gradient",
     )
     for message, beginning in zip(ranks(_refusals, world_size=1)[0], expected, strict=True):
         assert message.startswith(beginning)
