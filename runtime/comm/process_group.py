@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group: its default arguments would hold it for ever
 
 from ..errors import ConfigError
 from .environment import WorkerEnvironment
