@@ -52,6 +52,7 @@ def test_help_and_version_do_not_load_what_a_job_needs(word: str, tmp_path: Path
     assert not modules & {*HEAVY, *OURS, "dslaunch.launcher.run", "psutil", "json"}
 
 
+@pytest.mark.slow
 def test_a_dry_run_loads_no_back_end(tmp_path: Path) -> None:
     modules = loaded_by(command("--dry_run", "train.py"), tmp_path)
     assert not modules & {*HEAVY, *OURS, "psutil"}
