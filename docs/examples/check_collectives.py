@@ -79,9 +79,18 @@ class Ring:
 
 def main() -> None:
     args = parse_args()
+    try:
+        check_all(args.megabytes, timedelta(seconds=args.timeout))
+    finally:  # also on the way out with an error: gloo's threads must end before the interpreter does
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def check_all(megabytes: float, timeout: timedelta) -> None:
+    """Print who takes part and how each operation goes; the first one that goes wrong ends the program."""
     with named("finding each other"):
-        dslaunch.init_distributed(timeout=timedelta(seconds=args.timeout))
-        ring = make_ring(args.megabytes)
+        dslaunch.init_distributed(timeout=timeout)
+        ring = make_ring(megabytes)
         workers = gather(describe_worker(ring))
     if ring.rank == 0:
         print_workers(workers)
@@ -94,7 +103,6 @@ def main() -> None:
         print(
             f"check_collectives: OK, {count(len(workers), 'rank')} on {count(num_hosts, 'host')}", flush=True
         )
-    dist.destroy_process_group()
 
 
 def parse_args() -> argparse.Namespace:

@@ -1,0 +1,102 @@
+"""What the documents point at is there: files behind relative links, options behind names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from dslaunch.launcher.cli import dslaunch
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+NEVER_OURS = {".git", ".venv", "build", "dist", "node_modules", "demo-out", ".pytest_cache"}
+
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|^\[[^\]]+\]:\s+(\S+)", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
+
+# Words that look like options of dslaunch and are another program's.
+OTHER_PROGRAMS = {
+    "deepspeed": "training scripts",
+    "deepspeed_config": "training scripts",
+    "local_rank": "training scripts, which get it from the launcher",
+    "strict": "mypy",
+}
+NOT_THERE_YET = {"no_ssh"}  # named in the README as missing
+
+
+def documents() -> list[Path]:
+    """Every .md file of the repository: what git knows, or what lies here if this is no checkout."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        return [
+            CHECKOUT / name for name in sorted(set(listed.stdout.splitlines())) if (CHECKOUT / name).exists()
+        ]
+    found = sorted(CHECKOUT.rglob("*.md"))
+    return [path for path in found if not NEVER_OURS & set(path.relative_to(CHECKOUT).parts)]
+
+
+DOCUMENTS = documents()
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(CHECKOUT))
+
+
+def relative_links(text: str) -> list[str]:
+    found = [first or second for first, second in LINK.findall(CODE.sub("", text))]
+    return [link for link in found if not re.match(r"[a-z][a-z+.-]*:|#|//", link)]
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [
+        ('[a](b.md) and ![c](d/e.png "title")', ["b.md", "d/e.png"]),
+        ("[a](b.md#part) [c](#part)", ["b.md#part"]),
+        ("[a](https://example.org/b.md) [c](mailto:d@example.org)", []),
+        ("`[a](b.md)`\n```\n[c](d.md)\n```\n", []),
+        ("[a]: b.md\n", ["b.md"]),
+        ("[a](<b.md>)", ["b.md"]),
+    ],
+)
+def test_links_are_found_as_markdown_has_them(text: str, links: list[str]) -> None:
+    assert relative_links(text) == links
+
+
+def test_there_are_documents() -> None:
+    assert CHECKOUT / "README.md" in DOCUMENTS
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_every_relative_link_leads_to_a_file(path: Path) -> None:
+    links = relative_links(path.read_text())
+    assert [link for link in links if not (path.parent / link.partition("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_every_option_of_dslaunch_in_a_document_exists(path: Path) -> None:
+    named = set(OPTION.findall(path.read_text()))
+    assert named - options_of_dslaunch() - set(OTHER_PROGRAMS) - NOT_THERE_YET == set()
+
+
+def test_what_the_documents_call_missing_is_missing() -> None:
+    assert options_of_dslaunch() & NOT_THERE_YET == set()
+
+
+def options_of_dslaunch() -> set[str]:
+    words = {
+        word
+        for parameter in dslaunch.params
+        if isinstance(parameter, click.Option)
+        for word in parameter.opts
+    }
+    return {word.removeprefix("--") for word in words if word.startswith("--")} | {"help"}
