@@ -31,7 +31,7 @@ NUM_SLOTS = 2
 SILENCE_S = 2.0  # after so long without a line something is said
 JOB = (
     f"--report {OUT}/report.json docs/examples/train_chars.py --deepspeed "
-    f"--deepspeed_config docs/examples/ds_config_chars.json --steps 300 --log_every 5 --cpu --threads 1 --out {OUT}"
+    f"--deepspeed_config docs/examples/ds_config_chars.json --steps 300 --log_every 10 --cpu --threads 1 --out {OUT}"
 )
 END_STEPS = 20  # the loss at the end is the mean of so many steps: one batch says little
 LN_2 = math.log(2)  # nats in a bit
