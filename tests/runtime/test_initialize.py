@@ -65,6 +65,20 @@ def test_a_mistake_in_the_config_ends_the_program_with_one_line_and_code_2() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "is_left"), [("", False), ("raise dslaunch.ConfigError", False), ("1 / 0", True)]
+)
+def test_a_group_that_we_made_ends_before_the_interpreter_does(ending: str, is_left: bool) -> None:
+    """Else gloo's threads may end the process with SIGABRT; an unexpected error does not wait for other ranks."""
+    done = _run_script(
+        "import atexit, torch.distributed as dist, dslaunch\n"
+        "atexit.register(lambda: print(dist.is_initialized()))\n"
+        f"dslaunch.init_distributed()\n{ending}"
+    )
+    assert done.stdout == f"{is_left}\n"
+
+
+@pytest.mark.slow
 def test_any_other_error_keeps_its_traceback() -> None:
     done = _run_script(SCRIPT.format(config=make_config()) + "raise RuntimeError('mine')")
     assert done.returncode == 1
