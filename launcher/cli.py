@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from .errors import EXIT_MISTAKE, LaunchError
 from .options import Options, SshOptions
 from .prefix_command import PrefixCommand
+from .writer import EXIT_NOT_READ
 
 LAUNCHERS = ("ssh", "local")
 OTHER_LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
@@ -49,7 +51,9 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     return name
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+def _seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is None:
+        return None
     minimum = 1.0 if parameter.name == "heartbeat" else 0.0
     if not minimum <= value < float("inf"):
         raise click.BadParameter(f"{value:g} is not allowed; give seconds, {minimum:g} or more")
@@ -104,10 +108,9 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float) -
 @click.option(
     "--connect_timeout",
     type=float,
-    default=10.0,
     callback=_seconds,
     metavar="S",
-    help="Seconds to wait for a host to answer.  [default: 10]",
+    help="Seconds to wait for a host to answer.  [default: as ~/.ssh/config says, else 10]",
 )
 @click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as with `python -m`.")
@@ -193,19 +196,22 @@ def _options(given: dict[str, Any]) -> Options:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command and end the program with its exit code. The one place that turns errors into exit codes."""
-    words = sys.argv[1:] if argv is None else argv
-    is_debugging = "--log_level=debug" in words or os.environ.get("DSLAUNCH_TRACEBACK") == "1"
+    is_debugging = False
     try:
-        code = dslaunch.main(words, prog_name="dslaunch", standalone_mode=False)
+        with dslaunch.make_context("dslaunch", list(sys.argv[1:] if argv is None else argv)) as context:
+            is_debugging = context.params["log_level"].lower() == "debug"
+            code = dslaunch.invoke(context)
+    except click.exceptions.Exit as error:  # --help
+        code = error.exit_code
     except (LaunchError, click.ClickException) as error:
         if is_debugging and isinstance(error, LaunchError):
-            raise
+            traceback.print_exc()
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"dslaunch: {message}", file=sys.stderr)
         code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
     except BrokenPipeError:  # whoever read our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 141
+        code = EXIT_NOT_READ
     except (KeyboardInterrupt, click.Abort):
         code = 130
     sys.exit(code)

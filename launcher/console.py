@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import select
 import sys
 import time
-from typing import IO, TextIO
+from collections.abc import Callable
+from typing import IO
 
 from .errors import LaunchError
 from .frames import bytes_of
-from .verdict import HostFailure, RankFailure, Verdict
+from .verdict import RankFailure, Verdict
+from .writer import Writer, unbuffered
 
 PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 2.0
-EXIT_NOT_READ = 141  # as of a program that SIGPIPE ended
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foregrounds that read well on dark and light
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -26,22 +24,33 @@ class Console:
 
     def __init__(self, *, log_level: str, out: IO[bytes] | None = None, err: IO[bytes] | None = None) -> None:
         self._level = _LEVELS[log_level]
-        self._streams = {1: out or _bytes_of_stream(sys.stdout), 2: err or _bytes_of_stream(sys.stderr)}
+        streams = {1: out or unbuffered(sys.stdout), 2: err or unbuffered(sys.stderr)}
+        self._writer = Writer(streams[1], streams[2])
         self._has_color = {
-            number: stream.isatty() and "NO_COLOR" not in os.environ
-            for number, stream in self._streams.items()
+            number: stream.isatty() and "NO_COLOR" not in os.environ for number, stream in streams.items()
         }
         self._last_progress_at = 0.0
 
-    def output(self, host: str, rank: int, stream: int, text: str) -> None:
-        """Whole lines of one worker, each behind `host:rank`."""
+    @property
+    def failure(self) -> LaunchError | None:
+        """Why stdout or stderr cannot be written to any more, if that is so."""
+        return self._writer.failure
+
+    def drain(self, timeout_s: float = float("inf")) -> bool:
+        """Wait until everything is written; False if nobody read it for so long."""
+        return self._writer.drain(timeout_s)
+
+    def output(
+        self, host: str, rank: int, stream: int, text: str, on_done: Callable[[], None] | None = None
+    ) -> None:
+        """Whole lines of one worker, each behind `host:rank`; `on_done` is called when they are written."""
         prefix = f"{host}:{rank} | "
         if self._has_color[stream]:
             prefix = f"\x1b[{_COLORS[rank % len(_COLORS)]}m{host}:{rank} |\x1b[0m "
         head = prefix.encode()
         body = bytes_of(text)
         lines = body.removesuffix(b"\n").split(b"\n")
-        self._write(stream, b"".join(head + line + b"\n" for line in lines))
+        self._writer.put(stream, b"".join(head + line + b"\n" for line in lines), on_done)
 
     def debug(self, message: str) -> None:
         self._log(10, message)
@@ -70,7 +79,7 @@ class Console:
         failed = [one for one in (verdict.culprit, *verdict.others) if one is not None]
         if not failed:
             return
-        if all(isinstance(one, HostFailure) for one in failed):
+        if not any(isinstance(one, RankFailure) for one in failed):
             for one in failed:
                 self.error(one.describe())
             return
@@ -79,7 +88,7 @@ class Console:
         if isinstance(culprit, RankFailure) and culprit.last_lines:
             self.error(f"last lines of rank {culprit.rank}:")
             for line in culprit.last_lines:
-                self._write(2, b"    " + bytes_of(line) + b"\n")
+                self._writer.put(2, b"    " + bytes_of(line) + b"\n")
         for one in failed[1:6]:
             self.error(f"also failed: {one.describe()}")
         if len(failed) > 6:
@@ -91,45 +100,4 @@ class Console:
         name = "dslaunch:"
         if self._has_color[2]:
             name = f"\x1b[{31 if level >= 40 else 1}m{name}\x1b[0m"
-        self._write(2, f"{name} {message}\n".encode("utf-8", "surrogateescape"))
-
-    def _write(self, number: int, data: bytes) -> None:
-        """All of `data`, however slow the reader is.
-
-        Errors: LaunchError if the reader went away or the stream cannot be written to; the stream is then mute.
-        """
-        stream = self._streams[number]
-        try:
-            while True:
-                try:
-                    stream.write(data)
-                    data = b""
-                    stream.flush()
-                    return
-                except BlockingIOError as error:  # somebody set the open file that we share with them so
-                    data = data[error.characters_written :]
-                    select.select([], [stream], [])
-        except OSError as error:
-            name = "stdout" if number == 1 else "stderr"
-            _mute(stream)
-            if isinstance(error, BrokenPipeError):
-                raise LaunchError(
-                    f"nobody reads {name} any more, so the job was stopped", exit_code=EXIT_NOT_READ
-                ) from None
-            raise LaunchError(
-                f"cannot write to {name}: {error.strerror}, so the job was stopped; "
-                "send it to a file or a terminal that takes it"
-            ) from None
-
-
-def _mute(stream: IO[bytes]) -> None:
-    """Let what the stream still holds vanish, or the interpreter would try again to write it when it ends."""
-    with contextlib.suppress(io.UnsupportedOperation):
-        number = stream.fileno()
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), number)
-
-
-def _bytes_of_stream(stream: TextIO | None) -> IO[bytes]:
-    """The stream below; for one that was closed before we started (`>&-`), a place where bytes vanish."""
-    return open(os.devnull, "wb") if stream is None else stream.buffer
+        self._writer.put(2, f"{name} {message}\n".encode("utf-8", "surrogateescape"))

@@ -38,7 +38,7 @@ from .frames import (
 )
 from .link import Link, LinkEnd
 from .plan import NodePlan, Plan, job_of
-from .verdict import HostFailure, RankFailure, Verdict, judge, signal_name
+from .verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict, judge, signal_name
 
 CONNECT_WINDOW = 64  # connections being made at the same time
 NUM_LAST_LINES = 20
@@ -94,9 +94,10 @@ class Controller:
             node = _Node(plan=node_plan, link=link)
             node.last_lines = {rank.rank: deque(maxlen=NUM_LAST_LINES) for rank in node_plan.ranks}
             self._nodes.append(node)
-        self._failures: list[RankFailure | HostFailure] = []
+        self._failures: list[Failure] = []
         self._interrupts: list[int] = []
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
+        self._is_output_lost = False
         self._look_at = 0.0
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
@@ -147,7 +148,11 @@ class Controller:
 
     def _start_link(self, node: _Node) -> None:
         def deliver(item: Frame | LinkEnd, at_s: float) -> None:
-            self._events.put(_Event(node, item, at_s))
+            if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
+                node.last_lines[item.rank].extend(item.text.removesuffix("\n").split("\n")[-NUM_LAST_LINES:])
+                self._console.output(node.name, item.rank, item.stream, item.text, node.link.grant)
+            else:
+                self._events.put(_Event(node, item, at_s))
 
         node.link.start(deliver)
 
@@ -171,6 +176,7 @@ class Controller:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + POLL_S
             self._look_for_silence()
+            self._look_at_console()
         try:
             event = self._events.get(timeout=POLL_S)
         except queue.Empty:
@@ -181,11 +187,7 @@ class Controller:
             self._handle(event.node, event.item, event.at_s)
 
     def _handle(self, node: _Node, item: Frame | LinkEnd, at_s: float) -> None:
-        if isinstance(item, Output):
-            self._console.output(node.name, item.rank, item.stream, item.text)
-            node.last_lines[item.rank].extend(item.text.removesuffix("\n").split("\n")[-NUM_LAST_LINES:])
-            node.link.grant()
-        elif isinstance(item, Hello):
+        if isinstance(item, Hello):
             node.hello = item
             self._send(node, Ping(0))  # at once: the answer tells how far the two clocks are apart
             self._console.debug(
@@ -243,6 +245,14 @@ class Controller:
                     f"nothing heard for {silent_s:.0f} s; the host, its network or its agent is down",
                     time.monotonic() - silent_s,
                 )
+
+    def _look_at_console(self) -> None:
+        failure = self._console.failure
+        if failure is not None and not self._is_output_lost:
+            self._is_output_lost = True
+            self._failures.append(
+                OutputFailure(message=str(failure), at_s=time.monotonic(), exit_code=failure.exit_code)
+            )
 
     def _is_failing(self) -> bool:
         return bool(self._failures or self._interrupts)

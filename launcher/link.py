@@ -14,6 +14,7 @@ from .frames import MAGIC, Decoder, Frame, Output, ProtocolError
 from .plan import NodePlan
 
 MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's first bytes
+CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
 MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
 
 
@@ -40,6 +41,7 @@ class Link:
         self._window = window
         self._channel: Channel | None = None
         self._is_abandoned = False
+        self._closing: threading.Thread | None = None
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
@@ -77,13 +79,15 @@ class Link:
         """Stop caring, without waiting: what still arrives is dropped."""
         self._is_abandoned = True
         channel = self._channel
-        if channel is not None:
-            threading.Thread(target=channel.close, daemon=True).start()
+        if channel is not None and self._closing is None:
+            self._closing = threading.Thread(target=channel.close, daemon=True)
+            self._closing.start()
 
     def close(self) -> None:
         """End the stream and wait until nothing of it is left on this machine."""
-        if self._channel is not None and not self._is_abandoned:
-            self._channel.close()
+        self.abandon()
+        if self._closing is not None:
+            self._closing.join(None if self._plan.is_local else CLOSE_TIMEOUT_S)
 
     def _run(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         message = "the connection ended"

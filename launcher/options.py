@@ -13,7 +13,7 @@ class SshOptions:
     user: str | None = None
     identity: str | None = None
     config: str | None = None
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

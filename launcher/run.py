@@ -18,6 +18,7 @@ from .channel import Channel
 from .console import Console
 from .controller import Controller
 from .devices import count_accelerators
+from .endpoint import LOOPBACK
 from .errors import LaunchError
 from .frames import text_of
 from .hostfile import Host, read_hostfile
@@ -29,6 +30,7 @@ from .verdict import Verdict
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 DEFAULT_PORT = 29500
 LOCAL_STOP_MARGIN_S = 10.0
+LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
 
 
@@ -49,6 +51,7 @@ def run(options: Options) -> int:
     console.report(verdict)
     if options.report:
         _write_report(Path(options.report), verdict)
+    console.drain(float("inf") if verdict.interrupted_by is None else LAST_WORDS_S)
     return verdict.exit_code
 
 
@@ -58,6 +61,7 @@ def make_plan(options: Options, console: Console) -> Plan:
         raise LaunchError(
             "--module and --no_python exclude each other: a module needs Python; give one of them"
         )
+    cwd = _cwd()
     selected = _choose_hosts(options, console)
     program = plan_program(
         _exact(options.program),
@@ -76,12 +80,12 @@ def make_plan(options: Options, console: Console) -> Plan:
             is_port_fixed=options.master_port is not None,
         ),
         program=program,
-        cwd=_exact(os.getcwd()),
+        cwd=_exact(cwd),
         venv_script=options.venv_script and _exact(options.venv_script),
         environment=environment.exported(
             {_exact(name): _exact(value) for name, value in os.environ.items()},
-            cwd=os.getcwd(),
-            home=Path.home(),
+            cwd=cwd,
+            home=_home(),
             file_name=os.environ.get("DS_ENV_FILE"),
         ),
         kill_grace_s=options.kill_grace_s,
@@ -91,10 +95,11 @@ def make_plan(options: Options, console: Console) -> Plan:
 
 def describe(plan: Plan) -> str:
     """The plan for people: every host with its ranks, devices and command."""
-    address = plan.master.address or "node 0's address as the others reach it"
+    is_alone = len(plan.nodes) == 1
+    address = plan.master.address or (LOOPBACK if is_alone else "node 0's address as the others reach it")
     or_next = "" if plan.master.is_port_fixed else " or another that is free"
     lines = [
-        f"{plan.world_size} ranks on {len(plan.nodes)} hosts, in {plan.cwd}",
+        f"{_count(plan.world_size, 'rank')} on {_count(len(plan.nodes), 'host')}, in {plan.cwd}",
         f"master: {address}, port {plan.master.port}{or_next}",
     ]
     if plan.venv_script:
@@ -112,6 +117,10 @@ def describe(plan: Plan) -> str:
             words = ([plan.program.python] if plan.program.python else []) + list(rank.arguments)
             lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
     return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _choose_hosts(options: Options, console: Console) -> tuple[Selected, ...]:
@@ -193,6 +202,20 @@ def _connector(options: Options, plan: Plan) -> Callable[[NodePlan], Channel]:
         return SshChannel(targets[node.node_rank])
 
     return connect
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the folder you are in was deleted; change to one that exists") from None
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise LaunchError("nobody knows your home folder; set HOME") from None
 
 
 def _exact(text: str) -> str:

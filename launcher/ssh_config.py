@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import glob
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,12 @@ from .options import SshOptions
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+CONNECT_TIMEOUT_S = 10.0
+MAX_DEPTH = 8  # of jumps through jumps, and of files that include files
+_INCLUDE = re.compile(r"\s*include(?:\s+|\s*=\s*)(?P<patterns>.+?)\s*", re.IGNORECASE)
+_BLOCK = re.compile(
+    r"\s*(?:host|match)\b(?!\s*=?\s*(?:\*|all)\s*$)", re.IGNORECASE
+)  # all but `Host *`, `Match all`
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
 
 
@@ -44,9 +52,9 @@ def resolve(host: Host, options: SshOptions) -> Target:
 
 
 def _resolve(name: str, user: str | None, port: int | None, options: SshOptions, *, depth: int) -> Target:
-    if depth > 8:
+    if depth > MAX_DEPTH:
         raise LaunchError(
-            f"ssh configuration: ProxyJump of {name} leads through more than 8 hosts; is it a circle?"
+            f"ssh configuration: ProxyJump of {name} leads through more than {MAX_DEPTH} hosts; is it a circle?"
         )
     found = _lookup(name, user, port, options)
     address = str(found.get("hostname", name))
@@ -68,7 +76,7 @@ def _resolve(name: str, user: str | None, port: int | None, options: SshOptions,
         unknown_host_keys=_unknown_host_keys(str(found.get("stricthostkeychecking", "ask")).lower()),
         proxy_command=None if command.lower() == "none" or jump else command,
         jumps=_resolve_jumps(jump, options, depth=depth + 1),
-        connect_timeout_s=_number(found, "connecttimeout", options.connect_timeout_s),
+        connect_timeout_s=options.connect_timeout_s or _number(found, "connecttimeout", CONNECT_TIMEOUT_S),
     )
 
 
@@ -97,8 +105,7 @@ def _lookup(name: str, user: str | None, port: int | None, options: SshOptions) 
     given = [Path(options.config)] if options.config else [Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG]
     for path in given:
         try:
-            with path.open() as file:
-                config.parse(file)
+            config.parse(_lines(path, depth=0))
         except FileNotFoundError:
             if options.config:
                 raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
@@ -108,6 +115,32 @@ def _lookup(name: str, user: str | None, port: int | None, options: SshOptions) 
         return dict(config.lookup(name))
     except (paramiko.SSHException, ImportError) as error:
         raise LaunchError(f"ssh configuration: what it says of {name} cannot be used: {error}") from None
+
+
+def _lines(path: Path, *, depth: int) -> list[str]:
+    """The lines of a configuration file, with the files it includes in place (paramiko passes over Include).
+
+    Errors: LaunchError for an Include inside a Host block, where it would hold for some hosts only, or a circle
+    """
+    if depth > MAX_DEPTH:
+        raise LaunchError(f"{path}: Include leads through more than {MAX_DEPTH} files; is it a circle?")
+    found: list[str] = []
+    block = ""
+    for line in path.read_text().splitlines():
+        include = _INCLUDE.fullmatch(line)
+        if include is None:
+            block = line.strip() if _BLOCK.match(line) else block
+            found.append(line)
+            continue
+        if block:
+            raise LaunchError(
+                f"{path}: {line.strip()!r} inside {block!r} is not supported; put it at the top"
+            )
+        for pattern in shlex.split(include["patterns"]):
+            for name in sorted(glob.glob(str(Path("~/.ssh").expanduser() / Path(pattern).expanduser()))):
+                found += _lines(Path(name), depth=depth + 1)
+        found.append("Host *")  # what follows holds for all hosts again
+    return found
 
 
 def _number(found: dict[str, str | list[str]], key: str, default: float) -> float:

@@ -41,11 +41,26 @@ class HostFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFailure:
+    """Our own stdout or stderr cannot be written to any more."""
+
+    message: str
+    at_s: float
+    exit_code: int
+
+    def describe(self) -> str:
+        return self.message
+
+
+Failure = RankFailure | HostFailure | OutputFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The end of a job. `culprit` is what failed first; the rest failed before it was known, or was stopped."""
 
-    culprit: RankFailure | HostFailure | None
-    others: tuple[RankFailure | HostFailure, ...]
+    culprit: Failure | None
+    others: tuple[Failure, ...]
     interrupted_by: int | None
     phases_s: tuple[tuple[str, float], ...]
 
@@ -68,7 +83,7 @@ class Verdict:
 
 
 def judge(
-    failures: list[RankFailure | HostFailure],
+    failures: list[Failure],
     *,
     stopped_at: float | None,
     interrupted_by: int | None,

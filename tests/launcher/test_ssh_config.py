@@ -129,7 +129,6 @@ def test_the_connect_timeout_may_be_a_fraction(timeout_s: float, home: Path) -> 
     assert reached(home, "", connect_timeout_s=timeout_s).connect_timeout_s == timeout_s
 
 
-@pytest.mark.xfail(reason="the option's default cannot be told from a value that was given")
 def test_the_connect_timeout_option_wins_over_the_configuration(home: Path) -> None:
     assert reached(home, CONFIG, connect_timeout_s=5.0).connect_timeout_s == 5.0
 
@@ -252,7 +251,6 @@ def test_a_configuration_that_is_a_folder_is_refused(home: Path) -> None:
         reached(home, "", config=str(home))
 
 
-@pytest.mark.xfail(reason="Include is not followed: paramiko skips it")
 def test_an_included_file_holds_too(home: Path) -> None:
     (home / ".ssh" / "more").write_text("Host w0\n User included\n")
     assert reached(home, "Include more\nHost *\n User other").user == "included"
