@@ -935,6 +935,30 @@ def test_who_failed_first_is_told_also_when_nobody_reads(start: Start, tmp_path:
     assert "rank 1 on localhost" in job.err.partition("it failed first")[0].splitlines()[-1]
 
 
+def test_one_interrupt_stops_the_job_also_while_nobody_reads(start: Start, tmp_path: Path) -> None:
+    """As in a pager that waits for a key: what is still to be printed is given up after two seconds."""
+    read, write = os.pipe()
+    job = start(
+        """
+        import pathlib
+        os.set_blocking(1, False)
+        while True:
+            try:
+                os.write(1, b'x' * 4095 + b'\\n')
+            except BlockingIOError:
+                pathlib.Path('full').touch()
+                time.sleep(0.001)
+        """,
+        stdout=write,
+    )
+    os.close(write)
+    poll((tmp_path / "full").exists, "a pipe that is full")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    job.assert_nothing_is_left()
+    os.close(read)
+
+
 def test_a_reader_that_goes_away_ends_the_job(start: Start) -> None:
     read, write = os.pipe()
     job = start("for number in range(10**9): say('line', number)", "--num_gpus=2", stdout=write)
