@@ -72,7 +72,7 @@ class Collectives:
         if world.is_alone or tensor.numel() == 0:
             return
         self._record("broadcast", tensor, sent_bytes=tensor.nbytes if world.index == 0 else 0)
-        dist.broadcast(tensor, group_src=0, group=world.group)
+        dist.broadcast(tensor, src=0, group=world.group)
 
     def all_gather_float64(self, value: Tensor) -> Tensor:
         """Return every rank's one number, [world] float64, in rank order."""
@@ -103,7 +103,7 @@ class Collectives:
         if world.is_alone:
             return [value]
         gathered: list[Any] | None = [None] * world.size if world.index == 0 else None
-        dist.gather_object(value, gathered, group_dst=0, group=world.group)
+        dist.gather_object(value, gathered, dst=0, group=world.group)
         return gathered
 
     def all_gather_objects(self, value: object) -> list[Any]:
