@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -40,7 +41,7 @@ class Prepared:
         _check_program(self.python, job["script"])
         apply_environment(self.env, job["environment"])
         self._choose_devices(job["devices"], num_devices)
-        self.master_port = 0
+        self._port_claim: PortClaim | None = None
         if job["master_port"] is not None:
             self._choose_port(job["master_port"], is_fixed=job["is_port_fixed"])
 
@@ -70,16 +71,20 @@ class Prepared:
 
     def _choose_port(self, wanted: int, *, is_fixed: bool) -> None:
         try:
-            _listen(wanted).close()
-            self.master_port = wanted
+            self._port_claim = PortClaim(wanted)
         except OSError as error:
             is_busy = error.errno == errno.EADDRINUSE
             why = "is in use here" if is_busy else f"cannot be used here: {os.strerror(error.errno or 0)}"
             if is_fixed:
                 hint = ", or leave the option out" if is_busy else ""
                 raise Unprepared(f"--master_port={wanted} {why}; choose another{hint}", exit_code=3) from None
-            self.master_port = _any_free_port()
+            self._port_claim = _claim_any()
             self.notes.append(f"port {wanted} {why}, so MASTER_PORT={self.master_port}")
+
+    @property
+    def master_port(self) -> int:
+        """The port that rank 0 will listen on; 0 on every node but the first."""
+        return self._port_claim.port if self._port_claim else 0
 
 
 def apply_environment(env: dict[bytes, bytes], entries: list[tuple[str, list[str]]]) -> None:
@@ -169,10 +174,29 @@ def _path_of(script: bytes, env: dict[bytes, bytes]) -> bytes:
     return os.path.join(os.getcwdb(), script)
 
 
-def _any_free_port() -> int:
-    with _listen(0) as server:
-        port: int = server.getsockname()[1]
-        return port
+class PortClaim:
+    """A port that nobody listens on and that no other job on this host was promised, for as long as this object lives.
+
+    Rank 0 listens only seconds later, when it has imported torch. Until then other agents here, whoever's they are, see
+    the claim: a name in the abstract socket namespace, which vanishes with the process.
+    """
+
+    def __init__(self, port: int) -> None:
+        """Port 0 means any. Errors: OSError, EADDRINUSE if the port is taken."""
+        with _listen(port) as server:
+            self.port: int = server.getsockname()[1]
+        self._mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._mark.bind(b"\0dslaunch master port %d" % self.port)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_mark"):
+            self._mark.close()
+
+
+def _claim_any() -> PortClaim:
+    while True:
+        with contextlib.suppress(OSError):
+            return PortClaim(0)
 
 
 def _listen(port: int) -> socket.socket:

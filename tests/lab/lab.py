@@ -219,7 +219,11 @@ class Lab:
         _write_state(place, num_hosts=len(self.nodes), is_detached=False)
         paths = {**paths, place.shared: "rw"}
         place.paths.write_text("".join(f"{mode} {path}\n" for path, mode in sorted(paths.items())))
-        addresses = "".join(f"{address_of(index)} {name}\n" for index, name in enumerate(names))
+        # The second line of each host names its address as IPv6 sockets show it: programs look that up, and warn.
+        addresses = "".join(
+            f"{address_of(index)} {name}\n::ffff:{address_of(index)} {name}.mapped\n"
+            for index, name in enumerate(names)
+        )
         (place.root / "etc_hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{addresses}")
         (place.root / "etc_shadow").write_text("root:*:19000:0:99999:7:::\n")  # no password, and not locked
         self.hostfile.write_text("".join(f"{node.name} slots={SLOTS}\n" for node in self.nodes))

@@ -236,6 +236,18 @@ def test_a_busy_port_that_was_asked_for_is_refused(job: dict[str, Any], busy_por
     )
 
 
+def test_a_port_that_another_job_was_promised_is_busy_until_that_job_is_gone(job: dict[str, Any]) -> None:
+    """Its rank 0 does not listen yet: it may import torch for seconds."""
+    first = Prepared(job | {"master_port": 0}, num_devices=0)
+    wanted = job | {"master_port": first.master_port}
+    second = Prepared(wanted, num_devices=0)
+    assert second.master_port != first.master_port
+    assert "is in use here" in second.notes[1]
+    port = first.master_port
+    del first
+    assert Prepared(wanted, num_devices=0).master_port == port
+
+
 def test_a_port_that_only_root_may_use_is_not_called_busy(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
