@@ -95,7 +95,7 @@ def test_what_the_documents_call_missing_is_missing() -> None:
 
 def options_of_examples() -> set[str]:
     programs = (CHECKOUT / "docs" / "examples").glob("*.py")
-    return {word for path in programs for word in re.findall(r'add_argument\("--(\w+)"', path.read_text())}
+    return {word for path in programs for word in re.findall(r'add_argument\(\s*"--(\w+)"', path.read_text())}
 
 
 def options_of_dslaunch() -> set[str]:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 30.0
 SMALL_GRACE = "--kill_grace=0.2"
+LIBC_SIGNALS = 3 << 31  # 32 and 33, which the C library keeps to itself: whoever ignores them was started so
 MARK = "DSLAUNCH_TEST_JOB"  # inherited by every process of a job, so its survivors can be found
 ROOT = Path(__file__).parents[2]
 FORGOTTEN = ("CUDA_", "DS_ENV", "OMP_", "PYTHON", "NCCL", "LC_", "LANG", "DSLAUNCH", "NO_COLOR", "COV_CORE")
@@ -548,7 +549,8 @@ def test_a_worker_starts_as_from_a_shell(start_words: Start) -> None:
     job = start_words("--no_python", "--no_local_rank", "sh", "-c", script)
     assert job.wait() == 0
     blocked, ignored, *fds, ids, pid = job.lines(0)
-    assert (blocked, ignored) == ("SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000")
+    assert blocked == "SigBlk:\t0000000000000000"
+    assert int(ignored.removeprefix("SigIgn:\t"), 16) & ~LIBC_SIGNALS == 0
     assert fds == ["0", "1", "2", "3"]  # 3 is that of ls
     assert ids.split() == [pid] * 3
 
