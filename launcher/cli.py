@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from importlib import import_module
 from typing import Any
 
 import click
 
 from .errors import EXIT_MISTAKE, LaunchError
-from .options import Options, SshOptions
+from .options import PART_OPTIONS, Options, SshOptions, read_parts
 from .prefix_command import PrefixCommand
 from .writer import EXIT_NOT_READ
 
@@ -159,6 +160,9 @@ def dslaunch(**given: Any) -> int:
     return run(_options(given))
 
 
+dslaunch.params[-2:-2] = PART_OPTIONS  # before the script and its arguments
+
+
 def _options(given: dict[str, Any]) -> Options:
     arguments = given["arguments"]
     if arguments[:1] == ("--",):  # `dslaunch a.py -- --b` means `a.py --b`, as with DeepSpeed
@@ -189,18 +193,33 @@ def _options(given: dict[str, Any]) -> Options:
         heartbeat_s=given["heartbeat"],
         log_level="error" if given["quiet"] else given["log_level"].lower(),
         report=given["report"],
+        **read_parts(given),
         program=given["script"],
         arguments=arguments,
     )
+
+
+# Other commands than running a job: the module with the click command, loaded when it is called.
+COMMANDS: dict[str, str] = {}
+
+
+def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
+    """The command that is meant, its name and its words. A script that is called like a command is `./name`."""
+    if words and words[0] in COMMANDS:
+        module = import_module(COMMANDS[words[0]], __package__)
+        command: click.Command = module.command
+        return command, f"dslaunch {words[0]}", words[1:]
+    return dslaunch, "dslaunch", words
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command and end the program with its exit code. The one place that turns errors into exit codes."""
     is_debugging = False
     try:
-        with dslaunch.make_context("dslaunch", list(sys.argv[1:] if argv is None else argv)) as context:
-            is_debugging = context.params["log_level"].lower() == "debug"
-            code = dslaunch.invoke(context)
+        command, name, words = _command(list(sys.argv[1:] if argv is None else argv))
+        with command.make_context(name, words) as context:
+            is_debugging = context.params.get("log_level", "").lower() == "debug"
+            code = command.invoke(context)
     except click.exceptions.Exit as error:  # --help
         code = error.exit_code
     except (LaunchError, click.ClickException) as error:

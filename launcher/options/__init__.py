@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from . import backend, binding, logs, rendezvous, restart, start
+from .backend import BackendOptions
+from .binding import BindingOptions
+from .logs import LogOptions
+from .rendezvous import RendezvousOptions
+from .restart import RestartOptions
+from .start import StartOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,5 +50,20 @@ class Options:
     heartbeat_s: float = 30.0
     log_level: str = "info"
     report: str | None = None
+    backend: BackendOptions = BackendOptions()
+    binding: BindingOptions = BindingOptions()
+    logs: LogOptions = LogOptions()
+    rendezvous: RendezvousOptions = RendezvousOptions()
+    restart: RestartOptions = RestartOptions()
+    start: StartOptions = StartOptions()
     program: str
     arguments: tuple[str, ...] = ()
+
+
+_PARTS = (logs, restart, rendezvous, binding, backend, start)
+PART_OPTIONS: tuple[click.Option, ...] = tuple(option for part in _PARTS for option in part.OPTIONS)
+
+
+def read_parts(given: dict[str, Any]) -> dict[str, Any]:
+    """The options that have a file of their own, as fields of Options."""
+    return {part.__name__.rpartition(".")[2]: part.read(given) for part in _PARTS}
