@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from dslaunch.launcher.backends.local import LocalChannel
+from dslaunch.launcher.channel import Channel
+from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.frames import MAGIC, Hello, encode
+from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.plan import NodePlan
+from dslaunch.launcher.probe import probe
+
+
+class FakeChannel:
+    """A host that says its pieces, then ends its stream or waits until it is closed."""
+
+    local_address = ""
+
+    def __init__(self, *pieces: bytes, ends: bool = False, error: str = "") -> None:
+        self.is_closed = threading.Event()
+        self._pieces = list(pieces)
+        self._ends = ends
+        self._error = error
+
+    def read(self) -> bytes:
+        if self._pieces:
+            return self._pieces.pop(0)
+        if not self._ends:
+            self.is_closed.wait()
+        return b""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def error_text(self) -> str:
+        return self._error
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def nodes(num: int) -> list[NodePlan]:
+    return [
+        NodePlan(node_rank=rank, host=Host(name=f"n{rank}", slots=1), is_local=False, devices=(), ranks=())
+        for rank in range(num)
+    ]
+
+
+def hello(name: str) -> Hello:
+    return Hello(hostname=name, python="3.11.2", reached_at="", num_devices=4, pid=7)
+
+
+def saying(channels: dict[int, FakeChannel | Exception]) -> Callable[[NodePlan], Channel]:
+    def connect(node: NodePlan) -> Channel:
+        channel = channels[node.node_rank]
+        if isinstance(channel, Exception):
+            raise channel
+        return channel
+
+    return connect
+
+
+def test_every_host_is_answered_for_in_the_given_order() -> None:
+    channels: dict[int, FakeChannel | Exception] = {
+        0: FakeChannel(b"Welcome!\n", MAGIC + encode(hello("n0"))),
+        1: LaunchError("n1 port 22 refused the connection"),
+        2: FakeChannel(ends=True, error="sh: no python\n"),
+        3: OSError(113, "No route to host"),
+        4: FakeChannel(MAGIC + b"\xff\xff\xff\xff"),
+    }
+    assert list(probe(nodes(5), saying(channels)).items()) == [
+        (0, hello("n0")),
+        (1, "n1 port 22 refused the connection"),
+        (2, "the agent ended: sh: no python"),
+        (3, "the connection broke: No route to host"),
+        (4, "a frame of 4294967295 bytes; at most 67108864 are allowed"),
+    ]
+
+
+def test_a_host_that_stays_silent_is_given_up_and_closed() -> None:
+    silent = FakeChannel(b"Enter your name: ")
+    answers = probe(
+        nodes(2), saying({0: silent, 1: FakeChannel(MAGIC + encode(hello("n1")))}), timeout_s=0.05
+    )
+    assert answers == {
+        0: "no agent answered within 0.05 s; is the host overloaded, or does its login script wait?",
+        1: hello("n1"),
+    }
+    assert silent.is_closed.is_set()
+
+
+def test_a_host_that_answered_is_left_at_once() -> None:
+    """The connections of the first hosts must be free for the next ones: there are fewer at a time than hosts."""
+    channels: dict[int, FakeChannel | Exception] = {
+        rank: FakeChannel(MAGIC + encode(hello(f"n{rank}"))) for rank in range(200)
+    }
+    answers = probe(nodes(200), saying(channels))
+    assert answers == {rank: hello(f"n{rank}") for rank in range(200)}
+    assert all(isinstance(one, FakeChannel) and one.is_closed.is_set() for one in channels.values())
+
+
+def test_no_host_no_answer() -> None:
+    assert probe([], saying({})) == {}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a pipe's end that gc closes
+def test_a_real_agent_says_hello_and_nothing_of_it_is_left() -> None:
+    (answer,) = probe(nodes(1), lambda node: LocalChannel(end_within_s=10)).values()
+    assert isinstance(answer, Hello)
+    assert answer.hostname == socket.gethostname()
+    assert not psutil.pid_exists(answer.pid)
