@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from importlib import import_module
@@ -11,7 +12,9 @@ from typing import Any
 import click
 
 from .errors import EXIT_MISTAKE, LaunchError
-from .options import PART_OPTIONS, Options, SshOptions, read_parts
+from .options import PART_OPTIONS, Options, read_parts
+from .options.hosts import CHOICE_OPTIONS, SSH_OPTIONS, read_ssh
+from .options.seconds import seconds
 from .prefix_command import PrefixCommand
 from .writer import EXIT_NOT_READ
 
@@ -52,15 +55,6 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     return name
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    if value is None:
-        return None
-    minimum = 1.0 if parameter.name == "heartbeat" else 0.0
-    if not minimum <= value < float("inf"):
-        raise click.BadParameter(f"{value:g} is not allowed; give seconds, {minimum:g} or more")
-    return value
-
-
 @click.command(
     cls=PrefixCommand,
     epilog=EPILOG,
@@ -70,14 +64,6 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
         "max_content_width": 110,
     },
 )
-@click.option(
-    "-H", "--hostfile", metavar="FILE", help="Hosts and slots to use.  [default: /job/hostfile if it exists]"
-)
-@click.option(
-    "-i", "--include", default="", metavar="HOSTS", help="Use only these: host[:slot,...][@host...]."
-)
-@click.option("-e", "--exclude", default="", metavar="HOSTS", help="Use all but these; same form.")
-@click.option("--num_nodes", type=int, default=-1, metavar="N", help="Use the first N hosts.")
 @click.option(
     "--num_gpus",
     "--num_accelerators",
@@ -102,17 +88,6 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
     metavar="ssh|local",
     help="How to start processes: by SSH, or on this machine only.  [default: ssh]",
 )
-@click.option("--ssh_port", type=click.IntRange(1, 65535), metavar="PORT", help="SSH port of every host.")
-@click.option("--ssh_user", metavar="NAME", help="User to log in as.")
-@click.option("--ssh_identity", metavar="FILE", help="Private key to log in with.")
-@click.option("--ssh_config", metavar="FILE", help="SSH configuration to use instead of ~/.ssh/config.")
-@click.option(
-    "--connect_timeout",
-    type=float,
-    callback=_seconds,
-    metavar="S",
-    help="Seconds to wait for a host to answer.  [default: as ~/.ssh/config says, else 10]",
-)
 @click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as with `python -m`.")
 @click.option("--no_python", is_flag=True, help="SCRIPT is a program to run as it is.")
@@ -123,7 +98,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
     "--kill_grace",
     type=float,
     default=30.0,
-    callback=_seconds,
+    callback=seconds,
     metavar="S",
     help="Seconds between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
 )
@@ -131,7 +106,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
     "--heartbeat",
     type=float,
     default=30.0,
-    callback=_seconds,
+    callback=seconds,
     metavar="S",
     help="Seconds of silence after which a host counts as lost.  [default: 30]",
 )
@@ -160,10 +135,16 @@ def dslaunch(**given: Any) -> int:
     return run(_options(given))
 
 
+_place = [one.name for one in dslaunch.params].index("venv_script")
 dslaunch.params[-2:-2] = PART_OPTIONS  # before the script and its arguments
+dslaunch.params[_place:_place] = SSH_OPTIONS
+dslaunch.params[:0] = CHOICE_OPTIONS
 
 
 def _options(given: dict[str, Any]) -> Options:
+    num_nodes, min_nodes, max_nodes = given["num_nodes"]
+    if min_nodes is not None:
+        given = {**given, "min_nodes": min_nodes, "max_nodes": max_nodes}
     arguments = given["arguments"]
     if arguments[:1] == ("--",):  # `dslaunch a.py -- --b` means `a.py --b`, as with DeepSpeed
         arguments = arguments[1:]
@@ -171,18 +152,12 @@ def _options(given: dict[str, Any]) -> Options:
         hostfile=given["hostfile"],
         include=given["include"],
         exclude=given["exclude"],
-        num_nodes=given["num_nodes"],
+        num_nodes=num_nodes,
         num_gpus=given["num_gpus"],
         master_addr=given["master_addr"] or None,
         master_port=given["master_port"],
         launcher=given["launcher"],
-        ssh=SshOptions(
-            port=given["ssh_port"],
-            user=given["ssh_user"],
-            identity=given["ssh_identity"],
-            config=given["ssh_config"],
-            connect_timeout_s=given["connect_timeout"],
-        ),
+        ssh=read_ssh(given),
         venv_script=given["venv_script"],
         is_module=given["module"],
         no_python=given["no_python"],

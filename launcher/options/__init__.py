@@ -10,21 +10,11 @@ import click
 from . import backend, binding, logs, rendezvous, restart, start
 from .backend import BackendOptions
 from .binding import BindingOptions
+from .hosts import SshOptions
 from .logs import LogOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
 from .start import StartOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshOptions:
-    """How to reach hosts; a value in the hostfile wins, then these, then ~/.ssh/config, then SSH's defaults."""
-
-    port: int | None = None
-    user: str | None = None
-    identity: str | None = None
-    config: str | None = None
-    connect_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

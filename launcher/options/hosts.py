@@ -1,0 +1,61 @@
+"""Which hosts take part and how to reach them: the options that every command with hosts has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from .seconds import seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshOptions:
+    """How to reach hosts; a value in the hostfile wins, then these, then ~/.ssh/config, then SSH's defaults."""
+
+    port: int | None = None
+    user: str | None = None
+    identity: str | None = None
+    config: str | None = None
+    connect_timeout_s: float | None = None
+
+
+CHOICE_OPTIONS: tuple[click.Option, ...] = (
+    click.Option(
+        ["-H", "--hostfile"],
+        metavar="FILE",
+        help="Hosts and slots to use.  [default: /job/hostfile if it exists]",
+    ),
+    click.Option(
+        ["-i", "--include"], default="", metavar="HOSTS", help="Use only these: host[:slot,...][@host...]."
+    ),
+    click.Option(["-e", "--exclude"], default="", metavar="HOSTS", help="Use all but these; same form."),
+    click.Option(["--num_nodes"], type=int, default=-1, metavar="N", help="Use the first N hosts."),
+)
+SSH_OPTIONS: tuple[click.Option, ...] = (
+    click.Option(
+        ["--ssh_port"], type=click.IntRange(1, 65535), metavar="PORT", help="SSH port of every host."
+    ),
+    click.Option(["--ssh_user"], metavar="NAME", help="User to log in as."),
+    click.Option(["--ssh_identity"], metavar="FILE", help="Private key to log in with."),
+    click.Option(["--ssh_config"], metavar="FILE", help="SSH configuration to use instead of ~/.ssh/config."),
+    click.Option(
+        ["--connect_timeout"],
+        type=float,
+        callback=seconds,
+        metavar="S",
+        help="Seconds to wait for a host to answer.  [default: as ~/.ssh/config says, else 10]",
+    ),
+)
+
+
+def read_ssh(given: dict[str, Any]) -> SshOptions:
+    """The SSH options from all that were given, by parameter name."""
+    return SshOptions(
+        port=given["ssh_port"],
+        user=given["ssh_user"],
+        identity=given["ssh_identity"],
+        config=given["ssh_config"],
+        connect_timeout_s=given["connect_timeout"],
+    )
