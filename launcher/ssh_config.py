@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .errors import LaunchError
 from .hostfile import Host
-from .options import SshOptions
+from .options.hosts import SshOptions
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")

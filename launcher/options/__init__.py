@@ -10,7 +10,7 @@ import click
 from . import backend, binding, logs, rendezvous, restart, start
 from .backend import BackendOptions
 from .binding import BindingOptions
-from .hosts import SshOptions
+from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
