@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import traceback
 from importlib import import_module
@@ -13,7 +12,7 @@ import click
 
 from .errors import EXIT_MISTAKE, LaunchError
 from .options import PART_OPTIONS, Options, read_parts
-from .options.hosts import CHOICE_OPTIONS, SSH_OPTIONS, read_ssh
+from .options.hosts import CHOICE_OPTIONS, NODE_RANGE, SSH_OPTIONS, read_ssh
 from .options.seconds import seconds
 from .prefix_command import PrefixCommand
 from .writer import EXIT_NOT_READ
@@ -142,9 +141,9 @@ dslaunch.params[:0] = CHOICE_OPTIONS
 
 
 def _options(given: dict[str, Any]) -> Options:
-    num_nodes, min_nodes, max_nodes = given["num_nodes"]
-    if min_nodes is not None:
-        given = {**given, "min_nodes": min_nodes, "max_nodes": max_nodes}
+    node_range = click.get_current_context().meta.get(NODE_RANGE)
+    if node_range is not None:
+        given = {**given, "min_nodes": node_range[0], "max_nodes": node_range[1]}
     arguments = given["arguments"]
     if arguments[:1] == ("--",):  # `dslaunch a.py -- --b` means `a.py --b`, as with DeepSpeed
         arguments = arguments[1:]
@@ -152,7 +151,7 @@ def _options(given: dict[str, Any]) -> Options:
         hostfile=given["hostfile"],
         include=given["include"],
         exclude=given["exclude"],
-        num_nodes=num_nodes,
+        num_nodes=given["num_nodes"],
         num_gpus=given["num_gpus"],
         master_addr=given["master_addr"] or None,
         master_port=given["master_port"],

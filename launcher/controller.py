@@ -99,6 +99,7 @@ class Controller:
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
         self._is_output_lost = False
         self._look_at = 0.0
+        self._started_at: float | None = None
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
         self._phases_s: dict[str, float] = {}
@@ -119,6 +120,7 @@ class Controller:
             stopped_at=self._stopped_at,
             interrupted_by=self._interrupted_by,
             phases_s=self._phases_s,
+            started_at=self._started_at,
         )
 
     def _run_phases(self) -> None:
@@ -137,6 +139,7 @@ class Controller:
         self._show_notes()
         first = self._nodes[0].ready
         start = Start(self._master_address(), first.master_port if first else 0)
+        self._started_at = time.monotonic()
         for node in self._nodes:
             self._send(node, start)
         self._wait(

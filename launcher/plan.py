@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -97,7 +98,11 @@ def plan_program(
 
 
 def plan_nodes(
-    selected: tuple[Selected, ...], program: Program, *, local_names: frozenset[str]
+    selected: tuple[Selected, ...],
+    program: Program,
+    *,
+    local_names: frozenset[str],
+    env: Mapping[str, str] | None = None,
 ) -> tuple[NodePlan, ...]:
     """Give every device of every host one rank: hosts in hostfile order, devices in the order they were given.
 
@@ -108,7 +113,8 @@ def plan_nodes(
     first_rank = 0
     for node_rank, one in enumerate(selected):
         num_local = len(one.devices)
-        node_env = {
+        node_env: dict[str, str | int] = {
+            **(env or {}),
             "WORLD_SIZE": world_size,
             "LOCAL_SIZE": num_local,
             "LOCAL_WORLD_SIZE": num_local,
@@ -127,8 +133,8 @@ def plan_nodes(
     return tuple(nodes)
 
 
-def _plan_rank(rank: int, local_rank: int, node_env: dict[str, int], program: Program) -> RankPlan:
-    env = {"RANK": rank, "LOCAL_RANK": local_rank, **node_env}
+def _plan_rank(rank: int, local_rank: int, node_env: Mapping[str, str | int], program: Program) -> RankPlan:
+    env: dict[str, str | int] = {"RANK": rank, "LOCAL_RANK": local_rank, **node_env}
     option = (f"--local_rank={local_rank}",) if program.takes_local_rank else ()
     return RankPlan(
         rank=rank,

@@ -7,7 +7,9 @@ import os
 import shlex
 import socket
 import sys
+import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -24,6 +26,7 @@ from .frames import text_of
 from .hostfile import Host, read_hostfile
 from .options import Options
 from .plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
+from .restart import Attempt, decide, first_attempt
 from .selection import Selected, local_devices_from_visible, select
 from .verdict import Verdict
 
@@ -40,29 +43,57 @@ def run(options: Options) -> int:
     Errors: LaunchError for a mistake in what was given.
     """
     console = Console(log_level=options.log_level)
-    plan = make_plan(options, console)
+    first = choose_attempt(options, console)
     if options.dry_run:
-        click.echo(describe(plan).encode())  # UTF-8 whatever the locale is
+        click.echo(describe(make_plan(options, first)).encode())  # UTF-8 whatever the locale is
         return 0
-    controller = Controller(
-        plan, connect=_connector(options, plan), agent_source=agent_source(), console=console
-    )
-    verdict = controller.run()
-    console.report(verdict)
+    verdict: Verdict | None = None
+    attempt: Attempt | None = first
+    while attempt is not None:
+        plan = make_plan(options, attempt)
+        controller = Controller(
+            plan, connect=_connector(options, plan), agent_source=agent_source(), console=console
+        )
+        verdict = controller.run()
+        console.report(verdict)
+        decision = decide(attempt, verdict, options.restart)
+        if decision.why:
+            console.say(decision.why)
+        attempt = decision.attempt
+    if verdict is None:
+        raise AssertionError("a job without an attempt")
     if options.report:
         _write_report(Path(options.report), verdict)
     console.drain(float("inf") if verdict.interrupted_by is None else LAST_WORDS_S)
     return verdict.exit_code
 
 
-def make_plan(options: Options, console: Console) -> Plan:
+def choose_attempt(options: Options, console: Console) -> Attempt:
+    """The hosts of the first attempt and its spares.
+
+    Errors: LaunchError if there are fewer hosts than --min_nodes asks for
+    """
+    selected = _choose_hosts(options, console)
+    restart, run_id = options.restart, uuid.uuid4().hex[:12]
+    if restart.is_on and options.num_nodes > 0:  # the hosts that this leaves out may be spares
+        selected = _choose_hosts(replace(options, num_nodes=-1), console)
+    if restart.min_nodes is not None and len(selected) < restart.min_nodes:
+        raise LaunchError(
+            f"--min_nodes={restart.min_nodes}, but there {'is' if len(selected) == 1 else 'are'} only "
+            f"{_count(len(selected), 'host')}; give it at most that"
+        )
+    if not restart.is_on and restart.max_nodes is None:
+        return Attempt(hosts=selected, run_id=run_id)
+    return first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
+
+
+def make_plan(options: Options, attempt: Attempt) -> Plan:
     """Read what the options name and decide everything that can be decided on this machine."""
     if options.is_module and options.no_python:
         raise LaunchError(
             "--module and --no_python exclude each other: a module needs Python; give one of them"
         )
     cwd = _cwd()
-    selected = _choose_hosts(options, console)
     program = plan_program(
         _exact(options.program),
         tuple(_exact(one) for one in options.arguments),
@@ -71,12 +102,15 @@ def make_plan(options: Options, console: Console) -> Plan:
         no_python=options.no_python,
         no_local_rank=options.no_local_rank,
     )
-    nodes = plan_nodes(selected, program, local_names=_local_names(options))
+    nodes = plan_nodes(
+        attempt.hosts, program, local_names=_local_names(options), env=_restart_env(options, attempt)
+    )
+    first_port = DEFAULT_PORT if options.master_port is None else options.master_port
     return Plan(
         nodes=nodes,
         master=Endpoint(
             address=options.master_addr,
-            port=DEFAULT_PORT if options.master_port is None else options.master_port,
+            port=first_port + attempt.number,  # the old one may still be held by what is on its way out
             is_port_fixed=options.master_port is not None,
         ),
         program=program,
@@ -117,6 +151,17 @@ def describe(plan: Plan) -> str:
             words = ([plan.program.python] if plan.program.python else []) + list(rank.arguments)
             lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
     return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
+
+
+def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
+    """What programs written for torchrun look at; nothing if the job would not start again."""
+    if not options.restart.is_on:
+        return {}
+    return {
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.num_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(options.restart.max_restarts),
+        "TORCHELASTIC_RUN_ID": attempt.run_id,
+    }
 
 
 def _count(number: int, noun: str) -> str:

@@ -36,6 +36,11 @@ class HostFailure:
     at_s: float
     exit_code: int = EXIT_HOST
 
+    @property
+    def is_host_at_fault(self) -> bool:
+        """Whether another host might do better; a script that is missing is missing everywhere."""
+        return self.exit_code == EXIT_HOST
+
     def describe(self) -> str:
         return f"{self.host}: {self.message}"
 
@@ -63,6 +68,7 @@ class Verdict:
     others: tuple[Failure, ...]
     interrupted_by: int | None
     phases_s: tuple[tuple[str, float], ...]
+    ran_s: float | None = None  # from the start of all workers to the first failure; None if they never started
 
     @property
     def exit_code(self) -> int:
@@ -88,6 +94,7 @@ def judge(
     stopped_at: float | None,
     interrupted_by: int | None,
     phases_s: dict[str, float],
+    started_at: float | None = None,
 ) -> Verdict:
     """Tell the culprit from those who fell with it: the earliest failure, of those before all were told to stop.
 
@@ -99,8 +106,13 @@ def judge(
     others = tuple(
         one for one in failures if one is not culprit and (one in before_stop or isinstance(one, HostFailure))
     )
+    ended_at = culprit.at_s if culprit is not None else stopped_at
     return Verdict(
-        culprit=culprit, others=others, interrupted_by=interrupted_by, phases_s=tuple(phases_s.items())
+        culprit=culprit,
+        others=others,
+        interrupted_by=interrupted_by,
+        phases_s=tuple(phases_s.items()),
+        ran_s=None if started_at is None or ended_at is None else max(0.0, ended_at - started_at),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,20 @@ class SshOptions:
     connect_timeout_s: float | None = None
 
 
+NODE_RANGE = f"{__name__}.node_range"  # where a context keeps the MIN:MAX of --num_nodes
+
+
+def _num_nodes(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    words = value.split(":")
+    if len(words) > 2 or not all(re.fullmatch(r"-?[0-9]+", word) for word in words):
+        raise click.BadParameter(f"{value!r} is neither a number nor MIN:MAX; write e.g. 4 or 2:4")
+    numbers = [int(word) for word in words]
+    if len(numbers) == 1:
+        return numbers[0]
+    context.meta[NODE_RANGE] = tuple(numbers)
+    return -1
+
+
 CHOICE_OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["-H", "--hostfile"],
@@ -31,7 +46,13 @@ CHOICE_OPTIONS: tuple[click.Option, ...] = (
         ["-i", "--include"], default="", metavar="HOSTS", help="Use only these: host[:slot,...][@host...]."
     ),
     click.Option(["-e", "--exclude"], default="", metavar="HOSTS", help="Use all but these; same form."),
-    click.Option(["--num_nodes"], type=int, default=-1, metavar="N", help="Use the first N hosts."),
+    click.Option(
+        ["--num_nodes"],
+        default="-1",
+        callback=_num_nodes,
+        metavar="N",
+        help="Use the first N hosts; MIN:MAX is another way to write --min_nodes=MIN --max_nodes=MAX.",
+    ),
 )
 SSH_OPTIONS: tuple[click.Option, ...] = (
     click.Option(

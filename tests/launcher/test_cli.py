@@ -12,6 +12,7 @@ from dslaunch import __version__
 from dslaunch.launcher import cli, run
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.options import Options, SshOptions
+from dslaunch.launcher.options.restart import RestartOptions
 
 GOLDEN = Path(__file__).parent / "golden"
 Parse = Callable[..., Options]
@@ -45,6 +46,13 @@ OPTIONS = [
     ("--log_level",),
     ("-q", "--quiet"),
     ("--version",),
+    # launcher/options/restart.py
+    ("--max_restarts",),
+    ("--spares",),
+    ("--min_nodes", "--min_elastic_nodes"),
+    ("--max_nodes", "--max_elastic_nodes"),
+    ("--min_uptime",),
+    ("--elastic_training",),
     ("-h", "--help"),
 ]
 
@@ -108,6 +116,7 @@ def test_nothing_but_a_script_means_the_defaults(parse: Parse) -> None:
         ("-i=w0:0@w1", {"include": "w0:0@w1"}),
         ("--exclude w0:0", {"exclude": "w0:0"}),
         ("--num_nodes 2 --num_gpus=4", {"num_nodes": 2, "num_gpus": 4}),
+        ("--num_nodes 2:4", {"num_nodes": -1, "restart": RestartOptions(min_nodes=2, max_nodes=4)}),
         ("--num_accelerators 4", {"num_gpus": 4}),
         ("--num_gpus -1", {"num_gpus": -1}),
         ("--num_gpus 1 --num_gpus 2", {"num_gpus": 2}),
