@@ -82,15 +82,21 @@ class Controller:
     """Runs one plan once."""
 
     def __init__(
-        self, plan: Plan, *, connect: Callable[[NodePlan], Channel], agent_source: bytes, console: Console
+        self,
+        plan: Plan,
+        *,
+        connect: Callable[[NodePlan], Channel],
+        agent_source: bytes,
+        console: Console,
+        window: int = CONNECT_WINDOW,
     ) -> None:
         self._plan = plan
         self._console = console
         self._events: queue.SimpleQueue[_Event | _SignalReceived] = queue.SimpleQueue()
-        window = threading.BoundedSemaphore(CONNECT_WINDOW)
+        places = threading.BoundedSemaphore(window)
         self._nodes: list[_Node] = []
         for node_plan in plan.nodes:
-            link = Link(node_plan, connect=connect, agent_source=agent_source, window=window)
+            link = Link(node_plan, connect=connect, agent_source=agent_source, window=places)
             node = _Node(plan=node_plan, link=link)
             node.last_lines = {rank.rank: deque(maxlen=NUM_LAST_LINES) for rank in node_plan.ranks}
             self._nodes.append(node)
@@ -99,6 +105,8 @@ class Controller:
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
         self._is_output_lost = False
         self._look_at = 0.0
+        self._began_at = time.monotonic()
+        self.first_output_s: float | None = None  # from the beginning to the first line of any worker
         self._started_at: float | None = None
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
@@ -124,7 +132,7 @@ class Controller:
         )
 
     def _run_phases(self) -> None:
-        began = time.monotonic()
+        self._began_at = began = time.monotonic()
         for node in self._nodes:
             self._start_link(node)
         threading.Thread(target=self._keep_pinging, name="ping", daemon=True).start()
@@ -151,6 +159,8 @@ class Controller:
 
     def _start_link(self, node: _Node) -> None:
         def deliver(item: Frame | LinkEnd, at_s: float) -> None:
+            if isinstance(item, Output) and self.first_output_s is None:
+                self.first_output_s = at_s - self._began_at
             if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
                 node.last_lines[item.rank].extend(item.text.removesuffix("\n").split("\n")[-NUM_LAST_LINES:])
                 self._console.output(node.name, item.rank, item.stream, item.text, node.link.grant)

@@ -52,9 +52,15 @@ def run(options: Options) -> int:
     while attempt is not None:
         plan = make_plan(options, attempt)
         controller = Controller(
-            plan, connect=_connector(options, plan), agent_source=agent_source(), console=console
+            plan,
+            connect=_connector(options, plan),
+            agent_source=agent_source(),
+            console=console,
+            window=options.start.window,
         )
         verdict = controller.run()
+        if options.start.shows_timings:
+            console.say(_timings(verdict, controller.first_output_s))
         console.report(verdict)
         decision = decide(attempt, verdict, options.restart)
         if decision.why:
@@ -162,6 +168,15 @@ def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": str(options.restart.max_restarts),
         "TORCHELASTIC_RUN_ID": attempt.run_id,
     }
+
+
+def _timings(verdict: Verdict, first_output_s: float | None) -> str:
+    """The phases in order of time, each with the seconds from the beginning to its end."""
+    phases = dict(verdict.phases_s)
+    if first_output_s is not None:
+        phases["first output"] = first_output_s
+    shown = (f"{name} {seconds:.2f} s" for name, seconds in sorted(phases.items(), key=lambda item: item[1]))
+    return f"timings: {', '.join(shown)}"
 
 
 def _count(number: int, noun: str) -> str:

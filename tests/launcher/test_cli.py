@@ -53,6 +53,9 @@ OPTIONS = [
     ("--max_nodes", "--max_elastic_nodes"),
     ("--min_uptime",),
     ("--elastic_training",),
+    # launcher/options/start.py
+    ("--connect_window",),
+    ("--timings",),
     ("-h", "--help"),
 ]
 

@@ -275,6 +275,21 @@ def test_a_good_end_says_nothing_with_quiet(start: Start) -> None:
     assert job.err == ""
 
 
+def test_the_timings_are_said_in_the_order_of_time(start: Start) -> None:
+    job = start("say('hello')", "--timings")
+    assert job.wait() == 0
+    (line,) = [line for line in job.err.splitlines() if "timings" in line]
+    found = re.findall(r"([a-z ]+) ([0-9.]+) s", line.partition("timings: ")[2].replace(",", ""))
+    assert [name.strip() for name, _ in found] == [
+        "connected",
+        "prepared",
+        "started",
+        "first output",
+        "ended",
+    ]
+    assert [float(seconds) for _, seconds in found] == sorted(float(seconds) for _, seconds in found)
+
+
 def test_the_report_is_a_file(start: Start, tmp_path: Path) -> None:
     job = start("sys.exit(7 * rank)", "--num_gpus=2", "--report=end.json")
     assert job.wait() == 7
