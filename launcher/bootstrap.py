@@ -20,7 +20,7 @@ _FIND_PYTHON = (
     "echo no python on this host: tried $0, python3 and python >&2; exit 127"
 )
 
-_LOADER = """
+_READ = """
 import json, os, sys, types
 def read(size):
     parts = []
@@ -30,23 +30,31 @@ def read(size):
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+modules = json.loads(read(SIZE))
+"""
+
+# Makes modules of their source; then the last of them takes over.
+_INSTALL = """
 package = types.ModuleType("dslaunch_node")
 package.__path__ = []
 sys.modules["dslaunch_node"] = package
-for name, source in json.loads(read(SIZE)):
+for name, source in modules:
     module = types.ModuleType("dslaunch_node." + name)
     module.__package__ = "dslaunch_node"
     sys.modules[module.__name__] = module
     exec(compile(source, "dslaunch_node/" + name + ".py", "exec"), module.__dict__)
-sys.modules["dslaunch_node.agent"].main()
+module.main()
 """
 
 _MODULES = (
     "frames",
     "output",
     "devices",
+    "evidence",
+    "private_folder",
     "process_tree",
     "worker",
+    "reach",
     "preparation",
     "agent",
 )  # in import order
@@ -54,13 +62,27 @@ _MODULES = (
 
 def remote_command(python: str = sys.executable) -> str:
     """The command for a login shell on a node; it prefers `python`, then whatever python is on PATH."""
-    return f"exec /bin/sh -c {shlex.quote(_FIND_PYTHON)} {shlex.quote(python)} {shlex.quote(READ_LOADER)}"
+    return "exec " + " ".join(shlex.quote(word) for word in node_python(READ_LOADER, python))
+
+
+def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
+    """The command that runs `code` with `python`, or with whatever python is on PATH there; it needs no login shell."""
+    return "/bin/sh", "-c", _FIND_PYTHON, python, code
 
 
 def agent_source() -> bytes:
     """What goes down the stream before any frame: the loader as one line, then the agent's modules."""
-    here = files(__package__)
-    modules = [(name, (here / f"{name}.py").read_text("utf-8")) for name in _MODULES]
-    bundle = json.dumps(modules).encode()
-    loader = _LOADER.replace("SIZE", str(len(bundle)))
+    bundle = json.dumps(_sources(_MODULES)).encode()
+    loader = _READ.replace("SIZE", str(len(bundle))) + _INSTALL
     return repr(loader).encode() + b"\n" + bundle
+
+
+def shim_source() -> str:
+    """Python text that is the worker shim with all it needs, for processes that MPI or Slurm starts."""
+    names = (*_MODULES[: _MODULES.index("agent")], "worker_shim")
+    return f"import sys, types\nmodules = {_sources(names)!r}\n{_INSTALL}"
+
+
+def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    here = files(__package__)
+    return [(name, (here / f"{name}.py").read_text("utf-8")) for name in names]

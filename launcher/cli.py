@@ -17,8 +17,8 @@ from .options.seconds import seconds
 from .prefix_command import PrefixCommand
 from .writer import EXIT_NOT_READ
 
-LAUNCHERS = ("ssh", "local")
-OTHER_LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
+LAUNCHERS = ("ssh", "local", "openmpi", "mpich", "impi", "mvapich", "slurm")
+OTHER_LAUNCHERS = ("pdsh",)
 
 EPILOG = """
 \b
@@ -47,10 +47,10 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     name = value.lower()
     if name in OTHER_LAUNCHERS:
         raise click.BadParameter(
-            f"{name!r} is not available in this version; choose {' or '.join(LAUNCHERS)}"
+            f"{name!r} is not available in this version; choose {', '.join(LAUNCHERS)}"
         )
     if name not in LAUNCHERS:
-        raise click.BadParameter(f"{value!r} is not a launcher; choose {' or '.join(LAUNCHERS)}")
+        raise click.BadParameter(f"{value!r} is not a launcher; choose {', '.join(LAUNCHERS)}")
     return name
 
 
@@ -84,8 +84,9 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     "--launcher",
     default="ssh",
     callback=_launcher,
-    metavar="ssh|local",
-    help="How to start processes: by SSH, or on this machine only.  [default: ssh]",
+    metavar="NAME",
+    help="Who starts the processes: ssh, local (on this machine only), openmpi, mpich, impi, mvapich or slurm.  "
+    "[default: ssh]",
 )
 @click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as with `python -m`.")

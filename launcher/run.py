@@ -33,6 +33,7 @@ from .verdict import Verdict
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 DEFAULT_PORT = 29500
 LOCAL_STOP_MARGIN_S = 10.0
+OWNERS = ("openmpi", "mpich", "impi", "mvapich", "slurm")  # launchers that start and watch the processes themselves
 LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
 
@@ -44,6 +45,8 @@ def run(options: Options) -> int:
     """
     console = Console(log_level=options.log_level)
     first = choose_attempt(options, console)
+    if options.launcher in OWNERS:
+        return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         click.echo(describe(make_plan(options, first)).encode())  # UTF-8 whatever the locale is
         return 0
@@ -68,6 +71,22 @@ def run(options: Options) -> int:
         attempt = decision.attempt
     if verdict is None:
         raise AssertionError("a job without an attempt")
+    if options.report:
+        _write_report(Path(options.report), verdict)
+    console.drain(float("inf") if verdict.interrupted_by is None else LAST_WORDS_S)
+    return verdict.exit_code
+
+
+def _run_owned(options: Options, plan: Plan, console: Console) -> int:
+    """A job whose processes MPI or Slurm starts."""
+    from .backends.owner import plan_owned, run_owned  # here: only such jobs need it
+
+    plan, job = plan_owned(options, plan)
+    if options.dry_run:
+        click.echo(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}".encode())
+        return 0
+    verdict = run_owned(job, console)
+    console.report(verdict)
     if options.report:
         _write_report(Path(options.report), verdict)
     console.drain(float("inf") if verdict.interrupted_by is None else LAST_WORDS_S)
@@ -133,8 +152,8 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
     )
 
 
-def describe(plan: Plan) -> str:
-    """The plan for people: every host with its ranks, devices and command."""
+def describe(plan: Plan, *, how: str | None = None) -> str:
+    """The plan for people: every host with its ranks, devices and command. `how` they start, if not by an agent."""
     is_alone = len(plan.nodes) == 1
     address = plan.master.address or (LOOPBACK if is_alone else "node 0's address as the others reach it")
     or_next = "" if plan.master.is_port_fixed else " or another that is free"
@@ -149,9 +168,9 @@ def describe(plan: Plan) -> str:
         value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
         lines.append(f"environment: {entry.name}={'***' if is_secret else value!r} (from {entry.source})")
     for node in plan.nodes:
-        how = "here, without ssh" if node.is_local else "by ssh"
+        way = how or ("here, without ssh" if node.is_local else "by ssh")
         lines.append(
-            f"host {node.host.name} (node {node.node_rank}, {how}), devices {','.join(node.devices)}"
+            f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}"
         )
         for rank in node.ranks:
             words = ([plan.program.python] if plan.program.python else []) + list(rank.arguments)

@@ -1,0 +1,202 @@
+"""The mpirun of Open MPI, MPICH, Intel MPI and MVAPICH: the command line for a plan.
+
+All of them get exactly the plan's hosts, with as many processes as each has ranks, in the plan's order. Processes are
+not bound to cores (Open MPI's default would put a whole worker on one), unless --launcher_args says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from ..errors import EXIT_HOST, LaunchError
+from .owned_job import HOSTFILE
+
+VERSION_TIMEOUT_S = 20.0
+
+# What MVAPICH needs to run beside a training program: no binding of its own, and GPU memory handled simply.
+# Source: DeepSpeed 0.19.6 launcher/multinode_runner.py, `MVAPICHRunner.__init__`. A value exported to the workers wins.
+_MVAPICH_SETTINGS = (
+    ("MV2_SMP_USE_CMA", "0"),
+    ("MV2_DEBUG_SHOW_BACKTRACE", "1"),
+    ("MV2_SUPPORT_DL", "1"),
+    ("MV2_ENABLE_AFFINITY", "0"),
+    ("MV2_INTER_ALLGATHER_TUNING", "5"),
+    ("MV2_CUDA_USE_NAIVE", "0"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavour:
+    """One MPI: where its mpirun may be, and how it is told from the others."""
+
+    title: str
+    programs: tuple[str, ...]  # by preference; Debian gives each MPI's mpirun a name of its own
+    marks: tuple[str, ...]  # one of them is in what `mpirun --version` prints
+    hint: str
+
+
+FLAVOURS = {
+    "openmpi": Flavour(
+        title="Open MPI",
+        programs=("mpirun.openmpi", "mpirun"),
+        marks=("Open MPI", "OpenRTE", "PRRTE", "prterun"),
+        hint="apt-get install openmpi-bin",
+    ),
+    "mpich": Flavour(
+        title="MPICH",
+        programs=("mpirun.mpich", "mpirun", "mpiexec.hydra"),
+        marks=("HYDRA build details",),
+        hint="apt-get install mpich",
+    ),
+    "impi": Flavour(
+        title="Intel MPI",
+        programs=("mpirun", "mpiexec.hydra"),
+        marks=("Intel(R) MPI",),
+        hint="install Intel MPI, and source its setvars.sh",
+    ),
+    "mvapich": Flavour(
+        title="MVAPICH",
+        programs=("mpirun",),
+        marks=("HYDRA build details",),
+        hint="install MVAPICH, and put its bin folder on PATH",
+    ),
+}
+
+
+def find_mpirun(launcher: str) -> str:
+    """The mpirun of this MPI on this machine.
+
+    Errors: LaunchError if there is none, or if the one on PATH is another MPI's.
+    """
+    flavour = FLAVOURS[launcher]
+    others = []
+    for program in flavour.programs:
+        if shutil.which(program) is None:
+            continue
+        title = _title_of(program)
+        if title == flavour.title:
+            return program
+        others.append(f"{shutil.which(program)} is {title}'s")
+    why = f"({' and '.join(others)})" if others else "(no mpirun on PATH)"
+    raise LaunchError(
+        f"--launcher={launcher}: the mpirun of {flavour.title} is not installed {why}; {flavour.hint}",
+        exit_code=EXIT_HOST,
+    )
+
+
+def _title_of(program: str) -> str:
+    """The MPI that a program belongs to."""
+    said = _output([program, "--version"])
+    for name in ("openmpi", "impi"):
+        if any(mark in said for mark in FLAVOURS[name].marks):
+            return FLAVOURS[name].title
+    if any(mark in said for mark in FLAVOURS["mpich"].marks):
+        is_mvapich = shutil.which("mpiname") is not None and "MVAPICH" in _output(["mpiname", "-a"])
+        return FLAVOURS["mvapich" if is_mvapich else "mpich"].title
+    return "an unknown MPI"
+
+
+def _output(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (done.stdout + done.stderr).decode("utf-8", "replace")
+
+
+def openmpi_command(
+    mpirun: str,
+    slots: tuple[tuple[str, int], ...],
+    start: tuple[str, ...],
+    *,
+    names: tuple[str, ...],
+    launcher_args: tuple[str, ...],
+    is_root: bool,
+) -> tuple[tuple[str, ...], str]:
+    """The command, and the text of its hostfile. `names` are the variables to pass on."""
+    argv = [mpirun, "-n", str(_num_ranks(slots)), "--hostfile", HOSTFILE]
+    for option, value in (("--map-by", "slot"), ("--bind-to", "none")):
+        if not _is_given(option, launcher_args):
+            argv += [option, value]
+    if is_root and "--allow-run-as-root" not in launcher_args:
+        argv.append("--allow-run-as-root")
+    argv += launcher_args
+    for name in names:
+        argv += ["-x", name]
+    return (*argv, *start), "".join(f"{host} slots={number}\n" for host, number in slots)
+
+
+def mpich_command(
+    mpirun: str,
+    slots: tuple[tuple[str, int], ...],
+    start: tuple[str, ...],
+    *,
+    names: tuple[str, ...],
+    launcher_args: tuple[str, ...],
+) -> tuple[str, ...]:
+    """The command. Errors: LaunchError for a host that cannot be written into -hosts."""
+    _refuse_colons(slots, "mpich")
+    hosts = ",".join(f"{host}:{number}" for host, number in slots)
+    head = (mpirun, "-n", str(_num_ranks(slots)), "-hosts", hosts)
+    return (*head, *launcher_args, "-genvlist", ",".join(names), *start)
+
+
+def impi_command(
+    mpirun: str,
+    slots: tuple[tuple[str, int], ...],
+    start: tuple[str, ...],
+    *,
+    names: tuple[str, ...],
+    launcher_args: tuple[str, ...],
+) -> tuple[str, ...]:
+    """The command. Errors: LaunchError for hosts with unequal numbers of ranks: there is one number for all."""
+    _refuse_colons(slots, "impi")
+    numbers = sorted({number for _, number in slots})
+    if len(numbers) > 1:
+        least, most = (next(host for host, count in slots if count == number) for number in (numbers[0], numbers[-1]))
+        raise LaunchError(
+            f"--launcher=impi needs the same number of slots on every host, but {least} has {numbers[0]} and {most} has "
+            f"{numbers[-1]}; use --num_gpus={numbers[0]}, or another launcher"
+        )
+    hosts = ",".join(host for host, _ in slots)
+    head = (mpirun, "-n", str(_num_ranks(slots)), "-ppn", str(numbers[0]), "-hosts", hosts)
+    return (*head, "-genv", "I_MPI_PIN", "0", *launcher_args, "-genvlist", ",".join(names), *start)
+
+
+def mvapich_command(
+    mpirun: str,
+    slots: tuple[tuple[str, int], ...],
+    start: tuple[str, ...],
+    *,
+    names: tuple[str, ...],
+    launcher_args: tuple[str, ...],
+    has_gpus: bool,
+) -> tuple[tuple[str, ...], str]:
+    """The command, and the text of its hostfile."""
+    _refuse_colons(slots, "mvapich")
+    argv = [mpirun, "-np", str(_num_ranks(slots)), "-f", HOSTFILE]
+    for name, value in (*_MVAPICH_SETTINGS, *((("MV2_USE_CUDA", "1"),) if has_gpus else ())):
+        argv += ["-genv", name, value]
+    argv += [*launcher_args, "-genvlist", ",".join(names)]
+    return (*argv, *start), "".join(f"{host}:{number}\n" for host, number in slots)
+
+
+def _num_ranks(slots: tuple[tuple[str, int], ...]) -> int:
+    return sum(number for _, number in slots)
+
+
+def _is_given(option: str, words: tuple[str, ...]) -> bool:
+    """Whether `--option` or Open MPI's older `-option` is among the words."""
+    return any(word.lstrip("-").partition("=")[0] == option.lstrip("-") for word in words if word.startswith("-"))
+
+
+def _refuse_colons(slots: tuple[tuple[str, int], ...], launcher: str) -> None:
+    for host, _ in slots:
+        if ":" in host:
+            raise LaunchError(
+                f"{host}: --launcher={launcher} takes no IPv6 address; write a name into the hostfile that means it"
+            )

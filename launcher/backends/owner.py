@@ -1,0 +1,194 @@
+"""Runs a job whose processes MPI or Slurm starts: one command on this machine, from start to exit code.
+
+The command runs in a session of its own. The first INT, TERM or HUP is passed on to it, the second kills it; when it
+has ended, nothing that it started on this machine is left. It gets TERM if this process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+
+from ..console import Console
+from ..devices import count_accelerators
+from ..endpoint import LOOPBACK
+from ..errors import EXIT_HOST, LaunchError
+from ..options import Options
+from ..plan import Plan
+from ..process_tree import become_subreaper, die_with_parent, kill_descendants, reap
+from ..verdict import HostFailure, Verdict, judge, signal_name
+from . import mpi, slurm
+from .owned_job import HOSTFILE, OwnedJob, payload, refuse_logins, slots_of, start_command
+
+# Parts of the options that are about processes which we start ourselves.
+_FOREIGN_PARTS = ("ssh", "binding", "logs", "rendezvous", "restart", "start")
+_FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
+
+
+def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
+    """The plan with all that is decided on this machine now, and the command that carries it out.
+
+    Errors: LaunchError for an option, host or plan that this back end cannot do.
+    """
+    launcher = options.launcher
+    _refuse_foreign_options(options)
+    refuse_logins(plan, "srun" if launcher == "slurm" else "mpirun")
+    if launcher == "slurm":
+        slurm.refuse_no_hosts(plan)
+    name = plan.nodes[0].host.name
+    address = plan.master.address or (LOOPBACK if len(plan.nodes) == 1 else name)
+    plan = replace(plan, master=replace(plan.master, address=address, is_port_fixed=True))
+    return plan, _command(options, plan)
+
+
+def _command(options: Options, plan: Plan) -> OwnedJob:
+    launcher, args = options.launcher, options.backend.launcher_args
+    slots, start, variables = slots_of(plan), start_command(sys.executable), payload(plan, launcher)
+    names = tuple(name for name, _ in variables)
+    program = _find_program(launcher, is_needed=not options.dry_run)
+    hostfile: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    if launcher == "openmpi":
+        argv, hostfile = mpi.openmpi_command(
+            program, slots, start, names=names, launcher_args=args, is_root=os.geteuid() == 0
+        )
+    elif launcher == "mpich":
+        argv = mpi.mpich_command(program, slots, start, names=names, launcher_args=args)
+    elif launcher == "impi":
+        argv = mpi.impi_command(program, slots, start, names=names, launcher_args=args)
+    elif launcher == "mvapich":
+        argv, hostfile = mpi.mvapich_command(
+            program, slots, start, names=names, launcher_args=args, has_gpus=count_accelerators() > 0
+        )
+    else:
+        argv, hostfile = slurm.srun_command(program, slots, start, launcher_args=args)
+        settings = (("SLURM_HOSTFILE", HOSTFILE),)
+    return OwnedJob(backend=launcher, argv=argv, hostfile=hostfile, settings=settings, payload=variables)
+
+
+def _find_program(launcher: str, *, is_needed: bool) -> str:
+    """The program to run; where it is not needed, the name it would have."""
+    if is_needed:
+        return slurm.find_srun() if launcher == "slurm" else mpi.find_mpirun(launcher)
+    if launcher == "slurm":
+        return "srun"
+    programs = mpi.FLAVOURS[launcher].programs
+    return next((one for one in programs if shutil.which(one)), "mpirun")
+
+
+def _refuse_foreign_options(options: Options) -> None:
+    """An option that has no effect here is a mistake."""
+    given = [
+        f"--{field.name.removesuffix('_s')}"
+        for part in _FOREIGN_PARTS
+        for field in fields(getattr(options, part))
+        if getattr(getattr(options, part), field.name) != field.default
+    ]
+    given += [
+        f"--{field.name.removesuffix('_s')}"
+        for field in fields(options)
+        if field.name in _FOREIGN_FIELDS and getattr(options, field.name) != field.default
+    ]
+    if given:
+        raise LaunchError(
+            f"--launcher={options.launcher} starts and watches the processes itself, so {given[0]} has no effect; leave "
+            "it out, or use --launcher=ssh"
+        )
+
+
+def run_owned(job: OwnedJob, console: Console) -> Verdict:
+    """Run the command to its end.
+
+    Errors: LaunchError if it cannot be started.
+    """
+    become_subreaper()  # what the command leaves behind becomes our child, and is found
+    with tempfile.TemporaryDirectory(prefix="dslaunch-") as folder, _signals() as events:
+        path = str(Path(folder) / "hosts")
+        if job.hostfile is not None:
+            Path(path).write_text(job.hostfile)
+        process = _start(job, path)
+        interrupts = _wait(process, events, job, console)
+        while kill_descendants(os.getpid()):
+            reap()
+            time.sleep(0.01)
+    code, interrupted_by = process.returncode, interrupts[0] if interrupts else None
+    failures = []
+    if code != 0 and interrupted_by is None:
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        failures = [
+            HostFailure(
+                host=job.backend,
+                message=f"{job.argv[0]} {how}",
+                at_s=time.monotonic(),
+                exit_code=128 - code if code < 0 else code,
+            )
+        ]
+    return judge(list(failures), stopped_at=None, interrupted_by=interrupted_by, phases_s={})
+
+
+def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
+    argv = [word.replace(HOSTFILE, hostfile) for word in job.argv]
+    settings = {name: value.replace(HOSTFILE, hostfile) for name, value in job.settings}
+    us = os.getpid()
+    try:
+        return subprocess.Popen(
+            argv,
+            env={**os.environ, **settings, **dict(job.payload)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        size = sum(len(value) for _, value in job.payload)
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise LaunchError(
+            f"{argv[0]} cannot be started: {why} (the job takes {size} bytes of environment)", exit_code=EXIT_HOST
+        ) from None
+
+
+def _wait(
+    process: subprocess.Popen[bytes], events: queue.SimpleQueue[int | None], job: OwnedJob, console: Console
+) -> list[int]:
+    """Until the command has ended; returns the signals that we got meanwhile."""
+
+    def watch() -> None:
+        process.wait()
+        events.put(None)
+
+    threading.Thread(target=watch, name="wait", daemon=True).start()
+    interrupts: list[int] = []
+    while (number := events.get()) is not None:
+        interrupts.append(number)
+        if len(interrupts) == 1:
+            passed_on = signal.SIGTERM if number == signal.SIGHUP else number
+            console.say(f"{signal_name(number)}: stopping {job.argv[0]}; Ctrl-C again kills it")
+            process.send_signal(passed_on)
+        else:
+            console.say(f"killing {job.argv[0]} and all it started on this machine")
+            kill_descendants(os.getpid())
+    return interrupts
+
+
+@contextmanager
+def _signals() -> Iterator[queue.SimpleQueue[int | None]]:
+    """Signals to this process become events. One that is ignored, as under nohup, stays so."""
+    events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    all_numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [one for one in all_numbers if signal.getsignal(one) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda got, _: events.put(got)) for number in numbers}
+    try:
+        yield events
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,59 @@
+"""Slurm's srun: the command line for a plan.
+
+Every process is placed by name, in the plan's order (`--distribution=arbitrary`), so hosts may have unequal numbers of
+ranks. Inside an allocation the hosts must be in it; outside srun asks for one. What else Slurm is to give (GPUs, CPUs,
+time) is for --launcher_args: which GPU numbers of the allocation a worker uses is decided by the worker shim.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from ..errors import EXIT_HOST, LaunchError
+from ..plan import Plan
+from .owned_job import HOSTFILE
+
+_HINT = "write the nodes of the allocation into one: scontrol show hostnames | sed 's/$/ slots=8/' > hosts"
+
+
+def find_srun() -> str:
+    """Errors: LaunchError if there is no srun on this machine."""
+    if shutil.which("srun") is None:
+        raise LaunchError(
+            "--launcher=slurm: srun is not installed on this machine; start on a login node of the cluster, or "
+            "apt-get install slurm-client",
+            exit_code=EXIT_HOST,
+        )
+    return "srun"
+
+
+def refuse_no_hosts(plan: Plan) -> None:
+    """Errors: LaunchError if no hostfile named the hosts."""
+    if [node.host.name for node in plan.nodes] == ["localhost"]:
+        raise LaunchError(f"--launcher=slurm needs a hostfile with the names of Slurm's nodes; {_HINT}")
+
+
+def srun_command(
+    srun: str,
+    slots: tuple[tuple[str, int], ...],
+    start: tuple[str, ...],
+    *,
+    launcher_args: tuple[str, ...],
+) -> tuple[tuple[str, ...], str]:
+    """The command, and the text of the file that SLURM_HOSTFILE must name: the host of every rank, one per line.
+
+    The first worker that fails ends all of them, and one Ctrl-C is enough.
+    """
+    argv = (
+        srun,
+        "-n",
+        str(sum(number for _, number in slots)),
+        f"--nodes={len(slots)}",
+        f"--nodelist={HOSTFILE}",
+        "--distribution=arbitrary",
+        "--kill-on-bad-exit=1",
+        "--quit-on-interrupt",
+        *launcher_args,
+        "--export=ALL",
+    )
+    return (*argv, *start), "".join(f"{host}\n" * number for host, number in slots)
