@@ -6,8 +6,9 @@ sight of `ps`, are environment variables that are named on their command line, o
 travels there, as ASCII text:
 
     DSLAUNCH_SHIM               this module and what it imports
-    DSLAUNCH_JOB_0, _1, ...     the job: JSON, compressed, base64, in pieces because the kernel allows 128 KiB for
-                                one variable
+    DSLAUNCH_JOB_0, _1, ...     the job: the number of pieces and a colon, then JSON, compressed, base64; in pieces
+                                because the kernel allows 128 KiB for one variable
+    DSLAUNCH_END                nothing; mpiexec of MPICH 4.0 forgets the last name of its list on other hosts
 
 The process reads them, finds its rank in what MPI or Slurm says, and becomes the worker by exec(): exit codes and
 signals are the worker's own. The variables are gone then. The form of the job is defined by
@@ -32,6 +33,7 @@ from .preparation import Prepared, Unprepared
 
 SHIM_VARIABLE = "DSLAUNCH_SHIM"
 JOB_VARIABLE = "DSLAUNCH_JOB_"
+END_VARIABLE = "DSLAUNCH_END"
 
 _HYDRA = {
     "rank": ("PMI_RANK", "PMIX_RANK"),
@@ -118,7 +120,9 @@ def check_place(
     if is_host(node["name"]) is not False:
         return
     others = [one["name"] for one in job["nodes"] if one is not node]
-    where = next((name for name in others if _is_own_name(name) or (_is_address(name) and is_host(name))), None)
+    where = next(
+        (name for name in others if _is_own_name(name) or (_is_address(name) and is_host(name))), None
+    )
     if where is not None:
         raise Misplaced(
             f"rank {identity.rank} was started on {where}, but the plan has it on {node['name']}; write the hosts "
@@ -216,27 +220,31 @@ def become_worker(job: dict[str, Any], environ: Mapping[str, str]) -> None:
 
 
 def read_job(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The job from its variables."""
-    pieces = []
-    while f"{JOB_VARIABLE}{len(pieces)}" in environ:
-        pieces.append(environ[f"{JOB_VARIABLE}{len(pieces)}"])
-    job: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode("".join(pieces))))
+    """The job from its variables.
+
+    Errors: Misplaced if they did not all arrive.
+    """
+    num_pieces, _, first = environ.get(f"{JOB_VARIABLE}0", "").partition(":")
+    rest = [environ.get(f"{JOB_VARIABLE}{number}") for number in range(1, int(num_pieces or 0))]
+    if not first or None in rest:
+        raise Misplaced("the job did not arrive here whole: variables named DSLAUNCH_... got lost on the way")
+    text = first + "".join(one for one in rest if one is not None)
+    job: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
     return job
 
 
 def _is_ours(name: bytes) -> bool:
     text = os.fsdecode(name)
-    return text == SHIM_VARIABLE or (
+    return text in (SHIM_VARIABLE, END_VARIABLE) or (
         text.startswith(JOB_VARIABLE) and text[len(JOB_VARIABLE) :].isdigit()
     )
 
 
 def main() -> None:
     """Be a worker, or say why not."""
-    job = read_job(os.environ)
     code = 3
     try:
-        become_worker(job, os.environ)
+        become_worker(read_job(os.environ), os.environ)
     except Misplaced as error:
         message = str(error)
     except Unprepared as error:

@@ -117,9 +117,13 @@ def openmpi_command(
     launcher_args: tuple[str, ...],
     is_root: bool,
 ) -> tuple[tuple[str, ...], str]:
-    """The command, and the text of its hostfile. `names` are the variables to pass on."""
+    """The command, and the text of its hostfile. `names` are the variables to pass on.
+
+    Each rank has its line in the hostfile, for the `seq` mapper: any other puts the host where mpirun runs first,
+    wherever it is in the hostfile (github.com/open-mpi/ompi/issues/5043).
+    """
     argv = [mpirun, "-n", str(_num_ranks(slots)), "--hostfile", HOSTFILE]
-    for option, value in (("--map-by", "slot"), ("--bind-to", "none")):
+    for option, value in (("--map-by", "seq"), ("--bind-to", "none")):
         if not _is_given(option, launcher_args):
             argv += [option, value]
     if is_root and "--allow-run-as-root" not in launcher_args:
@@ -127,7 +131,7 @@ def openmpi_command(
     argv += launcher_args
     for name in names:
         argv += ["-x", name]
-    return (*argv, *start), "".join(f"{host} slots={number}\n" for host, number in slots)
+    return (*argv, *start), "".join(f"{host}\n" * number for host, number in slots)
 
 
 def mpich_command(
@@ -157,7 +161,9 @@ def impi_command(
     _refuse_colons(slots, "impi")
     numbers = sorted({number for _, number in slots})
     if len(numbers) > 1:
-        least, most = (next(host for host, count in slots if count == number) for number in (numbers[0], numbers[-1]))
+        least, most = (
+            next(host for host, count in slots if count == number) for number in (numbers[0], numbers[-1])
+        )
         raise LaunchError(
             f"--launcher=impi needs the same number of slots on every host, but {least} has {numbers[0]} and {most} has "
             f"{numbers[-1]}; use --num_gpus={numbers[0]}, or another launcher"
@@ -191,7 +197,9 @@ def _num_ranks(slots: tuple[tuple[str, int], ...]) -> int:
 
 def _is_given(option: str, words: tuple[str, ...]) -> bool:
     """Whether `--option` or Open MPI's older `-option` is among the words."""
-    return any(word.lstrip("-").partition("=")[0] == option.lstrip("-") for word in words if word.startswith("-"))
+    return any(
+        word.lstrip("-").partition("=")[0] == option.lstrip("-") for word in words if word.startswith("-")
+    )
 
 
 def _refuse_colons(slots: tuple[tuple[str, int], ...], launcher: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..bootstrap import node_python, shim_source
 from ..errors import LaunchError
 from ..plan import Plan, job_of
-from ..worker_shim import JOB_VARIABLE, SHIM_VARIABLE
+from ..worker_shim import END_VARIABLE, JOB_VARIABLE, SHIM_VARIABLE
 
 HOSTFILE = "<hostfile>"  # in a command or a variable: the temporary file that will hold the hosts
 MAX_VALUE_BYTES = 96_000  # of one variable; the kernel allows 128 KiB, name included
@@ -40,9 +40,12 @@ class OwnedJob:
         settings = "".join(f"{name}={shlex.quote(value)} " for name, value in self.settings)
         lines = [f"command: {settings}{shlex.join(self.argv)}"]
         if self.hostfile is not None:
-            lines += [f"{HOSTFILE} is a temporary file:", *(f"  {line}" for line in self.hostfile.splitlines())]
-        sizes = ", ".join(f"{name} ({len(value)} bytes)" for name, value in self.payload)
-        lines.append(f"the job travels in the environment: {sizes}")
+            lines += [
+                f"{HOSTFILE} is a temporary file:",
+                *(f"  {line}" for line in self.hostfile.splitlines()),
+            ]
+        names = ", ".join(name for name, value in self.payload if value)
+        lines.append(f"the job travels in the environment: {names}")
         return "\n".join(lines)
 
 
@@ -60,8 +63,9 @@ def payload(plan: Plan, launcher: str) -> tuple[tuple[str, str], ...]:
     """The variables that make a process started by `start_command` its rank's worker."""
     text = _packed(job_text(plan, launcher))
     pieces = [text[start : start + MAX_VALUE_BYTES] for start in range(0, len(text), MAX_VALUE_BYTES)]
+    pieces[0] = f"{len(pieces)}:{pieces[0]}"
     job = tuple((f"{JOB_VARIABLE}{number}", piece) for number, piece in enumerate(pieces))
-    return ((SHIM_VARIABLE, _packed(shim_source())), *job)
+    return ((SHIM_VARIABLE, _packed(shim_source())), *job, (END_VARIABLE, ""))
 
 
 def job_text(plan: Plan, launcher: str) -> str:

@@ -153,7 +153,8 @@ def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
         size = sum(len(value) for _, value in job.payload)
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise LaunchError(
-            f"{argv[0]} cannot be started: {why} (the job takes {size} bytes of environment)", exit_code=EXIT_HOST
+            f"{argv[0]} cannot be started: {why} (the job takes {size} bytes of environment)",
+            exit_code=EXIT_HOST,
         ) from None
 
 

@@ -20,7 +20,9 @@ def _split(context: click.Context, parameter: click.Parameter, value: str) -> tu
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} cannot be split into words: {error}; quote it as for a shell") from None
+        raise click.BadParameter(
+            f"{value!r} cannot be split into words: {error}; quote it as for a shell"
+        ) from None
 
 
 OPTIONS: tuple[click.Option, ...] = (
