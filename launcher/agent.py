@@ -30,12 +30,16 @@ from .frames import (
     Exited,
     Frame,
     Hello,
+    Listen,
+    Listening,
     Output,
     Ping,
     Pong,
     Prepare,
     Problem,
     ProtocolError,
+    Reach,
+    Reached,
     Ready,
     Signal,
     Start,
@@ -47,6 +51,7 @@ from .frames import (
 )
 from .preparation import Prepared, Unprepared
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
+from .reach import Listener, own_addresses, try_addresses, why_not_listening
 from .worker import HANDLED, Stream, Worker, spawn
 
 FIRST_HEARTBEAT_S = 120.0  # until the job says its own
@@ -87,6 +92,8 @@ class Agent:
         self._workers: list[Worker] = []
         self._job: dict[str, Any] = {}
         self._prepared: Prepared | None = None
+        self._listener: Listener | None = None
+        self._listen_when_prepared: Listen | None = None
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> None:
@@ -168,6 +175,7 @@ class Agent:
             self._kill_at = min(kill_at, self._kill_at)
             return
         self._state = State.STOPPING
+        self._stop_listening()
         self._kill_at = kill_at
         for worker in self._workers:
             worker.signal(signal.SIGTERM)
@@ -247,6 +255,10 @@ class Agent:
             self._prepare(frame.job)
         elif isinstance(frame, Start):
             self._start(frame)
+        elif isinstance(frame, Listen):
+            self._listen(frame)
+        elif isinstance(frame, Reach):
+            self._in_background(lambda: Reached(try_addresses(*frame)), self._send)
         elif isinstance(frame, Signal):
             for worker in self._workers:
                 worker.signal(frame.number)
@@ -260,36 +272,71 @@ class Agent:
         self._job = job
         self._heartbeat_s = job["heartbeat_s"]
         self._grace_s = job["kill_grace_s"]
+
+        def work() -> Frame:
+            try:
+                self._prepared = Prepared(job, num_devices=count_accelerators())
+            except Unprepared as problem:
+                return Problem(str(problem), problem.exit_code)
+            return Ready(self._prepared.master_port, self._prepared.notes)
+
+        def finish(answer: Frame) -> None:
+            if self._state is State.WAITING and isinstance(answer, Ready):
+                self._state = State.PREPARED
+                if self._listen_when_prepared is not None:
+                    self._listen(self._listen_when_prepared)
+            self._send(answer)
+
+        self._in_background(work, finish)
+
+    def _in_background(self, work: Callable[[], Frame], finish: Callable[[Frame], None]) -> None:
+        """Work in a thread; `finish` is called in this one."""
         answers: list[Frame] = []
         done_read, done_write = os.pipe()
 
-        def work() -> None:
+        def run() -> None:
             try:
-                self._prepared = Prepared(job, num_devices=count_accelerators())
-                answers.append(Ready(self._prepared.master_port, self._prepared.notes))
-            except Unprepared as problem:
-                answers.append(Problem(str(problem), problem.exit_code))
+                answers.append(work())
             except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
                 traceback.print_exc()
                 answers.append(Problem(f"cannot prepare the job: {type(error).__name__}: {error}", 3))
             finally:
                 os.close(done_write)
 
-        def finish() -> None:
+        def end() -> None:
             self._selector.unregister(done_read)
             os.close(done_read)
-            thread.join()
-            if self._state is State.WAITING and isinstance(answers[0], Ready):
-                self._state = State.PREPARED
-            self._send(answers[0])
+            finish(answers[0])
 
-        thread = threading.Thread(target=work, name="prepare")
-        self._selector.register(done_read, selectors.EVENT_READ, finish)
-        thread.start()
+        self._selector.register(done_read, selectors.EVENT_READ, end)
+        threading.Thread(target=run, daemon=True).start()
+
+    def _listen(self, asked: Listen) -> None:
+        """Let the others try whether they reach this host: at once, or when the job's port is chosen."""
+        if not asked.port and self._prepared is None:
+            self._listen_when_prepared = asked
+            return
+        port = asked.port or (self._prepared.master_port if self._prepared else 0)
+        try:
+            listener = Listener(port, asked.token)
+        except OSError as error:
+            self._send(Listening(port, [], why_not_listening(port, error)))
+            return
+        self._stop_listening()
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, listener.accept)
+        self._send(Listening(port, own_addresses(), ""))
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
 
     def _start(self, start: Start) -> None:
         if self._state is not State.PREPARED or self._prepared is None:
             return
+        self._stop_listening()
         self._state = State.RUNNING
         self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
         self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()

@@ -25,11 +25,13 @@ from .frames import (
     Exited,
     Frame,
     Hello,
+    Listening,
     Output,
     Ping,
     Pong,
     Prepare,
     Problem,
+    Reached,
     Ready,
     Start,
     Started,
@@ -38,6 +40,7 @@ from .frames import (
 )
 from .link import Link, LinkEnd
 from .plan import NodePlan, Plan, job_of
+from .reachability import MasterSearch
 from .verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict, judge, signal_name
 
 CONNECT_WINDOW = 64  # connections being made at the same time
@@ -100,6 +103,7 @@ class Controller:
             node = _Node(plan=node_plan, link=link)
             node.last_lines = {rank.rank: deque(maxlen=NUM_LAST_LINES) for rank in node_plan.ranks}
             self._nodes.append(node)
+        self._search = MasterSearch(plan, lambda rank, frame: self._send(self._nodes[rank], frame))
         self._failures: list[Failure] = []
         self._interrupts: list[int] = []
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
@@ -141,12 +145,16 @@ class Controller:
             return
         for node in self._nodes:
             self._send(node, Prepare(job_of(self._plan, node.plan)))
+        self._search.listen()
         self._wait("prepared", lambda node: node.ready is not None, started_at=began)
         if self._is_failing():
             return
         self._show_notes()
         first = self._nodes[0].ready
-        start = Start(self._master_address(), first.master_port if first else 0)
+        address = self._master_address()
+        if self._is_failing():
+            return
+        start = Start(address, first.master_port if first else 0)
         self._started_at = time.monotonic()
         for node in self._nodes:
             self._send(node, start)
@@ -208,6 +216,8 @@ class Controller:
             )
         elif isinstance(item, Ready):
             node.ready = item
+        elif isinstance(item, Listening | Reached):
+            self._search.take(node.plan.node_rank, item)
         elif isinstance(item, Problem):
             self._fail_host(node, item.message, at_s, exit_code=item.exit_code)
         elif isinstance(item, Started):
@@ -351,18 +361,28 @@ class Controller:
                     node.link.send(encode(Ping(number)))
 
     def _master_address(self) -> str:
-        if self._plan.master.address is not None:
-            return self._plan.master.address
+        """Where all others reach node 0; whoever does not has failed."""
         first = self._nodes[0]
         if first.hello is None:
             raise AssertionError("node 0 is asked for its address before it said hello")
         addresses = [node.link.local_address for node in self._nodes[1:]]
-        return master_address(
-            is_one_machine=len(self._nodes) == 1 or all(node.plan.is_local for node in self._nodes),
+        default = self._plan.master.address or master_address(
+            is_one_machine=not self._search.is_needed,
             reached_at=first.hello.reached_at,
             hostname=first.hello.hostname,
             address_to_peers=next((one for one in addresses if one), ""),
         )
+        self._search.begin(default, more=(first.hello.hostname, first.name))
+        while not self._search.is_over and not self._is_failing():
+            began = self._began_at
+            self._wait("reached", lambda node: self._search.is_answered(node.plan.node_rank), started_at=began)
+        for node_rank, message in self._search.failures:
+            self._fail_host(self._nodes[node_rank], message, time.monotonic())
+        for note in self._search.notes:
+            self._console.say(note)
+        for warning in self._search.warnings:
+            self._console.warn(warning)
+        return self._search.address
 
     def _show_notes(self) -> None:
         """Say each note once, with the hosts it comes from."""

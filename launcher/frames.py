@@ -38,6 +38,29 @@ class Start(NamedTuple):
     master_port: int
 
 
+class Listen(NamedTuple):
+    """Answer connections with the token until the job starts. Port 0 means the one that Prepare chooses."""
+
+    port: int
+    token: str
+
+
+class Reach(NamedTuple):
+    """Try to connect to the host that listens, at all these addresses."""
+
+    addresses: list[str]
+    port: int
+    token: str
+    timeout_s: float
+
+
+class Inspect(NamedTuple):
+    """Look at the host. The questions are those of launcher/inspection.py."""
+
+    question: str
+    given: dict[str, Any]
+
+
 class Signal(NamedTuple):
     """Pass a signal on to every worker's process group."""
 
@@ -74,6 +97,27 @@ class Ready(NamedTuple):
 
     master_port: int
     notes: list[str]
+
+
+class Listening(NamedTuple):
+    """The host listens, or `problem` says why not. `addresses` are its own ones, without loopback."""
+
+    port: int
+    addresses: list[str]
+    problem: str
+
+
+class Reached(NamedTuple):
+    """What came of each address: empty if the host that listens answered, else why not."""
+
+    problems: list[str]
+
+
+class Facts(NamedTuple):
+    """The answer to one question."""
+
+    question: str
+    facts: dict[str, Any]
 
 
 class Problem(NamedTuple):
@@ -117,18 +161,42 @@ class Done(NamedTuple):
 
 
 Frame = Union[  # noqa: UP007 - `X | Y` at run time would need Python 3.10 on the nodes
-    Prepare, Start, Signal, Stop, Ping, Hello, Ready, Problem, Started, Output, Exited, Pong, Done
+    Prepare,
+    Start,
+    Listen,
+    Reach,
+    Inspect,
+    Signal,
+    Stop,
+    Ping,
+    Hello,
+    Ready,
+    Listening,
+    Reached,
+    Facts,
+    Problem,
+    Started,
+    Output,
+    Exited,
+    Pong,
+    Done,
 ]
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Prepare,
         Start,
+        Listen,
+        Reach,
+        Inspect,
         Signal,
         Stop,
         Ping,
         Hello,
         Ready,
+        Listening,
+        Reached,
+        Facts,
         Problem,
         Started,
         Output,

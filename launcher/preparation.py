@@ -11,6 +11,7 @@ import tempfile
 from typing import Any
 
 from .frames import bytes_of, text_of
+from .reach import listen_on_all
 
 VENV_TIMEOUT_S = 60.0
 _VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # the script's name goes this way, not on a command line
@@ -183,7 +184,7 @@ class PortClaim:
 
     def __init__(self, port: int) -> None:
         """Port 0 means any. Errors: OSError, EADDRINUSE if the port is taken."""
-        with _listen(port) as server:
+        with listen_on_all(port) as server:
             self.port: int = server.getsockname()[1]
         self._mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._mark.bind(b"\0dslaunch master port %d" % self.port)
@@ -197,9 +198,3 @@ def _claim_any() -> PortClaim:
     while True:
         with contextlib.suppress(OSError):
             return PortClaim(0)
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))

@@ -31,6 +31,7 @@ def job(tmp_path: Path) -> dict[str, Any]:
     return {
         "cwd": str(tmp_path),
         "python": sys.executable,
+        "keeps_python": False,
         "script": "train.py",
         "venv_script": None,
         "environment": [],
@@ -254,7 +255,7 @@ def test_a_port_that_only_root_may_use_is_not_called_busy(
     def forbid(port: int) -> socket.socket:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(preparation, "_listen", forbid)
+    monkeypatch.setattr(preparation, "listen_on_all", forbid)
     job.update(master_port=80, is_port_fixed=True)
     assert refusal(job) == ("--master_port=80 cannot be used here: Permission denied; choose another", 3)
 

@@ -1,0 +1,149 @@
+"""MASTER_ADDR on several real hosts: an address that every node reaches, or a clear word on who reaches none."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Host, Lab
+from tests.launcher.command import Command
+
+pytestmark = pytest.mark.slow
+
+SHOW = """
+import json, os, socket
+address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":  # as torch's store does, but without SO_REUSEADDR
+    server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    server.bind(("", port))
+print(json.dumps({"host": os.uname().nodename, "address": address, "port": port}))
+"""
+
+
+@pytest.fixture
+def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
+    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
+    path.mkdir()
+    (path / "show.py").write_text(SHOW)
+    (path / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes))
+    return path
+
+
+LIST_ADDRESSES = "from dslaunch.launcher.reach import own_addresses; print(*own_addresses(), sep='\\n')"
+
+
+class Network:
+    """Changes addresses of hosts, and takes every change back at the end."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Host, list[str]]] = []
+
+    def ip(self, host: Host, words: str) -> None:
+        """Run `ip ... add ...` or `ip ... del ...`."""
+        host.run(["ip", *words.split()], check=True)
+        opposite = {"add": "del", "del": "add"}
+        undo = [opposite.get(word, word) for word in words.split()]
+        self._undo.append((host, undo))
+
+    def add_bridge_address(self, host: Host) -> None:
+        """Docker's: the same one on every host, and the first one that is listed."""
+        self.ip(host, "addr add 172.17.0.1/16 dev lo")
+        assert host.run([sys.executable, "-c", LIST_ADDRESSES], check=True).stdout.startswith("172.17.0.1\n")
+
+    def restore(self) -> None:
+        for host, words in reversed(self._undo):
+            host.run(["ip", *words], check=True)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    made = Network()
+    yield made
+    made.restore()
+
+
+def addresses(command: Command) -> set[str]:
+    """MASTER_ADDR of every rank of a job that ends well."""
+    assert command.wait() == 0, command.err
+    return {json.loads(line.partition(" | ")[2])["address"] for line in command.out.splitlines()}
+
+
+def test_an_address_that_every_host_has_for_itself_is_not_chosen(
+    lab: Lab, folder: Path, network: Network
+) -> None:
+    """The name that ssh reaches node1 by leads to an address that the others cannot use."""
+    for node in lab.nodes:
+        network.add_bridge_address(node)
+    node = lab.host("node1")
+    network.ip(node, "addr add 10.99.0.1/32 dev eth0")  # only the head has a way there
+    network.ip(lab.head, f"route add 10.99.0.1/32 via {node.address}")
+    key = lab.head.run(["ssh-keyscan", "-t", "ed25519", "10.99.0.1"], check=True).stdout
+    with (lab.head.home / ".ssh" / "known_hosts").open("a") as file:
+        file.write(key)
+    (folder / "hosts").write_text("10.99.0.1 slots=1\nnode2 slots=1\nnode3 slots=1\n")
+    command = Command(lab.head, folder, "-H", "hosts", "show.py")
+    assert addresses(command) == {node.address}
+    assert f"dslaunch: MASTER_ADDR={node.address}, because 10.99.0.1 " in command.err
+
+
+def test_the_address_that_ssh_reached_is_tried_only(lab: Lab, folder: Path, network: Network) -> None:
+    for node in lab.nodes:
+        network.add_bridge_address(node)
+    command = Command(lab.head, folder, "-H", "hosts", "show.py")
+    assert addresses(command) == {lab.host("node1").address}
+    assert "MASTER_ADDR" not in command.err
+
+
+def test_who_reaches_no_address_is_named_and_nothing_starts(lab: Lab, folder: Path) -> None:
+    node = lab.host("node1")
+    node.run(
+        ["iptables", "-w", "-A", "INPUT", "-p", "tcp", "-s", lab.host("node3").address, "--dport", "29500",
+         "-j", "REJECT", "--reject-with", "tcp-reset"],
+        check=True,
+    )  # fmt: skip
+    command = Command(lab.head, folder, "-H", "hosts", "show.py")
+    assert command.wait() == 3, command.err
+    (line,) = [one for one in command.err.splitlines() if "no GPU here" not in one]
+    assert line.startswith("dslaunch: node3: cannot reach node1, where rank 0 will listen on port 29500: ")
+    assert f"{node.address} refused the connection" in line
+    assert command.out == ""
+    assert lab.wait_until_clean() == []
+
+
+def test_a_port_behind_a_firewall_is_said_and_not_waited_for_without_end(lab: Lab, folder: Path) -> None:
+    lab.host("node1").drop_port(29500)
+    command = Command(lab.head, folder, "-H", "hosts", "show.py")
+    assert command.wait() == 3, command.err
+    assert time.monotonic() - command.began_at < 20
+    for name in ("node2", "node3", "node4"):
+        assert f"dslaunch: {name}: cannot reach node1" in command.err
+    assert f"{lab.host('node1').address} did not answer within 5 s" in command.err
+
+
+def test_an_address_that_was_given_is_used_though_it_is_not_reached(lab: Lab, folder: Path) -> None:
+    command = Command(lab.head, folder, "-H", "hosts", "--master_addr=node4", "show.py")
+    assert addresses(command) == {"node4"}
+    assert (
+        "dslaunch: warning: --master_addr=node4: from node2, node3, node4 it refused the connection" in command.err
+    )
+
+
+def test_hosts_that_have_ipv6_only(lab: Lab, folder: Path, network: Network) -> None:
+    """The head reaches them by both; among themselves they have IPv6 only."""
+    nodes = [lab.host("node1"), lab.host("node2")]
+    for place, host in enumerate([lab.head, *nodes]):
+        network.ip(host, f"addr add fd77::{place + 1}/64 dev eth0 nodad")
+    keys = ""
+    for place, node in enumerate(nodes):
+        keys += lab.head.run(["ssh-keyscan", "-t", "ed25519", f"fd77::{place + 2}"], check=True).stdout
+        network.ip(node, f"addr del {node.address}/16 dev eth0")
+    with (lab.head.home / ".ssh" / "known_hosts").open("a") as file:
+        file.write(keys)
+    (folder / "hosts").write_text("[fd77::2] slots=1\n[fd77::3] slots=1\n")
+    command = Command(lab.head, folder, "-H", "hosts", "show.py")
+    assert addresses(command) == {"fd77::2"}
