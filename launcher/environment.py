@@ -141,6 +141,16 @@ def parse_env_file(data: bytes, *, source: str) -> tuple[EnvEntry, ...]:
     return tuple(entries)
 
 
+def value_parts(text: str, *, name: str, where: str) -> tuple[str, ...]:
+    """The value of an EnvEntry for text as it stands behind the `=` of an environment file, on one line."""
+    return tuple(_parse_value(text, 0, name, where)[0])
+
+
+def raw_parts(text: str, *, name: str, where: str) -> tuple[str, ...]:
+    """The value of an EnvEntry for text without quotes around it, line ends included: `$NAME` expands, `\\$` does not."""
+    return tuple(_split(text, _TOKEN_IN_RAW, name, where))
+
+
 def expand(entries: Iterable[EnvEntry], base: Mapping[str, str]) -> dict[str, str]:
     """The environment that a node makes of `entries` and its own environment, `base`.
 

@@ -1,45 +1,35 @@
-"""The hosts a job may use: one line per host, in the order in which nodes get their ranks.
+"""The hosts a job may use: one line per host or range, in the order in which nodes get their ranks.
 
 # name, [address] or user@name    then key=value in any order
 worker-1             slots=8
 ada@worker-2         slots=4 port=2222
-[fd00::7]            slots=8
+[fd00::7]            devices=0,2
+node[01-16]          slots=auto cwd=/data/job env.NCCL_SOCKET_IFNAME=ib0 env.NOTE='two words'
+
+A file whose name ends in .yaml or .yml says the same in YAML: see hostfile_yaml.py.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
+from .environment import EnvEntry, value_parts
 from .errors import LaunchError
+from .host import KEYS, Host, Pairs, host_key, hosts_named, is_ipv6, unknown_key
 
-KEYS = ("slots", "port")
-MAX_SLOTS = 4096  # far above any machine; a larger number is a slip that would start that many processes
-MAX_PORT = 65535
+__all__ = ["Host", "host_key", "is_ipv6", "parse_hostfile", "read_hostfile"]
 
-_COMMENT = re.compile(r"(?:^|\s)#.*")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
-_USER = re.compile(
-    r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*"
-)  # '@' and '\' occur in names from a directory service
-_RANGE = re.compile(r"\[[0-9,-]*\]|\{.*\}")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
+YAML_SUFFIXES = (".yaml", ".yml")
+
+_QUOTED = r"""(?:'[^']*'|"(?:[^"\\]|\\.)*")+"""
+_PIECE = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)\"""")
+_WORD = re.compile(rf"""(?:[^\s=#][^\s=]*)?=(?:{_QUOTED}(?!\S)|(?!['"])\S*)|[^\s=]+(?!\S)""")
+_ENV = re.compile(r"env\.([A-Za-z_][A-Za-z0-9_]*)")
+_SECRET = re.compile(r"((?:^|\s)env\.[^\s=]*=).+", re.DOTALL)
 _SHOWN_LENGTH = 120
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """One machine of the pool. Its place in the hostfile is its node rank."""
-
-    name: (
-        str  # as in the hostfile, without user and brackets: what include and exclude name, what output shows
-    )
-    slots: int
-    user: str | None = None
-    port: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +37,17 @@ class _Line:
     source: str
     number: int
     text: str
+    target: str = "worker-1"  # for the example
 
-    def refusal(self, why: str, *, example: str) -> LaunchError:
-        text = self.text if len(self.text) <= _SHOWN_LENGTH else self.text[:_SHOWN_LENGTH] + "..."
-        return LaunchError(f"{self.source}:{self.number}: {text!r}: {why}; write e.g. {example!r}")
+    @property
+    def where(self) -> str:
+        return f"{self.source}:{self.number}"
+
+    def refusal(self, why: str, *, example: Pairs, key: str = "", name: str = "") -> LaunchError:
+        text = _SECRET.sub(r"\1...", self.text)  # values may be secrets
+        text = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
+        line = " ".join([name or self.target, *(f"{one}={value}" for one, value in example)])
+        return LaunchError(f"{self.where}: {text!r}: {why}; write e.g. {line!r}")
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -69,6 +66,10 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
             f"{path}: not text (byte {error.start} is not UTF-8); "
             "a hostfile is UTF-8 text with one host per line; write e.g. 'worker-1 slots=8'"
         ) from error
+    if path.suffix.lower() in YAML_SUFFIXES:
+        from .hostfile_yaml import parse_yaml_hostfile  # here: most hostfiles do without PyYAML (15 ms)
+
+        return parse_yaml_hostfile(text, source=str(path))
     return parse_hostfile(text, source=str(path))
 
 
@@ -82,19 +83,22 @@ def parse_hostfile(text: str, *, source: str) -> tuple[Host, ...]:
     hosts: list[Host] = []
     line_of: dict[str, int] = {}  # by host_key()
     for number, raw in enumerate(text.split("\n"), start=1):
-        words = _COMMENT.sub("", raw).split()
+        line = _Line(source=source, number=number, text=raw.strip())
+        words = _split(raw, line)
         if not words:
             continue
-        line = _Line(source=source, number=number, text=raw.strip())
-        host = _parse_host(line, words)
-        first = line_of.setdefault(host_key(host.name), number)
-        if first != number:
-            raise line.refusal(
-                f"host {host.name!r} is on line {first} already, and a host has one line for all its slots "
-                "(upper and lower case are the same name)",
-                example=f"{words[0]} slots={host.slots}",
-            )
-        hosts.append(host)
+        line = replace(line, target=words[0])
+        found = _parse_line(line, words[1:])
+        for host in found:
+            first = line_of.get(host_key(host.name))
+            if first is not None:
+                raise line.refusal(
+                    f"host {host.name!r} is on line {first} already, and a host has one line for all its slots "
+                    "(upper and lower case are the same name)",
+                    example=(("slots", str(host.slots or "auto")),),
+                )
+        line_of.update((host_key(host.name), number) for host in found)
+        hosts += found
     if not hosts:
         raise LaunchError(
             f"{source}: no host in it, only blank lines and comments; "
@@ -103,96 +107,72 @@ def parse_hostfile(text: str, *, source: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def host_key(name: str) -> str:
-    """What two spellings of one host's name share: names are compared without case, IPv6 addresses by value."""
-    return str(IPv6Address(name)) if is_ipv6(name) else name.lower()
+def _split(raw: str, line: _Line) -> list[str]:
+    """The words of a line without its comment. In key='a b' and key="a b" the quotes belong to the word."""
+    words: list[str] = []
+    end = 0
+    while True:
+        rest = raw[end:].lstrip()
+        if not rest or rest.startswith("#"):
+            return words
+        start = len(raw) - len(rest)
+        match = _WORD.match(raw, start)
+        if match is None or (match.end() < len(raw) and not raw[match.end()].isspace()):
+            raise line.refusal(
+                "a quote does not close, or text follows the closing one; a value that begins with a quote is quoted "
+                "as a whole",
+                name=words[0] if words else "",
+                example=(("slots", "8"), ("cwd", "'/data/my job'")),
+            )
+        words.append(match[0])
+        end = match.end()
 
 
-def is_ipv6(text: str) -> bool:
-    """Whether `text` is an IPv6 address without brackets, with or without a zone as in `fe80::1%eth0`."""
-    if ":" not in text or not _IPV6.fullmatch(text):
-        return False
-    try:
-        IPv6Address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _parse_host(line: _Line, words: list[str]) -> Host:
-    target, *options = words
-    user, name = _parse_target(line, target)
-    joined = " ".join(words)
-    if " =" in joined or "= " in joined:
-        raise line.refusal("no space may stand around '='", example=f"{target} slots=8")
-    values: dict[str, int] = {}
+def _parse_line(line: _Line, options: list[str]) -> tuple[Host, ...]:
+    if "=" in line.target:
+        raise replace(line, target="worker-1").refusal(
+            "a line begins with the host's name", example=(("slots", "8"),)
+        )
+    values: dict[str, str] = {}
+    env: list[EnvEntry] = []
+    for word, following in pairwise([line.target, *options]):
+        if following.startswith("=") or (word.find("=") == len(word) - 1 and "=" not in following):
+            raise line.refusal("no space may stand around '='", example=(("slots", "8"),))
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
             why = f"after the host's name only key=value may stand, and {option!r} is not"
-            raise line.refusal(why, example=f"{target} slots=8")
+            raise line.refusal(why, example=(("slots", "8"),))
+        if key.startswith("env."):
+            env.append(_parse_env(line, key, value, env))
+            continue
         if key not in KEYS:
-            raise _unknown_key(line, key, given=joined, target=target)
+            raise unknown_key(key, given=values, place=line)
         if key in values:
-            raise line.refusal(f"{key} is given twice", example=f"{target} {option}")
-        values[key] = _parse_number(line, key, value, target=target)
-    if "slots" not in values:
-        why = "slots=N is missing, the number of processes the host takes"
-        raise line.refusal(why, example=" ".join([target, "slots=8", *options]))
-    return Host(name=name, slots=values["slots"], user=user, port=values.get("port"))
+            raise line.refusal(f"{key} is given twice", example=((key, value),))
+        values[key] = _unquote(value)
+    return hosts_named(line.target, values, tuple(env), place=line)
 
 
-def _parse_target(line: _Line, target: str) -> tuple[str | None, str]:
-    if "=" in target:
-        raise line.refusal("a line begins with the host's name", example="worker-1 slots=8")
-    user, at, name = target.rpartition("@")
-    if at and not _USER.fullmatch(user):
-        why = "a user, before the last '@', is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
-        raise line.refusal(why, example="ada@worker-1 slots=8")
-    address = name[1:-1] if name.startswith("[") and name.endswith("]") else name
-    if is_ipv6(address):
-        return user or None, address
-    problem = _name_problem(name)
-    if problem is not None:
-        why, host = problem
-        raise line.refusal(why, example=f"{user}{at}{host} slots=8")
-    return user or None, name
-
-
-def _name_problem(name: str) -> tuple[str, str] | None:
-    """Why `name` cannot be a host's name, and a name to show instead; None if it can."""
-    if _RANGE.search(name):
-        return "ranges are not supported; write one line per host", "worker-1"
-    if "[" in name or "]" in name:
-        return "brackets may hold only an IPv6 address", "[fd00::7]"
-    if ":" in name:
-        before = name.partition(":")[0]
-        why = "':' may stand only in an IPv6 address; slots are given as slots=N, an ssh port as port=N"
-        return why, before if _NAME.fullmatch(before) else "[fd00::7]"
-    if not _NAME.fullmatch(name):
-        return "a host's name is made of letters, digits and .-_ and begins with none of .-", "worker-1"
-    if "." in name and name.replace(".", "").isdigit():
-        try:
-            IPv4Address(name)
-        except ValueError:
-            return "an IPv4 address has four numbers from 0 to 255", "10.0.0.7"
-    return None
-
-
-def _unknown_key(line: _Line, key: str, *, given: str, target: str) -> LaunchError:
-    left = [known for known in KEYS if f" {known}=" not in given]
-    near = difflib.get_close_matches(key.lower(), left, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return line.refusal(
-        f"unknown key {key!r}{hint}; allowed are slots=N and port=N", example=f"{target} slots=8 port=22"
+def _parse_env(line: _Line, key: str, value: str, before: list[EnvEntry]) -> EnvEntry:
+    match = _ENV.fullmatch(key)
+    if match is None:
+        raise line.refusal(
+            f"{key!r}: after 'env.' stands a variable's name, made of letters, digits and '_'",
+            example=(("slots", "8"), ("env.NCCL_DEBUG", "INFO")),
+        )
+    if any(entry.name == match[1] for entry in before):
+        raise line.refusal(f"{key} is given twice", example=(("slots", "8"), ("env.NCCL_DEBUG", "INFO")))
+    return EnvEntry(
+        name=match[1], value=value_parts(value, name=match[1], where=line.where), source=line.where
     )
 
 
-def _parse_number(line: _Line, key: str, text: str, *, target: str) -> int:
-    most = MAX_SLOTS if key == "slots" else MAX_PORT
-    digits = text.lstrip("0")
-    if re.fullmatch("[0-9]{1,5}", digits) and int(digits) <= most:
-        return int(digits)
-    limit = "above 0" if key == "slots" and not re.fullmatch("[0-9]+", digits) else f"from 1 to {most}"
-    example = f"{target} slots=8" if key == "slots" else f"{target} slots=8 port=22"
-    raise line.refusal(f"{key} must be a whole number {limit}", example=example)
+def _unquote(value: str) -> str:
+    """The text of a value other than a variable's: nothing expands in it."""
+    if not value.startswith(("'", '"')):
+        return value
+    return "".join(
+        piece[1] if piece[2] is None else re.sub(r'\\(["\\$`])', r"\1", piece[2])
+        for piece in _PIECE.finditer(value)
+    )

@@ -125,12 +125,35 @@ def plan_nodes(
             _plan_rank(rank, rank % num_local, node_env, program)
             for rank in range(first_rank, first_rank + num_local)
         )
-        is_local = one.host.name.lower() in local_names and one.host.user is None and one.host.port is None
+        is_local = is_this_machine(one.host, local_names)
         nodes.append(
             NodePlan(node_rank=node_rank, host=one.host, is_local=is_local, devices=one.devices, ranks=ranks)
         )
         first_rank += num_local
     return tuple(nodes)
+
+
+def is_this_machine(host: Host, local_names: frozenset[str]) -> bool:
+    """Whether no SSH is needed. Another user means a login, another port another sshd, e.g. of a container."""
+    return host.name.lower() in local_names and host.user is None and host.port is None
+
+
+def python_of(plan: Plan, host: Host) -> str | None:
+    """The interpreter of a host's ranks; None with --no_python."""
+    return plan.program.python and (host.python or plan.program.python)
+
+
+def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:
+    """What a host's workers get before RANK and its like: the job's entries, then the host's own.
+
+    With a folder of its own, that folder is in PYTHONPATH too, as the job's is on the other hosts.
+    """
+    entries = plan.environment
+    if host.cwd is not None:
+        folder = ("", "HOME", host.cwd[1:]) if host.cwd.startswith("~/") else (host.cwd,)
+        value = (*folder[:-1], f"{folder[-1]}:", "PYTHONPATH", "")
+        entries += (EnvEntry(name="PYTHONPATH", value=value, source="cwd= in the hostfile"),)
+    return entries + host.env
 
 
 def _plan_rank(rank: int, local_rank: int, node_env: Mapping[str, str | int], program: Program) -> RankPlan:
@@ -147,11 +170,12 @@ def _plan_rank(rank: int, local_rank: int, node_env: Mapping[str, str | int], pr
 def job_of(plan: Plan, node: NodePlan) -> dict[str, Any]:
     """The node's part of the plan as the agent gets it, in a Prepare frame."""
     return {
-        "cwd": plan.cwd,
-        "python": plan.program.python,
+        "cwd": node.host.cwd or plan.cwd,
+        "python": python_of(plan, node.host),
+        "keeps_python": node.host.python is not None,
         "script": plan.program.script,
         "venv_script": plan.venv_script,
-        "environment": [[entry.name, list(entry.value)] for entry in plan.environment],
+        "environment": [[entry.name, list(entry.value)] for entry in environment_of(plan, node.host)],
         "devices": list(node.devices),
         "ranks": [
             {"rank": one.rank, "env": [list(pair) for pair in one.env], "arguments": list(one.arguments)}

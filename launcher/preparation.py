@@ -34,11 +34,11 @@ class Prepared:
 
     def __init__(self, job: dict[str, Any], *, num_devices: int) -> None:
         self.notes: list[str] = []
-        _enter_folder(job["cwd"])
         self.env = _inherited_environment()
-        self.python = job["python"]
+        _enter_folder(self._in_home(job["cwd"]))
+        self.python = job["python"] and self._in_home(job["python"])
         if job["venv_script"]:
-            self._enter_venv(job["venv_script"])
+            self._enter_venv(job["venv_script"], keeps_python=job["keeps_python"])
         _check_program(self.python, job["script"])
         apply_environment(self.env, job["environment"])
         self._choose_devices(job["devices"], num_devices)
@@ -46,11 +46,16 @@ class Prepared:
         if job["master_port"] is not None:
             self._choose_port(job["master_port"], is_fixed=job["is_port_fixed"])
 
-    def _enter_venv(self, script: str) -> None:
+    def _in_home(self, path: str) -> str:
+        """`~/` in front of a path of the hostfile is the home on this host."""
+        home = self.env.get(b"HOME")
+        return text_of(os.path.join(home, bytes_of(path[2:]))) if path.startswith("~/") and home else path
+
+    def _enter_venv(self, script: str, *, keeps_python: bool) -> None:
         before = find_program(b"python", self.env)
         self.env = _sourced(script, self.env)
         after = find_program(b"python", self.env)
-        if self.python and after and after != before:
+        if self.python and after and after != before and not keeps_python:
             self.python = text_of(after)
 
     def _choose_devices(self, devices: list[str], num_devices: int) -> None:

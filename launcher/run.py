@@ -8,13 +8,14 @@ import shlex
 import socket
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from . import environment
+from .auto_slots import with_known_slots
 from .bootstrap import agent_source
 from .channel import Channel
 from .console import Console
@@ -22,18 +23,24 @@ from .controller import Controller
 from .devices import count_accelerators
 from .endpoint import LOOPBACK
 from .errors import LaunchError
-from .frames import text_of
+from .frames import Hello, text_of
 from .hostfile import Host, read_hostfile
 from .options import Options
-from .plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
+from .plan import Endpoint, NodePlan, Plan, is_this_machine, plan_nodes, plan_program, python_of
 from .restart import Attempt, decide, first_attempt
-from .selection import Selected, local_devices_from_visible, select
+from .selection import Selected, hosts_in_question, local_devices_from_visible, select
 from .verdict import Verdict
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 DEFAULT_PORT = 29500
 LOCAL_STOP_MARGIN_S = 10.0
-OWNERS = ("openmpi", "mpich", "impi", "mvapich", "slurm")  # launchers that start and watch the processes themselves
+OWNERS = (
+    "openmpi",
+    "mpich",
+    "impi",
+    "mvapich",
+    "slurm",
+)  # launchers that start and watch the processes themselves
 LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
 
@@ -56,7 +63,7 @@ def run(options: Options) -> int:
         plan = make_plan(options, attempt)
         controller = Controller(
             plan,
-            connect=_connector(options, plan),
+            connect=_connector(options, plan.nodes),
             agent_source=agent_source(),
             console=console,
             window=options.start.window,
@@ -98,10 +105,11 @@ def choose_attempt(options: Options, console: Console) -> Attempt:
 
     Errors: LaunchError if there are fewer hosts than --min_nodes asks for
     """
-    selected = _choose_hosts(options, console)
+    hosts = _pool(options, console)
+    selected = _select(hosts, options)
     restart, run_id = options.restart, uuid.uuid4().hex[:12]
     if restart.is_on and options.num_nodes > 0:  # the hosts that this leaves out may be spares
-        selected = _choose_hosts(replace(options, num_nodes=-1), console)
+        selected = _select(hosts, replace(options, num_nodes=-1))
     if restart.min_nodes is not None and len(selected) < restart.min_nodes:
         raise LaunchError(
             f"--min_nodes={restart.min_nodes}, but there {'is' if len(selected) == 1 else 'are'} only "
@@ -163,22 +171,28 @@ def describe(plan: Plan, *, how: str | None = None) -> str:
     ]
     if plan.venv_script:
         lines.append(f"first, on every host: source {shlex.quote(plan.venv_script)}")
-    for entry in plan.environment:
-        is_secret = any(word in entry.name.upper() for word in _SECRET_WORDS)
-        value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
-        lines.append(f"environment: {entry.name}={'***' if is_secret else value!r} (from {entry.source})")
+    lines += [f"environment: {_shown(entry)}" for entry in plan.environment]
     for node in plan.nodes:
         way = how or ("here, without ssh" if node.is_local else "by ssh")
         lines.append(
-            f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}"
+        folder = f", in {node.host.cwd}" if node.host.cwd else ""
+            f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}{folder}"
         )
         for rank in node.ranks:
-            words = ([plan.program.python] if plan.program.python else []) + list(rank.arguments)
+        lines += [f"  environment: {_shown(entry)}" for entry in node.host.env]
+        python = python_of(plan, node.host)
+            words = ([python] if python else []) + list(rank.arguments)
             lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
     return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
 
 
 def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
+def _shown(entry: environment.EnvEntry) -> str:
+    is_secret = any(word in entry.name.upper() for word in _SECRET_WORDS)
+    value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
+    return f"{entry.name}={'***' if is_secret else value!r} (from {entry.source})"
+
+
     """What programs written for torchrun look at; nothing if the job would not start again."""
     if not options.restart.is_on:
         return {}
@@ -202,12 +216,17 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _choose_hosts(options: Options, console: Console) -> tuple[Selected, ...]:
+def _pool(options: Options, console: Console) -> tuple[Host, ...]:
+    """The hosts that may be used, before any selection; those that can take part have known slots."""
     path = _hostfile_path(options)
     if path is not None:
-        if os.environ.get("CUDA_VISIBLE_DEVICES"):
-            console.warn("CUDA_VISIBLE_DEVICES is not used with a hostfile: choose devices with --include")
-        return _select(read_hostfile(path), options)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible:
+            console.warn(
+                f"CUDA_VISIBLE_DEVICES={visible} is not used: it speaks of this machine, and the hostfile {path} says "
+                "which devices each host has; choose with --include or devices= in the hostfile"
+            )
+        return _with_known_slots(read_hostfile(path), options, console)
     if options.num_nodes > 1:
         raise LaunchError(
             f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there {DEFAULT_HOSTFILE})"
@@ -225,9 +244,38 @@ def _choose_hosts(options: Options, console: Console) -> tuple[Selected, ...]:
             raise LaunchError(
                 f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU; unset it, or name the GPUs to use"
             )
-        return (Selected(host=Host(name="localhost", slots=len(devices)), devices=devices),)
-    slots = num_devices or max(1, options.num_gpus)
-    return _select((Host(name="localhost", slots=slots),), options)
+        return (Host(name="localhost", slots=len(devices), devices=devices),)
+    return (Host(name="localhost", slots=num_devices or max(1, options.num_gpus)),)
+
+
+def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Console) -> tuple[Host, ...]:
+    in_question = hosts_in_question(
+        hosts,
+        include=options.include,
+        exclude=options.exclude,
+        num_nodes=-1 if options.restart.is_on else options.num_nodes,
+        num_gpus=options.num_gpus,
+    )
+
+    def look(unknown: tuple[Host, ...]) -> tuple[Hello | str, ...]:
+        from .probe import probe  # here: most jobs do not look
+
+        console.say(f"slots=auto: looking at {_count(len(unknown), 'host')}")
+        nodes = tuple(
+            NodePlan(
+                node_rank=place,
+                host=host,
+                is_local=is_this_machine(host, _local_names(options)),
+                devices=(),
+                ranks=(),
+            )
+            for place, host in enumerate(unknown)
+        )
+        return tuple(probe(nodes, _connector(options, nodes)).values())
+
+    return with_known_slots(
+        hosts, in_question=in_question, look=look, num_cpu_workers=max(1, options.num_gpus)
+    )
 
 
 def _select(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, ...]:
@@ -261,21 +309,19 @@ def _local_names(options: Options) -> frozenset[str]:
     return frozenset({"localhost", "127.0.0.1", "::1", hostname, hostname.partition(".")[0]})
 
 
-def _connector(options: Options, plan: Plan) -> Callable[[NodePlan], Channel]:
+def _connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
     """How to reach each host. SSH settings are resolved before anything is connected, so mistakes there come first."""
     targets = {}
-    if not all(node.is_local for node in plan.nodes):
+    if not all(node.is_local for node in nodes):
         from .ssh_config import resolve  # here and below: a local job does not load paramiko (60 ms)
 
-        targets = {
-            node.node_rank: resolve(node.host, options.ssh) for node in plan.nodes if not node.is_local
-        }
+        targets = {node.node_rank: resolve(node.host, options.ssh) for node in nodes if not node.is_local}
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
             from .backends.local import LocalChannel
 
-            return LocalChannel(end_within_s=plan.kill_grace_s + LOCAL_STOP_MARGIN_S)
+            return LocalChannel(end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S)
         from .backends.ssh import SshChannel
 
         return SshChannel(targets[node.node_rank])

@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
+from dslaunch.launcher.environment import EnvEntry
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
+from dslaunch.launcher.host_range import RangeMistake, expand
 from dslaunch.launcher.hostfile import Host, host_key, parse_hostfile, read_hostfile
 
 ROOT = Path(__file__).parents[2]
@@ -34,22 +36,101 @@ ROOT = Path(__file__).parents[2]
         ("::1 slots=2", Host(name="::1", slots=2)),
         ("fe80::1%eth0 slots=2", Host(name="fe80::1%eth0", slots=2)),
         ("root@[fd00::7] slots=2 port=22", Host(name="fd00::7", slots=2, user="root", port=22)),
+        ("w slots=auto", Host(name="w", slots=None)),
+        ("w slots=2 user=ada", Host(name="w", slots=2, user="ada")),
+        ("ada@w slots=2 user=ada", Host(name="w", slots=2, user="ada")),
+        ("w devices=2,0", Host(name="w", slots=2, devices=("2", "0"))),
+        ("w slots=2 devices=02,GPU-8c-1f", Host(name="w", slots=2, devices=("2", "GPU-8c-1f"))),
+        ("w devices=MIG-GPU-8c/1/0", Host(name="w", slots=1, devices=("MIG-GPU-8c/1/0",))),
+        ("w slots=1 python=~/env/bin/python", Host(name="w", slots=1, python="~/env/bin/python")),
+        ("w slots=1 cwd='/my \\ job' port=1", Host(name="w", slots=1, cwd="/my \\ job", port=1)),
+        ('w slots=1 cwd="/my \\"$HOME\\" job"', Host(name="w", slots=1, cwd='/my "$HOME" job')),
+        ("w slots=1 cwd='/it'\"'\"'s here'", Host(name="w", slots=1, cwd="/it's here")),
+        ("w slots=1 cwd='/a # b' # c'd", Host(name="w", slots=1, cwd="/a # b")),
     ],
 )
 def test_a_line_names_one_host(line: str, host: Host) -> None:
     assert parse_hostfile(line, source="hosts") == (host,)
 
 
-SLOTS = "slots must be a whole number above 0; write e.g. '{0} slots=8'"
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", ("1",)),
+        ("", ("",)),
+        ("''", ("",)),
+        ("'a b'", ("a b",)),
+        ("'$HOME'", ("$HOME",)),
+        ('"a $HOME"', ("a ", "HOME", "")),
+        ("$HOME/x:${PATH}", ("", "HOME", "/x:", "PATH", "")),
+        ("\\$HOME", ("$HOME",)),
+        ("a=b=", ("a=b=",)),
+        ('{"a":1}', ('{"a":1}',)),
+        ("it's", ("it's",)),
+        ("a#b", ("a#b",)),
+    ],
+)
+def test_a_variable_s_value_is_written_as_in_an_environment_file(text: str, value: tuple[str, ...]) -> None:
+    (host,) = parse_hostfile(f"w env.A=1 env._X9={text} slots=2", source="hosts")
+    assert host.env == (
+        EnvEntry(name="A", value=("1",), source="hosts:1"),
+        EnvEntry(name="_X9", value=value, source="hosts:1"),
+    )
+
+
+def test_a_variable_that_cannot_be_read_is_refused_without_its_value() -> None:
+    with pytest.raises(LaunchError, match=r"^hosts:1: X: after '\$\{' only a variable's name") as caught:
+        parse_hostfile("w slots=2 env.X=secret${", source="hosts")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("node[1-3]", "node1 node2 node3"),
+        ("node[08-11]", "node08 node09 node10 node11"),
+        ("node[0-1].lan", "node0.lan node1.lan"),
+        ("node[9-10]", "node9 node10"),
+        ("n[1,3,7-9]", "n1 n3 n7 n8 n9"),
+        ("n[3,1]", "n3 n1"),
+        ("n[007]", "n007"),
+        ("n[1,01]", "n1 n01"),
+        ("dc[1-2]n[1-3]", "dc1n1 dc1n2 dc1n3 dc2n1 dc2n2 dc2n3"),
+        ("10.0.[0-1].[1-2]", "10.0.0.1 10.0.0.2 10.0.1.1 10.0.1.2"),
+        ("[1-2]x", "1x 2x"),
+    ],
+)
+def test_a_range_names_many_hosts_in_order(word: str, names: str) -> None:
+    hosts = parse_hostfile(f"ada@{word} slots=8 port=22", source="hosts")
+    assert hosts == tuple(Host(name=name, slots=8, user="ada", port=22) for name in names.split())
+
+
+def test_ten_thousand_hosts_fit_into_a_range() -> None:
+    hosts = parse_hostfile("n[0000-9999] slots=8", source="hosts")
+    assert len(hosts) == 10_000
+    assert hosts[7].name == "n0007"
+
+
+SLOTS = "slots must be a whole number above 0, or 'auto'; write e.g. '{0} slots=8'"
 NAME = "a host's name is made of letters, digits and .-_ and begins with none of .-; write e.g. 'worker-1 slots=8'"
-RANGES = "ranges are not supported; write one line per host; write e.g. 'worker-1 slots=8'"
+BRACKETS = "brackets may hold only a range or an IPv6 address; write e.g. '[fd00::7] slots=8'"
 COLON = (
     "':' may stand only in an IPv6 address; slots are given as slots=N, an ssh port as port=N; "
     "write e.g. '{0} slots=8'"
 )
-UNKNOWN = "allowed are slots=N and port=N; write e.g. 'w slots=8 port=22'"
+UNKNOWN = "allowed are slots, devices, port, user, python, cwd and env.NAME; write e.g. 'w slots=8 port=22'"
 SPACE = "no space may stand around '='; write e.g. 'w slots=8'"
-MISSING = "slots=N is missing, the number of processes the host takes; write e.g. '{0}'"
+MISSING = "slots is missing, the number of processes the host takes ('auto': one for each GPU found there); write e.g. '{0}'"
+RANGE = "write e.g. 'node[01-16] slots=8'"
+IN_BRACKETS = (
+    f"{{0}} is not a range; brackets hold numbers and ranges joined by commas, or an IPv6 address; {RANGE}"
+)
+DEVICE = "{0} is not a device; devices are an index, GPU-... or MIG-..., joined by commas; write e.g. 'w devices=0,2'"
+PATH = "{0} must be a path on that host that begins with / or ~/; write e.g. 'w slots=8 {0}={1}'"
+QUOTES = (
+    "a quote does not close, or text follows the closing one; a value that begins with a quote is quoted as a whole; "
+    "write e.g. \"w slots=8 cwd='/data/my job'\""
+)
 USER = (
     "a user, before the last '@', is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\; "
     "write e.g. 'ada@worker-1 slots=8'"
@@ -67,7 +148,7 @@ USER = (
         ("w slots=2.5", SLOTS.format("w")),
         ("w slots=", SLOTS.format("w")),
         ("w slots=\u00b2", SLOTS.format("w")),
-        ("w slots=4097", "slots must be a whole number from 1 to 4096; write e.g. 'w slots=8'"),
+        ("w slots=4097", "slots must be a whole number from 1 to 4096, or 'auto'; write e.g. 'w slots=8'"),
         ("w slots=4 port=0", "port must be a whole number from 1 to 65535; write e.g. 'w slots=8 port=22'"),
         (
             "w slots=4 port=65536",
@@ -79,7 +160,7 @@ USER = (
         ("w slots= 2", SPACE),
         ("w", MISSING.format("w slots=8")),
         ("missingslots", MISSING.format("missingslots slots=8")),
-        ("w port=2222 # slots=8", MISSING.format("w slots=8 port=2222")),
+        ("w port=2222 # slots=8", MISSING.format("w slots=8")),
         ("w slots=2 slots=3", "slots is given twice; write e.g. 'w slots=3'"),
         ("w slots=2 max_slots=4", f"unknown key 'max_slots'; {UNKNOWN}"),
         ("w slot=2", f"unknown key 'slot' (did you mean 'slots'?); {UNKNOWN}"),
@@ -97,14 +178,82 @@ USER = (
         ("w:2", COLON.format("w")),
         ("w:2 slots=2", COLON.format("w")),
         ("ada@10.0.0.1:22 slots=2", COLON.format("ada@10.0.0.1")),
-        ("[::1]:22 slots=2", "brackets may hold only an IPv6 address; write e.g. '[fd00::7] slots=8'"),
-        ("[fd00::7 slots=2", "brackets may hold only an IPv6 address; write e.g. '[fd00::7] slots=8'"),
-        ("[w] slots=2", "brackets may hold only an IPv6 address; write e.g. '[fd00::7] slots=8'"),
+        ("[::1]:22 slots=2", BRACKETS),
+        ("[fd00::7 slots=2", BRACKETS),
+        ("[w] slots=2", IN_BRACKETS.format("'w'")),
         (":::1 slots=2", COLON.format("[fd00::7]")),
-        ("node[1-4] slots=8", RANGES),
-        ("node[01,03] slots=8", RANGES),
-        ("node{1..4} slots=8", RANGES),
-        ("ada@node[1-4] slots=8", RANGES.replace("'worker", "'ada@worker")),
+        ("node{1..4} slots=8", f"a range is written with brackets; {RANGE}"),
+        ("node[1-4 slots=8", f"a bracket has no partner; a range is written as in node[01-16]; {RANGE}"),
+        ("node1-4] slots=8", f"a bracket has no partner; a range is written as in node[01-16]; {RANGE}"),
+        ("node[] slots=8", IN_BRACKETS.format("''")),
+        ("node[1,] slots=8", IN_BRACKETS.format("''")),
+        ("node[1-] slots=8", IN_BRACKETS.format("'1-'")),
+        ("node[1--2] slots=8", IN_BRACKETS.format("'1--2'")),
+        ("node[a-c] slots=8", IN_BRACKETS.format("'a-c'")),
+        ("ada@node[3-1] slots=8", "the range 3-1 runs backwards; write e.g. 'ada@node[01-16] slots=8'"),
+        ("node[1-3,2] slots=8", f"the range names host 'node2' twice; {RANGE}"),
+        ("n[1,11][1,11] slots=8", f"the range names host 'n111' twice; {RANGE}"),
+        (
+            "node[08-123] slots=8",
+            f"the range 08-123 is padded with zeros, so both ends need the same number of digits; {RANGE}",
+        ),
+        ("node[1-10001] slots=8", f"10001 hosts are more than the 10000 that one range may have; {RANGE}"),
+        (
+            "d[0-99]n[0-99]x[0-1] slots=8",
+            f"20000 hosts are more than the 10000 that one range may have; {RANGE}",
+        ),
+        ("n[1-9999999999999] slots=8", f"a number of a range has at most 12 digits; {RANGE}"),
+        (
+            "10.0.0.[254-256] slots=8",
+            "an IPv4 address has four numbers from 0 to 255; write e.g. '10.0.0.7 slots=8'",
+        ),
+        ("w devices=0,x", DEVICE.format("'x'")),
+        ("w devices=", DEVICE.format("''")),
+        ("w devices=0-3", DEVICE.format("'0-3'")),
+        ("w devices=GPU", DEVICE.format("'GPU'")),
+        ("w devices=12345", DEVICE.format("'12345'")),
+        (
+            "w devices=1,01",
+            "device '1' is given twice, and one device takes one process; write e.g. 'w devices=1,0'",
+        ),
+        (
+            "w slots=4 devices=0,2",
+            "slots is 4, but devices names 2; each device is one slot, so slots can be left out; "
+            "write e.g. 'w devices=0,2'",
+        ),
+        (
+            "w slots=auto devices=0,2",
+            "slots is auto, but devices names 2; each device is one slot, so slots can be left out; "
+            "write e.g. 'w devices=0,2'",
+        ),
+        ("w slots=AUTO", SLOTS.format("w")),
+        (
+            "ada@w slots=2 user=eve",
+            "the user is 'ada' before the name and 'eve' here; give one of them; write e.g. 'ada@w slots=8 user=ada'",
+        ),
+        (
+            "w slots=2 user=-l",
+            "user is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\; "
+            "write e.g. 'w slots=8 user=ada'",
+        ),
+        ("w slots=2 python=python3", PATH.format("python", "/opt/env/bin/python")),
+        ("w slots=2 python=", PATH.format("python", "/opt/env/bin/python")),
+        ("w slots=2 cwd=job", PATH.format("cwd", "/data/job")),
+        ("w slots=2 cwd=~ada/job", PATH.format("cwd", "/data/job")),
+        ("w slots=2 cwd='/data/my job", QUOTES),
+        ("w slots=2 cwd='/data'/job", QUOTES),
+        ('w slots=2 cwd="/data\\"', QUOTES),
+        (
+            "w slots=2 cwd=/my job",
+            "after the host's name only key=value may stand, and 'job' is not; write e.g. 'w slots=8'",
+        ),
+        ("w slots=2 env= port=1", f"unknown key 'env'; {UNKNOWN}"),
+        ("w env.X=1 env.X=2", "env.X is given twice; write e.g. 'w slots=8 env.NCCL_DEBUG=INFO'"),
+        (
+            "w env.1X=1",
+            "'env.1X': after 'env.' stands a variable's name, made of letters, digits and '_'; "
+            "write e.g. 'w slots=8 env.NCCL_DEBUG=INFO'",
+        ),
         (
             "10.0.0.256 slots=2",
             "an IPv4 address has four numbers from 0 to 255; write e.g. '10.0.0.7 slots=8'",
@@ -124,6 +273,7 @@ USER = (
 def test_a_bad_line_is_refused_with_its_place_and_what_to_write(line: str, why: str) -> None:
     with pytest.raises(LaunchError) as caught:
         parse_hostfile(f"first slots=1\n\n{line}", source="job/hosts")
+    line = re.sub(r"( env\.\w+=).*", r"\1...", line)  # a variable's value may be a secret
     assert str(caught.value) == f"job/hosts:3: {line!r}: {why}"
     assert caught.value.exit_code == EXIT_MISTAKE
 
@@ -154,6 +304,8 @@ def test_the_order_of_the_file_is_kept() -> None:
         ("a@w slots=2", "b@w slots=2"),
         ("w slots=2 port=1", "w slots=2 port=2"),
         ("fd00::7 slots=1", "[FD00:0::7] slots=1"),
+        ("w[1-3] slots=1", "W2 slots=auto"),
+        ("w2 slots=1", "w[1-3] devices=0"),
     ],
 )
 def test_a_host_named_twice_is_refused(first: str, second: str) -> None:
@@ -263,16 +415,64 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     )
 
 
-_pieces = st.sampled_from(
-    ["w1", "w2", "::1", "[", "]", "@", " ", "slots=", "port=", "3", "0", "#", "\n", "\t", "=", ":"]
+_WORDS = (
+    "w1",
+    "w2",
+    "::1",
+    "slots=",
+    "slots=auto",
+    "port=",
+    "devices=",
+    "env.X=",
+    "cwd=/",
+    "user=",
+    "GPU-1",
+    "${",
 )
+_pieces = st.sampled_from([*_WORDS, *"[]@ '\"$\\30-,#\n\t=:%\0"])
 
 
 @given(st.lists(_pieces | st.text(max_size=3)).map("".join))
+@settings(deadline=2000)
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         hosts = parse_hostfile(text, source="hosts")
     except LaunchError:
         return
-    assert all(host.slots > 0 for host in hosts)
+    assert all(host.slots is None or len(host.device_ids) == host.slots > 0 for host in hosts)
     assert len({host_key(host.name) for host in hosts}) == len(hosts) > 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 120), st.integers(0, 120)).map(sorted), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_a_range_is_what_counting_gives(spans: list[list[int]], is_padded: bool) -> None:
+    width = 3 if is_padded else 0
+    word = ",".join(f"{first:0{width}}-{last:0{width}}" for first, last in spans)
+    names = [f"n{number:0{width}}" for first, last in spans for number in range(first, last + 1)]
+    if len(set(names)) < len(names):
+        with pytest.raises(RangeMistake, match="twice"):
+            expand(f"n[{word}]")
+    else:
+        assert expand(f"n[{word}]") == tuple(names)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n" + "[1-9999]" * 2000,
+        "n[" + "1," * 50_000 + "1]",
+        "w cwd=" + "'" * 100_001,
+        "w cwd=" + '"\\' * 50_000,
+        "w " + "slots=" * 50_000,
+        "a" * 100_000 + "@" * 1000,
+        "w slots=" + "9" * 100_000,
+        "w devices=" + ",".join(map(str, range(5000))),
+    ],
+    ids=lambda line: line[:8],
+)
+@pytest.mark.timeout(5)
+def test_a_long_line_is_refused_soon(line: str) -> None:
+    with pytest.raises(LaunchError):
+        parse_hostfile(line, source="hosts")

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
 from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.selection import local_devices_from_visible, select
+from dslaunch.launcher.selection import hosts_in_question, local_devices_from_visible, select
 
 W0 = Host(name="w0", slots=4)
 W1 = Host(name="w1", slots=4)
@@ -122,7 +122,13 @@ EMPTY = "an item is empty; allowed are hosts or hosts with slots, joined by '@';
     [
         ("jeff", "'jeff': no host is named 'jeff'; the hosts are w0, w1; write e.g. {0} w0"),
         ("w11:0", "'w11:0': no host is named 'w11'; the hosts are w0, w1; did you mean 'w1'?"),
-        ("[w1]", "'[w1]': no host is named '[w1]'; the hosts are w0, w1; did you mean 'w1'?"),
+        (
+            "[w1]",
+            "'[w1]': 'w1' is not a range; brackets hold numbers and ranges joined by commas, or an IPv6 address; "
+            "write e.g. {0} node[01-16]",
+        ),
+        ("w[0-2]:0", "'w[0-2]:0': no host is named 'w2'; the hosts are w0, w1; write e.g. {0} w0"),
+        ("w0:GPU-1", "'w0:GPU-1': host 'w0' has slots=4, " + BEYOND.format("GPU-1", "{0}", "w0")),
         ("w1@w0:1@5", "'5': no host is named '5'; the hosts are w0, w1; write e.g. {0} w0"),
         (":1", "':1': no host is named ''; the hosts are w0, w1; write e.g. {0} w0"),
         ("w1:4", "'w1:4': host 'w1' has slots=4, " + BEYOND.format("4", "{0}", "w1")),
@@ -151,6 +157,91 @@ def test_a_bad_item_is_quoted_with_its_option(option: str, text: str, message: s
         devices_by_host(TWO, **{option[2:]: text})
     assert str(caught.value) == f"{option} {message.format(option)}"
     assert caught.value.exit_code == EXIT_MISTAKE
+
+
+NAMED = Host(name="named", slots=4, devices=("5", "GPU-a1", "0", "2"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"w0": ALL4, "named": ("5", "GPU-a1", "0", "2")}),
+        ({"include": "named"}, {"named": ("5", "GPU-a1", "0", "2")}),
+        ({"include": "named:0,2"}, {"named": ("0", "2")}),
+        ({"include": "named:2,05"}, {"named": ("5", "2")}),
+        ({"include": "named:GPU-a1,2-2@w0:3"}, {"w0": ("3",), "named": ("GPU-a1", "2")}),
+        ({"exclude": "named:5@w0"}, {"named": ("GPU-a1", "0", "2")}),
+        ({"num_gpus": 2}, {"w0": ("0", "1"), "named": ("5", "GPU-a1")}),
+    ],
+)
+def test_slots_are_device_ids_where_the_hostfile_names_devices(
+    options: dict[str, str | int], expected: dict[str, tuple[str, ...]]
+) -> None:
+    assert devices_by_host((W0, NAMED), **options) == expected
+
+
+@pytest.mark.parametrize("piece", ["1", "0-2", "GPU-b2", "MIG-1/0", "5-5000"])
+def test_a_device_that_the_hostfile_does_not_name_is_refused_with_those_it_names(piece: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        select((W0, NAMED), include=f"named:{piece}")
+    assert str(caught.value) == (
+        f"--include 'named:{piece}': host 'named' has devices=5,GPU-a1,0,2, so {piece} is beyond the allowed "
+        "5,GPU-a1,0,2; write e.g. --include named:5,GPU-a1,0,2"
+    )
+
+
+def test_more_devices_than_named_are_refused() -> None:
+    with pytest.raises(
+        LaunchError, match=r"the smallest host, 'named', has devices=5,GPU-a1,0,2; give at most 4"
+    ):
+        select((NAMED,), num_gpus=5)
+
+
+def test_a_range_of_hosts_can_be_selected() -> None:
+    hosts = tuple(Host(name=f"n{number:02}", slots=2) for number in range(1, 13))
+    assert devices_by_host(hosts, include="n[02-03,11]:1@n05") == {
+        "n02": ("1",),
+        "n03": ("1",),
+        "n05": ("0", "1"),
+        "n11": ("1",),
+    }
+
+
+AUTO = tuple(Host(name=f"a{number}", slots=None) for number in range(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, "w0 a0 a1 a2"),
+        ({"include": "a1@w0"}, "w0 a1"),
+        ({"include": "a1:7"}, "a1"),
+        ({"exclude": "a1@a2:0"}, "w0 a0 a2"),
+        ({"exclude": "a1@a1:0"}, "w0 a0 a1 a2"),  # whether a1 has a slot 0 is worth a look
+        ({"num_nodes": 2}, "w0 a0"),
+        ({"num_nodes": 2, "num_gpus": 9}, "w0 a0"),
+    ],
+)
+def test_only_hosts_that_may_take_part_are_in_question(options: dict[str, str | int], names: str) -> None:
+    found = hosts_in_question((W0, *AUTO), **options)  # type: ignore[arg-type]
+    assert " ".join(host.name for host in found) == names
+
+
+def test_a_host_that_is_excluded_needs_no_known_slots() -> None:
+    assert devices_by_host((W0, *AUTO), exclude="a[0-2]") == {"w0": ALL4}
+    assert devices_by_host((W0, *AUTO), include="w0:1") == {"w0": ("1",)}
+    assert devices_by_host((W0, *AUTO), num_nodes=1) == {"w0": ALL4}
+
+
+def test_selecting_slots_that_nobody_knows_is_a_mistake_of_ours() -> None:
+    with pytest.raises(AssertionError, match="nobody looked how many slots a0 has"):
+        select((W0, *AUTO))
+
+
+@pytest.mark.parametrize("text", ["zz", "a1@@", "a1:0:0"])
+def test_a_bad_item_is_found_before_anybody_looks(text: str) -> None:
+    with pytest.raises(LaunchError, match=r"^--exclude"):
+        hosts_in_question((W0, *AUTO), exclude=text)
 
 
 def test_a_number_of_thousands_of_digits_is_beyond_the_slots() -> None:
@@ -258,6 +349,7 @@ def test_a_long_list_of_hosts_is_shortened() -> None:
         ("0", ("0",)),
         ("1,0", ("1", "0")),
         ("3, 1 ,2", ("3", "1", "2")),
+        ("03", ("3",)),
         ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,0", ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "0")),
         ("MIG-GPU-8932f937-d72c/1/0", ("MIG-GPU-8932f937-d72c/1/0",)),
     ],
@@ -292,7 +384,9 @@ def test_bad_visible_devices_are_refused(value: str, message: str) -> None:
     assert str(caught.value) == f"CUDA_VISIBLE_DEVICES={value!r}: {message}"
 
 
-_pieces = st.sampled_from(["w0", "w1", "[::1]", "@", ":", ",", "-", "0", "1", "3", "4", " "])
+_pieces = st.sampled_from(
+    ["w0", "w1", "[::1]", "named", "@", ":", ",", "-", "0", "1", "3", "4", "5", "GPU-a1", " "]
+)
 _items = st.lists(_pieces | st.text(max_size=2)).map("".join)
 _numbers = st.just(-1) | st.integers(-2, 5)
 
@@ -304,14 +398,14 @@ def test_any_options_select_slots_that_exist_or_are_refused(
 ) -> None:
     try:
         selected = select(
-            (W0, SIX, W1), include=include, exclude=exclude, num_nodes=num_nodes, num_gpus=num_gpus
+            (W0, SIX, NAMED, W1), include=include, exclude=exclude, num_nodes=num_nodes, num_gpus=num_gpus
         )
     except LaunchError:
         return
     assert selected
     for one in selected:
         assert one.devices
-        assert set(one.devices) <= {str(slot) for slot in range(one.host.slots)}
+        assert [device for device in one.host.device_ids if device in one.devices] == list(one.devices)
 
 
 @given(_items)
@@ -319,13 +413,13 @@ def test_include_and_exclude_of_the_same_text_share_out_the_slots(text: str) -> 
     taken: dict[str, set[tuple[str, str]]] = {}
     for option in ("include", "exclude"):
         try:
-            selected = devices_by_host((W0, SIX, W1), **{option: text})
+            selected = devices_by_host((W0, SIX, NAMED, W1), **{option: text})
         except LaunchError as error:
             if "nothing is left" not in str(error):
                 return
             selected = {}
         taken[option] = {(host, slot) for host, slots in selected.items() for slot in slots}
-    every = {(host.name, str(slot)) for host in (W0, SIX, W1) for slot in range(host.slots)}
+    every = {(host.name, slot) for host in (W0, SIX, NAMED, W1) for slot in host.device_ids}
     assert taken["include"] | taken["exclude"] == every
     assert not text or not taken["include"] & taken["exclude"]
 
