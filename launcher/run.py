@@ -63,7 +63,7 @@ def run(options: Options) -> int:
         plan = make_plan(options, attempt)
         controller = Controller(
             plan,
-            connect=_connector(options, plan.nodes),
+            connect=connector(options, plan.nodes),
             agent_source=agent_source(),
             console=console,
             window=options.start.window,
@@ -126,17 +126,17 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         raise LaunchError(
             "--module and --no_python exclude each other: a module needs Python; give one of them"
         )
-    cwd = _cwd()
+    cwd = current_folder()
     program = plan_program(
-        _exact(options.program),
-        tuple(_exact(one) for one in options.arguments),
+        exact(options.program),
+        tuple(exact(one) for one in options.arguments),
         python=sys.executable,
         is_module=options.is_module,
         no_python=options.no_python,
         no_local_rank=options.no_local_rank,
     )
     nodes = plan_nodes(
-        attempt.hosts, program, local_names=_local_names(options), env=_restart_env(options, attempt)
+        attempt.hosts, program, local_names=local_names(options), env=_restart_env(options, attempt)
     )
     first_port = DEFAULT_PORT if options.master_port is None else options.master_port
     return Plan(
@@ -147,10 +147,10 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
             is_port_fixed=options.master_port is not None,
         ),
         program=program,
-        cwd=_exact(cwd),
-        venv_script=options.venv_script and _exact(options.venv_script),
+        cwd=exact(cwd),
+        venv_script=options.venv_script and exact(options.venv_script),
         environment=environment.exported(
-            {_exact(name): _exact(value) for name, value in os.environ.items()},
+            {exact(name): exact(value) for name, value in os.environ.items()},
             cwd=cwd,
             home=_home(),
             file_name=os.environ.get("DS_ENV_FILE"),
@@ -218,7 +218,7 @@ def _count(number: int, noun: str) -> str:
 
 def _pool(options: Options, console: Console) -> tuple[Host, ...]:
     """The hosts that may be used, before any selection; those that can take part have known slots."""
-    path = _hostfile_path(options)
+    path = hostfile_path(options)
     if path is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible:
@@ -265,13 +265,13 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
             NodePlan(
                 node_rank=place,
                 host=host,
-                is_local=is_this_machine(host, _local_names(options)),
+                is_local=is_this_machine(host, local_names(options)),
                 devices=(),
                 ranks=(),
             )
             for place, host in enumerate(unknown)
         )
-        return tuple(probe(nodes, _connector(options, nodes)).values())
+        return tuple(probe(nodes, connector(options, nodes)).values())
 
     return with_known_slots(
         hosts, in_question=in_question, look=look, num_cpu_workers=max(1, options.num_gpus)
@@ -288,7 +288,7 @@ def _select(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, ...]:
     )
 
 
-def _hostfile_path(options: Options) -> Path | None:
+def hostfile_path(options: Options) -> Path | None:
     """The hostfile to read. The word None means not given, as scripts that generate command lines write it."""
     if options.launcher == "local":
         if options.hostfile not in (None, "None"):
@@ -301,7 +301,7 @@ def _hostfile_path(options: Options) -> Path | None:
     return Path(str(options.hostfile))
 
 
-def _local_names(options: Options) -> frozenset[str]:
+def local_names(options: Options) -> frozenset[str]:
     """The names that mean this machine, unless everything is to go through ssh."""
     if options.force_multi:
         return frozenset()
@@ -309,7 +309,7 @@ def _local_names(options: Options) -> frozenset[str]:
     return frozenset({"localhost", "127.0.0.1", "::1", hostname, hostname.partition(".")[0]})
 
 
-def _connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
+def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
     """How to reach each host. SSH settings are resolved before anything is connected, so mistakes there come first."""
     targets = {}
     if not all(node.is_local for node in nodes):
@@ -329,7 +329,11 @@ def _connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePla
     return connect
 
 
-def _cwd() -> str:
+def current_folder() -> str:
+    """Where we are.
+
+    Errors: LaunchError if that folder was deleted.
+    """
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -343,7 +347,7 @@ def _home() -> Path:
         raise LaunchError("nobody knows your home folder; set HOME") from None
 
 
-def _exact(text: str) -> str:
+def exact(text: str) -> str:
     """Text of the operating system as frame text: the same bytes whatever the locale is."""
     return text_of(os.fsencode(text))
 
