@@ -118,6 +118,12 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     help="What dslaunch itself prints.  [default: info]",
 )
 @click.option("-q", "--quiet", is_flag=True, help="The same as --log_level=error.")
+@click.option(
+    "--profile",
+    metavar="FILE",
+    expose_value=False,  # its options stand in front of the others when these are read: see prefix_command.py
+    help="Read options, script and args from a YAML file; what is typed wins.",
+)
 @click.option("--version", is_flag=True, help="Print the version and stop.")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")

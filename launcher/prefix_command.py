@@ -3,57 +3,95 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
+from typing import NamedTuple
 
 import click
+
+from .profile import read_profile
+
+PROFILE = "--profile"
+
+
+class _Typed(NamedTuple):
+    """One option as it was typed, its name in full."""
+
+    name: str
+    words: list[str]
+    value: str
 
 
 class PrefixCommand(click.Command):
     """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too. Ambiguous or unknown: refused with a hint."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._complete(ctx, args))
-
-    def _complete(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Write out shortened options, up to the first word that is not an option or an option's value."""
         options = {
             name: parameter
             for parameter in self.get_params(ctx)
             if isinstance(parameter, click.Option)
             for name in parameter.opts
         }
-        done: list[str] = []
+        typed, rest = self._complete(args, options)
+        files = [one for one in typed if one.name == PROFILE]
+        if not files:
+            return super().parse_args(ctx, [word for one in typed for word in one.words] + rest)
+        return self._parse_with_profile(ctx, files, typed, rest, options)
+
+    def _parse_with_profile(
+        self,
+        ctx: click.Context,
+        files: list[_Typed],
+        typed: list[_Typed],
+        rest: list[str],
+        options: dict[str, click.Option],
+    ) -> list[str]:
+        if len(files) > 1 or not files[0].value:
+            raise click.UsageError(
+                f"{PROFILE} takes one file, and stands once; write e.g. {PROFILE} job.yaml"
+            )
+        names = frozenset(options[one.name].name or "" for one in typed if one.name in options)
+        added = read_profile(Path(files[0].value), options, typed=names)
+        words = [*added.options, *(word for one in typed if one.name != PROFILE for word in one.words)]
+        try:
+            return super().parse_args(ctx, words + (rest if rest not in ([], ["--"]) else [*added.script]))
+        except click.UsageError as error:
+            message = f"{error.format_message()} (with the options of {files[0].value})"
+            raise click.UsageError(message, ctx=error.ctx) from None
+
+    def _complete(self, args: list[str], options: dict[str, click.Option]) -> tuple[list[_Typed], list[str]]:
+        """The options, written out, up to the first word that is not an option or an option's value; then the rest."""
+        typed: list[_Typed] = []
         rest = list(args)
         while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
             word, equals, value = rest.pop(0).partition("=")
             if word.startswith("--"):
                 name = self._full_name(word.replace("-", "_").replace("__", "--", 1), options)
-                done.append(name + equals + value)
+                typed.append(_Typed(name, [name + equals + value], value))
                 takes_next = not equals and not options[name].is_flag
             else:
-                last, words = self._split_short(word + equals + value, options)
-                done += words
-                takes_next = last is not None and not last.is_flag
+                letters, takes_next = self._split_short(word + equals + value, options)
+                typed += letters
             if takes_next and rest:
-                done.append(rest.pop(0))
-        return done + rest
+                value = rest.pop(0)
+                typed[-1] = _Typed(typed[-1].name, [*typed[-1].words, value], value)
+        return typed, rest
 
-    def _split_short(
-        self, word: str, options: dict[str, click.Option]
-    ) -> tuple[click.Option | None, list[str]]:
-        """`-qHfile` or `-qH=file` as `-q -H file`; the option is the last one if its value is yet to come."""
-        words: list[str] = []
+    def _split_short(self, word: str, options: dict[str, click.Option]) -> tuple[list[_Typed], bool]:
+        """`-qHfile` or `-qH=file` as `-q -H file`, and whether the value of the last one is yet to come."""
+        typed: list[_Typed] = []
         letters = word[1:]
         while letters:
             name, letters = "-" + letters[0], letters[1:]
             option = options.get(name)
             if option is None:  # refused later, with the whole word
-                return None, [word]
-            words.append(name)
+                return [_Typed(word, [word], "")], False
             if letters and not option.is_flag:
-                return None, [*words, letters.removeprefix("=")]
+                value = letters.removeprefix("=")
+                return [*typed, _Typed(name, [name, value], value)], False
+            typed.append(_Typed(name, [name], ""))
             if not letters:
-                return option, words
-        return None, [word]
+                return typed, not option.is_flag
+        return [_Typed(word, [word], "")], False
 
     def _full_name(self, word: str, options: dict[str, click.Option]) -> str:
         if word in options:

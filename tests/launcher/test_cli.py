@@ -45,6 +45,7 @@ OPTIONS = [
     ("--report",),
     ("--log_level",),
     ("-q", "--quiet"),
+    ("--profile",),
     ("--version",),
     # launcher/options/restart.py
     ("--max_restarts",),
@@ -233,7 +234,7 @@ def test_what_follows_the_script_is_the_script_s(
         ("", "which script? Write: dslaunch [options] script.py [its arguments]"),
         ("--", "which script? Write: dslaunch [options] script.py [its arguments]"),
         ("-q", "which script? Write: dslaunch [options] script.py [its arguments]"),
-        ("--hostfil3 x t.py", "there is no option --hostfil3; did you mean --hostfile?"),
+        ("--hostfil3 x t.py", "there is no option --hostfil3; did you mean --hostfile"),
         ("--mastre_port 1 t.py", "there is no option --mastre_port; did you mean --master_port"),
         ("--mastre-port=1 t.py", "there is no option --mastre_port; did you mean --master_port"),
         ("--zzzzzz t.py", "there is no option --zzzzzz; did you mean --help for the list?"),

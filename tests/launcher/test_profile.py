@@ -1,0 +1,233 @@
+"""--profile: options from a YAML file in front of those that were typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dslaunch.launcher import cli, run
+from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.options import Options
+from dslaunch.launcher.prefix_command import PrefixCommand
+from dslaunch.launcher.profile import parse_profile
+
+Launch = Callable[..., "Options | str"]
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Launch:
+    """The options that a command line means beside a job.yaml, or the one line with which it is refused."""
+
+    def launched(profile: str, *words: str) -> Options | str:
+        taken: list[Options] = []
+        monkeypatch.setattr(run, "run", lambda options: taken.append(options) or 0)
+        monkeypatch.chdir(tmp_path)
+        Path("job.yaml").write_text(profile)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(words))
+        printed = capsys.readouterr().err
+        assert ended.value.code == (2 if printed else 0)
+        return taken[0] if taken else printed.removeprefix("dslaunch: ").removesuffix("\n")
+
+    return launched
+
+
+JOB = """
+hostfile: data/hosts   # relative to the current folder
+num-gpus: 4
+no_local_rank: true
+quiet: false
+master_addr: 010.0.0.1
+script: train.py
+args: [--epochs, 3, --name, two words, "", yes]
+"""
+JOB_OPTIONS = {"hostfile": "data/hosts", "num_gpus": 4, "no_local_rank": True, "master_addr": "010.0.0.1"}
+JOB_ARGUMENTS = ("--epochs", "3", "--name", "two words", "", "yes")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--profile", "job.yaml"], {}),
+        (["--profile=job.yaml"], {}),
+        (["--prof", "job.yaml", "--"], {}),
+        (["--profile", "job.yaml", "--num_gpus", "2"], {"num_gpus": 2}),
+        (["--num_g=2", "--profile", "job.yaml"], {"num_gpus": 2}),
+        (["--num_acc", "2", "--profile", "job.yaml"], {"num_gpus": 2}),
+        (["-Hother", "--profile", "job.yaml"], {"hostfile": "other"}),
+        (["-q", "--profile", "job.yaml", "-H", "other"], {"hostfile": "other", "log_level": "error"}),
+        (["-qH", "other", "--profile", "job.yaml"], {"hostfile": "other", "log_level": "error"}),
+        (["--master_addr=", "--profile", "job.yaml"], {"master_addr": None}),
+        (["--profile", "job.yaml", "eval.py", "-x"], {"program": "eval.py", "arguments": ("-x",)}),
+        (["--profile", "job.yaml", "--", "eval.py"], {"program": "eval.py", "arguments": ()}),
+    ],
+)
+def test_what_is_typed_replaces_what_the_file_says(
+    launch: Launch, words: list[str], expected: dict[str, object]
+) -> None:
+    job = {"program": "train.py", "arguments": JOB_ARGUMENTS, **JOB_OPTIONS}
+    assert launch(JOB, *words) == Options(**{**job, **expected})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("script: -", {"program": "-"}),
+        ("script: --odd.py\nargs: [--, -x]", {"program": "--odd.py", "arguments": ("--", "-x")}),
+        ("script: t.py\nargs: --lr 1e-3 --name 'a b'", {"arguments": ("--lr", "1e-3", "--name", "a b")}),
+        ("script: t.py\nargs: ''", {}),
+        ("script: t.py\nargs: []", {}),
+        ("script: t.py\nnum_nodes: 2:4", None),
+        ("script: t.py\ninclude: 'w0:0-3,6@w1'", {"include": "w0:0-3,6@w1"}),
+        ("script: t.py\nvenv_script: --odd", {"venv_script": "--odd"}),
+        ("script: t.py\nvenv_script: a=b", {"venv_script": "a=b"}),
+        ("{script: t.py, dry-run: TRUE, force_multi: False}", {"dry_run": True}),
+        ("\ufeffscript: t.py", {}),
+    ],
+)
+def test_a_file_says_the_same_as_typed_words(
+    launch: Launch, profile: str, expected: dict[str, object] | None
+) -> None:
+    typed = launch("", "--num_nodes", "2:4", "t.py") if expected is None else None
+    assert launch(profile, "--profile=job.yaml") == typed or Options(
+        **{"program": "t.py", **(expected or {})}  # type: ignore[arg-type]
+    )
+
+
+ALLOWED = "allowed are the long options without their dashes, script and args"
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ("num_gpu: 4", f"job.yaml: 'num_gpu' is no option; {ALLOWED}; did you mean 'num_gpus'?"),
+        ("--num-gpus: 4", f"job.yaml: '--num-gpus' is no option; {ALLOWED}; did you mean 'num_gpus'?"),
+        ("Script: 4", f"job.yaml: 'Script' is no option; {ALLOWED}; did you mean 'script'?"),
+        ("H: hosts", f"job.yaml: 'H' is no option; {ALLOWED}; see dslaunch --help for the options"),
+        ("zzzz: 1", f"job.yaml: 'zzzz' is no option; {ALLOWED}; see dslaunch --help for the options"),
+        ("profile: x", f"job.yaml: 'profile' cannot stand in a profile; {ALLOWED}; see dslaunch --help"),
+        ("help: true", f"job.yaml: 'help' cannot stand in a profile; {ALLOWED}; see dslaunch --help"),
+        ("num_gpus: 4\nnum_gpus: 5", "job.yaml:2: not YAML as it is read here: 'num_gpus' is given twice;"),
+        (
+            "num_gpus: 4\nnum_accelerators: 4",
+            "job.yaml: num_accelerators and num_gpus are one option; give one of them",
+        ),
+        (
+            "num_gpus: [4]",
+            "job.yaml: num_gpus: one text or number is allowed, not a list; write e.g. 'num_gpus: 4'",
+        ),
+        ("num_gpus: {a: 4}", "job.yaml: num_gpus: one text or number is allowed, not a mapping;"),
+        ("num_gpus:", "job.yaml: num_gpus: no value; write e.g. 'num_gpus: 4', or leave the line out"),
+        ('hostfile: "a\\0"', "job.yaml: hostfile: a NUL byte; write e.g."),
+        (
+            "quiet: 1",
+            "job.yaml: quiet: true or false is allowed, for the option takes no value; write e.g. 'true'",
+        ),
+        ("quiet: [true]", "job.yaml: quiet: true or false is allowed, for the option takes no value;"),
+        ("args: [x]", "job.yaml: args without script; write e.g. 'script: train.py' above it"),
+        ("script: t.py\nargs: [[x]]", "job.yaml: args: one text or number is allowed, not a list;"),
+        (
+            'script: t.py\nargs: "it\'s"',
+            "job.yaml: args: No closing quotation; write a list, e.g. 'args: [--lr, 1e-3]'",
+        ),
+        ("script: [t.py]", "job.yaml: script: one text or number is allowed, not a list;"),
+        ("script:", "job.yaml: script: no value;"),
+        ("- script", "job.yaml: not a mapping of options to values; write e.g. 'num_gpus: 4'"),
+        ("", "job.yaml: not a mapping of options to values; write e.g. 'num_gpus: 4'"),
+        ("a: [", "job.yaml:1: not YAML as it is read here:"),
+        ("num_gpus: four\nscript: t.py", "'four' is not a valid integer. (with the options of job.yaml)"),
+        ("num_gpus: 4", "which script? Write: dslaunch [options] script.py [its arguments]"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name_and_key(launch: Launch, profile: str, message: str) -> None:
+    printed = launch(profile, "--profile", "job.yaml")
+    assert isinstance(printed, str)
+    assert message in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--profile", "nobody.yaml"],
+            "--profile=nobody.yaml: cannot be read (No such file or directory); give",
+        ),
+        (["--profile", "."], "--profile=.: cannot be read (Is a directory); give the path of a YAML file"),
+        (["--profile="], "--profile takes one file, and stands once; write e.g. --profile job.yaml"),
+        (["--profile"], "--profile takes one file, and stands once; write e.g. --profile job.yaml"),
+        (["--profile", "job.yaml", "--profile", "job.yaml"], "--profile takes one file, and stands once;"),
+    ],
+)
+def test_a_file_that_cannot_be_used(launch: Launch, words: list[str], message: str) -> None:
+    printed = launch(JOB, *words)
+    assert isinstance(printed, str)
+    assert printed.startswith(message)
+
+
+def test_a_file_that_is_not_text_is_refused(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes(b"a: \xff")
+    assert launch("", "--profile", "bad.yaml") == (
+        "--profile=bad.yaml: not text (byte 3 is not UTF-8); give the path of a YAML file"
+    )
+
+
+def test_an_option_of_the_script_is_not_ours(launch: Launch) -> None:
+    options = launch("", "train.py", "--profile", "job.yaml")
+    assert options == Options(program="train.py", arguments=("--profile", "job.yaml"))
+
+
+def test_lists_are_for_options_that_may_be_repeated(tmp_path: Path) -> None:
+    """And one that is typed replaces all of the file's."""
+    taken: list[tuple[str, ...]] = []
+    command = PrefixCommand(
+        "job",
+        params=[
+            click.Option(["--env"], multiple=True),
+            click.Option(["--profile"], expose_value=False),
+            click.Argument(["words"], nargs=-1),
+        ],
+        callback=lambda env, words: taken.append(env),
+    )
+    (tmp_path / "job.yaml").write_text("env: [A=1, B=2]\nscript: t.py")
+    for words in ([], ["--env=C=3"]):
+        command.main([f"--profile={tmp_path}/job.yaml", *words], standalone_mode=False)
+    assert taken == [("A=1", "B=2"), ("C=3",)]
+
+
+OPTIONS = {name: one for one in cli.dslaunch.params if isinstance(one, click.Option) for name in one.opts}
+_WORDS = (
+    "script",
+    "args",
+    "num_gpus",
+    "quiet",
+    ": ",
+    "- ",
+    ", ",
+    "&a ",
+    "*a",
+    "!!set ",
+    "true",
+    "<<",
+    "? ",
+    "---",
+)
+_pieces = st.sampled_from([*_WORDS, *"\n[]{}'\"|>#%\t\\1"])
+
+
+@given(st.lists(_pieces | st.text(max_size=3), max_size=30).map("".join))
+@settings(max_examples=300, deadline=2000)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        words = parse_profile(text, OPTIONS, source="job.yaml")
+    except LaunchError as refused:
+        message = str(refused)
+    else:
+        message = "job.yaml: read"
+        assert all(word.startswith("--") for word in words.options)
+        assert not words.script or len(words.script) > 2
+    assert re.fullmatch(r"job\.yaml:[^\n]+", message)
