@@ -13,11 +13,17 @@ travels there, as ASCII text:
 The process reads them, finds its rank in what MPI or Slurm says, and becomes the worker by exec(): exit codes and
 signals are the worker's own. The variables are gone then. The form of the job is defined by
 launcher/backends/owned_job.py, `job_text`.
+
+[Note: Hydra and failures]
+mpiexec of MPICH and its kin (Hydra) lets the others run on when a process fails that never called MPI_Init, and ends
+with the codes of all of them mixed; of a death by signal it makes 255. So there the process stays above its worker,
+and when that fails asks mpiexec, in PMI's words, to abort the job with the worker's code.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -30,6 +36,7 @@ from typing import Any, NamedTuple
 from .devices import count_accelerators
 from .frames import bytes_of
 from .preparation import Prepared, Unprepared
+from .process_tree import die_with_parent
 
 SHIM_VARIABLE = "DSLAUNCH_SHIM"
 JOB_VARIABLE = "DSLAUNCH_JOB_"
@@ -65,6 +72,8 @@ _VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
         "local_size": (),
     },
 }
+_HYDRA_LAUNCHERS = ("mpich", "impi", "mvapich")
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Identity(NamedTuple):
@@ -108,10 +117,12 @@ def check_place(
     """
     ranks = [one["rank"] for one in node["ranks"]]
     world_size = sum(len(one["ranks"]) for one in job["nodes"])
-    planned = (world_size, identity.rank - ranks[0], len(ranks))
-    for what, expected, found in zip(
-        ("world size", "place on its host", "number of ranks on this host"), planned, identity[1:]
-    ):
+    compared = (
+        ("world size", world_size, identity.size),
+        ("place on its host", identity.rank - ranks[0], identity.local_rank),
+        ("number of ranks on its host", len(ranks), identity.local_size),
+    )
+    for what, expected, found in compared:
         if found is not None and found != expected:
             raise Misplaced(
                 f"rank {identity.rank} has {what} {found}, but the plan for {node['name']} says {expected}; "
@@ -209,6 +220,13 @@ def become_worker(job: dict[str, Any], environ: Mapping[str, str]) -> None:
         env[bytes_of(name)] = bytes_of(value)
     program = [] if prepared.python is None else [prepared.python]
     argv = [bytes_of(one) for one in program + job["commands"][rank["arguments"]]]
+    pmi = environ.get("PMI_FD", "")
+    if job["launcher"] in _HYDRA_LAUNCHERS and pmi.isdigit():
+        _stay_above(argv, env, pmi_fd=int(pmi))
+    _exec(argv, env)
+
+
+def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> None:
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would survive exec
         signal.signal(signum, signal.SIG_DFL)
     try:
@@ -217,6 +235,28 @@ def become_worker(job: dict[str, Any], environ: Mapping[str, str]) -> None:
         raise Unprepared(
             f"cannot run {os.fsdecode(argv[0])}: {os.strerror(error.errno or 0)}", exit_code=127
         ) from None
+
+
+def _stay_above(argv: list[bytes], env: dict[bytes, bytes], *, pmi_fd: int) -> None:
+    """Run the worker below this process, and end as it does. See [Note: Hydra and failures]. Returns in the worker."""
+    us = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        die_with_parent(us, signal.SIGKILL)
+        return
+
+    def pass_on(signum: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signum)
+
+    for passed in _PASSED_ON:
+        signal.signal(passed, pass_on)
+    _, status = os.waitpid(worker, 0)
+    code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    if code != 0:
+        with contextlib.suppress(OSError):
+            os.write(pmi_fd, b"cmd=abort exitcode=%d\n" % code)
+    os._exit(code)
 
 
 def read_job(environ: Mapping[str, str]) -> dict[str, Any]:

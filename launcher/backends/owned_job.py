@@ -34,6 +34,7 @@ class OwnedJob:
     hostfile: str | None
     settings: tuple[tuple[str, str], ...] = ()  # variables for the command itself
     payload: tuple[tuple[str, str], ...]  # variables for the processes it starts
+    tells_failures: bool = False  # its stderr says which rank failed, and its exit code does not
 
     def describe(self) -> str:
         """For people: the exact command, with what has to be around it."""

@@ -6,6 +6,7 @@ has ended, nothing that it started on this machine is left. It gets TERM if this
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import shutil
@@ -27,12 +28,13 @@ from ..errors import EXIT_HOST, LaunchError
 from ..options import Options
 from ..plan import Plan
 from ..process_tree import become_subreaper, die_with_parent, kill_descendants, reap
-from ..verdict import HostFailure, Verdict, judge, signal_name
+from ..verdict import Failure, HostFailure, Verdict, judge, signal_name
 from . import mpi, slurm
 from .owned_job import HOSTFILE, OwnedJob, payload, refuse_logins, slots_of, start_command
 
 # Parts of the options that are about processes which we start ourselves.
 _FOREIGN_PARTS = ("ssh", "binding", "logs", "rendezvous", "restart", "start")
+DRAIN_S = 5.0
 _FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
 
 
@@ -74,7 +76,14 @@ def _command(options: Options, plan: Plan) -> OwnedJob:
     else:
         argv, hostfile = slurm.srun_command(program, slots, start, launcher_args=args)
         settings = (("SLURM_HOSTFILE", HOSTFILE),)
-    return OwnedJob(backend=launcher, argv=argv, hostfile=hostfile, settings=settings, payload=variables)
+    return OwnedJob(
+        backend=launcher,
+        argv=argv,
+        hostfile=hostfile,
+        settings=settings,
+        payload=variables,
+        tells_failures=launcher == "slurm",
+    )
 
 
 def _find_program(launcher: str, *, is_needed: bool) -> str:
@@ -118,23 +127,55 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
         if job.hostfile is not None:
             Path(path).write_text(job.hostfile)
         process = _start(job, path)
+        words = _Words(process)
         interrupts = _wait(process, events, job, console)
         while kill_descendants(os.getpid()):
             reap()
             time.sleep(0.01)
-    code, interrupted_by = process.returncode, interrupts[0] if interrupts else None
-    failures = []
-    if code != 0 and interrupted_by is None:
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        failures = [
-            HostFailure(
-                host=job.backend,
-                message=f"{job.argv[0]} {how}",
-                at_s=time.monotonic(),
-                exit_code=128 - code if code < 0 else code,
-            )
-        ]
-    return judge(list(failures), stopped_at=None, interrupted_by=interrupted_by, phases_s={})
+        words.drain()
+    interrupted_by = interrupts[0] if interrupts else None
+    has_failed = process.returncode != 0 and interrupted_by is None
+    failures: list[Failure] = [_failure(job, process.returncode, words.first_failure)] if has_failed else []
+    return judge(failures, stopped_at=None, interrupted_by=interrupted_by, phases_s={})
+
+
+def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFailure:
+    """How the command ended: as the rank that failed first, where the command tells."""
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    exit_code = 128 - code if code < 0 else code
+    message = f"{job.argv[0]} {how}"
+    if first is not None:
+        message, exit_code = f"{first[0]}; it failed first, and {message}", first[1]
+    return HostFailure(host=job.backend, message=message, at_s=time.monotonic(), exit_code=exit_code)
+
+
+class _Words:
+    """Passes the command's stderr on to ours, byte for byte, where we have to read it; notes the first failure."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.first_failure: tuple[str, int] | None = None
+        self._pipe = process.stderr
+        self._thread = threading.Thread(target=self._pass_on, name="stderr", daemon=True)
+        if self._pipe is not None:
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Once the command has ended, until all it wrote is passed on; whoever else holds the pipe is not waited for."""
+        if self._pipe is not None:
+            self._thread.join(DRAIN_S)
+
+    def _pass_on(self) -> None:
+        if self._pipe is None:
+            raise AssertionError("a thread for a pipe that there is not")
+        for line in self._pipe:
+            if self.first_failure is None:
+                self.first_failure = slurm.failure_in(line.decode("utf-8", "replace"))
+            with contextlib.suppress(
+                OSError
+            ):  # nobody reads our stderr any more: read on, so that srun can end
+                view = memoryview(line)
+                while view:
+                    view = view[os.write(2, view) :]
 
 
 def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
@@ -146,6 +187,7 @@ def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
             argv,
             env={**os.environ, **settings, **dict(job.payload)},
             stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if job.tells_failures else None,
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),
         )

@@ -7,12 +7,20 @@ time) is for --launcher_args: which GPU numbers of the allocation a worker uses 
 
 from __future__ import annotations
 
+import re
 import shutil
+import signal
 
 from ..errors import EXIT_HOST, LaunchError
 from ..plan import Plan
+from ..verdict import signal_name
 from .owned_job import HOSTFILE
 
+_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
+_TASK_ENDED = re.compile(
+    r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[0-9,-]+): "
+    r"(?:Exited with exit code (?P<code>[0-9]+)|(?P<signal>[A-Z][^()]*?)(?: \(core dumped\))?)\n?"
+)
 _HINT = "write the nodes of the allocation into one: scontrol show hostnames | sed 's/$/ slots=8/' > hosts"
 
 
@@ -57,3 +65,19 @@ def srun_command(
         "--export=ALL",
     )
     return (*argv, *start), "".join(f"{host}\n" * number for host, number in slots)
+
+
+def failure_in(line: str) -> tuple[str, int] | None:
+    """What a line of srun's stderr says of a task that failed: a sentence, and the code; 128 + n if signal n ended it.
+
+    srun itself ends with the highest of all codes, and that is SIGTERM's: it terminates the others after the first
+    failure.
+    """
+    match = _TASK_ENDED.fullmatch(line)
+    if match is None:
+        return None
+    where = f"rank {match['ranks']} on {match['host']}"
+    if match["code"]:
+        return f"{where} exited with code {match['code']}", int(match["code"])
+    number = _SIGNALS.get(match["signal"])
+    return None if number is None else (f"{where} was killed by {signal_name(number)}", 128 + number)
