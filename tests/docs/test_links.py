@@ -23,6 +23,10 @@ OTHER_PROGRAMS = {
     "deepspeed": "training scripts",
     "deepspeed_config": "training scripts",
     "local_rank": "training scripts, which get it from the launcher",
+    "gpus": "docker",
+    "init": "docker",
+    "rm": "docker",
+    "shm-size": "docker",
     "strict": "mypy",
 }
 NOT_THERE_YET = {"no_ssh"}  # named in the README as missing
