@@ -5,52 +5,94 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO
 
+from .display import AboveStatusLine, StatusLine, describe_hosts, shown
 from .errors import LaunchError
 from .frames import bytes_of
+from .options.logs import LogOptions
+from .prefix import Origin
+from .rank_output import RankOutput, Screen, timestamp
 from .verdict import RankFailure, Verdict
-from .writer import Writer, unbuffered
+from .writer import Sink, StreamSink, Writer, unbuffered
 
 PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 2.0
-_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foregrounds that read well on dark and light
+LIVE_AFTER_S = 0.3  # on a terminal; a start that is faster shows nothing
+LIVE_EVERY_S = 0.1
+LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
+LAST_FILES_S = 30.0  # after an interrupt, for a disk that may be slow
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
 class Console:
     """Writes to stdout and stderr. Workers' stdout goes to stdout; everything else goes to stderr."""
 
-    def __init__(self, *, log_level: str, out: IO[bytes] | None = None, err: IO[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        log_level: str,
+        logs: LogOptions | None = None,
+        out: IO[bytes] | None = None,
+        err: IO[bytes] | None = None,
+    ) -> None:
         self._level = _LEVELS[log_level]
-        streams = {1: out or unbuffered(sys.stdout), 2: err or unbuffered(sys.stderr)}
-        self._writer = Writer(streams[1], streams[2])
-        self._has_color = {
-            number: stream.isatty() and "NO_COLOR" not in os.environ for number, stream in streams.items()
+        self._logs = logs or LogOptions()
+        streams = {
+            1: StreamSink(out or unbuffered(sys.stdout), "stdout"),
+            2: StreamSink(err or unbuffered(sys.stderr), "stderr"),
         }
+        self._terminal = streams[2] if streams[2].is_terminal else None
+        self._status = StatusLine(streams[2])
+        self._screens = {
+            number: Screen(
+                sink=self._above_status(stream),
+                has_color=stream.is_terminal and "NO_COLOR" not in os.environ,
+            )
+            for number, stream in streams.items()
+        }
+        self._writer = Writer()
+        self._ranks = RankOutput(self._logs, self._writer, self._screens)
         self._last_progress_at = 0.0
 
     @property
     def failure(self) -> LaunchError | None:
-        """Why stdout or stderr cannot be written to any more, if that is so."""
-        return self._writer.failure
+        """Why stdout, stderr or a log file cannot be written to any more, if that is so."""
+        return self._writer.failure or self._ranks.failure
+
+    @property
+    def log_folder(self) -> Path | None:
+        """Where --log_dir keeps this run, once the first attempt has begun."""
+        return self._ranks.folder
+
+    def begin(self, origins: tuple[Origin, ...]) -> None:
+        """An attempt starts, with these workers.
+
+        Errors: LaunchError if their log files cannot be made
+        """
+        self._ranks.begin(origins)
+        if self._ranks.warning:
+            self.warn(self._ranks.warning)
+
+    def finish(self, *, is_patient: bool) -> None:
+        """Write what is left. If not patient, give up after a while: after an interrupt nobody may read any more.
+
+        Errors: LaunchError if it cannot be written
+        """
+        self._ranks.flush()
+        self._ranks.finish(float("inf") if is_patient else LAST_FILES_S)
+        self._writer.drain(float("inf") if is_patient else LAST_WORDS_S)
 
     def drain(self, timeout_s: float = float("inf")) -> bool:
-        """Wait until everything is written; False if nobody read it for so long."""
+        """Wait until everything is shown; False if nobody read it for so long."""
+        self._ranks.flush()
         return self._writer.drain(timeout_s)
 
-    def output(
-        self, host: str, rank: int, stream: int, text: str, on_done: Callable[[], None] | None = None
-    ) -> None:
-        """Whole lines of one worker, each behind `host:rank`; `on_done` is called when they are written."""
-        prefix = f"{host}:{rank} | "
-        if self._has_color[stream]:
-            prefix = f"\x1b[{_COLORS[rank % len(_COLORS)]}m{host}:{rank} |\x1b[0m "
-        head = prefix.encode()
-        body = bytes_of(text)
-        lines = body.removesuffix(b"\n").split(b"\n")
-        self._writer.put(stream, b"".join(head + line + b"\n" for line in lines), on_done)
+    def output(self, rank: int, stream: int, text: str, on_done: Callable[[], None] | None = None) -> None:
+        """Whole lines of one worker; `on_done` is called when they are written."""
+        self._ranks.put(rank, stream, text, on_done)
 
     def debug(self, message: str) -> None:
         self._log(10, message)
@@ -64,15 +106,34 @@ class Console:
     def error(self, message: str) -> None:
         self._log(40, message)
 
-    def progress(self, phase: str, num_hosts: int, missing: list[str], began_at: float) -> None:
-        """Every two seconds of waiting: how far it is and who is missing."""
+    def progress(
+        self, phase: str, num_hosts: int, missing: Sequence[str], began_at: float, *, num_failed: int = 0
+    ) -> None:
+        """How far the start is: on a terminal one line that changes in place, else one every two seconds."""
+        self._progress(describe_hosts(phase, num_hosts, missing, num_failed), began_at)
+
+    def progress_of_workers(self, num_up: int, num_workers: int, began_at: float) -> None:
+        """The same, when all hosts are there."""
+        self._progress(f"{num_up} of {num_workers} workers up", began_at)
+
+    def end_progress(self) -> None:
+        """The start is over; its line vanishes."""
+        if self._terminal is not None:
+            self._writer.put(self._status, b"")
+
+    def _progress(self, text: str, began_at: float) -> None:
         now = time.monotonic()
-        if now - began_at < PROGRESS_AFTER_S or now - self._last_progress_at < PROGRESS_EVERY_S:
+        after_s, every_s = PROGRESS_AFTER_S, PROGRESS_EVERY_S
+        if self._terminal is not None:
+            after_s, every_s = LIVE_AFTER_S, LIVE_EVERY_S
+        if now - began_at < after_s or now - self._last_progress_at < every_s:
             return
         self._last_progress_at = now
-        shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-        done = num_hosts - len(missing)
-        self.say(f"{done} of {num_hosts} hosts {phase}, waiting for {shown} ({now - began_at:.0f} s)")
+        text += f" ({now - began_at:.0f} s)"
+        if self._terminal is None:
+            self.say(text)
+        elif self._level <= _LEVELS["info"] and self._writer.is_idle:  # a stopped terminal gets no more
+            self._writer.put(self._status, shown(f"dslaunch: {text}", self._terminal.num_columns))
 
     def report(self, verdict: Verdict) -> None:
         """The last word: nothing after success, else who failed first, its last lines, and who else failed."""
@@ -88,16 +149,29 @@ class Console:
         if isinstance(culprit, RankFailure) and culprit.last_lines:
             self.error(f"last lines of rank {culprit.rank}:")
             for line in culprit.last_lines:
-                self._writer.put(2, b"    " + bytes_of(line) + b"\n")
+                self._say_bytes(b"    " + bytes_of(line) + b"\n")
         for one in failed[1:6]:
             self.error(f"also failed: {one.describe()}")
         if len(failed) > 6:
             self.error(f"also failed: {len(failed) - 6} more")
 
     def _log(self, level: int, message: str) -> None:
+        if level >= _LEVELS["info"]:
+            self._ranks.flush()  # what the ranks wrote before this
         if level < self._level:
             return
         name = "dslaunch:"
-        if self._has_color[2]:
+        if self._screens[2].has_color:
             name = f"\x1b[{31 if level >= 40 else 1}m{name}\x1b[0m"
-        self._writer.put(2, f"{name} {message}\n".encode("utf-8", "surrogateescape"))
+        self._say_bytes(f"{name} {message}\n".encode("utf-8", "surrogateescape"))
+
+    def _say_bytes(self, line: bytes) -> None:
+        if self._logs.has_timestamps:
+            line = timestamp(time.time()) + line
+        self._writer.put(self._screens[2].sink, line)
+
+    def _above_status(self, stream: StreamSink) -> Sink:
+        """On a terminal, where the status line may stand in the way."""
+        if self._terminal is None or not stream.is_terminal:
+            return stream
+        return AboveStatusLine(stream, self._status)

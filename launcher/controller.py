@@ -39,7 +39,7 @@ from .frames import (
     encode,
 )
 from .link import Link, LinkEnd
-from .plan import NodePlan, Plan, job_of
+from .plan import NodePlan, Plan, job_of, origins_of
 from .reachability import MasterSearch
 from .verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict, judge, signal_name
 
@@ -118,7 +118,11 @@ class Controller:
         self._is_ended = threading.Event()
 
     def run(self) -> Verdict:
-        """From nothing to a verdict; when it returns, no process of the job is left on any host that answers."""
+        """From nothing to a verdict; when it returns, no process of the job is left on any host that answers.
+
+        Errors: LaunchError if the log files cannot be made; nothing has started then
+        """
+        self._console.begin(origins_of(self._plan))
         with self._watch_signals():
             try:
                 self._run_phases()
@@ -161,6 +165,7 @@ class Controller:
         self._wait(
             "started", lambda node: len(node.pids) == len(node.plan.ranks), started_at=began, is_patient=False
         )
+        self._console.end_progress()
         self._wait("ended", lambda node: node.is_over, started_at=began, is_patient=False)
 
     # Events.
@@ -171,7 +176,7 @@ class Controller:
                 self.first_output_s = at_s - self._began_at
             if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
                 node.last_lines[item.rank].extend(item.text.removesuffix("\n").split("\n")[-NUM_LAST_LINES:])
-                self._console.output(node.name, item.rank, item.stream, item.text, node.link.grant)
+                self._console.output(item.rank, item.stream, item.text, node.link.grant)
             else:
                 self._events.put(_Event(node, item, at_s))
 
@@ -187,11 +192,19 @@ class Controller:
             waiting_for = [node for node in missing if not node.has_failed] if is_patient else missing
             if not waiting_for or self._interrupts or (self._is_failing() and not is_patient):
                 break
-            if is_patient:
-                self._console.progress(phase, len(self._nodes), [node.name for node in waiting_for], began)
+            self._show_progress(phase, [node.name for node in waiting_for], began)
             self._take_event()
         if not self._is_failing():
             self._phases_s[phase] = time.monotonic() - started_at
+
+    def _show_progress(self, phase: str, missing: list[str], began_at: float) -> None:
+        if phase == "started":
+            self._console.progress_of_workers(
+                sum(len(node.pids) for node in self._nodes), self._plan.world_size, began_at
+            )
+        elif phase != "ended":
+            num_failed = sum(node.has_failed for node in self._nodes)
+            self._console.progress(phase, len(self._nodes), missing, began_at, num_failed=num_failed)
 
     def _take_event(self) -> None:
         if time.monotonic() >= self._look_at:
@@ -284,6 +297,7 @@ class Controller:
 
     def _stop_and_wait(self) -> None:
         """Tell every host to stop, unless all ended well, and wait until each one said that nothing is left."""
+        self._console.end_progress()
         if all(node.is_over for node in self._nodes):
             return
         grace_s = self._plan.kill_grace_s if any(node.pids for node in self._nodes) else 0.0
@@ -375,7 +389,9 @@ class Controller:
         self._search.begin(default, more=(first.hello.hostname, first.name))
         while not self._search.is_over and not self._is_failing():
             began = self._began_at
-            self._wait("reached", lambda node: self._search.is_answered(node.plan.node_rank), started_at=began)
+            self._wait(
+                "reached", lambda node: self._search.is_answered(node.plan.node_rank), started_at=began
+            )
         for node_rank, message in self._search.failures:
             self._fail_host(self._nodes[node_rank], message, time.monotonic())
         for note in self._search.notes:

@@ -20,7 +20,7 @@ class LineBuffer:
     def add(self, data: bytes, *, now: float) -> bytes:
         """Take `data` and return the lines that are complete, each with its newline; may be empty."""
         head, newline, tail = (self._pending + data).rpartition(b"\n")
-        lines = b"".join(_after_return(line) + b"\n" for line in head.split(b"\n")) if newline else b""
+        lines = _after_returns(head + newline) if newline else b""
         if b"\r" in tail:
             body = tail.rstrip(b"\r")
             returned = b"\r" if len(body) < len(tail) else b""  # may be the first half of "\r\n"
@@ -32,7 +32,8 @@ class LineBuffer:
                 newest = b""
             tail = (newest + b"\r" if newest else b"") + rest + returned
         if len(tail) > MAX_LINE_BYTES:
-            lines, tail = lines + tail + b"\n", b""
+            end = len(tail) - _num_cut_bytes(tail)
+            lines, tail = lines + tail[:end] + b"\n", tail[end:]
         self._pending = tail
         return lines
 
@@ -40,6 +41,26 @@ class LineBuffer:
         """The end of the stream: the last line, with a newline if it had none."""
         pending, self._pending = _after_return(self._pending), b""
         return pending + b"\n" if pending else b""
+
+
+def _after_returns(lines: bytes) -> bytes:
+    """The same of many lines; mostly there is nothing to do, so look at them together first."""
+    if b"\r" not in lines:
+        return lines
+    lines = lines.replace(b"\r\n", b"\n")
+    if b"\r" not in lines:
+        return lines
+    return b"".join(_after_return(line) + b"\n" for line in lines[:-1].split(b"\n"))
+
+
+def _num_cut_bytes(data: bytes) -> int:
+    """How many bytes at the end begin a UTF-8 character that is not complete; 0 if the text is not UTF-8 there."""
+    for count in range(1, min(3, len(data)) + 1):
+        byte = data[-count]
+        if byte & 0xC0 != 0x80:  # not a continuation
+            length = 4 if byte >> 3 == 0x1E else 3 if byte >> 4 == 0xE else 2 if byte >> 5 == 0x6 else 1
+            return count if length > count else 0
+    return 0
 
 
 def _after_return(line: bytes) -> bytes:

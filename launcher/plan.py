@@ -9,6 +9,7 @@ from typing import Any
 
 from .environment import EnvEntry
 from .hostfile import Host
+from .prefix import Origin
 from .selection import Selected
 
 
@@ -164,6 +165,15 @@ def _plan_rank(rank: int, local_rank: int, node_env: Mapping[str, str | int], pr
         local_rank=local_rank,
         env=tuple((name, str(value)) for name, value in env.items()),
         arguments=program.head + option + program.arguments,
+    )
+
+
+def origins_of(plan: Plan) -> tuple[Origin, ...]:
+    """Where each rank's output comes from."""
+    return tuple(
+        Origin(node.host.name, node.node_rank, one.rank, one.local_rank)
+        for node in plan.nodes
+        for one in node.ranks
     )
 
 

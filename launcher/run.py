@@ -25,6 +25,7 @@ from .endpoint import LOOPBACK
 from .errors import LaunchError
 from .frames import Hello, text_of
 from .hostfile import Host, read_hostfile
+from .logs import REPORT
 from .options import Options
 from .plan import Endpoint, NodePlan, Plan, is_this_machine, plan_nodes, plan_program, python_of
 from .restart import Attempt, decide, first_attempt
@@ -41,7 +42,6 @@ OWNERS = (
     "mvapich",
     "slurm",
 )  # launchers that start and watch the processes themselves
-LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
 
 
@@ -50,9 +50,11 @@ def run(options: Options) -> int:
 
     Errors: LaunchError for a mistake in what was given.
     """
-    console = Console(log_level=options.log_level)
+    console = Console(log_level=options.log_level, logs=options.logs)
     first = choose_attempt(options, console)
+    options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.launcher in OWNERS:
+        options.logs.refuse(f"--launcher={options.launcher}, which prints what the ranks write")
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         click.echo(describe(make_plan(options, first)).encode())  # UTF-8 whatever the locale is
@@ -78,9 +80,21 @@ def run(options: Options) -> int:
         attempt = decision.attempt
     if verdict is None:
         raise AssertionError("a job without an attempt")
+    return _end(options, verdict, console)
+
+
+def _end(options: Options, verdict: Verdict, console: Console) -> int:
+    """Write the report and what is left to say; returns the exit code.
+
+    Errors: LaunchError if something cannot be written, unless the job has failed anyway
+    """
+    if console.log_folder is not None:
+        _write_report(console.log_folder / REPORT, verdict, option="--log_dir")
     if options.report:
-        _write_report(Path(options.report), verdict)
-    console.drain(float("inf") if verdict.interrupted_by is None else LAST_WORDS_S)
+        _write_report(Path(options.report), verdict, option="--report")
+    console.finish(is_patient=verdict.interrupted_by is None)
+    if console.failure is not None and verdict.exit_code == 0:
+        raise console.failure
     return verdict.exit_code
 
 
@@ -94,10 +108,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
         return 0
     verdict = run_owned(job, console)
     console.report(verdict)
-    if options.report:
-        _write_report(Path(options.report), verdict)
-    console.drain(float("inf") if verdict.interrupted_by is None else LAST_WORDS_S)
-    return verdict.exit_code
+    return _end(options, verdict, console)
 
 
 def choose_attempt(options: Options, console: Console) -> Attempt:
@@ -174,25 +185,25 @@ def describe(plan: Plan, *, how: str | None = None) -> str:
     lines += [f"environment: {_shown(entry)}" for entry in plan.environment]
     for node in plan.nodes:
         way = how or ("here, without ssh" if node.is_local else "by ssh")
-        lines.append(
         folder = f", in {node.host.cwd}" if node.host.cwd else ""
+        lines.append(
             f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}{folder}"
         )
-        for rank in node.ranks:
         lines += [f"  environment: {_shown(entry)}" for entry in node.host.env]
         python = python_of(plan, node.host)
+        for rank in node.ranks:
             words = ([python] if python else []) + list(rank.arguments)
             lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
     return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
 
 
-def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
 def _shown(entry: environment.EnvEntry) -> str:
     is_secret = any(word in entry.name.upper() for word in _SECRET_WORDS)
     value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
     return f"{entry.name}={'***' if is_secret else value!r} (from {entry.source})"
 
 
+def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
     """What programs written for torchrun look at; nothing if the job would not start again."""
     if not options.restart.is_on:
         return {}
@@ -352,8 +363,8 @@ def exact(text: str) -> str:
     return text_of(os.fsencode(text))
 
 
-def _write_report(path: Path, verdict: Verdict) -> None:
+def _write_report(path: Path, verdict: Verdict, *, option: str) -> None:
     try:
         path.write_text(json.dumps(verdict.to_dict(), indent=2) + "\n")
     except OSError as error:
-        raise LaunchError(f"--report={path}: cannot be written: {error.strerror}") from None
+        raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Writing to stdout and stderr in a thread of its own: a reader that is slow, or gone, holds up nothing else."""
+"""Writing in a thread of its own: a reader or a disk that is slow, or gone, holds up nothing else."""
 
 from __future__ import annotations
 
@@ -10,42 +10,69 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import IO
+from itertools import groupby
+from typing import IO, NamedTuple, Protocol
 
 from .errors import LaunchError
 
 EXIT_NOT_READ = 141  # as of a program that SIGPIPE ended
+BATCH_BYTES = 1 << 18  # small pieces that wait are written together
 _POLL_S = 0.1
 
 
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def write(self, data: bytes) -> None:
+        """Write all of `data`; may block.
+
+        Errors: OSError; nothing more is then written to this sink
+        """
+        ...
+
+    def failure(self, error: OSError) -> LaunchError:
+        """The sentence for such an error."""
+        ...
+
+
+class _Item(NamedTuple):
+    sink: Sink
+    data: bytes
+    on_done: Callable[[], None] | None
+
+
 class Writer:
-    """Takes bytes for stdout (1) and stderr (2) and writes them in the order they were given.
+    """Takes bytes for sinks and writes them in the order they were given.
 
     Nobody waits: who must not run ahead of the reader passes `on_done` and holds back until it was called.
     """
 
-    def __init__(self, out: IO[bytes], err: IO[bytes]) -> None:
-        self.failure: LaunchError | None = None  # the first stream that could not be written to
-        self._streams = {1: out, 2: err}
-        self._muted: set[int] = set()
-        self._queue: queue.SimpleQueue[tuple[int, bytes, Callable[[], None] | None]] = queue.SimpleQueue()
+    def __init__(self) -> None:
+        self.failure: LaunchError | None = None  # of the first sink that could not be written to
+        self._muted: set[Sink] = set()
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._num_put = 0
         self._num_written = 0
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def put(self, number: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was given is written."""
+        return self._num_written >= self._num_put
+
+    def put(self, sink: Sink, data: bytes, on_done: Callable[[], None] | None = None) -> None:
         with self._lock:
             self._num_put += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
                 self._thread.start()
-            self._queue.put((number, data, on_done))
+            self._queue.put(_Item(sink, data, on_done))
 
     def drain(self, timeout_s: float = float("inf")) -> bool:
         """Wait until all that was given is written; False if that took too long."""
         deadline = time.monotonic() + timeout_s
-        while self._num_written < self._num_put:
+        while not self.is_idle:
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S / 20)  # a signal handler may run in between, which a lock would not let it
@@ -53,31 +80,65 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            number, data, on_done = self._queue.get()
-            if number not in self._muted:
-                self._write(number, data)
-            if on_done is not None:
-                on_done()
-            self._num_written += 1
+            for sink, items in groupby(self._take(), key=lambda item: item.sink):
+                together = list(items)
+                if sink not in self._muted:
+                    self._write(sink, b"".join(item.data for item in together))
+                for item in together:
+                    if item.on_done is not None:
+                        item.on_done()
+                self._num_written += len(together)
 
-    def _write(self, number: int, data: bytes) -> None:
-        stream = self._streams[number]
+    def _take(self) -> list[_Item]:
+        """What waits, at least one item."""
+        items = [self._queue.get()]
+        num_bytes = len(items[0].data)
+        with contextlib.suppress(queue.Empty):
+            while num_bytes < BATCH_BYTES:
+                items.append(self._queue.get_nowait())
+                num_bytes += len(items[-1].data)
+        return items
+
+    def _write(self, sink: Sink, data: bytes) -> None:
         try:
-            while data:
-                num_written = stream.write(data)
-                if num_written is None:  # somebody made the open file that we share with them non-blocking
-                    select.select([], [stream], [], _POLL_S)
-                data = data[num_written or 0 :]
+            sink.write(data)
         except OSError as error:
-            self._muted.add(number)
-            name = "stdout" if number == 1 else "stderr"
-            if isinstance(error, BrokenPipeError):
-                failure = LaunchError(f"nobody reads {name} any more", exit_code=EXIT_NOT_READ)
-            else:
-                failure = LaunchError(
-                    f"cannot write to {name}: {error.strerror}; send it to a file or a terminal that takes it"
-                )
-            self.failure = self.failure or failure
+            self._muted.add(sink)
+            self.failure = self.failure or sink.failure(error)
+
+
+class StreamSink:
+    """Our stdout or stderr."""
+
+    def __init__(self, stream: IO[bytes], name: str) -> None:
+        self._stream = stream
+        self._name = name
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def num_columns(self) -> int:
+        """The width of the terminal."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, io.UnsupportedOperation):
+            return 80
+
+    def write(self, data: bytes) -> None:
+        while data:
+            num_written = self._stream.write(data)
+            if num_written is None:  # somebody made the open file that we share with them non-blocking
+                select.select([], [self._stream], [], _POLL_S)
+            data = data[num_written or 0 :]
+
+    def failure(self, error: OSError) -> LaunchError:
+        if isinstance(error, BrokenPipeError):
+            return LaunchError(f"nobody reads {self._name} any more", exit_code=EXIT_NOT_READ)
+        return LaunchError(
+            f"cannot write to {self._name}: {error.strerror}; send it to a file or a terminal that takes it"
+        )
 
 
 def unbuffered(stream: IO[str] | None) -> IO[bytes]:

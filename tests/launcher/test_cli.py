@@ -47,6 +47,13 @@ OPTIONS = [
     ("-q", "--quiet"),
     ("--profile",),
     ("--version",),
+    # launcher/options/logs.py
+    ("--log_dir",),
+    ("--tee", "--ranks"),
+    ("--prefix",),
+    ("--timestamps",),
+    ("--fold",),
+    ("--enable_each_rank_log",),
     # launcher/options/restart.py
     ("--max_restarts",),
     ("--spares",),

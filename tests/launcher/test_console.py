@@ -7,6 +7,7 @@ import pty
 import re
 import threading
 import time
+from typing import IO
 
 import pytest
 from hypothesis import given, strategies as st
@@ -14,7 +15,22 @@ from hypothesis import given, strategies as st
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.frames import text_of
+from dslaunch.launcher.prefix import Origin
 from dslaunch.launcher.verdict import HostFailure, RankFailure, Verdict
+
+ORIGINS = (
+    Origin("w0", 0, 0, 0),
+    Origin("w0", 0, 1, 1),
+    Origin("w0", 0, 3, 3),
+    Origin("w1", 1, 12, 0),
+)
+
+
+def console_of(out: IO[bytes], err: IO[bytes], log_level: str = "info") -> Console:
+    """A console to which a job of ORIGINS has begun."""
+    console = Console(log_level=log_level, out=out, err=err)
+    console.begin(ORIGINS)
+    return console
 
 
 class Screen:
@@ -22,7 +38,7 @@ class Screen:
 
     def __init__(self, log_level: str = "info") -> None:
         self._out, self._err = io.BytesIO(), io.BytesIO()
-        self.console = Console(log_level=log_level, out=self._out, err=self._err)
+        self.console = console_of(self._out, self._err, log_level)
 
     @property
     def out(self) -> bytes:
@@ -68,10 +84,10 @@ def host(name: str) -> HostFailure:
 
 def test_every_line_stands_behind_its_host_and_rank() -> None:
     screen = Screen()
-    screen.console.output("w0", 3, 1, "a\nb\n")
-    screen.console.output("w1", 12, 2, "oops\n")
-    screen.console.output("w0", 3, 1, "\n")
-    screen.console.output("w0", 3, 1, "no newline")
+    screen.console.output(3, 1, "a\nb\n")
+    screen.console.output(12, 2, "oops\n")
+    screen.console.output(3, 1, "\n")
+    screen.console.output(3, 1, "no newline")
     assert screen.out == b"w0:3 | a\nw0:3 | b\nw0:3 | \nw0:3 | no newline\n"
     assert screen.err == b"w1:12 | oops\n"
 
@@ -79,7 +95,7 @@ def test_every_line_stands_behind_its_host_and_rank() -> None:
 @given(lines=st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), min_size=1))
 def test_workers_bytes_are_not_changed(lines: list[bytes]) -> None:
     screen = Screen()
-    screen.console.output("w0", 0, 1, text_of(b"".join(line + b"\n" for line in lines)))
+    screen.console.output(0, 1, text_of(b"".join(line + b"\n" for line in lines)))
     assert screen.out == b"".join(b"w0:0 | " + line + b"\n" for line in lines)
 
 
@@ -99,7 +115,7 @@ def test_the_log_level_says_what_the_launcher_itself_prints(log_level: str, said
     screen.console.say("word")
     screen.console.warn("care")
     screen.console.error("bad")
-    screen.console.output("w0", 0, 1, "output\n")
+    screen.console.output(0, 1, "output\n")
     assert screen.err.decode().splitlines() == [f"dslaunch: {one}" for one in said]
     assert screen.out == b"w0:0 | output\n"
 
@@ -113,9 +129,9 @@ def test_a_name_that_is_not_utf_8_is_said_as_it_is() -> None:
 def test_colors_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     out, err = Terminal(), io.BytesIO()
-    console = Console(log_level="info", out=out, err=err)
-    console.output("w0", 1, 1, "a\n")
-    console.output("w0", 1, 2, "b\n")
+    console = console_of(out, err)
+    console.output(1, 1, "a\n")
+    console.output(1, 2, "b\n")
     console.error("c")
     assert console.drain(10)
     assert out.getvalue() == b"\x1b[33mw0:1 |\x1b[0m a\n"
@@ -125,8 +141,8 @@ def test_colors_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_color_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "")
     out, err = Terminal(), Terminal()
-    console = Console(log_level="info", out=out, err=err)
-    console.output("w0", 1, 1, "a\n")
+    console = console_of(out, err)
+    console.output(1, 1, "a\n")
     console.error("c")
     assert console.drain(10)
     assert (out.getvalue(), err.getvalue()) == (b"w0:1 | a\n", b"dslaunch: c\n")
@@ -136,7 +152,7 @@ def test_a_real_terminal_is_recognised() -> None:
     master, slave = pty.openpty()
     try:
         with open(slave, "wb", buffering=0) as stream:
-            console = Console(log_level="info", out=io.BytesIO(), err=stream)
+            console = console_of(io.BytesIO(), stream)
             console.error("bad")
             assert console.drain(10)
         assert re.fullmatch(rb"(\x1b\[31m)?dslaunch:(\x1b\[0m)? bad\r\n", os.read(master, 100))
@@ -154,7 +170,7 @@ def test_waiting_is_said_after_two_seconds_and_then_every_two(monkeypatch: pytes
     assert screen.err.decode().splitlines() == [
         "dslaunch: 4 of 8 hosts connected, waiting for w2, w3, w4, w5 (2 s)",
         "dslaunch: 7 of 8 hosts connected, waiting for w5 (4 s)",
-        "dslaunch: 8 of 8 hosts connected, waiting for  (7 s)",
+        "dslaunch: 8 of 8 hosts connected (7 s)",
     ]
 
 
@@ -220,29 +236,29 @@ def test_the_last_word_is_who_failed_first(
 
 def failure(console: Console) -> LaunchError:
     """What the console says of its own streams, once it has tried."""
-    console.output("w0", 0, 1, "a\n")
+    console.output(0, 1, "a\n")
     assert console.drain(10)
     assert console.failure is not None
     return console.failure
 
 
 def test_a_reader_that_went_away_is_one_sentence_and_the_exit_code_of_sigpipe() -> None:
-    found = failure(Console(log_level="info", out=Full(errno.EPIPE), err=io.BytesIO()))
+    found = failure(console_of(Full(errno.EPIPE), io.BytesIO()))
     assert (str(found), found.exit_code) == ("nobody reads stdout any more", 141)
 
 
 def test_a_full_disk_is_one_sentence() -> None:
-    found = failure(Console(log_level="info", out=Full(errno.ENOSPC), err=io.BytesIO()))
+    found = failure(console_of(Full(errno.ENOSPC), io.BytesIO()))
     assert str(found).startswith("cannot write to stdout: No space left on device; ")
     assert found.exit_code == 2
 
 
 def test_a_stream_that_failed_does_not_hold_up_the_other_nor_the_workers() -> None:
     err = io.BytesIO()
-    console = Console(log_level="info", out=Full(errno.EPIPE), err=err)
+    console = console_of(Full(errno.EPIPE), err)
     done: list[int] = []
     for number in range(100):
-        console.output("w0", 0, 1, "a\n", lambda number=number: done.append(number))  # type: ignore[misc]
+        console.output(0, 1, "a\n", lambda number=number: done.append(number))  # type: ignore[misc]
     console.say("still here")
     assert console.drain(10)
     assert done == list(range(100))
@@ -252,9 +268,9 @@ def test_a_stream_that_failed_does_not_hold_up_the_other_nor_the_workers() -> No
 def test_nobody_waits_for_a_reader_that_does_not_read() -> None:
     read, write = os.pipe()
     with open(read, "rb") as reader, open(write, "wb", buffering=0) as stream:
-        console = Console(log_level="info", out=stream, err=io.BytesIO())
+        console = console_of(stream, io.BytesIO())
         for _ in range(10):
-            console.output("w0", 0, 1, "x" * 99_992 + "\n")
+            console.output(0, 1, "x" * 99_992 + "\n")
         assert not console.drain(0.05)
         assert len(reader.read(1_000_000)) == 1_000_000
         assert console.drain(10)
@@ -271,10 +287,10 @@ def test_a_pipe_that_does_not_block_gets_everything_all_the_same() -> None:
 
     reader = threading.Thread(target=receive)
     with open(write, "wb", buffering=0) as stream:
-        console = Console(log_level="info", out=stream, err=io.BytesIO())
+        console = console_of(stream, io.BytesIO())
         threading.Timer(0.05, reader.start).start()
         for number in range(3):
-            console.output("w0", 0, 1, f"{number}" * 200_000 + "\n")
+            console.output(0, 1, f"{number}" * 200_000 + "\n")
         assert console.drain(10)
     while not reader.ident:
         time.sleep(0.001)

@@ -96,6 +96,28 @@ def test_a_line_that_is_too_long_is_passed_on_in_pieces_without_losing_a_byte() 
     assert out.count(b"\n") == 3
 
 
+@pytest.mark.parametrize("character", ["a", "\u00e9", "\u2192", "\U0001f600"])
+@pytest.mark.parametrize("size", [1000, 1001, 1002, 1003])
+def test_a_line_that_is_cut_is_cut_between_characters(character: str, size: int) -> None:
+    text = character.encode() * (5 * MAX_LINE_BYTES // (2 * len(character.encode())))
+    buffer = LineBuffer()
+    out = (
+        b"".join(buffer.add(text[at : at + size], now=0.0) for at in range(0, len(text), size))
+        + buffer.rest()
+    )
+    pieces = out.removesuffix(b"\n").split(b"\n")
+    assert len(pieces) == 3
+    assert "".join(piece.decode() for piece in pieces) == text.decode()
+
+
+@pytest.mark.parametrize("end", [b"\xff", b"\x80", b"\xbf\xbf\xbf\xbf", b"\xf8", b"\x80\x80\x80"])
+def test_a_line_that_is_not_utf_8_is_cut_all_the_same(end: bytes) -> None:
+    text = b"x" * MAX_LINE_BYTES + end
+    buffer = LineBuffer()
+    assert buffer.add(text, now=0.0) == text + b"\n"
+    assert buffer.rest() == b""
+
+
 def test_a_progress_bar_without_end_does_not_fill_the_memory() -> None:
     buffer = LineBuffer()
     for _ in range(1000):

@@ -1,0 +1,205 @@
+"""Files with what each rank wrote, on the launching machine.
+
+    DIR/<run>/attempt_<n>/rank<nnn>.stdout.log     --log_dir DIR; attempts count from 0, <run> is the time of the start
+    DIR/<run>/report.json
+    DIR/latest -> <run>
+    DIR/<time>_rank<n>.log                         --enable_each_rank_log DIR: stdout and stderr, as DeepSpeed names it
+
+The files hold whole lines in the order in which the rank wrote them. Of a line that carriage returns overwrite
+(a progress bar) they hold the states that the console shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import LaunchError
+from .prefix import STREAM_NAMES
+from .writer import Writer
+
+MAX_OPEN_FILES = 256  # of the 1024 that a process may have open by default; the others are opened again
+LATEST = "latest"
+REPORT = "report.json"
+
+
+class RankFiles:
+    """The files of one run, written by a thread of their own: a slow disk does not hold up the console."""
+
+    def __init__(self, *, log_dir: str | None, each_rank_dir: str | None) -> None:
+        self._log_dir = None if log_dir is None else Path(log_dir)
+        self._each_rank_dir = None if each_rank_dir is None else Path(each_rank_dir)
+        self.folder: Path | None = None  # of this run, below log_dir
+        self.warning = ""
+        self._num_attempts = 0
+        self._writer = Writer()
+        self._files = _OpenFiles()
+        self._sinks: dict[tuple[int, int], list[_LogFile]] = {}  # by rank and stream
+
+    @property
+    def failure(self) -> LaunchError | None:
+        """Why files cannot be written any more, if that is so."""
+        return self._writer.failure
+
+    def begin(self, num_ranks: int) -> None:
+        """Make the folders and empty files of the next attempt.
+
+        Errors: LaunchError if that is not possible
+        """
+        sinks: dict[tuple[int, int], list[_LogFile]] = {
+            (rank, stream): [] for rank in range(num_ranks) for stream in STREAM_NAMES
+        }
+        if self._log_dir is not None:
+            if self.folder is None:
+                self.folder = _make_run_folder(self._log_dir)
+                self.warning = _link_latest(self.folder)
+            folder = self.folder / f"attempt_{self._num_attempts}"
+            _make_folder(folder, "--log_dir")
+            num_digits = max(3, len(str(num_ranks - 1)))
+            for (rank, stream), files in sinks.items():
+                name = f"rank{rank:0{num_digits}}.{STREAM_NAMES[stream]}.log"
+                files.append(_LogFile(folder / name, "--log_dir", self._files))
+        if self._each_rank_dir is not None:
+            option = "--enable_each_rank_log"
+            _make_folder(self._each_rank_dir, option)
+            now = time.strftime("%Y%m%d%H%M%S")
+            for rank in range(num_ranks):
+                file = _LogFile(self._each_rank_dir / f"{now}_rank{rank}.log", option, self._files)
+                for stream in STREAM_NAMES:
+                    sinks[rank, stream].append(file)
+        for file in {one for files in sinks.values() for one in files}:
+            file.create()
+        self._num_attempts += 1
+        self._sinks = sinks
+
+    def put(self, rank: int, stream: int, data: bytes, on_done: Callable[[], None] | None) -> None:
+        """Whole lines of one rank; `on_done` is called when they are written."""
+        files = self._sinks[rank, stream]
+        if on_done is not None and len(files) > 1:
+            on_done = after(len(files), on_done)
+        for file in files:
+            # After a first failure the job is being stopped, and a second one would say nothing new.
+            self._writer.put(file, b"" if self._writer.failure else data, on_done)
+
+    def finish(self, timeout_s: float = float("inf")) -> bool:
+        """Wait until all is written and the files are closed; False if that took too long."""
+        self._writer.put(self._files, b"")
+        return self._writer.drain(timeout_s)
+
+
+def after(count: int, call: Callable[[], None]) -> Callable[[], None]:
+    """What makes the call when it was called itself so many times, by whatever threads."""
+    numbers = itertools.count(1)  # one step of it cannot be divided
+
+    def one() -> None:
+        if next(numbers) == count:
+            call()
+
+    return one
+
+
+class _OpenFiles:
+    """Descriptors of log files, the latest used ones. As a sink it closes them all. Used by the writer's thread only."""
+
+    def __init__(self) -> None:
+        self._fds: dict[_LogFile, int] = {}  # the one used longest ago first
+
+    def fd_of(self, file: _LogFile) -> int:
+        fd = self._fds.pop(file, None)
+        if fd is None:
+            while len(self._fds) >= MAX_OPEN_FILES:
+                os.close(self._fds.pop(next(iter(self._fds))))
+            fd = file.open()
+        self._fds[file] = fd
+        return fd
+
+    def write(self, data: bytes) -> None:
+        first: OSError | None = None
+        while self._fds:
+            try:
+                os.close(self._fds.popitem()[1])
+            except OSError as error:  # a network file system may only now find that its disk is full
+                first = first or error
+        if first is not None:
+            raise first
+
+    def failure(self, error: OSError) -> LaunchError:
+        return LaunchError(f"cannot write the log files to their end: {error.strerror}; free some space")
+
+
+class _LogFile:
+    """One file that lines are added to."""
+
+    def __init__(self, path: Path, option: str, files: _OpenFiles) -> None:
+        self._path = path
+        self._option = option
+        self._files = files
+
+    def create(self) -> None:
+        try:
+            os.close(self.open())
+        except OSError as error:
+            raise self.failure(error) from None
+
+    def open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def write(self, data: bytes) -> None:
+        fd = self._files.fd_of(self)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+    def failure(self, error: OSError) -> LaunchError:
+        return LaunchError(
+            f"cannot write to {self._path}: {error.strerror}; free some space, or give {self._option} another folder"
+        )
+
+
+def _make_run_folder(log_dir: Path) -> Path:
+    """A folder that nobody else has, named by the time so that they sort."""
+    _make_folder(log_dir, "--log_dir")
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        folder = log_dir / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _cannot_make(folder, "--log_dir", error) from None
+        return folder
+    raise AssertionError("there is always another number")
+
+
+def _make_folder(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_make(folder, option, error) from None
+
+
+def _cannot_make(folder: Path, option: str, error: OSError) -> LaunchError:
+    if isinstance(error, FileExistsError):
+        return LaunchError(f"{option}: {folder} is a file; give a folder")
+    return LaunchError(
+        f"{option}: cannot make {folder}: {error.strerror}; give a folder that can be written to"
+    )
+
+
+def _link_latest(folder: Path) -> str:
+    """Make `latest` beside the folder point to it; returns a warning if that is not possible."""
+    link = folder.parent / LATEST
+    new = folder.parent / f".{folder.name}.{LATEST}"
+    try:
+        new.symlink_to(folder.name)
+        new.replace(link)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        return f"{link} does not point to this run: {error.strerror}"
+    return ""

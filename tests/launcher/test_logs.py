@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher import logs
+from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.logs import RankFiles, after
+
+
+def begun(folder: Path, num_ranks: int = 2) -> RankFiles:
+    files = RankFiles(log_dir=str(folder), each_rank_dir=None)
+    files.begin(num_ranks)
+    return files
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_each_rank_has_a_file_for_each_stream(tmp_path: Path) -> None:
+    files = begun(tmp_path / "new" / "logs", 2)
+    done: list[int] = []
+    files.put(0, 1, b"a\n", lambda: done.append(0))
+    files.put(1, 2, b"\xff\n", lambda: done.append(1))
+    files.put(0, 1, b"b\nc\n", lambda: done.append(2))
+    assert files.finish(10)
+    assert done == [0, 1, 2]
+    assert files.folder is not None
+    assert contents(files.folder) == {
+        "attempt_0/rank000.stdout.log": b"a\nb\nc\n",
+        "attempt_0/rank000.stderr.log": b"",
+        "attempt_0/rank001.stdout.log": b"",
+        "attempt_0/rank001.stderr.log": b"\xff\n",
+    }
+
+
+def test_the_names_of_many_ranks_sort(tmp_path: Path) -> None:
+    files = begun(tmp_path, 1001)
+    assert files.folder is not None
+    names = sorted(one.name for one in (files.folder / "attempt_0").glob("*.stdout.log"))
+    assert names == [f"rank{rank:04}.stdout.log" for rank in range(1001)]
+
+
+def test_each_attempt_has_a_folder_and_may_have_fewer_ranks(tmp_path: Path) -> None:
+    files = begun(tmp_path, 2)
+    files.put(1, 1, b"first\n", None)
+    files.begin(1)
+    files.put(0, 1, b"second\n", None)
+    assert files.finish(10)
+    assert files.folder is not None
+    found = {name: data for name, data in contents(files.folder).items() if data}
+    assert found == {"attempt_0/rank001.stdout.log": b"first\n", "attempt_1/rank000.stdout.log": b"second\n"}
+
+
+def test_runs_do_not_share_a_folder_and_latest_is_the_last_one(tmp_path: Path) -> None:
+    folders = [begun(tmp_path).folder for _ in range(3)]
+    assert len(set(folders)) == 3
+    assert all(one is not None and re.fullmatch(r"\d{8}-\d{6}(-\d+)?", one.name) for one in folders)
+    assert folders == sorted(folders, key=str)
+    link = tmp_path / "latest"
+    assert os.readlink(link) == str(folders[-1] and folders[-1].name)
+    assert {one.name for one in tmp_path.iterdir()} == {"latest", *(one.name for one in folders if one)}
+
+
+def test_something_else_called_latest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    (tmp_path / "latest" / "mine").touch()
+    files = begun(tmp_path)
+    assert files.warning == f"{tmp_path}/latest does not point to this run: Is a directory"
+    assert (tmp_path / "latest" / "mine").exists()
+
+
+def test_one_file_for_both_streams_is_named_as_deepspeed_does(tmp_path: Path) -> None:
+    files = RankFiles(log_dir=None, each_rank_dir=str(tmp_path / "logs"))
+    files.begin(2)
+    files.put(1, 1, b"a\n", None)
+    files.put(1, 2, b"b\n", None)
+    files.put(1, 1, b"c\n", None)
+    assert files.finish(10)
+    assert files.folder is None
+    found = contents(tmp_path / "logs")
+    assert sorted(re.sub(r"^\d{14}_", "", name) for name in found) == ["rank0.log", "rank1.log"]
+    assert b"".join(found.values()) == b"a\nb\nc\n"
+
+
+def test_both_kinds_at_once(tmp_path: Path) -> None:
+    files = RankFiles(log_dir=str(tmp_path / "a"), each_rank_dir=str(tmp_path / "b"))
+    files.begin(1)
+    done: list[int] = []
+    files.put(0, 1, b"a\n", lambda: done.append(0))
+    assert files.finish(10)
+    assert done == [0]
+    assert sorted(contents(tmp_path / "b").values()) == [b"a\n"]
+    assert sorted(contents(tmp_path / "a").values())[-1] == b"a\n"
+
+
+def test_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_OPEN_FILES", 3)
+    files = begun(tmp_path, 10)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(5):
+        for rank in range(10):
+            files.put(rank, 1, b"%d\n" % number, None)
+    assert files.finish(10)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert files.folder is not None
+    for rank in range(10):
+        assert (files.folder / f"attempt_0/rank{rank:03}.stdout.log").read_bytes() == b"0\n1\n2\n3\n4\n"
+
+
+@pytest.mark.parametrize("option", ["log_dir", "each_rank_dir"])
+def test_a_file_is_not_a_folder(option: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    given = {"log_dir": None, "each_rank_dir": None, option: str(tmp_path / "file")}
+    with pytest.raises(LaunchError, match=r"--\w+: .*/file is a file; give a folder$"):
+        RankFiles(**given).begin(1)
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence() -> None:
+    with pytest.raises(
+        LaunchError, match=r"^--log_dir: cannot make /proc/logs: .*; give a folder that can be"
+    ):
+        begun(Path("/proc/logs"))
+
+
+def test_a_full_disk_is_one_sentence_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = begun(tmp_path, 2)
+
+    def write(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(logs.os, "write", write)
+    done: list[int] = []
+    for number in range(100):
+        files.put(number % 2, 1, b"a\n", lambda number=number: done.append(number))  # type: ignore[misc]
+    assert files.finish(10)
+    assert done == list(range(100))
+    assert files.failure is not None
+    assert files.failure.exit_code == 2
+    assert re.fullmatch(
+        r"cannot write to .*/attempt_0/rank000.stdout.log: No space left on device; "
+        "free some space, or give --log_dir another folder",
+        str(files.failure),
+    )
+
+
+def test_a_disk_that_turns_out_full_when_files_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = begun(tmp_path, 1)
+    files.put(0, 1, b"a\n", None)
+    close = os.close
+
+    def fail(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(logs.os, "close", fail)
+    assert files.finish(10)
+    assert str(files.failure).startswith("cannot write the log files to their end: ")
+
+
+def test_a_call_is_made_when_all_parts_are_done() -> None:
+    made: list[int] = []
+    one = after(3, lambda: made.append(0))
+    one()
+    one()
+    assert made == []
+    one()
+    assert made == [0]
