@@ -17,8 +17,8 @@ from .options.seconds import seconds
 from .prefix_command import PrefixCommand
 from .writer import EXIT_NOT_READ
 
-LAUNCHERS = ("ssh", "local", "openmpi", "mpich", "impi", "mvapich", "slurm")
-OTHER_LAUNCHERS = ("pdsh",)
+LAUNCHERS = ("ssh", "local", "pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
+OWN_LAUNCHERS = ("ssh", "local")  # which run no other program that could take --launcher_args
 
 EPILOG = """
 \b
@@ -45,10 +45,6 @@ signal n), 2 for a mistake in what was given and 3 if a host could not be used.
 
 def _launcher(context: click.Context, parameter: click.Parameter, value: str) -> str:
     name = value.lower()
-    if name in OTHER_LAUNCHERS:
-        raise click.BadParameter(
-            f"{name!r} is not available in this version; choose {', '.join(LAUNCHERS)}"
-        )
     if name not in LAUNCHERS:
         raise click.BadParameter(f"{value!r} is not a launcher; choose {', '.join(LAUNCHERS)}")
     return name
@@ -85,8 +81,8 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     default="ssh",
     callback=_launcher,
     metavar="NAME",
-    help="Who starts the processes: ssh, local (on this machine only), openmpi, mpich, impi, mvapich or slurm.  "
-    "[default: ssh]",
+    help="Who starts the processes: ssh, local (on this machine only), pdsh, openmpi, mpich, impi, mvapich or "
+    "slurm.  [default: ssh]",
 )
 @click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as with `python -m`.")
@@ -154,6 +150,11 @@ def _options(given: dict[str, Any]) -> Options:
     arguments = given["arguments"]
     if arguments[:1] == ("--",):  # `dslaunch a.py -- --b` means `a.py --b`, as with DeepSpeed
         arguments = arguments[1:]
+    if given["launcher_args"] and given["launcher"] in OWN_LAUNCHERS:
+        raise click.UsageError(
+            f"--launcher_args has no effect with --launcher={given['launcher']}, which runs no other program; leave it "
+            "out, or see --ssh_port and the other options for ssh"
+        )
     return Options(
         hostfile=given["hostfile"],
         include=given["include"],
@@ -181,7 +182,9 @@ def _options(given: dict[str, Any]) -> Options:
 
 
 # Other commands than running a job: the module with the click command, loaded when it is called.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "check": ".commands.check",
+}
 
 
 def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:

@@ -51,13 +51,19 @@ def run(options: Options) -> int:
     Errors: LaunchError for a mistake in what was given.
     """
     console = Console(log_level=options.log_level, logs=options.logs)
+    if options.rendezvous.no_ssh_check:
+        console.debug("--no_ssh_check has no effect: there is no check apart from connecting")
+    if options.rendezvous.no_ssh:
+        return _run_part(options, console)
     first = choose_attempt(options, console)
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.launcher in OWNERS:
         options.logs.refuse(f"--launcher={options.launcher}, which prints what the ranks write")
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
-        click.echo(describe(make_plan(options, first)).encode())  # UTF-8 whatever the locale is
+        plan = make_plan(options, first)
+        text = describe(plan) if options.launcher != "pdsh" else _describe_pdsh(options, plan)
+        click.echo(text.encode())  # UTF-8 whatever the locale is
         return 0
     verdict: Verdict | None = None
     attempt: Attempt | None = first
@@ -108,6 +114,28 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
         return 0
     verdict = run_owned(job, console)
     console.report(verdict)
+    return _end(options, verdict, console)
+
+
+def _run_part(options: Options, console: Console) -> int:
+    """This node's part of a job that somebody else starts on every node."""
+    from .part import check_options, plan_part, run_part, where_its_words_are  # here: only such jobs need it
+
+    check_options(options, console)
+    pool = _pool(options, console)
+    selected = _select(pool, options)
+    options.logs.check(sum(len(one.devices) for one in selected))
+    plan = make_plan(options, Attempt(hosts=selected, run_id=""))
+    part = plan_part(options, plan, pool=[host.name for host in pool], environ=os.environ)
+    if options.dry_run:
+        click.echo(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}".encode())
+        return 0
+    verdict = run_part(part, console)
+    if options.start.shows_timings:
+        console.say(_timings(verdict, None))
+    console.report(verdict)
+    if where := where_its_words_are(verdict, part):
+        console.error(where)
     return _end(options, verdict, console)
 
 
@@ -171,7 +199,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
     )
 
 
-def describe(plan: Plan, *, how: str | None = None) -> str:
+def describe(plan: Plan, *, how: str | None = None, remotely: str = "by ssh") -> str:
     """The plan for people: every host with its ranks, devices and command. `how` they start, if not by an agent."""
     is_alone = len(plan.nodes) == 1
     address = plan.master.address or (LOOPBACK if is_alone else "node 0's address as the others reach it")
@@ -184,7 +212,7 @@ def describe(plan: Plan, *, how: str | None = None) -> str:
         lines.append(f"first, on every host: source {shlex.quote(plan.venv_script)}")
     lines += [f"environment: {_shown(entry)}" for entry in plan.environment]
     for node in plan.nodes:
-        way = how or ("here, without ssh" if node.is_local else "by ssh")
+        way = how or ("here, without ssh" if node.is_local else remotely)
         folder = f", in {node.host.cwd}" if node.host.cwd else ""
         lines.append(
             f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}{folder}"
@@ -195,6 +223,14 @@ def describe(plan: Plan, *, how: str | None = None) -> str:
             words = ([python] if python else []) + list(rank.arguments)
             lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
     return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
+
+
+def _describe_pdsh(options: Options, plan: Plan) -> str:
+    from .backends.pdsh import describe_pdsh
+
+    others = [node.host for node in plan.nodes if not node.is_local]
+    words = describe_pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
+    return "\n".join([describe(plan, remotely="by pdsh"), *words])
 
 
 def _shown(entry: environment.EnvEntry) -> str:
@@ -237,7 +273,21 @@ def _pool(options: Options, console: Console) -> tuple[Host, ...]:
                 f"CUDA_VISIBLE_DEVICES={visible} is not used: it speaks of this machine, and the hostfile {path} says "
                 "which devices each host has; choose with --include or devices= in the hostfile"
             )
-        return _with_known_slots(read_hostfile(path), options, console)
+        hosts = read_hostfile(path)
+        if not options.rendezvous.no_ssh:
+            return _with_known_slots(hosts, options, console)
+        unknown = [host.name for host in hosts if host.slots is None]
+        if unknown:
+            raise LaunchError(
+                f"{path}: slots=auto ({', '.join(unknown)}) cannot be used with --no_ssh: no node can look at another; "
+                "write slots=N"
+            )
+        return hosts
+    if options.rendezvous.no_ssh:
+        raise LaunchError(
+            f"--no_ssh needs a hostfile, which says how many nodes and ranks there are, and none was given (nor is there "
+            f"{DEFAULT_HOSTFILE}); give --hostfile"
+        )
     if options.num_nodes > 1:
         raise LaunchError(
             f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there {DEFAULT_HOSTFILE})"
@@ -323,16 +373,23 @@ def local_names(options: Options) -> frozenset[str]:
 def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
     """How to reach each host. SSH settings are resolved before anything is connected, so mistakes there come first."""
     targets = {}
-    if not all(node.is_local for node in nodes):
+    others = [node for node in nodes if not node.is_local]
+    if others and options.launcher == "pdsh":
+        from .backends.pdsh import Pdsh
+
+        pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
+    elif others:
         from .ssh_config import resolve  # here and below: a local job does not load paramiko (60 ms)
 
-        targets = {node.node_rank: resolve(node.host, options.ssh) for node in nodes if not node.is_local}
+        targets = {node.node_rank: resolve(node.host, options.ssh) for node in others}
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
             from .backends.local import LocalChannel
 
             return LocalChannel(end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S)
+        if not targets:
+            return pdsh.connect(node)
         from .backends.ssh import SshChannel
 
         return SshChannel(targets[node.node_rank])

@@ -25,7 +25,8 @@ from ..console import Console
 from ..devices import count_accelerators
 from ..endpoint import LOOPBACK
 from ..errors import EXIT_HOST, LaunchError
-from ..options import Options
+from ..options import Options, binding, logs, rendezvous, restart, start
+from ..options.hosts import SSH_OPTIONS
 from ..plan import Plan
 from ..process_tree import become_subreaper, die_with_parent, kill_descendants, reap
 from ..verdict import Failure, HostFailure, Verdict, judge, signal_name
@@ -33,7 +34,14 @@ from . import mpi, slurm
 from .owned_job import HOSTFILE, OwnedJob, payload, refuse_logins, slots_of, start_command
 
 # Parts of the options that are about processes which we start ourselves.
-_FOREIGN_PARTS = ("ssh", "binding", "logs", "rendezvous", "restart", "start")
+_FOREIGN_PARTS = {
+    "ssh": SSH_OPTIONS,
+    "binding": binding.OPTIONS,
+    "logs": logs.OPTIONS,
+    "rendezvous": rendezvous.OPTIONS,
+    "restart": restart.OPTIONS,
+    "start": start.OPTIONS,
+}
 DRAIN_S = 5.0
 _FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
 
@@ -56,25 +64,25 @@ def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
 
 def _command(options: Options, plan: Plan) -> OwnedJob:
     launcher, args = options.launcher, options.backend.launcher_args
-    slots, start, variables = slots_of(plan), start_command(sys.executable), payload(plan, launcher)
+    slots, words, variables = slots_of(plan), start_command(sys.executable), payload(plan, launcher)
     names = tuple(name for name, _ in variables)
     program = _find_program(launcher, is_needed=not options.dry_run)
     hostfile: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
     if launcher == "openmpi":
         argv, hostfile = mpi.openmpi_command(
-            program, slots, start, names=names, launcher_args=args, is_root=os.geteuid() == 0
+            program, slots, words, names=names, launcher_args=args, is_root=os.geteuid() == 0
         )
     elif launcher == "mpich":
-        argv = mpi.mpich_command(program, slots, start, names=names, launcher_args=args)
+        argv = mpi.mpich_command(program, slots, words, names=names, launcher_args=args)
     elif launcher == "impi":
-        argv = mpi.impi_command(program, slots, start, names=names, launcher_args=args)
+        argv = mpi.impi_command(program, slots, words, names=names, launcher_args=args)
     elif launcher == "mvapich":
         argv, hostfile = mpi.mvapich_command(
-            program, slots, start, names=names, launcher_args=args, has_gpus=count_accelerators() > 0
+            program, slots, words, names=names, launcher_args=args, has_gpus=count_accelerators() > 0
         )
     else:
-        argv, hostfile = slurm.srun_command(program, slots, start, launcher_args=args)
+        argv, hostfile = slurm.srun_command(program, slots, words, launcher_args=args)
         settings = (("SLURM_HOSTFILE", HOSTFILE),)
     return OwnedJob(
         backend=launcher,
@@ -98,21 +106,23 @@ def _find_program(launcher: str, *, is_needed: bool) -> str:
 
 def _refuse_foreign_options(options: Options) -> None:
     """An option that has no effect here is a mistake."""
-    given = [
-        f"--{field.name.removesuffix('_s')}"
-        for part in _FOREIGN_PARTS
-        for field in fields(getattr(options, part))
-        if getattr(getattr(options, part), field.name) != field.default
+    without_effect = [
+        [option.opts[0] for option in part]
+        for name, part in _FOREIGN_PARTS.items()
+        if getattr(options, name) != type(getattr(options, name))()
     ]
-    given += [
-        f"--{field.name.removesuffix('_s')}"
+    without_effect += [
+        [f"--{field.name.removesuffix('_s')}"]
         for field in fields(options)
         if field.name in _FOREIGN_FIELDS and getattr(options, field.name) != field.default
     ]
-    if given:
+    if without_effect:
+        names = (
+            " and ".join(without_effect[0]) if len(without_effect[0]) < 3 else ", ".join(without_effect[0])
+        )
         raise LaunchError(
-            f"--launcher={options.launcher} starts and watches the processes itself, so {given[0]} has no effect; leave "
-            "it out, or use --launcher=ssh"
+            f"--launcher={options.launcher} starts and watches the processes itself, so what you gave of {names} has no "
+            "effect; leave it out, or use --launcher=ssh"
         )
 
 
