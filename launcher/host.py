@@ -131,7 +131,7 @@ def unknown_key(key: str, *, given: Mapping[str, str], place: Place) -> LaunchEr
     near = difflib.get_close_matches(key.lower(), left, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return place.refusal(
-        f"unknown key {key!r}{hint}; allowed are {', '.join(KEYS)} and env.NAME",
+        f"unknown key {key[:80]!r}{hint}; allowed are {', '.join(KEYS)} and env.NAME",
         example=(("slots", "8"), ("port", "22")),
     )
 

@@ -60,9 +60,9 @@ def parse_yaml_hostfile(text: str, *, source: str) -> tuple[Host, ...]:
     """
     document = parse_yaml(text, source=source, example=EXAMPLE)
     if not isinstance(document, dict) or set(document) != {"hosts"}:
-        found = ", ".join(document) if isinstance(document, dict) else shown(document)
+        found = shown(", ".join(document)) if isinstance(document, dict) else shown(document)
         raise LaunchError(
-            f"{source}: {found[:120] or 'nothing'} at the top; allowed is one key, 'hosts'; write e.g. {EXAMPLE!r}"
+            f"{source}: {found} at the top; allowed is one key, 'hosts'; write e.g. {EXAMPLE!r}"
         )
     hosts: list[Host] = []
     path_of: dict[str, str] = {}  # by host_key()
@@ -86,10 +86,10 @@ def _items(hosts: Node, source: str) -> list[_Item]:
     items: list[_Item] = []
     if isinstance(hosts, dict):
         for target, said in hosts.items():
-            if not isinstance(said, dict):
+            if not isinstance(said, dict) or not target.isprintable():
                 raise LaunchError(
-                    f"{source}: hosts.{target}: {shown(said)}: a host is followed by a mapping; "
-                    f"write e.g. '{target}: {{slots: 8}}'"
+                    f"{source}: hosts: {shown(target)}: a host's name is followed by a mapping; "
+                    "write e.g. 'worker-1: {slots: 8}'"
                 )
             items.append(
                 _Item(source=source, path=f"hosts.{target}", is_named_by_key=True, target=target, said=said)

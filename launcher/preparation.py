@@ -69,6 +69,12 @@ class Prepared:
                 )
             self.env[b"CUDA_VISIBLE_DEVICES"] = ",".join(devices).encode()
             return
+        named = [one for one in devices if not one.isdigit()]
+        if named:
+            raise Unprepared(
+                f"device {', '.join(named)} is asked for, but there is no GPU here; correct devices= in the hostfile",
+                exit_code=3,
+            )
         self.notes.append(f"no GPU here: {len(devices)} CPU worker{'s' if len(devices) != 1 else ''}")
         if b"OMP_NUM_THREADS" not in self.env and len(devices) > 1:
             threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
@@ -118,7 +124,7 @@ def _enter_folder(cwd: str) -> None:
     except OSError as error:
         raise Unprepared(
             f"cannot use the folder {cwd}: {os.strerror(error.errno or 0)}; "
-            "start from a folder that has the same path on every host",
+            "start from a folder that has the same path on every host, or say cwd= in the hostfile",
             exit_code=3,
         ) from None
 
@@ -126,7 +132,9 @@ def _enter_folder(cwd: str) -> None:
 def _check_program(python: str | None, script: str | None) -> None:
     if python is not None and find_program(bytes_of(python), {}) is None:
         raise Unprepared(
-            f"no Python at {python}; every host needs the same path to it, or use --venv_script", exit_code=3
+            f"no Python at {python}; every host needs the same path to it, or use --venv_script, or say python= in "
+            "the hostfile",
+            exit_code=3,
         )
     if script is not None and not os.path.exists(bytes_of(script)):
         raise Unprepared(f"no script {script} in {os.getcwd()}", exit_code=2)

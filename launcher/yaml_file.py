@@ -24,7 +24,7 @@ class _Loader(yaml.BaseLoader):
                 raise yaml.constructor.ConstructorError(None, None, "a key is not a word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} is given twice", key.start_mark
+                    None, None, f"{shown(key.value)} is given twice", key.start_mark
                 )
             seen.add(key.value)
         made: dict[Any, Any] = super().construct_mapping(node, deep=deep)

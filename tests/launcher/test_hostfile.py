@@ -3,13 +3,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dslaunch.launcher.cli import dslaunch
 from dslaunch.launcher.environment import EnvEntry
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
 from dslaunch.launcher.host_range import RangeMistake, expand
 from dslaunch.launcher.hostfile import Host, host_key, parse_hostfile, read_hostfile
+from dslaunch.launcher.hostfile_yaml import parse_yaml_hostfile
+from dslaunch.launcher.profile import parse_profile
 
 ROOT = Path(__file__).parents[2]
 
@@ -352,6 +356,10 @@ def test_names_are_compared_without_case_and_addresses_by_value(one: str, other:
     assert (host_key(one) == host_key(other)) is is_same
 
 
+def entries(source: str, **values: tuple[str, ...]) -> tuple[EnvEntry, ...]:
+    return tuple(EnvEntry(name=name, value=value, source=source) for name, value in values.items())
+
+
 EXAMPLES = {
     "single-node": (Host(name="worker-1", slots=8),),
     "two-nodes": (Host(name="worker-1", slots=8), Host(name="worker-2", slots=8)),
@@ -366,12 +374,46 @@ EXAMPLES = {
         Host(name="fd00::8", slots=4, port=2222),
         Host(name="fe80::9%eth0", slots=2, user="root", port=2222),
     ),
+    "ranges": (
+        *(Host(name=f"node{number:02}", slots=None) for number in range(1, 17)),
+        *(Host(name=f"rack{rack}-{place}", slots=8, port=2222) for rack in (1, 2) for place in (1, 2, 3)),
+        *(Host(name=f"extra{number}", slots=4) for number in (1, 3, 7, 8)),
+    ),
+    "each-its-own": (
+        Host(name="worker-1", slots=3, devices=("2", "3", "0")),
+        Host(name="worker-2", slots=1, devices=("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",)),
+        Host(name="worker-3", slots=8, user="ada", python="~/envs/train/bin/python", cwd="/scratch/job"),
+        Host(
+            name="worker-4",
+            slots=8,
+            env=entries(
+                "hostfiles/each-its-own:11",
+                NCCL_SOCKET_IFNAME=("ib0",),
+                NOTE=("two words",),
+                PATH=("/opt/bin:", "PATH", ""),
+            ),
+        ),
+    ),
+    "cluster.yaml": (
+        Host(name="worker-1", slots=8),
+        Host(
+            name="worker-2",
+            slots=2,
+            devices=("0", "2"),
+            user="ada",
+            port=2222,
+            cwd="/scratch/job",
+            env=entries("hostfiles/cluster.yaml: hosts[1].env", NCCL_SOCKET_IFNAME=("ib0",)),
+        ),
+        *(Host(name=f"node{number:02}", slots=None) for number in range(1, 5)),
+    ),
 }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "hostfiles").iterdir()), ids=lambda path: path.name)
-def test_every_hostfile_to_copy_says_what_it_should(path: Path) -> None:
-    assert read_hostfile(path) == EXAMPLES[path.name]
+def test_every_hostfile_to_copy_says_what_it_should(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert read_hostfile(path.relative_to(ROOT)) == EXAMPLES[path.name]
 
 
 def test_the_hostfile_in_the_guide_is_read() -> None:
@@ -379,7 +421,27 @@ def test_the_hostfile_in_the_guide_is_read() -> None:
     assert parse_hostfile(block, source="guide") == (
         Host(name="worker-1", slots=8),
         Host(name="worker-2", slots=4, user="ada", port=2222),
-        Host(name="fd00::7", slots=8),
+        Host(name="fd00::7", slots=2, devices=("0", "2")),
+        *(Host(name=f"node{number:02}", slots=None) for number in range(1, 17)),
+        Host(name="worker-3", slots=8, cwd="/scratch/my job", env=entries("guide:6", NCCL_DEBUG=("INFO",))),
+    )
+
+
+def test_the_yaml_hostfile_in_the_guide_says_the_same_as_the_first_lines() -> None:
+    guide = (ROOT / "docs/guide-hostfile.md").read_text()
+    lines, text = (re.findall(rf"```{kind}\n(.*?)```", guide, re.DOTALL)[0] for kind in ("hostfile", "yaml"))
+    assert parse_yaml_hostfile(text, source="guide") == parse_hostfile(
+        "\n".join(lines.splitlines()[:4]), source="guide"
+    )
+
+
+def test_the_profile_in_the_guide_is_read() -> None:
+    guide = (ROOT / "docs/guide-hostfile.md").read_text()
+    text = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)[1]
+    options = {name: one for one in dslaunch.params if isinstance(one, click.Option) for name in one.opts}
+    assert parse_profile(text, options, source="job.yaml") == (
+        ("--hostfile=hosts", "--num_gpus=4", "--no_local_rank"),
+        ("--", "train.py", "--", "--epochs", "3"),
     )
 
 

@@ -2,14 +2,25 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.environment import EnvEntry
+from dslaunch.launcher.environment import EnvEntry, expand
 from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.plan import Endpoint, NodePlan, Plan, Program, job_of, plan_nodes, plan_program
+from dslaunch.launcher.plan import (
+    Endpoint,
+    NodePlan,
+    Plan,
+    Program,
+    environment_of,
+    job_of,
+    plan_nodes,
+    plan_program,
+    python_of,
+)
 from dslaunch.launcher.selection import Selected, select
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -26,10 +37,22 @@ def planned(*num_slots: int, program: Program = SCRIPT) -> tuple[NodePlan, ...]:
 
 def whole_plan() -> Plan:
     """Two unequal hosts, everything set."""
-    hosts = (Host(name="node1", slots=2), Host(name="node2", slots=4, user="ada", port=2222))
+    hosts = (
+        Host(name="node1", slots=2),
+        Host(
+            name="node2",
+            slots=4,
+            devices=("3", "GPU-1f", "0", "2"),
+            user="ada",
+            port=2222,
+            python="~/py/bin/python",
+            cwd="/scratch/job",
+            env=(EnvEntry(name="PATH", value=("", "HOME", "/bin:", "PATH", ""), source="hosts:2"),),
+        ),
+    )
     return Plan(
         nodes=plan_nodes(
-            select(hosts, include="node1@node2:0,2-3"),
+            select(hosts, include="node1@node2:0,2,GPU-1f"),
             plan_program("train.py", ("--name", "two words", "caf\udcc3"), python="/opt/py/bin/python"),
             local_names=frozenset({"node1"}),
         ),
@@ -148,6 +171,26 @@ def test_the_part_of_a_plan_that_goes_to_a_node() -> None:
     plan = whole_plan()
     jobs = [job_of(plan, node) for node in plan.nodes]
     assert json.dumps(jobs, indent=2) + "\n" == (GOLDEN / "jobs.json").read_text()
+
+
+def test_what_a_host_says_comes_after_what_the_job_says() -> None:
+    plan = whole_plan()
+    first, second = plan.nodes
+    assert environment_of(plan, first.host) == plan.environment
+    found = expand(environment_of(plan, second.host), {"HOME": "/home/ada", "PATH": "/bin"})
+    assert found["PATH"] == "/home/ada/bin:/opt/bin:/bin"
+    assert found["PYTHONPATH"] == "/scratch/job:/home/ada/job"
+
+
+def test_a_folder_in_the_home_is_in_the_python_path() -> None:
+    host = Host(name="w", slots=1, cwd="~/my job")
+    found = expand(environment_of(whole_plan(), host), {"HOME": "/home/ada"})
+    assert found["PYTHONPATH"] == "/home/ada/my job:/home/ada/job"
+
+
+def test_without_python_a_host_s_python_is_not_used() -> None:
+    plan = replace(whole_plan(), program=plan_program("./run.sh", (), python="/py", no_python=True))
+    assert [python_of(plan, node.host) for node in plan.nodes] == [None, None]
 
 
 def test_only_node_0_chooses_the_port() -> None:

@@ -88,7 +88,8 @@ def test_a_folder_that_is_not_here_is_refused(job: dict[str, Any]) -> None:
 def test_a_python_that_is_not_here_is_refused(job: dict[str, Any]) -> None:
     job["python"] = "/no/such/python"
     assert refusal(job) == (
-        "no Python at /no/such/python; every host needs the same path to it, or use --venv_script",
+        "no Python at /no/such/python; every host needs the same path to it, or use --venv_script, "
+        "or say python= in the hostfile",
         3,
     )
 
@@ -96,6 +97,18 @@ def test_a_python_that_is_not_here_is_refused(job: dict[str, Any]) -> None:
 def test_a_script_that_is_not_here_is_the_person_s_mistake(job: dict[str, Any]) -> None:
     job["script"] = "trian.py"
     assert refusal(job) == (f"no script trian.py in {job['cwd']}", 2)
+
+
+def test_paths_may_begin_at_the_home_of_this_host(
+    job: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "_inherited_environment", lambda: {b"HOME": os.fsencode(tmp_path)})
+    (tmp_path / "my job").mkdir()
+    (tmp_path / "my job" / "train.py").touch()
+    (tmp_path / "python").symlink_to(sys.executable)
+    job |= {"cwd": "~/my job", "python": "~/python"}
+    assert Prepared(job, num_devices=0).python == f"{tmp_path}/python"
+    assert os.getcwd() == f"{tmp_path}/my job"
 
 
 # Environment entries: `expand` in environment.py says what they mean, `apply_environment` does it on bytes.
@@ -179,6 +192,14 @@ def test_a_slot_without_a_gpu_is_refused(job: dict[str, Any]) -> None:
     job["devices"] = ["0", "4", "5"]
     assert refusal(job, num_devices=4) == (
         "slot 4, 5 is asked for, but there are 4 GPUs here (0-3); correct slots= in the hostfile, or use --include",
+        3,
+    )
+
+
+def test_a_gpu_s_name_on_a_host_without_gpus_is_refused(job: dict[str, Any]) -> None:
+    job["devices"] = ["0", "GPU-8a31", "MIG-7"]
+    assert refusal(job) == (
+        "device GPU-8a31, MIG-7 is asked for, but there is no GPU here; correct devices= in the hostfile",
         3,
     )
 
@@ -273,6 +294,18 @@ def test_what_a_venv_script_exports_is_inherited(job: dict[str, Any]) -> None:
     assert env[b"ADDED"] == b"two words"
     assert env[b"HOME"] == b"/else"
     assert not env.keys() & {b"LANG", b"NOT_EXPORTED", b"DSLAUNCH_VENV_SCRIPT"}
+
+
+@pytest.mark.parametrize("keeps_python", [False, True])
+def test_the_python_of_a_venv_is_used_unless_the_hostfile_says_another(
+    keeps_python: bool, job: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    write_venv(job, f"export PATH='{tmp_path}/bin':$PATH\n")
+    job["keeps_python"] = keeps_python
+    expected = sys.executable if keeps_python else f"{tmp_path}/bin/python"
+    assert Prepared(job, num_devices=0).python == expected
 
 
 def test_environment_files_come_after_the_venv_script(job: dict[str, Any]) -> None:

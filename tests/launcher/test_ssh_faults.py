@@ -203,7 +203,8 @@ def test_a_python_that_one_host_lacks_is_said_before_anything_starts(lab: Lab, f
     )
     assert command.wait() == 3
     assert sorted(command.err.splitlines()) == [
-        f"dslaunch: {name}: no Python at /root/own/python3; every host needs the same path to it, or use --venv_script"
+        f"dslaunch: {name}: no Python at /root/own/python3; every host needs the same path to it, or use --venv_script, "
+        "or say python= in the hostfile"
         for name in ("node1", "node2")
     ]
     assert command.out == ""
@@ -216,7 +217,7 @@ def test_a_folder_that_the_hosts_lack_is_said_before_anything_starts(lab: Lab, f
     assert command.wait() == 3
     assert command.err == (
         "dslaunch: node1: cannot use the folder /root/only-here: No such file or directory; "
-        "start from a folder that has the same path on every host\n"
+        "start from a folder that has the same path on every host, or say cwd= in the hostfile\n"
     )
     assert_clean(lab)
 
