@@ -30,6 +30,7 @@ from .frames import (
     Exited,
     Frame,
     Hello,
+    Inspect,
     Listen,
     Listening,
     Output,
@@ -49,6 +50,7 @@ from .frames import (
     encode,
     text_of,
 )
+from .inspection import answer
 from .preparation import Prepared, Unprepared
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 from .reach import Listener, own_addresses, try_addresses, why_not_listening
@@ -259,6 +261,10 @@ class Agent:
             self._listen(frame)
         elif isinstance(frame, Reach):
             self._in_background(lambda: Reached(try_addresses(*frame)), self._send)
+        elif isinstance(frame, Inspect) and frame.question == "clock":  # a thread would take time
+            self._send(answer(*frame))
+        elif isinstance(frame, Inspect):
+            self._in_background(lambda: answer(*frame), self._send)
         elif isinstance(frame, Signal):
             for worker in self._workers:
                 worker.signal(frame.number)

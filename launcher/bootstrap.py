@@ -55,6 +55,7 @@ _MODULES = (
     "process_tree",
     "worker",
     "reach",
+    "inspection",
     "preparation",
     "agent",
 )  # in import order

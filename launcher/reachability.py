@@ -109,16 +109,12 @@ class MasterSearch:
             self.address = found
 
     def _fail(self, candidates: list[str]) -> None:
+        is_second_round = len(candidates) > 1
         tried = {
-            rank: [self._first_problems.get(rank, ""), *(self._problems[rank] if len(candidates) > 1 else ())]
+            rank: [self._first_problems.get(rank, ""), *(self._problems[rank] if is_second_round else ())]
             for rank in self._peers
         }
-        best = min(range(len(candidates)), key=lambda place: sum(bool(tried[rank][place]) for rank in tried))
-        self.failures = tuple(
-            (rank, unreachable(self._plan.nodes[0].host.name, self._port, candidates, tried[rank]))
-            for rank in self._peers
-            if tried[rank][best]
-        )
+        self.failures = who_fails(self._plan.nodes[0].host.name, self._port, candidates, tried)
 
     def _names(self, node_ranks: Sequence[int]) -> str:
         names = [self._plan.nodes[rank].host.name for rank in node_ranks]
@@ -133,8 +129,21 @@ def first_reached(candidates: Sequence[str], problems: Mapping[int, Sequence[str
     return None
 
 
-def unreachable(first: str, port: int, candidates: Sequence[str], problems: Sequence[str]) -> str:
-    """What one node tried in vain, and what to do."""
+def who_fails(
+    first: str, port: int, candidates: Sequence[str], problems: Mapping[int, Sequence[str]]
+) -> tuple[tuple[int, str], ...]:
+    """The nodes that do not reach the candidate that most nodes reach: node_rank, what was tried in vain, what to do."""
+    best = min(
+        range(len(candidates)), key=lambda place: sum(bool(of_node[place]) for of_node in problems.values())
+    )
+    return tuple(
+        (node_rank, _describe(first, port, candidates, problems[node_rank]))
+        for node_rank in sorted(problems)
+        if problems[node_rank][best]
+    )
+
+
+def _describe(first: str, port: int, candidates: Sequence[str], problems: Sequence[str]) -> str:
     tried = ", ".join(f"{one} {why}" for one, why in zip(candidates, problems, strict=True) if why)
     return (
         f"cannot reach {first}, where rank 0 will listen on port {port}: {tried}; "
