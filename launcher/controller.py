@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .channel import Channel
 from .console import Console
@@ -49,8 +49,28 @@ STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
 POLL_S = 0.2
 
 
+class Rest(Protocol):
+    """The nodes of the job that other controllers drive. No method blocks; its answers are `allow_start`, `stop`, `finish`."""
+
+    def part_is_ready(self) -> None: ...
+
+    def part_failed(self, failure: Failure) -> None: ...
+
+    def part_was_interrupted(self, number: int) -> None: ...
+
+    def part_ended(self) -> None: ...
+
+
 class _SignalReceived(NamedTuple):
     number: int
+
+
+class _FromRest(NamedTuple):
+    """A failure elsewhere, or another word."""
+
+    failure: Failure | None = None
+    is_start_allowed: bool = False
+    is_finished: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -92,10 +112,11 @@ class Controller:
         agent_source: bytes,
         console: Console,
         window: int = CONNECT_WINDOW,
+        rest: Rest | None = None,
     ) -> None:
         self._plan = plan
         self._console = console
-        self._events: queue.SimpleQueue[_Event | _SignalReceived] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event | _SignalReceived | _FromRest] = queue.SimpleQueue()
         places = threading.BoundedSemaphore(window)
         self._nodes: list[_Node] = []
         for node_plan in plan.nodes:
@@ -107,6 +128,10 @@ class Controller:
         self._failures: list[Failure] = []
         self._interrupts: list[int] = []
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
+        self._rest = rest
+        self._num_told = 0  # failures that the rest needs not hear of (again)
+        self._is_interrupt_told = False
+        self._is_start_allowed = self._is_rest_finished = rest is None
         self._is_output_lost = False
         self._look_at = 0.0
         self._began_at = time.monotonic()
@@ -127,6 +152,7 @@ class Controller:
             try:
                 self._run_phases()
                 self._stop_and_wait()
+                self._wait_for_rest()
             finally:
                 self._is_ended.set()
                 for node in self._nodes:
@@ -158,7 +184,10 @@ class Controller:
         address = self._master_address()
         if self._is_failing():
             return
-        start = Start(address, first.master_port if first else 0)
+        self._wait_for_start()
+        if self._is_failing():
+            return
+        start = Start(address, (first.master_port if first else 0) or self._plan.master.port)
         self._started_at = time.monotonic()
         for node in self._nodes:
             self._send(node, start)
@@ -217,8 +246,11 @@ class Controller:
             return
         if isinstance(event, _SignalReceived):
             self._interrupts.append(event.number)
+        elif isinstance(event, _FromRest):
+            self._hear_rest(event)
         else:
             self._handle(event.node, event.item, event.at_s)
+        self._tell_rest()
 
     def _handle(self, node: _Node, item: Frame | LinkEnd, at_s: float) -> None:
         if isinstance(item, Hello):
@@ -293,7 +325,60 @@ class Controller:
     def _is_failing(self) -> bool:
         return bool(self._failures or self._interrupts)
 
+    # The rest of the job, if other controllers drive it.
+
+    def allow_start(self) -> None:
+        """The rest is ready. This and the next two may be called from any thread."""
+        self._events.put(_FromRest(is_start_allowed=True))
+
+    def stop(self, failure: Failure) -> None:
+        """Something failed elsewhere; `at_s` is on our clock."""
+        self._events.put(_FromRest(failure))
+
+    def finish(self) -> None:
+        """Nothing more will be heard of the rest."""
+        self._events.put(_FromRest(is_finished=True))
+
+    def _hear_rest(self, word: _FromRest) -> None:
+        self._is_start_allowed = self._is_start_allowed or word.is_start_allowed
+        self._is_rest_finished = self._is_rest_finished or word.is_finished
+        if word.failure is not None:
+            self._tell_rest()
+            self._failures.append(word.failure)
+            self._num_told = len(self._failures)
+
+    def _tell_rest(self) -> None:
+        if self._rest is None:
+            return
+        for failure in self._failures[self._num_told :]:
+            is_early = self._stopped_at is None or failure.at_s <= self._stopped_at
+            if is_early or isinstance(failure, HostFailure):
+                self._rest.part_failed(failure)
+        self._num_told = len(self._failures)
+        if self._interrupts and not self._is_interrupt_told:
+            self._is_interrupt_told = True
+            self._rest.part_was_interrupted(self._interrupts[0])
+
+    def _wait_for_start(self) -> None:
+        if self._rest is not None and not self._is_failing():
+            self._rest.part_is_ready()
+            while not self._is_start_allowed and not self._is_failing():
+                self._take_event()
+
+    def _wait_for_rest(self) -> None:
+        """Until all parts ended: a failure elsewhere is a failure of this part too. A second interrupt gives up."""
+        if self._rest is None:
+            return
+        self._tell_rest()
+        self._rest.part_ended()
+        num_interrupts = max(1, len(self._interrupts))
+        while not self._is_rest_finished and len(self._interrupts) <= num_interrupts:
+            self._take_event()
+        if self._interrupts and not self._failures:
+            self._interrupted_by = self._interrupts[0]
+
     # Stopping.
+
 
     def _stop_and_wait(self) -> None:
         """Tell every host to stop, unless all ended well, and wait until each one said that nothing is left."""

@@ -209,9 +209,34 @@ _KINDS: dict[str, Any] = {
 
 def encode(frame: Frame) -> bytes:
     """One frame as bytes: four bytes of length (big endian), then JSON `[kind, field, ...]`."""
+    return pack(frame)
+
+
+def pack(frame: tuple[Any, ...]) -> bytes:
+    """Any named tuple in the form of a frame."""
     text = json.dumps([type(frame).__name__, *frame], ensure_ascii=False, separators=(",", ":"))
     body = text.encode("utf-8", "surrogatepass")
     return _LENGTH.pack(len(body)) + body
+
+
+def cut(pending: bytearray, *, max_bytes: int) -> list[bytes]:
+    """The bodies of the frames that are complete; what is left stays in `pending`.
+
+    Errors: ProtocolError if a frame is longer than `max_bytes`.
+    """
+    bodies: list[bytes] = []
+    start = 0
+    while len(pending) - start >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(pending, start)
+        if length > max_bytes:
+            raise ProtocolError(f"a frame of {length} bytes; at most {max_bytes} are allowed")
+        end = start + _LENGTH.size + length
+        if len(pending) < end:
+            break
+        bodies.append(bytes(pending[start + _LENGTH.size : end]))
+        start = end
+    del pending[:start]
+    return bodies
 
 
 class Decoder:
@@ -223,19 +248,7 @@ class Decoder:
     def feed(self, data: bytes) -> list[Frame]:
         """Errors: ProtocolError if the stream cannot be this protocol; the stream is then useless."""
         self._pending += data
-        frames: list[Frame] = []
-        start = 0
-        while len(self._pending) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._pending, start)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
-            end = start + _LENGTH.size + length
-            if len(self._pending) < end:
-                break
-            frames.append(_decode_body(bytes(self._pending[start + _LENGTH.size : end])))
-            start = end
-        del self._pending[:start]
-        return frames
+        return [_decode_body(body) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
 
 
 def _decode_body(body: bytes) -> Frame:

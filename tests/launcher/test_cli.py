@@ -12,6 +12,7 @@ from dslaunch import __version__
 from dslaunch.launcher import cli, run
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.options import Options, SshOptions
+from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,6 +62,13 @@ OPTIONS = [
     ("--max_nodes", "--max_elastic_nodes"),
     ("--min_uptime",),
     ("--elastic_training",),
+    # launcher/options/rendezvous.py
+    ("--no_ssh",),
+    ("--no_ssh_check",),
+    ("--node_rank",),
+    ("--coordinator_port",),
+    ("--rendezvous_timeout",),
+    ("--job_id",),
     # launcher/options/start.py
     ("--connect_window",),
     ("--timings",),
@@ -146,6 +154,16 @@ def test_nothing_but_a_script_means_the_defaults(parse: Parse) -> None:
         ("--force_multi --dry_run", {"force_multi": True, "dry_run": True}),
         ("--kill_grace 0 --heartbeat 1", {"kill_grace_s": 0.0, "heartbeat_s": 1.0}),
         ("--report out.json", {"report": "out.json"}),
+        ("--no_ssh_check", {"rendezvous": RendezvousOptions(no_ssh_check=True)}),
+        ("--node_rank -1", {}),
+        (
+            "--no_ssh --node_rank 1 --coordinator_port 0 --rendezvous_timeout 9 --job_id a",
+            {
+                "rendezvous": RendezvousOptions(
+                    no_ssh=True, node_rank=1, coordinator_port=0, timeout_s=9.0, job_id="a"
+                )
+            },
+        ),
         ("--log_level WARNING", {"log_level": "warning"}),
         ("-q", {"log_level": "error"}),
         ("--quiet --log_level debug", {"log_level": "error"}),
@@ -246,7 +264,10 @@ def test_what_follows_the_script_is_the_script_s(
         ("--mastre-port=1 t.py", "there is no option --mastre_port; did you mean --master_port"),
         ("--zzzzzz t.py", "there is no option --zzzzzz; did you mean --help for the list?"),
         ("--master 1 t.py", "--master is ambiguous: it may be --master_addr or --master_port"),
-        ("--no t.py", "--no is ambiguous: it may be --no_local_rank or --no_python"),
+        (
+            "--no t.py",
+            "--no is ambiguous: it may be --no_local_rank or --no_python or --no_ssh or --no_ssh_check or --node_rank",
+        ),
         ("--num 2 t.py", "--num is ambiguous: it may be --num_accelerators or --num_gpus or --num_nodes"),
         ("--h t.py", "--h is ambiguous: it may be --heartbeat or --help or --hostfile"),
         ("-x t.py", "-x"),
@@ -263,6 +284,15 @@ def test_what_follows_the_script_is_the_script_s(
         ("--launcher teleport t.py", "'teleport' is not a launcher; choose ssh or local"),
         ("--launcher pdsh t.py", "'pdsh' is not available in this version; choose ssh or local"),
         ("--launcher OpenMPI t.py", "'openmpi' is not available in this version; choose ssh or local"),
+        (
+            "--node_rank 1 t.py",
+            "--node_rank has a meaning with --no_ssh only; add --no_ssh if this command runs on",
+        ),
+        ("--job_id x t.py", "--job_id has a meaning with --no_ssh only"),
+        ("--coordinator_port 1 t.py", "--coordinator_port has a meaning with --no_ssh only"),
+        ("--no_ssh --node_rank -2 t.py", "--node_rank=-2 is not a node; nodes count from 0"),
+        ("--no_ssh --coordinator_port 65536 t.py", "65536 is not in the range"),
+        ("--no_ssh --rendezvous_timeout 0 t.py", "0.0 is not in the range"),
         ("--kill_grace -1 t.py", "-1 is not allowed; give seconds, 0 or more"),
         ("--kill_grace nan t.py", "nan is not allowed; give seconds, 0 or more"),
         ("--kill_grace inf t.py", "inf is not allowed; give seconds, 0 or more"),

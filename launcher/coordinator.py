@@ -1,0 +1,465 @@
+"""Node 0's meeting place in a job without SSH: waits for all nodes, lets them start together, spreads the first failure.
+
+One thread serves all connections and never waits for one of them. Node 0's own part is a member like the others, over a
+socket pair.
+
+[Note: Strangers]
+Anybody who reaches the port may connect and send anything. A connection that is not a member yet has HANDSHAKE_S to become
+one, at most MAX_STRANGERS are kept (the oldest goes first), frames are short, and what is not understood closes the
+connection. None of this ends a member's connection or the job.
+
+[Note: The second door]
+Training needs the master port; the coordinator's own port may be blocked without anybody noticing. So until the start the
+coordinator answers on the master port too. Who comes in there is present, and so is not missing, but cannot stay: rank 0
+needs the port. It is told to start and left alone, and both sides say what that loses. This tells a blocked port from a
+node that does not come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from enum import Enum
+
+from .console import Console
+from .errors import EXIT_HOST, EXIT_MISTAKE
+from .frames import ProtocolError
+from .news import (
+    PROTOCOL,
+    Beat,
+    End,
+    Ended,
+    Failed,
+    Go,
+    Identity,
+    Join,
+    Joined,
+    News,
+    NewsDecoder,
+    Ready,
+    Refused,
+    Welcome,
+    encode_news,
+)
+from .reach import listen_on_all
+
+HANDSHAKE_S = 10.0
+LINGER_S = 5.0  # a job that fails before its start tells those who come so much later
+GOODBYE_S = 5.0  # for the others to read the last word
+STOP_MARGIN_S = 15.0  # beyond the workers' grace: more than a controller allows its agent
+MAX_STRANGERS = 128
+MAX_FAILURES = 4096
+MAX_OUTBOX_BYTES = 256 << 10
+MAX_COMPLAINTS = 5
+READ_BYTES = 1 << 14
+TICK_S = 0.1
+_CLOSE_WITH_RESET = struct.pack("ii", 1, 0)  # so that nothing lingers on the port that rank 0 will take
+
+
+class State(Enum):
+    """GATHERING nodes until all are ready; RUNNING; STOPPING after a failure; ENDED."""
+
+    GATHERING = 1
+    RUNNING = 2
+    STOPPING = 3
+    ENDED = 4
+
+
+class _Peer:
+    """One connection; a member once `node_rank` is set."""
+
+    def __init__(self, sock: socket.socket, *, where: str, is_at_second_door: bool) -> None:
+        self.sock = sock
+        self.where = where
+        self.is_at_second_door = is_at_second_door
+        self.nonce = secrets.token_hex(16)
+        self.decoder = NewsDecoder()
+        self.outbox = bytearray()
+        self.came_at = self.heard_at = time.monotonic()
+        self.node_rank: int | None = None
+        self.heartbeat_s = float("inf")
+        self.is_ready = False
+        self.is_leaving = False  # closed once its outbox is empty
+
+
+class Coordinator:
+    """Serves one job, in a thread from `start` until every node was told the end."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        console: Console,
+        heartbeat_s: float,
+        kill_grace_s: float,
+        timeout_s: float,
+        second_port: int | None = None,
+    ) -> None:
+        self.failures: list[tuple[float, Failed]] = []  # when it happened, what; to be read after `join`
+        self.stopped_at: float | None = None
+        self._identity = identity
+        self._console = console
+        self._heartbeat_s = heartbeat_s
+        self._kill_grace_s = kill_grace_s
+        self._timeout_s = timeout_s
+        self._second_port = second_port
+        self._second_door: socket.socket | None = None
+        self._state = State.GATHERING
+        self._is_started = False
+        self._selector = selectors.DefaultSelector()
+        self._peers: list[_Peer] = []  # all connections, the oldest first
+        self._members: dict[int, _Peer] = {}
+        self._expected = set(range(len(identity.names)))  # those whose end is waited for
+        self._ended: set[int] = set()
+        self._refusals: dict[int, str] = {}  # by the node rank that was claimed
+        self._linger_until = self._end_by = float("inf")
+        self._beat_at = 0.0
+        self._num_complaints = 0
+        self._began_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+
+    def listen(self, port: int) -> socket.socket:
+        """Answer on this port, on all addresses. Errors: OSError if it cannot be bound."""
+        door = listen_on_all(port)
+        door.setblocking(False)
+        self._selector.register(door, selectors.EVENT_READ, lambda: self._accept(door))
+        return door
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Take over a connection that was made otherwise; before `start`."""
+        self._welcome(sock, where="here", is_at_second_door=False)
+
+    def start(self) -> None:
+        self._began_at = time.monotonic()
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until everybody was told the end."""
+        self._thread.join(timeout_s)
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            while self._state is not State.ENDED:
+                self._serve()
+                self._tick(time.monotonic())
+            self._say_goodbye()
+        finally:
+            for key in [*self._selector.get_map().values()]:
+                self._close(key.fileobj)  # type: ignore[arg-type]
+            self._selector.close()
+
+    def _serve(self) -> None:
+        for key, events in self._selector.select(TICK_S):
+            if isinstance(key.data, _Peer):
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ and key.data in self._peers:
+                    self._read(key.data)
+            else:
+                key.data()
+
+    def _tick(self, now: float) -> None:
+        for peer in [*self._peers]:
+            if (peer.node_rank is None or peer.is_leaving) and now - peer.came_at > HANDSHAKE_S:
+                self._drop(peer)
+            elif peer.node_rank is not None and now - peer.heard_at > self._heartbeat_s:
+                self._lose(peer, f"nothing heard for {now - peer.heard_at:.0f} s", at=peer.heard_at)
+        self._beat(now)
+        if self._state is State.GATHERING:
+            self._look_who_is_missing(now)
+        elif self._state is State.STOPPING:
+            self._look_who_still_stops(now)
+        if self._state in (State.RUNNING, State.STOPPING) and self._expected <= self._ended:
+            self._state = State.ENDED
+
+    def _beat(self, now: float) -> None:
+        if now >= self._beat_at:
+            heartbeats_s = [self._heartbeat_s, *(peer.heartbeat_s for peer in self._members.values())]
+            self._beat_at = now + min(*heartbeats_s, 20.0) / 4
+            self._send_all(Beat())
+
+    def _look_who_is_missing(self, now: float) -> None:
+        absent = [
+            rank
+            for rank in sorted(self._expected)
+            if rank not in self._members or not self._members[rank].is_ready
+        ]
+        if not absent:
+            self._go()
+            return
+        names = [self._identity.names[rank] for rank in absent]
+        self._console.progress("ready", len(self._identity.names), names, self._began_at)
+        if now - self._began_at <= self._timeout_s:
+            return
+        self._expected &= set(self._members)
+        first, *others = absent
+        how = "it was not ready" if first in self._members else "it did not come"
+        nor = f", nor {', '.join(self._identity.name_of(rank) for rank in others)}" if others else ""
+        refusals = [
+            f"; one that called itself node {rank} was refused: {self._refusals[rank]}"
+            for rank in absent
+            if rank in self._refusals
+        ]
+        hint = "start the same command there, or wait longer with --rendezvous_timeout"
+        self._fail(first, f"{how} within {self._timeout_s:g} s{nor}{''.join(refusals)}; {hint}", at=now)
+
+    def _look_who_still_stops(self, now: float) -> None:
+        if now > self._linger_until:
+            self._expected &= self._ended | set(self._members)
+        if now > self._end_by:
+            for rank in sorted(self._expected - self._ended):
+                self._fail(rank, "it did not confirm that its workers ended", at=now)
+            self._expected &= self._ended
+
+    def _go(self) -> None:
+        self._state = State.RUNNING
+        self._is_started = True
+        if self._second_door is not None:
+            self._close(self._second_door)
+            self._second_door = None
+        for rank, peer in sorted(self._members.items()):
+            self._send(peer, Go())
+            if peer.is_at_second_door:
+                self._members.pop(rank)
+                self._expected.discard(rank)
+                self._leave(peer)
+                self._console.warn(
+                    f"{self._identity.name_of(rank)} cannot reach the coordinator: a failure there will not stop the other "
+                    "nodes, nor a failure elsewhere that one"
+                )
+
+    def known_failures(self) -> list[tuple[float, Failed]]:
+        """When and what: failures that the stop did not cause, as verdict.py, `judge` has them; to be read after `join`."""
+        stopped_at = float("inf") if self.stopped_at is None else self.stopped_at
+        return [one for one in self.failures if one[0] <= stopped_at or one[1].rank < 0]
+
+    def culprit(self) -> tuple[float, Failed] | None:
+        """The earliest failure before everybody was told to stop; the same rule as verdict.py, `judge`."""
+        stopped_at = float("inf") if self.stopped_at is None else self.stopped_at
+        return min(
+            (one for one in self.failures if one[0] <= stopped_at), key=lambda one: one[0], default=None
+        )
+
+    def _say_goodbye(self) -> None:
+        """Tell the end, and wait until all have read it: whoever closes before that may take it along."""
+        culprit = self.culprit()
+        if culprit is not None:
+            self._tell(*culprit)
+        self._send_all(End())
+        for peer in [*self._peers]:
+            if peer.node_rank is None:
+                self._drop(peer)
+            elif not peer.is_leaving:
+                self._leave(peer)
+        deadline = time.monotonic() + GOODBYE_S
+        while self._peers and time.monotonic() < deadline:
+            self._serve()
+
+    # Failures.
+
+    def _fail(self, node_rank: int, message: str, *, at: float, code: int = EXIT_HOST) -> None:
+        """A failure of a node that the coordinator saw itself."""
+        self._note(at, Failed(node_rank, -1, -1, 0, code, 0, message, 0.0))
+
+    def _note(self, at: float, failed: Failed) -> None:
+        if len(self.failures) < MAX_FAILURES:
+            self.failures.append((at, failed._replace(age_s=0.0)))
+        if self.stopped_at is not None:
+            return
+        now = time.monotonic()
+        self._state = State.STOPPING
+        self.stopped_at = now
+        self._linger_until = now if self._is_started else now + LINGER_S
+        self._end_by = now + (self._kill_grace_s if self._is_started else 0.0) + STOP_MARGIN_S
+        self._tell(at, failed)
+
+    def _tell(self, at: float, failed: Failed) -> None:
+        self._send_all(failed._replace(age_s=max(0.0, time.monotonic() - at)))
+
+    def _lose(self, peer: _Peer, message: str, *, at: float) -> None:
+        """A connection ended by itself."""
+        self._drop(peer)
+        rank = peer.node_rank
+        if rank is None or peer.is_leaving or rank in self._ended:
+            return
+        name = self._identity.name_of(rank)
+        if self._state is State.GATHERING and rank != 0:
+            self._console.say(f"{name} left before the start ({message}); waiting for it to come again")
+            return
+        self._expected.discard(rank)
+        self._fail(rank, f"{message}; the node, its network or its dslaunch is down", at=at)
+
+    def _complain(self, message: str) -> None:
+        self._num_complaints += 1
+        if self._num_complaints <= MAX_COMPLAINTS:
+            last = "; more of that is not shown" if self._num_complaints == MAX_COMPLAINTS else ""
+            self._console.warn(message + last)
+
+    # What comes in.
+
+    def _accept(self, door: socket.socket) -> None:
+        strangers = [peer for peer in self._peers if peer.node_rank is None]
+        if len(strangers) >= MAX_STRANGERS:
+            self._drop(strangers[0])
+        try:
+            sock, address = door.accept()
+        except OSError:  # gone again, or no file descriptor is free
+            if strangers:
+                self._drop(strangers[0])
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        is_at_second_door = door is self._second_door
+        if is_at_second_door:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _CLOSE_WITH_RESET)
+        self._welcome(
+            sock, where=str(address[0]).removeprefix("::ffff:"), is_at_second_door=is_at_second_door
+        )
+
+    def _welcome(self, sock: socket.socket, *, where: str, is_at_second_door: bool) -> None:
+        sock.setblocking(False)
+        peer = _Peer(sock, where=where, is_at_second_door=is_at_second_door)
+        self._peers.append(peer)
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+        self._send(peer, Welcome(PROTOCOL, peer.nonce))
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            data = peer.sock.recv(READ_BYTES)
+            if not data:
+                raise OSError("the connection ended")
+            for news in peer.decoder.feed(data):
+                if peer in self._peers and not peer.is_leaving:
+                    peer.heard_at = time.monotonic()
+                    self._obey(peer, news)
+        except BlockingIOError:
+            return
+        except ProtocolError as error:
+            self._console.debug(f"coordinator: {peer.where}: {error}")
+            self._lose(peer, "what it sent is not our protocol", at=time.monotonic())
+        except OSError as error:
+            self._lose(peer, error.strerror or str(error), at=time.monotonic())
+
+    def _obey(self, peer: _Peer, news: News) -> None:
+        if peer.node_rank is None:
+            if not isinstance(news, Join):
+                raise ProtocolError(f"{type(news).__name__} instead of Join")
+            self._judge(peer, news)
+        elif isinstance(news, Ready):
+            peer.is_ready = True
+            if peer.node_rank == 0 and self._second_port is not None and self._state is State.GATHERING:
+                with contextlib.suppress(OSError):  # then there is no second door, and rank 0 will say why
+                    self._second_door = self.listen(self._second_port)
+        elif isinstance(news, Failed):
+            code = news.code if 0 < news.code < 256 else 1
+            at = time.monotonic() - max(0.0, news.age_s)
+            self._note(at, news._replace(node_rank=peer.node_rank, code=code))
+        elif isinstance(news, Ended):
+            self._ended.add(peer.node_rank)
+        elif not isinstance(news, Beat):
+            raise ProtocolError(f"{type(news).__name__} from a member")
+
+    # Who may take part.
+
+    def _judge(self, peer: _Peer, join: Join) -> None:
+        mine, rank = self._identity, join.node_rank
+        if join.protocol != PROTOCOL:
+            why = f"it speaks protocol {join.protocol}, node 0 speaks {PROTOCOL}; install the same dslaunch everywhere"
+            self._refuse(peer, rank, why)
+        elif not hmac.compare_digest(join.proof.encode(), mine.proof_of(join, peer.nonce).encode()):
+            self._refuse(
+                peer, rank, "its DSLAUNCH_TOKEN is not node 0's; give all nodes the same one, or none of them"
+            )
+        elif join.job_id != mine.job_id:
+            why = f"its --job_id is {join.job_id!r}, node 0's is {mine.job_id!r}; it belongs to another job"
+            self._refuse(peer, rank, why)
+        elif join.hosts_digest != mine.hosts_digest:
+            why = f"hostfile mismatch: node {rank} has {join.hosts}; node 0 has {mine.hosts}"
+            self._refuse_mismatch(peer, rank, f"{why}; give all nodes the same hostfile and options")
+        elif join.program_digest != mine.program_digest:
+            why = f"program mismatch: node {rank} was started with another script or other arguments than node 0"
+            self._refuse_mismatch(peer, rank, f"{why}; give all nodes the same command")
+        elif not 0 <= rank < len(mine.names):
+            self._refuse(peer, rank, f"there is no node {rank}, only 0 to {len(mine.names) - 1}")
+        elif rank in self._members:
+            why = f"node {rank} is here already, from {self._members[rank].where}; every node needs its own --node_rank"
+            self._refuse(peer, rank, why)
+        elif self._is_started or rank in self._ended:
+            self._refuse(peer, rank, "the job is running already; start all nodes again")
+        else:
+            self._take_in(peer, join)
+
+    def _take_in(self, peer: _Peer, join: Join) -> None:
+        peer.node_rank, peer.heartbeat_s = join.node_rank, max(1.0, join.heartbeat_s)
+        self._members[join.node_rank] = peer
+        self._beat_at = 0.0
+        self._console.debug(f"{self._identity.name_of(join.node_rank)} joined, from {peer.where}")
+        self._send(peer, Joined(self._heartbeat_s))
+        if self.failures:
+            self._tell(*self.failures[0])
+
+    def _refuse(self, peer: _Peer, rank: int, why: str) -> None:
+        if len(self._refusals) < MAX_STRANGERS:
+            self._refusals[rank] = why
+        self._complain(f"a node at {peer.where} that called itself node {rank} was refused: {why}")
+        self._send(peer, Refused(why, EXIT_MISTAKE))
+        self._leave(peer)
+
+    def _refuse_mismatch(self, peer: _Peer, rank: int, why: str) -> None:
+        """A mistake of the person who started the job, so all nodes end; a job that runs is left alone."""
+        self._send(peer, Refused(why, EXIT_MISTAKE))
+        self._leave(peer)
+        self._expected.discard(rank)
+        if self._state is State.GATHERING:
+            self._fail(rank, why, at=time.monotonic(), code=EXIT_MISTAKE)
+
+    # What goes out.
+
+    def _send_all(self, news: News) -> None:
+        for peer in [*self._members.values()]:
+            self._send(peer, news)
+
+    def _send(self, peer: _Peer, news: News) -> None:
+        if peer in self._peers and not peer.is_leaving:
+            peer.outbox += encode_news(news)
+            self._flush(peer)
+
+    def _leave(self, peer: _Peer) -> None:
+        """Say nothing more; the peer closes, and nothing that was said is lost."""
+        peer.is_leaving = True
+        peer.came_at = time.monotonic()
+        self._flush(peer)
+
+    def _flush(self, peer: _Peer) -> None:
+        try:
+            while peer.outbox:
+                del peer.outbox[: peer.sock.send(peer.outbox)]
+            if peer.is_leaving:
+                peer.sock.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            if len(peer.outbox) > MAX_OUTBOX_BYTES:
+                self._lose(peer, "it does not read what it is sent", at=time.monotonic())
+                return
+        except OSError as error:
+            self._lose(peer, error.strerror or str(error), at=time.monotonic())
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
+        self._selector.modify(peer.sock, wanted, peer)
+
+    def _drop(self, peer: _Peer) -> None:
+        if peer in self._peers:
+            self._peers.remove(peer)
+            if peer.node_rank is not None and self._members.get(peer.node_rank) is peer:
+                del self._members[peer.node_rank]
+            self._close(peer.sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        sock.close()
