@@ -191,7 +191,7 @@ def _differences(cluster: ClusterFacts) -> Iterable[Finding]:
         if row.label in ("Python", "PyTorch", "NVIDIA driver") and not row.is_same:
             there = [(value, hosts) for value, hosts, _ in row.values if value != "none"]
             if len(there) > 1:
-                shown = ", ".join(f"{value} on {folded(hosts)}" for value, hosts in there)
+                shown = "; ".join(f"{value} on {folded(hosts)}" for value, hosts in there)
                 odd = tuple(host for _, hosts in there[1:] for host in hosts)
                 text = f"{row.label} is not the same everywhere: {shown}; install the same version"
                 yield Finding(hosts=odd, text=text, is_problem=False)
@@ -267,7 +267,11 @@ def _rows(cluster: ClusterFacts) -> Iterable[Row]:
         if row is not None:
             yield row
     for label, question, key in _QUANTITIES:
-        sizes = {host.name: _get(host, question, key) for host in cluster.hosts}
+        sizes = {
+            host.name: _get(host, question, key)
+            for host in cluster.hosts
+            if not _get(host, question, "problem")
+        }
         row = _row_of_sizes(label, {name: size for name, size in sizes.items() if size is not None})
         if row is not None:
             yield row
