@@ -23,7 +23,7 @@ PROGRESS_EVERY_S = 2.0
 LIVE_AFTER_S = 0.3  # on a terminal; a start that is faster shows nothing
 LIVE_EVERY_S = 0.1
 LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
-LAST_FILES_S = 30.0  # after an interrupt, for a disk that may be slow
+LAST_FILES_S = 10.0  # after an interrupt, for a disk that may be slow
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -77,12 +77,11 @@ class Console:
             self.warn(self._ranks.warning)
 
     def finish(self, *, is_patient: bool) -> None:
-        """Write what is left. If not patient, give up after a while: after an interrupt nobody may read any more.
-
-        Errors: LaunchError if it cannot be written
-        """
+        """Write what is left. If not patient, give up after a while: after an interrupt nobody may read any more."""
         self._ranks.flush()
-        self._ranks.finish(float("inf") if is_patient else LAST_FILES_S)
+        if not self._ranks.finish(LAST_WORDS_S):
+            self.say("writing what is left of the log files; Ctrl-C gives that up")
+            self._ranks.finish(float("inf") if is_patient else LAST_FILES_S)
         self._writer.drain(float("inf") if is_patient else LAST_WORDS_S)
 
     def drain(self, timeout_s: float = float("inf")) -> bool:

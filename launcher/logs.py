@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import LaunchError
@@ -45,13 +45,13 @@ class RankFiles:
         """Why files cannot be written any more, if that is so."""
         return self._writer.failure
 
-    def begin(self, num_ranks: int) -> None:
+    def begin(self, ranks: Sequence[int]) -> None:
         """Make the folders and empty files of the next attempt.
 
         Errors: LaunchError if that is not possible
         """
         sinks: dict[tuple[int, int], list[_LogFile]] = {
-            (rank, stream): [] for rank in range(num_ranks) for stream in STREAM_NAMES
+            (rank, stream): [] for rank in ranks for stream in STREAM_NAMES
         }
         if self._log_dir is not None:
             if self.folder is None:
@@ -59,7 +59,7 @@ class RankFiles:
                 self.warning = _link_latest(self.folder)
             folder = self.folder / f"attempt_{self._num_attempts}"
             _make_folder(folder, "--log_dir")
-            num_digits = max(3, len(str(num_ranks - 1)))
+            num_digits = max(3, len(str(max(ranks))))
             for (rank, stream), files in sinks.items():
                 name = f"rank{rank:0{num_digits}}.{STREAM_NAMES[stream]}.log"
                 files.append(_LogFile(folder / name, "--log_dir", self._files))
@@ -67,7 +67,7 @@ class RankFiles:
             option = "--enable_each_rank_log"
             _make_folder(self._each_rank_dir, option)
             now = time.strftime("%Y%m%d%H%M%S")
-            for rank in range(num_ranks):
+            for rank in ranks:
                 file = _LogFile(self._each_rank_dir / f"{now}_rank{rank}.log", option, self._files)
                 for stream in STREAM_NAMES:
                     sinks[rank, stream].append(file)

@@ -72,7 +72,7 @@ class RankOutput:
         if self._folding is not None:
             self._folding.begin(len(self._heads) // len(self._screens))
         if self._files is not None:
-            self._files.begin(len(origins))
+            self._files.begin([one.rank for one in origins])
 
     def put(self, rank: int, stream: int, text: str, on_done: Callable[[], None] | None = None) -> None:
         """Whole lines of one worker; `on_done` is called when they are written."""

@@ -14,7 +14,7 @@ from dslaunch.launcher.logs import RankFiles, after
 
 def begun(folder: Path, num_ranks: int = 2) -> RankFiles:
     files = RankFiles(log_dir=str(folder), each_rank_dir=None)
-    files.begin(num_ranks)
+    files.begin(range(num_ranks))
     return files
 
 
@@ -46,10 +46,22 @@ def test_the_names_of_many_ranks_sort(tmp_path: Path) -> None:
     assert names == [f"rank{rank:04}.stdout.log" for rank in range(1001)]
 
 
+def test_a_node_s_part_of_the_ranks_keeps_their_numbers(tmp_path: Path) -> None:
+    files = RankFiles(log_dir=str(tmp_path), each_rank_dir=None)
+    files.begin([998, 1000])
+    files.put(1000, 1, b"a\n", None)
+    assert files.finish(10)
+    assert files.folder is not None
+    found = contents(files.folder)
+    assert found["attempt_0/rank1000.stdout.log"] == b"a\n"
+    assert len(found) == 4
+    assert "attempt_0/rank0998.stderr.log" in found
+
+
 def test_each_attempt_has_a_folder_and_may_have_fewer_ranks(tmp_path: Path) -> None:
     files = begun(tmp_path, 2)
     files.put(1, 1, b"first\n", None)
-    files.begin(1)
+    files.begin([0])
     files.put(0, 1, b"second\n", None)
     assert files.finish(10)
     assert files.folder is not None
@@ -77,7 +89,7 @@ def test_something_else_called_latest_is_left_alone(tmp_path: Path) -> None:
 
 def test_one_file_for_both_streams_is_named_as_deepspeed_does(tmp_path: Path) -> None:
     files = RankFiles(log_dir=None, each_rank_dir=str(tmp_path / "logs"))
-    files.begin(2)
+    files.begin([0, 1])
     files.put(1, 1, b"a\n", None)
     files.put(1, 2, b"b\n", None)
     files.put(1, 1, b"c\n", None)
@@ -90,7 +102,7 @@ def test_one_file_for_both_streams_is_named_as_deepspeed_does(tmp_path: Path) ->
 
 def test_both_kinds_at_once(tmp_path: Path) -> None:
     files = RankFiles(log_dir=str(tmp_path / "a"), each_rank_dir=str(tmp_path / "b"))
-    files.begin(1)
+    files.begin([0])
     done: list[int] = []
     files.put(0, 1, b"a\n", lambda: done.append(0))
     assert files.finish(10)
@@ -118,7 +130,7 @@ def test_a_file_is_not_a_folder(option: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     given = {"log_dir": None, "each_rank_dir": None, option: str(tmp_path / "file")}
     with pytest.raises(LaunchError, match=r"--\w+: .*/file is a file; give a folder$"):
-        RankFiles(**given).begin(1)
+        RankFiles(**given).begin([0])
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence() -> None:
