@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Any
 
 from .devices import count_accelerators
+from .evidence import MemoryWatch, evidence_of
 from .frames import (
     MAGIC,
     Decoder,
@@ -52,6 +53,7 @@ from .frames import (
 )
 from .inspection import answer
 from .preparation import Prepared, Unprepared
+from .private_folder import PrivateFolder
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 from .reach import Listener, own_addresses, try_addresses, why_not_listening
 from .worker import HANDLED, Stream, Worker, spawn
@@ -78,7 +80,9 @@ class State(Enum):
 class Agent:
     """Serves one launcher over stdin and stdout."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: PrivateFolder) -> None:
+        self._folder = folder
+        self._memory = MemoryWatch()
         self._state = State.WAITING
         self._selector = selectors.DefaultSelector()
         self._decoder = Decoder()
@@ -149,10 +153,15 @@ class Agent:
 
     def _collect(self) -> None:
         """Take note of who ended, and say so once all they wrote was passed on."""
-        for pid, status in reap():
+        # Of several, those that SIGKILL ended come first: they are what the kernel's counters explain.
+        for pid, status in sorted(reap(), key=lambda one: one[1] != signal.SIGKILL):
             for worker in self._workers:
                 if worker.pid == pid:
                     worker.end(status)
+                    if status:
+                        worker.is_out_of_memory, worker.facts = self._memory.explain(
+                            pid, status, is_our_kill=self._state is State.STOPPING
+                        )
         for worker in self._workers:
             self._report_end_of(worker)
 
@@ -344,15 +353,19 @@ class Agent:
             return
         self._stop_listening()
         self._state = State.RUNNING
+        self._memory = MemoryWatch()
         self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
         self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
         program = [] if self._prepared.python is None else [self._prepared.python]
         for plan in self._job["ranks"]:
+            env = {**self._prepared.env, **{bytes_of(k): bytes_of(v) for k, v in plan["env"]}}
+            error_file = self._folder.file(f"error-{plan['rank']}.json")
+            if error_file is not None:
+                env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
             worker = spawn(
-                rank=plan["rank"],
-                argv=[bytes_of(one) for one in program + plan["arguments"]],
-                env={**self._prepared.env, **{bytes_of(k): bytes_of(v) for k, v in plan["env"]}},
+                rank=plan["rank"], argv=[bytes_of(one) for one in program + plan["arguments"]], env=env
             )
+            worker.error_file = error_file
             self._workers.append(worker)
             for stream in worker.streams:
                 self._watch(worker, stream)
@@ -400,7 +413,18 @@ class Agent:
         is_signaled = os.WIFSIGNALED(worker.status)
         signum = os.WTERMSIG(worker.status) if is_signaled else 0
         code = 128 + signum if is_signaled else os.WEXITSTATUS(worker.status)
-        self._send(Exited(worker.rank, code, signum, worker.ended_at))
+        evidence = {}
+        if code:
+            out, err = (stream.tail for stream in worker.streams)
+            evidence = evidence_of(
+                worker.status,
+                facts=worker.facts,
+                is_out_of_memory=worker.is_out_of_memory,
+                error_file=worker.error_file,
+                out=out,
+                err=err,
+            )
+        self._send(Exited(worker.rank, code, signum, worker.ended_at, evidence))
 
 
 def _address_reached() -> str:
@@ -415,22 +439,24 @@ def main() -> None:
         os.setsid()
     become_subreaper()
     keeper = os.getpid()
+    folder = PrivateFolder()
     child = os.fork()
     if child == 0:
         status = 1
         try:
             become_subreaper()
             die_with_parent(keeper, signal.SIGTERM)
-            Agent().run()
+            Agent(folder).run()
             status = 0
         except BaseException:
             traceback.print_exc()  # reaches the launcher as the end of this host's stderr
         finally:
+            folder.remove()
             os._exit(status)
-    _keep(child)
+    _keep(child, folder)
 
 
-def _keep(child: int) -> None:
+def _keep(child: int, folder: PrivateFolder) -> None:
     """Outlive the agent, then leave nothing of it behind."""
 
     def pass_on(signum: int, frame: object) -> None:
@@ -456,4 +482,5 @@ def _keep(child: int) -> None:
             while kill_descendants(keeper_pid := os.getpid()) or descendants(keeper_pid):
                 reap()
                 time.sleep(0.01)
+            folder.remove()  # again, in case the agent was killed
     os._exit(1 if status else 0)

@@ -145,14 +145,27 @@ class Console:
             return
         culprit = failed[0]
         self.error(f"{culprit.describe()}; it failed first")
-        if isinstance(culprit, RankFailure) and culprit.last_lines:
-            self.error(f"last lines of rank {culprit.rank}:")
-            for line in culprit.last_lines:
-                self._say_bytes(b"    " + bytes_of(line) + b"\n")
+        if isinstance(culprit, RankFailure):
+            self._explain(culprit)
         for one in failed[1:6]:
             self.error(f"also failed: {one.describe()}")
         if len(failed) > 6:
             self.error(f"also failed: {len(failed) - 6} more")
+
+    def _explain(self, culprit: RankFailure) -> None:
+        for sentence in culprit.evidence:
+            self.error(f"evidence: {sentence}")
+        if culprit.message and not any(culprit.message in line for line in culprit.traceback):
+            self.error(f"it reported: {culprit.message}")
+        lines, title = culprit.traceback, "traceback"
+        if not lines:
+            lines, title = culprit.last_lines, "last lines"
+            if culprit.last_lines_of != "stderr":
+                title = f"last lines ({culprit.last_lines_of})"
+        if lines:
+            self.error(f"{title} of rank {culprit.rank}:")
+            for line in lines:
+                self._say_bytes(b"    " + bytes_of(line) + b"\n")
 
     def _log(self, level: int, message: str) -> None:
         if level >= _LEVELS["info"]:

@@ -11,7 +11,6 @@ import queue
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,10 +40,9 @@ from .frames import (
 from .link import Link, LinkEnd
 from .plan import NodePlan, Plan, job_of, origins_of
 from .reachability import MasterSearch
-from .verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict, judge, signal_name
+from .verdict import Failure, HostFailure, OutputFailure, Verdict, judge, rank_failure, signal_name
 
 CONNECT_WINDOW = 64  # connections being made at the same time
-NUM_LAST_LINES = 20
 STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
 POLL_S = 0.2
 
@@ -83,7 +81,6 @@ class _Node:
     ready: Ready | None = None
     pids: dict[int, int] = field(default_factory=dict)  # by rank
     exit_codes: dict[int, int] = field(default_factory=dict)  # by rank
-    last_lines: dict[int, deque[str]] = field(default_factory=dict)  # by rank
     clock_offset_s: float = float(
         "inf"
     )  # launcher's monotonic clock minus the node's, delay of one frame included
@@ -122,7 +119,6 @@ class Controller:
         for node_plan in plan.nodes:
             link = Link(node_plan, connect=connect, agent_source=agent_source, window=places)
             node = _Node(plan=node_plan, link=link)
-            node.last_lines = {rank.rank: deque(maxlen=NUM_LAST_LINES) for rank in node_plan.ranks}
             self._nodes.append(node)
         self._search = MasterSearch(plan, lambda rank, frame: self._send(self._nodes[rank], frame))
         self._failures: list[Failure] = []
@@ -204,7 +200,6 @@ class Controller:
             if isinstance(item, Output) and self.first_output_s is None:
                 self.first_output_s = at_s - self._began_at
             if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
-                node.last_lines[item.rank].extend(item.text.removesuffix("\n").split("\n")[-NUM_LAST_LINES:])
                 self._console.output(item.rank, item.stream, item.text, node.link.grant)
             else:
                 self._events.put(_Event(node, item, at_s))
@@ -286,15 +281,12 @@ class Controller:
         if item.code == 0:
             return
         self._failures.append(
-            RankFailure(
-                rank=item.rank,
+            rank_failure(
+                item,
                 local_rank=next(one.local_rank for one in node.plan.ranks if one.rank == item.rank),
                 host=node.name,
                 pid=node.pids.get(item.rank, 0),
-                code=item.code,
-                signal=item.signal,
                 at_s=min(at_s, item.at + node.clock_offset_s),
-                last_lines=tuple(node.last_lines[item.rank]),
             )
         )
 
@@ -378,7 +370,6 @@ class Controller:
             self._interrupted_by = self._interrupts[0]
 
     # Stopping.
-
 
     def _stop_and_wait(self) -> None:
         """Tell every host to stop, unless all ended well, and wait until each one said that nothing is left."""

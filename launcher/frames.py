@@ -147,6 +147,7 @@ class Exited(NamedTuple):
     code: int
     signal: int
     at: float  # the node's monotonic clock, seconds
+    evidence: dict[str, Any] = {}  # noqa: RUF012 - never changed; of a failure, made by evidence.py, `evidence_of`
 
 
 class Pong(NamedTuple):

@@ -7,11 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .errors import EXIT_HOST
+from .frames import Exited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock."""
+    """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock.
+
+    The fields with defaults are what its agent found out. Their names are keys of the report: guide-failures.md.
+    """
 
     rank: int
     local_rank: int
@@ -20,7 +24,13 @@ class RankFailure:
     code: int  # 128 + n if signal n ended it
     signal: int
     at_s: float
-    last_lines: tuple[str, ...]
+    core_dumped: bool = False
+    is_out_of_memory: bool = False
+    evidence: tuple[str, ...] = ()  # sentences on why it ended
+    message: str = ""  # of the exception that torch's @record noted
+    traceback: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
+    last_lines_of: str = "stderr"  # or stdout, if it wrote nothing to stderr
 
     def describe(self) -> str:
         how = f"was killed by {signal_name(self.signal)}" if self.signal else f"exited with code {self.code}"
@@ -68,7 +78,9 @@ class Verdict:
     others: tuple[Failure, ...]
     interrupted_by: int | None
     phases_s: tuple[tuple[str, float], ...]
-    ran_s: float | None = None  # from the start of all workers to the first failure; None if they never started
+    ran_s: float | None = (
+        None  # from the start of all workers to the first failure; None if they never started
+    )
 
     @property
     def exit_code(self) -> int:
@@ -81,8 +93,8 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         return {
             "exit_code": self.exit_code,
-            "culprit": asdict(self.culprit) if self.culprit else None,
-            "others": [asdict(one) for one in self.others],
+            "culprit": _to_dict(self.culprit) if self.culprit else None,
+            "others": [_to_dict(one) for one in self.others],
             "interrupted_by": signal_name(self.interrupted_by) if self.interrupted_by else None,
             "phases_s": dict(self.phases_s),
         }
@@ -114,6 +126,31 @@ def judge(
         phases_s=tuple(phases_s.items()),
         ran_s=None if started_at is None or ended_at is None else max(0.0, ended_at - started_at),
     )
+
+
+def rank_failure(exited: Exited, *, local_rank: int, host: str, pid: int, at_s: float) -> RankFailure:
+    """What an agent said of a worker that failed."""
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in exited.evidence.items()
+    }
+    return RankFailure(
+        rank=exited.rank,
+        local_rank=local_rank,
+        host=host,
+        pid=pid,
+        code=exited.code,
+        signal=exited.signal,
+        at_s=at_s,
+        **found,
+    )
+
+
+def _to_dict(failure: Failure) -> dict[str, Any]:
+    kind = {RankFailure: "rank", HostFailure: "host", OutputFailure: "output"}[type(failure)]
+    found = {"kind": kind, **asdict(failure)}
+    if isinstance(failure, RankFailure) and failure.signal:
+        found["signal_name"] = signal_name(failure.signal)
+    return found
 
 
 def signal_name(number: int) -> str:

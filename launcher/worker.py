@@ -11,6 +11,7 @@ import termios
 import time
 from collections.abc import Iterable
 
+from .evidence import NUM_KEPT_LINES, NUM_LAST_LINES, Tail
 from .output import LineBuffer
 from .process_tree import die_with_parent
 
@@ -25,6 +26,7 @@ class Stream:
         self.fd = fd
         self.number = number
         self.is_open = True
+        self.tail = Tail(NUM_KEPT_LINES if number == 2 else NUM_LAST_LINES)
         self._lines = LineBuffer()
         self._last_bytes: int | None = None  # how many are still to be read, once the worker has ended
 
@@ -36,10 +38,14 @@ class Stream:
         except BlockingIOError:
             return b"", False
         if not data:
-            return self._close(), False
+            return self._noted(self._close()), False
         if self._last_bytes is not None:
             self._last_bytes -= len(data)
-        return self._lines.add(data, now=time.monotonic()), True
+        return self._noted(self._lines.add(data, now=time.monotonic())), True
+
+    def _noted(self, lines: bytes) -> bytes:
+        self.tail.add(lines)
+        return lines
 
     def limit(self) -> None:
         """The worker has ended: what is in the pipe now is all it wrote. What others add, who hold it open, is not read."""
@@ -63,6 +69,9 @@ class Worker:
         self.status: int | None = None
         self.ended_at = 0.0
         self.is_reported = False
+        self.error_file: str | None = None  # where torch's @record writes
+        self.is_out_of_memory = False
+        self.facts: list[str] = []  # what the kernel knows of its failure
 
     def end(self, status: int) -> None:
         """It was collected."""

@@ -234,6 +234,33 @@ def test_the_last_word_is_who_failed_first(
     assert screen.err.decode("utf-8", "replace").splitlines() == lines
 
 
+def test_evidence_stands_before_the_traceback_and_the_traceback_instead_of_the_last_lines() -> None:
+    screen = Screen()
+    culprit = RankFailure(
+        rank=3,
+        local_rank=1,
+        host="w0",
+        pid=7,
+        code=137,
+        signal=9,
+        at_s=1.0,
+        evidence=("the kernel killed it for memory (cgroup limit 512 MiB)", "core dumped"),
+        message="OSError: disk",
+        traceback=("Traceback", "E"),
+        last_lines=("bye",),
+    )
+    screen.console.report(Verdict(culprit=culprit, others=(), interrupted_by=None, phases_s=()))
+    assert screen.err.decode().splitlines() == [
+        "dslaunch: rank 3 on w0 (local rank 1, pid 7) was killed by SIGKILL (9); it failed first",
+        "dslaunch: evidence: the kernel killed it for memory (cgroup limit 512 MiB)",
+        "dslaunch: evidence: core dumped",
+        "dslaunch: it reported: OSError: disk",
+        "dslaunch: traceback of rank 3:",
+        "    Traceback",
+        "    E",
+    ]
+
+
 def failure(console: Console) -> LaunchError:
     """What the console says of its own streams, once it has tried."""
     console.output(0, 1, "a\n")

@@ -62,7 +62,7 @@ any_frame = st.one_of(
     st.builds(Problem, any_text, numbers),
     st.builds(Started, numbers, numbers),
     st.builds(Output, numbers, numbers, any_text),
-    st.builds(Exited, numbers, numbers, numbers, times),
+    st.builds(Exited, numbers, numbers, numbers, times, st.dictionaries(any_text, json_values, max_size=5)),
     st.builds(Pong, numbers, times),
     st.builds(Done, numbers),
 )

@@ -118,9 +118,10 @@ def test_a_verdict_as_json() -> None:
     )
     assert json.loads(json.dumps(verdict.to_dict())) == {
         "exit_code": 3,
-        "culprit": {"host": "w1", "message": "it is gone", "at_s": 9.0, "exit_code": 3},
+        "culprit": {"kind": "host", "host": "w1", "message": "it is gone", "at_s": 9.0, "exit_code": 3},
         "others": [
             {
+                "kind": "rank",
                 "rank": number,
                 "local_rank": number,
                 "host": "w0",
@@ -128,7 +129,13 @@ def test_a_verdict_as_json() -> None:
                 "code": code,
                 "signal": 0,
                 "at_s": at_s,
+                "core_dumped": False,
+                "is_out_of_memory": False,
+                "evidence": [],
+                "message": "",
+                "traceback": [],
                 "last_lines": ["Traceback", "ValueError"],
+                "last_lines_of": "stderr",
             }
             for number, code, at_s in ((1, 1, 11.0), (0, 7, 10.0))
         ],

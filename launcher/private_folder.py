@@ -1,0 +1,34 @@
+"""A folder of one agent for files that its workers write. Sent to the nodes: standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+
+
+class PrivateFolder:
+    """A temporary folder that only this user can enter. The keeper makes it, so that it outlives a killed agent.
+
+    Where no folder can be made (a full or read-only disk) the job runs without it.
+    """
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        with contextlib.suppress(OSError):
+            self._path = tempfile.mkdtemp(prefix="dslaunch-")
+
+    def file(self, name: str) -> str | None:
+        """The path of a file in it that does not exist now."""
+        if self._path is None:
+            return None
+        path = os.path.join(self._path, name)
+        if os.path.exists(path):
+            os.unlink(path)
+        return path
+
+    def remove(self) -> None:
+        """Remove it with all that is in it; nothing happens the second time."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
