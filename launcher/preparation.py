@@ -88,7 +88,7 @@ class Prepared:
             is_busy = error.errno == errno.EADDRINUSE
             why = "is in use here" if is_busy else f"cannot be used here: {os.strerror(error.errno or 0)}"
             if is_fixed:
-                hint = ", or leave the option out" if is_busy else ""
+                hint = ", or leave the option out if you gave it" if is_busy else ""
                 raise Unprepared(f"--master_port={wanted} {why}; choose another{hint}", exit_code=3) from None
             self._port_claim = _claim_any()
             self.notes.append(f"port {wanted} {why}, so MASTER_PORT={self.master_port}")

@@ -618,7 +618,7 @@ def test_a_busy_port_that_was_asked_for_is_refused(start: Start) -> None:
         job = start("say('started')", f"--master_port={port}")
         assert job.wait() == 3
     assert job.err == (
-        f"dslaunch: localhost: --master_port={port} is in use here; choose another, or leave the option out\n"
+        f"dslaunch: localhost: --master_port={port} is in use here; choose another, or leave the option out if you gave it\n"
     )
     assert job.out == ""
 

@@ -253,7 +253,7 @@ def test_a_busy_port_moves_and_says_so(job: dict[str, Any], busy_port: int) -> N
 def test_a_busy_port_that_was_asked_for_is_refused(job: dict[str, Any], busy_port: int) -> None:
     job.update(master_port=busy_port, is_port_fixed=True)
     assert refusal(job) == (
-        f"--master_port={busy_port} is in use here; choose another, or leave the option out",
+        f"--master_port={busy_port} is in use here; choose another, or leave the option out if you gave it",
         3,
     )
 
