@@ -173,8 +173,9 @@ class Pdsh:
             preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),
         )
         atexit.register(self.close)
-        for work in (self._accept, self._read_errors):
-            threading.Thread(target=work, name="pdsh", daemon=True).start()
+        self._errors = threading.Thread(target=self._read_errors, name="pdsh", daemon=True)
+        self._errors.start()
+        threading.Thread(target=self._accept, name="pdsh", daemon=True).start()
 
     def connect(self, node: NodePlan) -> PdshChannel:
         """Wait for the agent of this host.
@@ -223,7 +224,11 @@ class Pdsh:
     def close(self) -> None:
         """Leave nothing of it on this machine."""
         atexit.unregister(self.close)
-        self._server.close()
+        self._stop_listening()
+        with self._changed:
+            for connection in self._sockets.values():  # of hosts that nobody waited for
+                connection.close()
+            self._sockets.clear()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._num_open == 0 and self._seen:
                 self._process.wait(CLOSE_TIMEOUT_S)
@@ -233,6 +238,12 @@ class Pdsh:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
         self._process.wait()
+        self._errors.join(CLOSE_TIMEOUT_S)
+
+    def _stop_listening(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept(); close() alone would not
+        self._server.close()
 
     def _ended_places(self) -> set[int]:
         return {at for at, node in enumerate(self._nodes) if node.host.name in self._ended}
@@ -243,7 +254,7 @@ class Pdsh:
             while len(self._seen) < len(self._nodes):
                 connection, _ = self._server.accept()
                 threading.Thread(target=self._greet, args=(connection,), name="pdsh", daemon=True).start()
-        self._server.close()
+        self._stop_listening()
 
     def _greet(self, connection: socket.socket) -> None:
         """Take the connection if it says the token and the number of a host that has not connected yet."""
@@ -267,25 +278,29 @@ class Pdsh:
             self._sockets[place] = connection
             self._changed.notify_all()
             if len(self._seen) == len(self._nodes):
-                self._server.close()
+                self._stop_listening()
 
     def _read_errors(self) -> None:
-        """`host: words` is what the host said; `pdsh@here: host: ssh exited with exit code 255` is how it ended."""
         if self._process.stderr is None:
             raise AssertionError("Popen gave no pipe")
-        for line in self._process.stderr:
-            exited = _SSH_EXITED.match(line)
-            name = exited["host"] if exited else line.partition(": ")[0]
-            with self._changed:
-                names = [one for one in self._last_lines if one == name or one.partition(".")[0] == name]
-                for one in names or self._last_lines:
-                    if not exited:
-                        words = line.removeprefix(f"{name}: ") if names else line
-                        self._last_lines[one] = [*self._last_lines[one], words.rstrip("\n")][-NUM_LAST_LINES:]
-                    elif names:
-                        self._last_lines[one] = self._last_lines[one] or [line.rstrip("\n")]
-                        self._ended.add(one)
-                self._changed.notify_all()
+        with self._process.stderr as lines:
+            for line in lines:
+                self._note(line)
+
+    def _note(self, line: str) -> None:
+        """`host: words` is what the host said; `pdsh@here: host: ssh exited with exit code 255` is how it ended."""
+        exited = _SSH_EXITED.match(line)
+        name = exited["host"] if exited else line.partition(": ")[0]
+        with self._changed:
+            names = [one for one in self._last_lines if one == name or one.partition(".")[0] == name]
+            for one in names or self._last_lines:
+                if not exited:
+                    words = line.removeprefix(f"{name}: ") if names else line
+                    self._last_lines[one] = [*self._last_lines[one], words.rstrip("\n")][-NUM_LAST_LINES:]
+                elif names:
+                    self._last_lines[one] = self._last_lines[one] or [line.rstrip("\n")]
+                    self._ended.add(one)
+            self._changed.notify_all()
 
 
 class PdshChannel:

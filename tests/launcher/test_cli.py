@@ -12,6 +12,7 @@ from dslaunch import __version__
 from dslaunch.launcher import cli, run
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.options import Options, SshOptions
+from dslaunch.launcher.options.backend import BackendOptions
 from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
 
@@ -69,6 +70,8 @@ OPTIONS = [
     ("--coordinator_port",),
     ("--rendezvous_timeout",),
     ("--job_id",),
+    # launcher/options/backend.py
+    ("--launcher_args",),
     # launcher/options/start.py
     ("--connect_window",),
     ("--timings",),
@@ -144,6 +147,10 @@ def test_nothing_but_a_script_means_the_defaults(parse: Parse) -> None:
         ("--master_addr=", {"master_addr": None}),
         ("--launcher LOCAL", {"launcher": "local"}),
         (
+            "--launcher OpenMPI --launcher_args -k",
+            {"launcher": "openmpi", "backend": BackendOptions(launcher_args=("-k",))},
+        ),
+        (
             "--ssh_port 22 --ssh_user ada --ssh_identity k --ssh_config c --connect_timeout 2.5",
             {"ssh": SshOptions(port=22, user="ada", identity="k", config="c", connect_timeout_s=2.5)},
         ),
@@ -187,7 +194,10 @@ def test_an_option_and_its_spellings(parse: Parse, words: str, expected: dict[st
         ("--ho hosts --inc w0", {"hostfile": "hosts", "include": "w0"}),
         ("--hostfi=hosts --exc=w0", {"hostfile": "hosts", "exclude": "w0"}),
         ("--master_p 1 --master_a x", {"master_port": 1, "master_addr": "x"}),
-        ("--launch local", {"launcher": "local"}),
+        (
+            "--launcher slurm --launcher_a=-v",
+            {"launcher": "slurm", "backend": BackendOptions(launcher_args=("-v",))},
+        ),
         ("--no_p --no_l", {"no_python": True, "no_local_rank": True}),
         ("--mod", {"is_module": True}),
         ("--dry --force", {"dry_run": True, "force_multi": True}),
@@ -201,6 +211,11 @@ def test_an_option_and_its_spellings(parse: Parse, words: str, expected: dict[st
 )
 def test_a_long_option_may_be_shortened(parse: Parse, words: str, expected: dict[str, object]) -> None:
     assert parse(*words.split(), "train.py") == Options(program="train.py", **expected)  # type: ignore[arg-type]
+
+
+def test_launcher_args_are_split_as_by_a_shell(parse: Parse) -> None:
+    options = parse("--launcher=mpich", "--launcher_args", "-iface 'eth 1' --x=\"a b\" it\\'s", "t.py")
+    assert options.backend.launcher_args == ("-iface", "eth 1", "--x=a b", "it's")
 
 
 @pytest.mark.parametrize("name", [name for names in OPTIONS for name in names if name.startswith("--")])
@@ -281,9 +296,13 @@ def test_what_follows_the_script_is_the_script_s(
         ("--master_port 65536 t.py", "65536 is not in the range"),
         ("--ssh_port 0 t.py", "'--ssh_port': 0 is not in the range"),
         ("--log_level loud t.py", "'loud' is not one of 'debug', 'info'"),
-        ("--launcher teleport t.py", "'teleport' is not a launcher; choose ssh or local"),
-        ("--launcher pdsh t.py", "'pdsh' is not available in this version; choose ssh or local"),
-        ("--launcher OpenMPI t.py", "'openmpi' is not available in this version; choose ssh or local"),
+        (
+            "--launcher teleport t.py",
+            "'teleport' is not a launcher; choose ssh, local, pdsh, openmpi, mpich, impi, mvapich, slurm",
+        ),
+        ("--launch local t.py", "--launch is ambiguous: it may be --launcher or --launcher_args"),
+        ("--launcher_args=-k t.py", "--launcher_args has no effect with --launcher=ssh"),
+        ("--launcher slurm --launcher_args=it's t.py", "cannot be split into words: No closing quotation"),
         (
             "--node_rank 1 t.py",
             "--node_rank has a meaning with --no_ssh only; add --no_ssh if this command runs on",
