@@ -24,6 +24,9 @@ $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind cmake ninja
 	$(PIP) --no-build-isolation --editable '.[train,demo,dev]'
+	@# To compare with: in a folder of its own, where nothing imports it by accident; no compiler, nothing it depends on.
+	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed deepspeed \
+		|| echo "without DeepSpeed: tests/launcher/test_against_deepspeed.py will be skipped"
 	@touch $@
 
 demo: setup

@@ -157,6 +157,19 @@ def test_what_cannot_be_planned_on_this_machine(
     assert str(caught.value).startswith(message.format(tmp_path))
 
 
+@pytest.mark.parametrize("names", [{"include": "localhost"}, {"exclude": "localhost"}])
+@pytest.mark.parametrize(
+    "numbers", [{"num_nodes": 1}, {"num_gpus": 1}, {"num_nodes": 1, "num_gpus": 1}, {"num_gpus": 0}]
+)
+@pytest.mark.parametrize("hostfile", [None, "hosts"])
+def test_numbers_and_names_exclude_each_other_with_a_hostfile_and_without(
+    planned: Planned, names: dict[str, Any], numbers: dict[str, Any], hostfile: str | None
+) -> None:
+    Path("hosts").write_text("localhost slots=4\n")
+    with pytest.raises(LaunchError, match="a number cannot be combined with names; give one of the two"):
+        planned(hostfile=hostfile, **names, **numbers)
+
+
 def test_the_word_none_is_no_hostfile(planned: Planned) -> None:
     plan, _ = planned(hostfile="None")
     assert [node.host.name for node in plan.nodes] == ["localhost"]

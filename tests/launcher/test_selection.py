@@ -249,6 +249,24 @@ def test_a_number_of_thousands_of_digits_is_beyond_the_slots() -> None:
         select(TWO, include="w0:" + "9" * 5000)
 
 
+@pytest.mark.parametrize(
+    ("options", "slots"),
+    [
+        ({}, "0 1 2 3"),
+        ({"exclude": "worker-0:1"}, "0 2 3"),
+        ({"exclude": "worker-0:1,2"}, "0 3"),
+        ({"include": "worker-0:1"}, "1"),
+        ({"include": "worker-0:1,1"}, "1"),
+        ({"include": "worker-0:1@worker-0:0,1"}, "0 1"),
+        ({"include": "worker-0"}, "0 1 2 3"),
+    ],
+)
+def test_one_host_as_in_deepspeed_s_own_tests(options: dict[str, str], slots: str) -> None:
+    """Source: DeepSpeed 0.19.8 tests/unit/launcher/test_run.py, `test_parser_local`."""
+    found = devices_by_host((Host(name="worker-0", slots=4),), **options)
+    assert found == {"worker-0": tuple(slots.split())}
+
+
 def test_the_one_slot_of_a_host_is_named() -> None:
     with pytest.raises(LaunchError) as caught:
         select((Host(name="::1", slots=1),), include="[::1]:1")
