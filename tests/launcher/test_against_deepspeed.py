@@ -430,3 +430,45 @@ def test_who_takes_part_is_as_with_deepspeed_but_for_listed_deviations(
     assert not unexplained, "\n".join([f"{len(unexplained)} differences:", *unexplained[:10]])
     assert counts["equal"] > NUM_CASES / 3, "the cases have become too odd to say much"
     assert {one.name for one in DEVIATIONS} <= set(counts), "a deviation that no case shows; remove it"
+
+
+# Prompts as arguments. Source: DeepSpeed 0.19.8 tests/unit/launcher/test_user_args.py.
+
+READ_PROMPTS = """
+import argparse, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int)
+parser.add_argument("--prompt", nargs="+")
+print(ascii(parser.parse_args().prompt))
+"""
+PROMPTS = [
+    "I am 6' tall",
+    'I am 72" tall',
+    '"translate English to Romanian: "',
+    'I\'m going to tell them "DeepSpeed is the best"',
+]
+
+
+@pytest.mark.parametrize("prompt", [[one] for one in PROMPTS] + [PROMPTS])
+def test_prompts_arrive_as_they_were_typed(prompt: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts.py").write_text(READ_PROMPTS)
+    assert launched(tmp_path, ["prompts.py", "--prompt", *prompt]) == f"localhost:0 | {prompt!a}\n"
+
+
+def test_prompts_of_a_bash_script_arrive(tmp_path: Path) -> None:
+    """xargs reads quotes itself."""
+    (tmp_path / "prompts.py").write_text(READ_PROMPTS)
+    script = """
+        ARGS="--launcher=local --num_gpus=1 prompts.py --prompt 'I am 72\\" tall' \\"I am 6' tall\\""
+        echo ${ARGS} | xargs "$0" -m dslaunch
+    """
+    printed = subprocess.run(
+        ["bash", "-c", script, sys.executable], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == f"localhost:0 | {PROMPTS[1::-1]!a}\n"
+
+
+def launched(folder: Path, words: list[str]) -> str:
+    """What a job of one worker on this machine prints."""
+    command = [sys.executable, "-m", "dslaunch", "--launcher=local", "--num_gpus=1", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
