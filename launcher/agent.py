@@ -354,8 +354,9 @@ class Agent:
         self._stop_listening()
         self._state = State.RUNNING
         self._memory = MemoryWatch()
-        self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
-        self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
+        if start.master_addr:
+            self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
+            self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
         program = [] if self._prepared.python is None else [self._prepared.python]
         for plan in self._job["ranks"]:
             env = {**self._prepared.env, **{bytes_of(k): bytes_of(v) for k, v in plan["env"]}}
@@ -363,7 +364,10 @@ class Agent:
             if error_file is not None:
                 env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
             worker = spawn(
-                rank=plan["rank"], argv=[bytes_of(one) for one in program + plan["arguments"]], env=env
+                rank=plan["rank"],
+                argv=[bytes_of(one) for one in program + plan["arguments"]],
+                env=env,
+                is_verbatim=self._job.get("is_verbatim", False),
             )
             worker.error_file = error_file
             self._workers.append(worker)

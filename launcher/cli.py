@@ -184,6 +184,7 @@ def _options(given: dict[str, Any]) -> Options:
 # Other commands than running a job: the module with the click command, loaded when it is called.
 COMMANDS: dict[str, str] = {
     "check": ".commands.check",
+    "exec": ".commands.exec",
 }
 
 

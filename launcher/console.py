@@ -93,6 +93,10 @@ class Console:
         """Whole lines of one worker; `on_done` is called when they are written."""
         self._ranks.put(rank, stream, text, on_done)
 
+    def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
+        """Bytes for stdout (1) or stderr (2) as they are; `on_done` is called when they are written."""
+        self._writer.put(self._screens[stream].sink, data, on_done)
+
     def debug(self, message: str) -> None:
         self._log(10, message)
 

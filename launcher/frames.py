@@ -32,7 +32,7 @@ class Prepare(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start the prepared workers."""
+    """Start the prepared workers. An empty `master_addr` means that they do not form a job."""
 
     master_addr: str
     master_port: int

@@ -11,17 +11,19 @@ class LineBuffer:
 
     A carriage return means that what stands before it is overwritten (progress bars). Of a finished line only the
     text after its last carriage return is kept; of an unfinished one the newest version is given once a second.
+    Verbatim, carriage returns are bytes like any other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_verbatim: bool = False) -> None:
+        self._is_verbatim = is_verbatim
         self._pending = b""
         self._last_progress = float("-inf")
 
     def add(self, data: bytes, *, now: float) -> bytes:
         """Take `data` and return the lines that are complete, each with its newline; may be empty."""
         head, newline, tail = (self._pending + data).rpartition(b"\n")
-        lines = _after_returns(head + newline) if newline else b""
-        if b"\r" in tail:
+        lines = head + newline if self._is_verbatim or not newline else _after_returns(head + newline)
+        if b"\r" in tail and not self._is_verbatim:
             body = tail.rstrip(b"\r")
             returned = b"\r" if len(body) < len(tail) else b""  # may be the first half of "\r\n"
             shown, _, rest = body.rpartition(b"\r")
@@ -39,7 +41,7 @@ class LineBuffer:
 
     def rest(self) -> bytes:
         """The end of the stream: the last line, with a newline if it had none."""
-        pending, self._pending = _after_return(self._pending), b""
+        pending, self._pending = self._pending if self._is_verbatim else _after_return(self._pending), b""
         return pending + b"\n" if pending else b""
 
 

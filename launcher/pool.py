@@ -13,15 +13,15 @@ from .run import hostfile_path, local_names
 from .selection import Selected, select
 
 
-def host_options(given: dict[str, Any], **more: Any) -> Options:
-    """The options that name hosts, in the form that a job's have."""
+def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Options:
+    """The options that name hosts, and `more`, in the form that a job's have."""
     return Options(
         hostfile=given["hostfile"],
         include=given["include"],
         exclude=given["exclude"],
         num_nodes=given["num_nodes"],
         ssh=read_ssh(given),
-        program="",
+        program=program,
         **more,
     )
 

@@ -59,6 +59,8 @@ class Prepared:
             self.python = text_of(after)
 
     def _choose_devices(self, devices: list[str], num_devices: int) -> None:
+        if not devices:  # no ranks that share the host, but one command that may see all of it
+            return
         if num_devices:
             beyond = [one for one in devices if one.isdigit() and int(one) >= num_devices]
             if beyond:

@@ -22,12 +22,12 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)  # by t
 class Stream:
     """The reading end of a worker's stdout (number 1) or stderr (number 2)."""
 
-    def __init__(self, fd: int, number: int) -> None:
+    def __init__(self, fd: int, number: int, *, is_verbatim: bool = False) -> None:
         self.fd = fd
         self.number = number
         self.is_open = True
         self.tail = Tail(NUM_KEPT_LINES if number == 2 else NUM_LAST_LINES)
-        self._lines = LineBuffer()
+        self._lines = LineBuffer(is_verbatim=is_verbatim)
         self._last_bytes: int | None = None  # how many are still to be read, once the worker has ended
 
     def read(self) -> tuple[bytes, bool]:
@@ -91,7 +91,9 @@ class Worker:
                 os.kill(self.pid, signum)
 
 
-def spawn(*, rank: int, argv: list[bytes], env: dict[bytes, bytes]) -> Worker:
+def spawn(
+    *, rank: int, argv: list[bytes], env: dict[bytes, bytes], is_verbatim: bool = False
+) -> Worker:
     """Start one rank in a session of its own, in the present folder. It dies when this process dies.
 
     A program that cannot be executed is a worker that wrote why to stderr and exited 127.
@@ -111,7 +113,8 @@ def spawn(*, rank: int, argv: list[bytes], env: dict[bytes, bytes]) -> Worker:
     os.close(err_write)
     for fd in (out_read, err_read):
         os.set_blocking(fd, False)
-    return Worker(rank=rank, pid=pid, streams=(Stream(out_read, 1), Stream(err_read, 2)))
+    streams = (Stream(out_read, 1, is_verbatim=is_verbatim), Stream(err_read, 2, is_verbatim=is_verbatim))
+    return Worker(rank=rank, pid=pid, streams=streams)
 
 
 def _become(

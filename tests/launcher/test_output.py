@@ -157,3 +157,12 @@ def test_what_comes_out_at_any_time_is_whole_lines(chunks: list[bytes]) -> None:
         text = buffer.add(chunk, now=0.0)
         assert text == b"" or text.endswith(b"\n")
     assert buffer.rest()[-1:] in (b"", b"\n")
+
+
+def test_verbatim_every_byte_is_passed_on() -> None:
+    data = b"50%\r100%\rdone\nwin\r\n\rlast"
+    for size in range(1, len(data) + 1):
+        buffer = LineBuffer(is_verbatim=True)
+        pieces = [buffer.add(data[at : at + size], now=0.0) for at in range(0, len(data), size)]
+        assert all(piece.endswith(b"\n") for piece in pieces if piece)
+        assert b"".join(pieces) + buffer.rest() == data + b"\n"
