@@ -363,11 +363,13 @@ class Agent:
             error_file = self._folder.file(f"error-{plan['rank']}.json")
             if error_file is not None:
                 env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
+            cores = self._prepared.cores
             worker = spawn(
                 rank=plan["rank"],
                 argv=[bytes_of(one) for one in program + plan["arguments"]],
                 env=env,
                 is_verbatim=self._job.get("is_verbatim", False),
+                cores=cores[int(env[b"LOCAL_RANK"])] if cores else None,
             )
             worker.error_file = error_file
             self._workers.append(worker)

@@ -54,6 +54,7 @@ _MODULES = (
     "private_folder",
     "process_tree",
     "worker",
+    "binding",
     "reach",
     "inspection",
     "preparation",

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from typing import Any
 
+from .binding import format_ranges, read_cores, share_cores
 from .frames import bytes_of, text_of
 from .reach import listen_on_all
 
@@ -41,6 +42,9 @@ class Prepared:
             self._enter_venv(job["venv_script"], keeps_python=job["keeps_python"])
         _check_program(self.python, job["script"])
         apply_environment(self.env, job["environment"])
+        self.cores: list[list[int]] = []  # by local rank; empty if nobody is bound
+        if job.get("bind_cores") is not None:
+            self._bind(job["bind_cores"], num_ranks=len(job["devices"]))
         self._choose_devices(job["devices"], num_devices)
         self._port_claim: PortClaim | None = None
         if job["master_port"] is not None:
@@ -57,6 +61,34 @@ class Prepared:
         after = find_program(b"python", self.env)
         if self.python and after and after != before and not keeps_python:
             self.python = text_of(after)
+
+    def _bind(self, asked: list[int], *, num_ranks: int) -> None:
+        if b"KMP_AFFINITY" in self.env:
+            raise Unprepared(
+                "--bind_cores_to_rank, but KMP_AFFINITY is set and binds threads by itself; unset it",
+                exit_code=2,
+            )
+        allowed = os.sched_getaffinity(0)
+        shown = format_ranges(sorted(allowed))
+        missing = sorted(set(asked) - allowed)
+        if missing:
+            raise Unprepared(
+                f"--bind_core_list: core {format_ranges(missing)} cannot be used here; allowed are {shown}",
+                exit_code=3,
+            )
+        self.cores = share_cores(read_cores(set(asked) or allowed), num_ranks, uses_all=bool(asked))
+        if not self.cores:
+            cores = f"--bind_core_list={format_ranges(asked)}" if asked else f"cores {shown}"
+            raise Unprepared(
+                f"--bind_cores_to_rank: {num_ranks} ranks cannot share {cores}; use fewer slots here, or more cores",
+                exit_code=3,
+            )
+        num_cores = len(self.cores[0])
+        self.env[b"OMP_NUM_THREADS"] = str(num_cores).encode()
+        self.notes.append(
+            f"each rank is bound to {num_cores} core{'s' if num_cores > 1 else ''}: "
+            + ", ".join(format_ranges(sorted(share)) for share in self.cores)
+        )
 
     def _choose_devices(self, devices: list[str], num_devices: int) -> None:
         if not devices:  # no ranks that share the host, but one command that may see all of it

@@ -16,6 +16,7 @@ import click
 
 from . import environment
 from .auto_slots import with_known_slots
+from .binding import format_ranges
 from .bootstrap import agent_source
 from .channel import Channel
 from .console import Console
@@ -196,6 +197,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         ),
         kill_grace_s=options.kill_grace_s,
         heartbeat_s=options.heartbeat_s,
+        bind_cores=options.binding.cores,
     )
 
 
@@ -208,6 +210,9 @@ def describe(plan: Plan, *, how: str | None = None, remotely: str = "by ssh") ->
         f"{_count(plan.world_size, 'rank')} on {_count(len(plan.nodes), 'host')}, in {plan.cwd}",
         f"master: {address}, port {plan.master.port}{or_next}",
     ]
+    if plan.bind_cores is not None:
+        cores = format_ranges(list(plan.bind_cores)) or "one CPU of each physical core"
+        lines.append(f"each rank is bound to its share of its host's cores: {cores}")
     if plan.venv_script:
         lines.append(f"first, on every host: source {shlex.quote(plan.venv_script)}")
     lines += [f"environment: {_shown(entry)}" for entry in plan.environment]

@@ -92,9 +92,14 @@ class Worker:
 
 
 def spawn(
-    *, rank: int, argv: list[bytes], env: dict[bytes, bytes], is_verbatim: bool = False
+    *,
+    rank: int,
+    argv: list[bytes],
+    env: dict[bytes, bytes],
+    cores: Iterable[int] | None = None,
+    is_verbatim: bool = False,
 ) -> Worker:
-    """Start one rank in a session of its own, in the present folder. It dies when this process dies.
+    """Start one rank in a session of its own, in the present folder, on these CPUs. It dies when this process dies.
 
     A program that cannot be executed is a worker that wrote why to stderr and exited 127.
     """
@@ -106,7 +111,7 @@ def spawn(
     try:
         pid = os.fork()
         if pid == 0:
-            _become(argv, env, parent=parent, out=out_write, err=err_write, mask=mask)
+            _become(argv, env, parent=parent, out=out_write, err=err_write, mask=mask, cores=cores)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(out_write)
@@ -118,7 +123,14 @@ def spawn(
 
 
 def _become(
-    argv: list[bytes], env: dict[bytes, bytes], *, parent: int, out: int, err: int, mask: Iterable[int]
+    argv: list[bytes],
+    env: dict[bytes, bytes],
+    *,
+    parent: int,
+    out: int,
+    err: int,
+    mask: Iterable[int],
+    cores: Iterable[int] | None,
 ) -> None:
     """In the child: turn into the program. Never returns."""
     try:
@@ -131,6 +143,8 @@ def _become(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(argv[0], argv, env)
     except OSError as error:

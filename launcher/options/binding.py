@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from ..binding import parse_ranges
+from ..errors import LaunchError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingOptions:
-    """Which CPU cores each rank is bound to."""
+    """`cores` is None without binding, empty for all cores that the host allows."""
+
+    cores: tuple[int, ...] | None = None
 
 
-OPTIONS: tuple[click.Option, ...] = ()
+def _cores(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Source: DeepSpeed 0.19.8 utils/numa.py, `parse_range_list`: ascending, nothing twice."""
+    if value is None:
+        return None
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value):
+        raise click.BadParameter(f"{value!r} is not a list of cores; write e.g. 0,2-4")
+    items = value.split(",")
+    bounds = [int(one) for item in items for one in (item.split("-") * 2)[:2]]
+    is_ascending = all(low < high for low, high in zip(bounds[1::2], bounds[2::2], strict=False))
+    if not is_ascending or any(low > high for low, high in zip(bounds[::2], bounds[1::2], strict=True)):
+        raise click.BadParameter(f"{value!r} must ascend and name no core twice; write e.g. 0,2-4")
+    return tuple(parse_ranges(value))
+
+
+OPTIONS: tuple[click.Option, ...] = (
+    click.Option(
+        ["--bind_cores_to_rank"],
+        is_flag=True,
+        help="Bind each rank to its share of the host's cores, and set OMP_NUM_THREADS to their number. Memory is not bound.",
+    ),
+    click.Option(
+        ["--bind_core_list"],
+        metavar="CORES",
+        callback=_cores,
+        help="Share these cores only, e.g. 0,2-4.  [default: one CPU of each physical core]",
+    ),
+)
 
 
 def read(given: dict[str, Any]) -> BindingOptions:
-    """The options of this file from all that were given, by parameter name."""
-    return BindingOptions()
+    """The options of this file from all that were given, by parameter name.
+
+    Errors: LaunchError if a list is given that nothing is bound to
+    """
+    cores: tuple[int, ...] | None = given["bind_core_list"]
+    if not given["bind_cores_to_rank"]:
+        if cores is not None:
+            raise LaunchError("--bind_core_list has no effect by itself; add --bind_cores_to_rank")
+        return BindingOptions()
+    return BindingOptions(cores=cores or ())

@@ -70,6 +70,9 @@ OPTIONS = [
     ("--coordinator_port",),
     ("--rendezvous_timeout",),
     ("--job_id",),
+    # launcher/options/binding.py
+    ("--bind_cores_to_rank",),
+    ("--bind_core_list",),
     # launcher/options/backend.py
     ("--launcher_args",),
     # launcher/options/start.py

@@ -41,6 +41,7 @@ def job(tmp_path: Path) -> dict[str, Any]:
         "is_port_fixed": False,
         "kill_grace_s": 30.0,
         "heartbeat_s": 30.0,
+        "bind_cores": None,
     }
 
 
