@@ -5,8 +5,8 @@ pdsh passes on no input, so the agents' streams are TCP connections to a port of
 their ssh came. Whoever connects must say a token that is made for this job. It stands on pdsh's command line and on the
 agents', so users of this machine and of the hosts can read it with `ps` while the job starts; it is all they can read.
 It is taken once for each host, and only until every host has connected: one who is quicker than a host gets that
-host's part of the job, with its environment, and the host is then reported as lost. Where users may not be trusted so
-far, use --launcher=ssh, which has no such port.
+host's part of the job, with its environment, and the host is then reported as lost. Nor is the stream encrypted. Where
+users or the network may not be trusted so far, use --launcher=ssh, which has no such port.
 """
 
 from __future__ import annotations

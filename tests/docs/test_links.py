@@ -26,6 +26,12 @@ OTHER_PROGRAMS = {
     "gpus": "docker",
     "init": "docker",
     "rm": "docker",
+    "bind-to": "mpirun of Open MPI",
+    "mca": "mpirun of Open MPI",
+    "tag-output": "mpirun of Open MPI",
+    **dict.fromkeys(
+        ("cpus-per-task", "gpus-per-node", "gpus-per-task", "label", "nodes", "partition", "time"), "Slurm"
+    ),
     "shm-size": "docker",
     "strict": "mypy",
 }

@@ -89,7 +89,7 @@ def dumps(back: Back, world_size: int) -> list[dict[str, object]]:
 def test_two_hosts_with_two_ranks_each_get_everything_exact(back: Back) -> None:
     source = random.Random(20)
     everything = bytes(range(1, 256))
-    samples = [everything, "$HOME `id` $(id) 'q' \"d\" \\ ~ * %n a,b \n\t ;|&<>(){} é".encode(), b""]
+    samples = [everything, "$HOME `id` $(id) 'q' \"d\" \\ ~ * %n a,b \n\t ;|&<>(){} \u00e9".encode(), b""]
     samples += [bytes(source.choices(everything, k=source.randrange(1, 200))) for _ in range(20)]
     quoted = [shlex.quote(one.decode("latin-1")).encode("latin-1") or b"''" for one in samples]
     lines = [b"PROBE_%02d=" % number + value for number, value in enumerate(quoted)]
