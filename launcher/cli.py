@@ -37,6 +37,12 @@ A hostfile has one line per host:
   node1 slots=8
   ada@node2 slots=8 port=2222
 
+\b
+Other commands, each with a --help of its own:
+  dslaunch check -H hosts            what is missing or differs on the hosts, and who reaches whom
+  dslaunch exec -H hosts -- COMMAND  a command once on every host, equal output shown once
+  dslaunch env -H hosts train.py     the variables that each rank would get, and where they come from
+
 Everything after the script belongs to the script. Options may be shortened as long as they stay unique.
 The exit code is 0 if every process ended with 0, else that of the process that failed first (128 + n after
 signal n), 2 for a mistake in what was given and 3 if a host could not be used.
@@ -134,7 +140,7 @@ def dslaunch(**given: Any) -> int:
         raise click.UsageError("which script? Write: dslaunch [options] script.py [its arguments]")
     from .run import run  # here, so that --help does not load what only a job needs
 
-    return run(_options(given))
+    return run(job_options(given))
 
 
 _place = [one.name for one in dslaunch.params].index("venv_script")
@@ -143,7 +149,8 @@ dslaunch.params[_place:_place] = SSH_OPTIONS
 dslaunch.params[:0] = CHOICE_OPTIONS
 
 
-def _options(given: dict[str, Any]) -> Options:
+def job_options(given: dict[str, Any]) -> Options:
+    """What the options of a job mean, by parameter name."""
     node_range = click.get_current_context().meta.get(NODE_RANGE)
     if node_range is not None:
         given = {**given, "min_nodes": node_range[0], "max_nodes": node_range[1]}
@@ -185,6 +192,7 @@ def _options(given: dict[str, Any]) -> Options:
 COMMANDS: dict[str, str] = {
     "check": ".commands.check",
     "exec": ".commands.exec",
+    "env": ".commands.env",
 }
 
 

@@ -65,6 +65,8 @@ EXPORTED_PREFIXES = (
     "NEBULA_PERSISTENT_TIME_INTERVAL",
 )
 
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXPORT = re.compile(r"^export[ \t]+")
 _BLANK = " \t\r"  # what may surround a name or a value; other white space is text
@@ -162,6 +164,11 @@ def expand(entries: Iterable[EnvEntry], base: Mapping[str, str]) -> dict[str, st
             environ.get(part, "") if place % 2 else part for place, part in enumerate(entry.value)
         )
     return environ
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a variable of this name is better not shown."""
+    return any(word in name.upper() for word in SECRET_WORDS)
 
 
 def _paths(cwd: str, home: Path, file_name: str | None) -> tuple[Path, Path]:

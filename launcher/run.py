@@ -43,7 +43,6 @@ OWNERS = (
     "mvapich",
     "slurm",
 )  # launchers that start and watch the processes themselves
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
 
 
 def run(options: Options) -> int:
@@ -239,9 +238,8 @@ def _describe_pdsh(options: Options, plan: Plan) -> str:
 
 
 def _shown(entry: environment.EnvEntry) -> str:
-    is_secret = any(word in entry.name.upper() for word in _SECRET_WORDS)
     value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
-    return f"{entry.name}={'***' if is_secret else value!r} (from {entry.source})"
+    return f"{entry.name}={'***' if environment.is_secret(entry.name) else value!r} (from {entry.source})"
 
 
 def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:

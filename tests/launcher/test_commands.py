@@ -1,0 +1,72 @@
+"""What the commands beside running a job have in common."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+import pytest
+
+from dslaunch.launcher import cli
+from dslaunch.launcher.options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_has_a_help_with_a_sentence_for_each_option(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    assert all(one.help for one in options)
+    assert all(f"  {', '.join(one.opts)}" in text for one in options)
+    assert text.startswith(f"Usage: dslaunch {name} ")
+    assert all(line.isascii() and len(line) <= 120 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
+    command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command
+    assert set(command.params) >= {*CHOICE_OPTIONS, *SSH_OPTIONS}
+
+
+def test_the_help_of_dslaunch_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert all(f"  dslaunch {name} " in text for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("check --hostfil3 x", "there is no option --hostfil3; did you mean --hostfile?"),
+        ("check -H nosuch", "nosuch: this hostfile cannot be read"),
+        ("check -H hosts -i node9", "no host is named 'node9'; the hosts are node1"),
+        ("check --timeout=0", "0.0 is not in the range"),
+        ("check train.py", "unexpected extra argument"),
+        ("exec", "which command? Write: dslaunch exec [options] -- command [its arguments]"),
+        ("exec -H hosts --no_fild -- x", "there is no option --no_fild; did you mean --no_fold"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: str,
+    message: str,
+    tmp_path: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    with open("hosts", "w") as file:
+        file.write("node1 slots=1\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("dslaunch: ")
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
