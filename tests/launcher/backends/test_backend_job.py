@@ -144,14 +144,23 @@ def test_the_first_failure_ends_all_and_its_code_is_the_job_s(back: Back, how: s
 def test_signals_are_passed_on_and_nothing_is_left(
     back: Back, signals: list[signal.Signals], code: int
 ) -> None:
-    command = back.start("fail.py", "0", "--never")
     (back.folder / "fail.py").write_text(FAIL.replace('== "2"', '== "-"'))
+    command = back.start("fail.py", "0")
     assert procfs.wait_until(back.is_up, timeout_s=30), command.err
     for number, signum in enumerate(signals):
         if number:
             assert procfs.wait_until(lambda: "Ctrl-C again" in command.err, timeout_s=10), command.err
         command.process.send_signal(signum)
     assert command.wait(30) == code, command.err + command.out
+    assert procfs.wait_until(back.is_clean, timeout_s=30), left_over(back.lab)
+
+
+def test_when_the_launcher_is_killed_nothing_is_left(back: Back) -> None:
+    (back.folder / "fail.py").write_text(FAIL.replace('== "2"', '== "-"'))
+    command = back.start("fail.py", "0")
+    assert procfs.wait_until(back.is_up, timeout_s=30), command.err
+    command.process.kill()
+    assert command.wait() == -signal.SIGKILL
     assert procfs.wait_until(back.is_clean, timeout_s=30), left_over(back.lab)
 
 
