@@ -7,9 +7,14 @@ shell (sh, bash, zsh, fish, csh), hence one line without quotes or backslashes i
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from importlib.resources import files
+
+from .host import Host
+
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login shell
 
 # Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of what follows is taken.
 READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
@@ -60,6 +65,11 @@ _MODULES = (
     "preparation",
     "agent",
 )  # in import order
+
+
+def agent_python(host: Host) -> str:
+    """What to try first for the agent: it needs some Python, and a host's own may be the only one there."""
+    return host.python if host.python and _PLAIN_PATH.fullmatch(host.python) else sys.executable
 
 
 def remote_command(python: str = sys.executable) -> str:

@@ -17,7 +17,7 @@ import click
 from . import environment
 from .auto_slots import with_known_slots
 from .binding import format_ranges
-from .bootstrap import agent_source
+from .bootstrap import agent_python, agent_source
 from .channel import Channel
 from .console import Console
 from .controller import Controller
@@ -395,7 +395,7 @@ def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan
             return pdsh.connect(node)
         from .backends.ssh import SshChannel
 
-        return SshChannel(targets[node.node_rank])
+        return SshChannel(targets[node.node_rank], python=agent_python(node.host))
 
     return connect
 

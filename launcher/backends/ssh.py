@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 from pathlib import Path
 
 import paramiko
@@ -43,7 +44,8 @@ class _Policy(paramiko.MissingHostKeyPolicy):
 class SshChannel:
     """A bootstrap started on another machine through SSH."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, python: str = sys.executable) -> None:
+        """`python` is tried first for the agent there; it goes through the login shell of that host."""
         self._clients: list[paramiko.SSHClient] = []
         try:
             self.local_address = self._connect(target)
@@ -51,7 +53,7 @@ class SshChannel:
             if transport is None:
                 raise LaunchError("the connection ended right after it was made", exit_code=EXIT_HOST)
             self._channel = transport.open_session(timeout=target.connect_timeout_s)
-            self._channel.exec_command(remote_command())
+            self._channel.exec_command(remote_command(python))
         except paramiko.SSHException as error:
             self._close_clients()
             raise LaunchError(f"SSH refused to run a command: {error}", exit_code=EXIT_HOST) from None

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 SHOW = """
 import json, os, sys
 print(json.dumps({"rank": int(os.environ["RANK"]), "host": os.uname().nodename, "cwd": os.getcwd(),
-                  "python": sys.executable, "path": sys.path, "env": dict(os.environ)}))
+                  "python": sys.executable, "path": sys.path, "env": dict(os.environ),
+                  "agent": open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")[0]}))
 """
 
 
@@ -138,10 +139,20 @@ def test_a_host_s_own_python_folder_and_variables_take_effect_there_only(lab: La
     assert (second["host"], second["cwd"], second["python"]) == ("node2", "/root/my job", "/root/own/python3")
     assert first["env"]["BOTH"] == "1"
     assert "MINE" not in first["env"]
+    assert first["agent"] == second["agent"] == sys.executable, "~/ is not for a login shell"
     names = ("MINE", "BOTH", "RANK", "AT", "LITERAL")
     assert [second["env"][name] for name in names] == ["a  b", "1-2", "1", "/root/x", "$HOME"]
     assert second["env"]["PYTHONPATH"].startswith(f"/root/my job:{folder}")
     assert second["path"][0] == "/root/my job"
+
+
+def test_the_agent_runs_with_the_host_s_own_python(lab: Lab, folder: Path) -> None:
+    """It may be the only one there."""
+    link = ["sh", "-c", f"mkdir /root/own && ln -s {sys.executable} /root/own/python3"]
+    lab.host("node1").run(link, check=True)
+    (folder / "hosts").write_text("node1 slots=auto python=/root/own/python3\n")
+    (only,) = shown(Command(lab.head, folder, "-H", "hosts", "show.py"))
+    assert (only["agent"], only["python"]) == ("/root/own/python3", "/root/own/python3")
 
 
 @pytest.mark.parametrize(
