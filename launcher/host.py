@@ -154,9 +154,7 @@ def _parse_target(target: str, place: Place) -> tuple[str | None, tuple[str, ...
         why, instead = str(mistake), "node[01-16]"
         if ":" in name:
             why, instead = "brackets may hold only a range or an IPv6 address", "[fd00::7]"
-        raise place.refusal(
-            why, example=(("slots", "8"),), key="name", name=user + at + instead
-        ) from None
+        raise place.refusal(why, example=(("slots", "8"),), key="name", name=user + at + instead) from None
     for one in names:
         problem = _name_problem(one)
         if problem is not None:
