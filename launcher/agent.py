@@ -31,6 +31,7 @@ from .frames import (
     Exited,
     Frame,
     Hello,
+    Hold,
     Inspect,
     Listen,
     Listening,
@@ -91,6 +92,7 @@ class Agent:
         self._is_paused = False
         self._heard_at = time.monotonic()
         self._heartbeat_s = FIRST_HEARTBEAT_S
+        self._hold_s = 0.0
         self._grace_s = LEFT_OVER_GRACE_S
         self._kill_at = float("inf")
         self._num_left_over = 0
@@ -142,7 +144,7 @@ class Agent:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if now - self._heard_at > self._heartbeat_s:
+        if now - self._heard_at > max(self._heartbeat_s, self._hold_s):
             self._hang_up()
         if self._state is State.RUNNING or self._state is State.STOPPING:
             self._collect()
@@ -276,7 +278,9 @@ class Agent:
             self._in_background(lambda: answer(*frame), self._send)
         elif isinstance(frame, Signal):
             for worker in self._workers:
-                worker.signal(frame.number)
+                worker.signal(frame.number, is_for_group=False)
+        elif isinstance(frame, Hold):
+            self._hold_s = frame.for_s
         elif isinstance(frame, Stop):
             self._stop(frame.grace_s)
 

@@ -6,13 +6,10 @@ after the other. Nothing starts anywhere before every host is ready.
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -24,6 +21,7 @@ from .frames import (
     Exited,
     Frame,
     Hello,
+    Hold,
     Listening,
     Output,
     Ping,
@@ -32,11 +30,13 @@ from .frames import (
     Problem,
     Reached,
     Ready,
+    Signal,
     Start,
     Started,
     Stop,
     encode,
 )
+from .job_signals import PASSED_ON, STOPPING, stop_until_continued, watch
 from .link import Link, LinkEnd
 from .plan import NodePlan, Plan, job_of, origins_of
 from .reachability import MasterSearch
@@ -44,6 +44,8 @@ from .verdict import Failure, HostFailure, OutputFailure, Verdict, judge, rank_f
 
 CONNECT_WINDOW = 64  # connections being made at the same time
 STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
+HOLD_S = 3600.0  # for which the workers run on while this process is stopped
+HOLD_DRAIN_S = 1.0
 POLL_S = 0.2
 
 
@@ -144,7 +146,7 @@ class Controller:
         Errors: LaunchError if the log files cannot be made; nothing has started then
         """
         self._console.begin(origins_of(self._plan))
-        with self._watch_signals():
+        with watch(lambda number: self._events.put(_SignalReceived(number))):
             try:
                 self._run_phases()
                 self._stop_and_wait()
@@ -240,7 +242,7 @@ class Controller:
         except queue.Empty:
             return
         if isinstance(event, _SignalReceived):
-            self._interrupts.append(event.number)
+            self._receive(event.number)
         elif isinstance(event, _FromRest):
             self._hear_rest(event)
         else:
@@ -369,6 +371,45 @@ class Controller:
         if self._interrupts and not self._failures:
             self._interrupted_by = self._interrupts[0]
 
+    # Signals to this process.
+
+    def _receive(self, number: int) -> None:
+        if number in PASSED_ON:
+            self._pass_on(number)
+        elif number == STOPPING:
+            self._stop_this_process()
+        else:
+            self._interrupts.append(number)
+
+    def _pass_on(self, number: int) -> None:
+        nodes = [node for node in self._nodes if node.pids and not node.is_over]
+        for node in nodes:
+            self._send(node, Signal(number))
+        num_workers = sum(len(node.pids) - len(node.exit_codes) for node in nodes)
+        if num_workers:
+            self._console.say(f"{signal_name(number)}: passed on to {num_workers} workers")
+        else:
+            self._console.warn(f"{signal_name(number)}: no worker runs that it could be passed on to")
+
+    def _stop_this_process(self) -> None:
+        """The workers go on until their output fills the pipes. Only for so long: agents that nobody watches end."""
+        if self._rest is not None:
+            self._console.warn(
+                "stopping this dslaunch would end the job on the other nodes, so Ctrl-Z is ignored"
+            )
+            return
+        self._console.say(
+            f"stopping; the workers run on, for at most {HOLD_S / 60:.0f} minutes, and wait when their output is "
+            "not read; `fg` or `bg` goes on"
+        )
+        self._console.drain(HOLD_DRAIN_S)
+        for node in self._nodes:
+            self._send(node, Hold(HOLD_S))
+        stop_until_continued()
+        for node in self._nodes:
+            node.link.forgive_silence()
+            self._send(node, Hold(0.0))
+
     # Stopping.
 
     def _stop_and_wait(self) -> None:
@@ -413,27 +454,6 @@ class Controller:
             elif not node.is_over:
                 node.is_over = True  # nothing runs there yet; the end of its stream is enough
                 node.link.abandon()
-
-    @contextmanager
-    def _watch_signals(self) -> Iterator[None]:
-        """Signals become events. The third one ends this process at once; the agents then see their stream end."""
-        count = 0
-
-        def receive(number: int, _: object) -> None:
-            nonlocal count
-            count += 1
-            if count > 2:
-                os._exit(128 + number)
-            self._events.put(_SignalReceived(number))
-
-        all_numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        numbers = [one for one in all_numbers if signal.getsignal(one) != signal.SIG_IGN]  # as under nohup
-        before = {number: signal.signal(number, receive) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     # Sending.
 

@@ -62,9 +62,15 @@ class Inspect(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """Pass a signal on to every worker's process group."""
+    """Pass a signal on to every worker, but not to its children."""
 
     number: int
+
+
+class Hold(NamedTuple):
+    """The launcher is about to be stopped (Ctrl-Z): allow `for_s` seconds of silence. 0 takes that back."""
+
+    for_s: float
 
 
 class Stop(NamedTuple):
@@ -168,6 +174,7 @@ Frame = Union[  # noqa: UP007 - `X | Y` at run time would need Python 3.10 on th
     Reach,
     Inspect,
     Signal,
+    Hold,
     Stop,
     Ping,
     Hello,
@@ -191,6 +198,7 @@ _KINDS: dict[str, Any] = {
         Reach,
         Inspect,
         Signal,
+        Hold,
         Stop,
         Ping,
         Hello,

@@ -75,6 +75,11 @@ class Link:
         since = self._reading_since
         return 0.0 if since is None else time.monotonic() - since
 
+    def forgive_silence(self) -> None:
+        """We were not there to listen: silence counts from now."""
+        if self._reading_since is not None:
+            self._reading_since = time.monotonic()
+
     def abandon(self) -> None:
         """Stop caring, without waiting: what still arrives is dropped."""
         self._is_abandoned = True

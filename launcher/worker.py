@@ -80,12 +80,12 @@ class Worker:
         for stream in self.streams:
             stream.limit()
 
-    def signal(self, signum: int) -> None:
-        """Signal the worker's process group, as a terminal would."""
+    def signal(self, signum: int, *, is_for_group: bool = True) -> None:
+        """Signal the worker's process group, as a terminal would, or the worker alone."""
         if self.status is not None:
             return
         try:
-            os.killpg(self.pid, signum)
+            (os.killpg if is_for_group else os.kill)(self.pid, signum)
         except ProcessLookupError:  # it was forked just now and has no group yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signum)

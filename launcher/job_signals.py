@@ -1,0 +1,49 @@
+"""What a signal to the launcher means for its job.
+
+    SIGINT, SIGTERM, SIGHUP    the job ends: SIGTERM to the workers, SIGKILL after the grace
+    SIGUSR1, SIGUSR2           passed on to every worker, and to it alone: its children may not know them
+    SIGTSTP (Ctrl-Z)           this process stops; the agents are told to wait for it
+
+What was ignored when we were started, as SIGHUP is under nohup, stays ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+STOPPING = signal.SIGTSTP
+NUM_ENDING_AT_ONCE = 3
+
+
+@contextmanager
+def watch(put: Callable[[int], None]) -> Iterator[None]:
+    """Give each signal to `put`. The third that ends the job ends this process at once: the agents then see their stream end."""
+    count = 0
+
+    def receive(number: int, _: FrameType | None) -> None:
+        nonlocal count
+        count += number in ENDING
+        if count == NUM_ENDING_AT_ONCE:
+            os._exit(128 + number)
+        put(number)
+
+    numbers = [one for one in (*ENDING, *PASSED_ON, STOPPING) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {number: signal.signal(number, receive) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_until_continued() -> None:
+    """Stop as Ctrl-Z does by itself; returns when somebody continues us, or at once where no shell could."""
+    handler = signal.signal(STOPPING, signal.SIG_DFL)
+    os.kill(os.getpid(), STOPPING)
+    signal.signal(STOPPING, handler)

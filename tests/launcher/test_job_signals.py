@@ -1,0 +1,160 @@
+"""Signals to the launcher: what becomes of the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dslaunch.launcher import job_signals
+from tests.lab import Lab
+from tests.launcher.command import Command
+from tests.launcher.test_local_job import WORKER, Job, poll
+
+NOTING = """
+def note(number, frame): say(rank, 'got', signal.Signals(number).name)
+for number in (signal.SIGUSR1, signal.SIGUSR2): signal.signal(number, note)
+child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)  # SIGUSR1 would end it
+say('ready')
+while not os.path.exists('go'): time.sleep(0.005)
+if child.poll() is not None: sys.exit(f'the child ended with {child.returncode}')
+child.communicate(b'\\n')
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """Two workers that say which signals they get, until there is a file `go`."""
+    (tmp_path / "train.py").write_text(WORKER + NOTING)
+    made = Job(tmp_path, ["--num_gpus=2", "train.py"])
+    yield made
+    made.end()
+
+
+def test_watching_ends_as_it_began() -> None:
+    numbers = (*job_signals.ENDING, *job_signals.PASSED_ON, job_signals.STOPPING)
+    before = [signal.getsignal(number) for number in numbers]
+    got: list[int] = []
+    with job_signals.watch(got.append):
+        for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+    assert got == [signal.SIGUSR1, signal.SIGINT, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR1]
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    got: list[int] = []
+    try:
+        with job_signals.watch(got.append):
+            os.kill(os.getpid(), signal.SIGUSR2)
+        assert got == []
+        assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.slow
+def test_usr1_and_usr2_reach_every_worker_and_not_its_children(job: Job) -> None:
+    job.wait_for("ready", times=2)
+    for name in ("SIGUSR1", "SIGUSR2"):
+        job.signal(signal.Signals[name])
+        job.wait_for(f"got {name}", times=2)
+        assert f"{name} ({signal.Signals[name].value}): passed on to 2 workers" in job.err
+    (job.folder / "go").touch()
+    assert job.wait() == 0, job.err
+    assert job.lines(1) == ["ready", "1 got SIGUSR1", "1 got SIGUSR2"]
+
+
+@pytest.mark.slow
+def test_a_signal_before_the_workers_run_reaches_nobody_and_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "venv.sh").write_text("touch sourcing; while [ ! -e go ]; do sleep 0.01; done\n")
+    (tmp_path / "train.py").write_text("")
+    job = Job(tmp_path, ["--venv_script=venv.sh", "train.py"])
+    try:
+        poll((tmp_path / "sourcing").exists, "the venv script")
+        job.signal(signal.SIGUSR1)
+        job.wait_for_err("warning: SIGUSR1 (10): no worker runs that it could be passed on to")
+        (tmp_path / "go").touch()
+        assert job.wait() == 0
+    finally:
+        job.end()
+
+
+HEARTBEAT_S = 1.0
+
+
+@pytest.mark.slow
+def test_ctrl_z_stops_the_launcher_and_the_workers_run_on(tmp_path: Path) -> None:
+    """Longer than the heartbeat; in a group of its own, as a shell with job control starts it."""
+    (tmp_path / "train.py").write_text(
+        WORKER + "say('ready')\nwhile not os.path.exists('go'): time.sleep(0.005)"
+    )
+    (tmp_path / "home").mkdir()
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dslaunch", f"--heartbeat={HEARTBEAT_S:g}", "train.py"],
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path / "home")},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            preexec_fn=os.setpgrp,
+        )
+    try:
+        launcher = psutil.Process(process.pid)
+        poll(lambda: "ready" in (tmp_path / "out").read_text(), "the worker")
+        workers = [one for one in launcher.children(recursive=True) if one.cmdline()[-2:-1] == ["train.py"]]
+        assert len(workers) == 1
+        os.killpg(process.pid, signal.SIGTSTP)
+        poll(lambda: launcher.status() == psutil.STATUS_STOPPED, "the stop")
+        until = time.monotonic() + 3 * HEARTBEAT_S
+        poll(lambda: time.monotonic() > until or not workers[0].is_running(), "three heartbeats")
+        assert workers[0].is_running()
+        os.killpg(process.pid, signal.SIGCONT)
+        until = time.monotonic() + 2 * HEARTBEAT_S  # nobody is called lost for what he could not hear
+        poll(lambda: time.monotonic() > until or process.poll() is not None, "two heartbeats")
+        assert process.poll() is None, (tmp_path / "out").read_text()
+        (tmp_path / "go").touch()
+        assert process.wait(30) == 0
+        assert (
+            "dslaunch: stopping; the workers run on, for at most 60 minutes" in (tmp_path / "out").read_text()
+        )
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_while_stopped_leaves_nothing(lab: Lab) -> None:
+    folder = lab.shared / "stopped"
+    folder.mkdir()
+    (folder / "train.py").write_text(WORKER + "say('ready'); wait()")
+    (folder / "hosts").write_text("node1 slots=1\nnode2 slots=1\n")
+    command = Command(lab.head, folder, "-H", "hosts", "--kill_grace=1", "train.py")
+    command.wait_for("ready", times=2)
+    command.process.send_signal(signal.SIGSTOP)
+    command.process.kill()
+    command.process.wait()
+    assert lab.wait_until_clean(15.0) == []
+
+
+@pytest.mark.slow
+def test_signals_reach_workers_on_all_hosts(lab: Lab) -> None:
+    folder = lab.shared / "signals"
+    folder.mkdir()
+    (folder / "train.py").write_text(WORKER + NOTING)
+    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
+    command = Command(lab.head, folder, "-H", "hosts", "train.py")
+    command.wait_for("ready", times=4)
+    command.process.send_signal(signal.SIGUSR1)
+    command.wait_for("got SIGUSR1", times=4)
+    (folder / "go").touch()
+    assert command.wait() == 0, command.err
