@@ -145,7 +145,9 @@ def run_part(part: Part, console: Console) -> Verdict:
         coordinator.join(GOODBYE_S + 1)
     if member is None:
         return verdict
-    return _whole(verdict, told=member.told, coordinator=coordinator, identity=part.identity)
+    known = [] if coordinator is None else coordinator.known_failures()
+    all_failures = tuple(failure_of(failed, part.identity, now=at) for at, failed in known)
+    return whole_verdict(verdict, told=member.told, all_failures=all_failures)
 
 
 def _coordinate(part: Part, port: int, console: Console) -> tuple[Coordinator, socket.socket]:
@@ -171,19 +173,17 @@ def _coordinate(part: Part, port: int, console: Console) -> tuple[Coordinator, s
     return coordinator, ours
 
 
-def _whole(
-    verdict: Verdict, *, told: Failure | None, coordinator: Coordinator | None, identity: Identity
+def whole_verdict(
+    verdict: Verdict, *, told: Failure | None, all_failures: tuple[Failure, ...] = ()
 ) -> Verdict:
-    """The job's verdict from that on our part and what we were told: our own words for a failure of ours."""
+    """The job's verdict from that on our part and what node 0 told in the end: our own words for a failure of ours."""
     if told is None or verdict.interrupted_by is not None:
         return verdict
     ours = [one for one in (verdict.culprit, *verdict.others) if one is not None]
     culprit = next((one for one in ours if _is_same(one, told)), told)
-    others: tuple[Failure, ...] = ()
-    if coordinator is not None:
-        all_failures = [failure_of(failed, identity, now=at) for at, failed in coordinator.known_failures()]
-        others = tuple(one for one in all_failures if not _is_same(one, culprit))
-    return replace(verdict, culprit=culprit, others=others)
+    return replace(
+        verdict, culprit=culprit, others=tuple(one for one in all_failures if not _is_same(one, culprit))
+    )
 
 
 def where_its_words_are(verdict: Verdict, part: Part) -> str:

@@ -372,6 +372,7 @@ def test_a_huge_length_closes_the_connection_at_once(meeting: Meeting) -> None:
 
 def test_a_flood_of_connections_keeps_nobody_out(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(module, "HANDSHAKE_S", 600.0)
     members = meeting.begin().members(0)
     strangers = [meeting.connect() for _ in range(100)]
     members += meeting.members(1)

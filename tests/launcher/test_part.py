@@ -15,6 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dslaunch.launcher.part import whole_verdict
+from dslaunch.launcher.verdict import RankFailure, Verdict
+
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 40.0
@@ -189,6 +192,29 @@ def test_a_problem_before_the_start_is_told_to_all(nodes: Nodes) -> None:
     assert (first.wait(), second.wait()) == (3, 3)
     assert "node 1 (beta): --venv_script=missing ended with 1: no such file" in first.err
     assert first.out == second.out == ""
+
+
+def rank_failure(rank: int, host: str, *last_lines: str) -> RankFailure:
+    return RankFailure(
+        rank=rank, local_rank=0, host=host, pid=1, code=rank, signal=0, at_s=0.0, last_lines=last_lines
+    )
+
+
+def verdict_of(*failures: RankFailure, interrupted_by: int | None = None) -> Verdict:
+    return Verdict(
+        culprit=failures[0], others=failures[1:], interrupted_by=interrupted_by, phases_s=(), ran_s=1.0
+    )
+
+
+def test_the_last_word_of_node_0_counts_more_than_what_was_told_first() -> None:
+    """A rank that fell with the culprit was the first that anybody heard of."""
+    ours, theirs = rank_failure(1, "alpha", "our words"), rank_failure(2, "beta")
+    assert whole_verdict(verdict_of(ours), told=theirs).culprit == theirs
+    assert whole_verdict(verdict_of(theirs, ours), told=rank_failure(1, "alpha")).culprit == ours
+    assert whole_verdict(verdict_of(ours), told=theirs, all_failures=(theirs, ours)).others == (ours,)
+    assert whole_verdict(verdict_of(ours), told=None) == verdict_of(ours)
+    interrupted = verdict_of(ours, interrupted_by=2)
+    assert whole_verdict(interrupted, told=theirs) == interrupted
 
 
 def test_without_a_coordinator_each_node_is_on_its_own(nodes: Nodes) -> None:
