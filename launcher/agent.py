@@ -53,6 +53,7 @@ from .frames import (
     text_of,
 )
 from .inspection import answer
+from .pid_file import PidFileInUse, write_pid_file
 from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
@@ -216,6 +217,7 @@ class Agent:
                 with contextlib.suppress(OSError):
                     os.write(2, b"it got %s, or the process above it was killed\n" % name.encode())
             else:
+                self._folder.remove()  # first: the next attempt of the job may follow at once
                 self._send(Done(self._num_left_over))
 
     # Frames.
@@ -295,6 +297,8 @@ class Agent:
         def work() -> Frame:
             try:
                 self._prepared = Prepared(job, num_devices=count_accelerators())
+                if job.get("save_pid") is not None:
+                    self._save_pid(job["save_pid"])
             except Unprepared as problem:
                 return Problem(str(problem), problem.exit_code)
             return Ready(self._prepared.master_port, self._prepared.notes)
@@ -307,6 +311,14 @@ class Agent:
             self._send(answer)
 
         self._in_background(work, finish)
+
+    def _save_pid(self, launcher_pid: int) -> None:
+        try:
+            self._folder.add_outside(write_pid_file(launcher_pid, os.getpid()))
+        except (PidFileInUse, OSError) as error:
+            raise Unprepared(
+                f"--save_pid: {error}; remove it, or leave the option out", exit_code=3
+            ) from None
 
     def _in_background(self, work: Callable[[], Frame], finish: Callable[[Frame], None]) -> None:
         """Work in a thread; `finish` is called in this one."""

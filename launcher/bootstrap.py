@@ -57,6 +57,7 @@ _MODULES = (
     "devices",
     "evidence",
     "private_folder",
+    "pid_file",
     "process_tree",
     "worker",
     "binding",

@@ -16,6 +16,7 @@ class PrivateFolder:
 
     def __init__(self) -> None:
         self._path: str | None = None
+        self._outside: list[str] = []
         with contextlib.suppress(OSError):
             self._path = tempfile.mkdtemp(prefix="dslaunch-")
 
@@ -28,7 +29,26 @@ class PrivateFolder:
             os.unlink(path)
         return path
 
+    def add_outside(self, path: str) -> None:
+        """A file elsewhere that is to be removed together with the folder, by whoever does that."""
+        self._outside.append(path)
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                os.symlink(path, os.path.join(self._path, f"outside-{len(self._outside)}"))
+
     def remove(self) -> None:
         """Remove it with all that is in it; nothing happens the second time."""
+        for path in {*self._outside, *self._links()}:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._outside.clear()
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
+
+    def _links(self) -> list[str]:
+        """What another process added, the agent that was killed."""
+        try:
+            with os.scandir(self._path or "/nonexistent") as entries:
+                return [os.readlink(entry.path) for entry in entries if entry.is_symlink()]
+        except OSError:
+            return []

@@ -25,7 +25,7 @@ from ..console import Console
 from ..devices import count_accelerators
 from ..endpoint import LOOPBACK
 from ..errors import EXIT_HOST, LaunchError
-from ..options import Options, binding, logs, rendezvous, restart, start
+from ..options import Options, binding, logs, process, rendezvous, restart, start
 from ..options.hosts import SSH_OPTIONS
 from ..plan import Plan
 from ..process_tree import become_subreaper, die_with_parent, kill_descendants, reap
@@ -38,6 +38,7 @@ _FOREIGN_PARTS = {
     "ssh": SSH_OPTIONS,
     "binding": binding.OPTIONS,
     "logs": logs.OPTIONS,
+    "process": process.OPTIONS,
     "rendezvous": rendezvous.OPTIONS,
     "restart": restart.OPTIONS,
     "start": start.OPTIONS,

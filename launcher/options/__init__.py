@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from . import backend, binding, logs, rendezvous, restart, start
+from . import backend, binding, logs, process, rendezvous, restart, start
 from .backend import BackendOptions
 from .binding import BindingOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
+from .process import ProcessOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
 from .start import StartOptions
@@ -43,6 +44,7 @@ class Options:
     backend: BackendOptions = BackendOptions()
     binding: BindingOptions = BindingOptions()
     logs: LogOptions = LogOptions()
+    process: ProcessOptions = ProcessOptions()
     rendezvous: RendezvousOptions = RendezvousOptions()
     restart: RestartOptions = RestartOptions()
     start: StartOptions = StartOptions()
@@ -50,7 +52,7 @@ class Options:
     arguments: tuple[str, ...] = ()
 
 
-_PARTS = (logs, restart, rendezvous, binding, backend, start)
+_PARTS = (logs, restart, rendezvous, binding, process, backend, start)
 PART_OPTIONS: tuple[click.Option, ...] = tuple(option for part in _PARTS for option in part.OPTIONS)
 
 

@@ -73,6 +73,8 @@ OPTIONS = [
     # launcher/options/binding.py
     ("--bind_cores_to_rank",),
     ("--bind_core_list",),
+    # launcher/options/process.py
+    ("--save_pid",),
     # launcher/options/backend.py
     ("--launcher_args",),
     # launcher/options/start.py

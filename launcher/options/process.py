@@ -1,0 +1,29 @@
+"""How the processes of a job are found and looked at from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions:
+    """How the processes of a job are found and looked at from outside."""
+
+    saves_pid: bool = False
+
+
+OPTIONS: tuple[click.Option, ...] = (
+    click.Option(
+        ["--save_pid"],
+        is_flag=True,
+        help="On every host, keep the agent's process id in /tmp/PID.deepspeed, PID being that of dslaunch.",
+    ),
+)
+
+
+def read(given: dict[str, Any]) -> ProcessOptions:
+    """The options of this file from all that were given, by parameter name."""
+    return ProcessOptions(saves_pid=given["save_pid"])

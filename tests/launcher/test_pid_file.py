@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.pid_file import PidFileInUse, write_pid_file
+from tests.lab import Lab
+from tests.launcher.command import Command
+from tests.launcher.test_local_job import WORKER, Job, poll
+
+
+def test_the_file_is_named_for_the_launcher_and_holds_the_agent(tmp_path: Path) -> None:
+    path = write_pid_file(77, 78, folder=str(tmp_path))
+    assert path == f"{tmp_path}/77.deepspeed"
+    assert Path(path).read_text() == "78"
+
+
+def test_a_file_of_a_process_that_runs_stays(tmp_path: Path) -> None:
+    path = write_pid_file(77, os.getpid(), folder=str(tmp_path))
+    with pytest.raises(PidFileInUse, match=f"77.deepspeed is there already, and process {os.getpid()} "):
+        write_pid_file(77, 78, folder=str(tmp_path))
+    assert Path(path).read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("text", ["", "no pid", "dead"])
+def test_a_file_that_was_left_is_replaced(text: str, tmp_path: Path) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    (tmp_path / "77.deepspeed").write_text(str(child.pid) if text == "dead" else text)
+    assert Path(write_pid_file(77, 78, folder=str(tmp_path))).read_text() == "78"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def start_one(worker: str, *words: str) -> Job:
+        (tmp_path / "train.py").write_text(WORKER + worker)
+        jobs.append(Job(tmp_path, [*words, "train.py"]))
+        return jobs[-1]
+
+    yield start_one
+    for job in jobs:
+        job.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["success", "failure", "interrupt", "agent killed", "keeper killed"])
+def test_it_is_there_while_the_job_runs_and_gone_after_every_end(end: str, start: Callable[..., Job]) -> None:
+    job = start(
+        "say('ready')\nwhile not os.path.exists('go'): time.sleep(0.005)\nsys.exit(int(open('go').read()))",
+        "--save_pid",
+    )
+    path = Path(f"/tmp/{job.process.pid}.deepspeed")
+    job.wait_for("ready")
+    assert path.read_text() == str(job.agent().pid)
+    if end == "interrupt":
+        job.signal(signal.SIGINT)
+    elif end == "agent killed":
+        os.kill(int(path.read_text()), signal.SIGKILL)
+    elif end == "keeper killed":
+        job.keeper().kill()
+    else:
+        (job.folder / "writing").write_text("0" if end == "success" else "4")
+        (job.folder / "writing").rename(job.folder / "go")
+    job.wait()
+    poll(lambda: not path.exists(), f"the end of {path}")
+
+
+@pytest.mark.slow
+def test_it_is_there_in_every_attempt_and_on_every_host(lab: Lab) -> None:
+    folder = lab.shared / "pid-file"
+    folder.mkdir()
+    show = "import glob, os, sys, time\n" + (
+        "(path,) = glob.glob('/tmp/*.deepspeed')\n"
+        "with open(path) as file: agent = file.read()\n"
+        "print(os.path.exists('/proc/' + agent), os.getppid() == int(agent), flush=True)\n"
+        "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    )
+    (folder / "train.py").write_text(show)
+    (folder / "hosts").write_text("node1 slots=1\nnode2 slots=1\n")
+    command = Command(
+        lab.head, folder, "-H", "hosts", "--save_pid", "--max_restarts=1", "--min_uptime=0", "train.py"
+    )
+    assert command.wait() == 0, command.err
+    lines = [line.partition(" | ")[2] for line in command.out.splitlines()]
+    assert set(lines) == {"True True"}
+    assert len(lines) >= 3
+    for node in lab.nodes[:2]:
+        assert node.run(["sh", "-c", "ls /tmp/*.deepspeed"]).stdout == ""
