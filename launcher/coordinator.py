@@ -3,11 +3,6 @@
 One thread serves all connections and never waits for one of them. Node 0's own part is a member like the others, over a
 socket pair.
 
-[Note: Strangers]
-Anybody who reaches the port may connect and send anything. A connection that is not a member yet has HANDSHAKE_S to become
-one, at most MAX_STRANGERS are kept (the oldest goes first), frames are short, and what is not understood closes the
-connection. None of this ends a member's connection or the job.
-
 [Note: The second door]
 Training needs the master port; the coordinator's own port may be blocked without anybody noticing. So until the start the
 coordinator answers on the master port too. Who comes in there is present, and so is not missing, but cannot stay: rank 0
@@ -19,14 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import secrets
-import selectors
 import socket
-import struct
 import threading
 import time
 from enum import Enum
 
+from .connections import Connections, Peer
 from .console import Console
 from .errors import EXIT_HOST, EXIT_MISTAKE
 from .frames import ProtocolError
@@ -41,25 +34,17 @@ from .news import (
     Join,
     Joined,
     News,
-    NewsDecoder,
     Ready,
     Refused,
-    Welcome,
-    encode_news,
 )
-from .reach import listen_on_all
 
-HANDSHAKE_S = 10.0
 LINGER_S = 5.0  # a job that fails before its start tells those who come so much later
 GOODBYE_S = 5.0  # for the others to read the last word
 STOP_MARGIN_S = 15.0  # beyond the workers' grace: more than a controller allows its agent
-MAX_STRANGERS = 128
 MAX_FAILURES = 4096
-MAX_OUTBOX_BYTES = 256 << 10
 MAX_COMPLAINTS = 5
-READ_BYTES = 1 << 14
+MAX_REFUSALS = 128
 TICK_S = 0.1
-_CLOSE_WITH_RESET = struct.pack("ii", 1, 0)  # so that nothing lingers on the port that rank 0 will take
 
 
 class State(Enum):
@@ -69,23 +54,6 @@ class State(Enum):
     RUNNING = 2
     STOPPING = 3
     ENDED = 4
-
-
-class _Peer:
-    """One connection; a member once `node_rank` is set."""
-
-    def __init__(self, sock: socket.socket, *, where: str, is_at_second_door: bool) -> None:
-        self.sock = sock
-        self.where = where
-        self.is_at_second_door = is_at_second_door
-        self.nonce = secrets.token_hex(16)
-        self.decoder = NewsDecoder()
-        self.outbox = bytearray()
-        self.came_at = self.heard_at = time.monotonic()
-        self.node_rank: int | None = None
-        self.heartbeat_s = float("inf")
-        self.is_ready = False
-        self.is_leaving = False  # closed once its outbox is empty
 
 
 class Coordinator:
@@ -109,12 +77,10 @@ class Coordinator:
         self._kill_grace_s = kill_grace_s
         self._timeout_s = timeout_s
         self._second_port = second_port
-        self._second_door: socket.socket | None = None
         self._state = State.GATHERING
         self._is_started = False
-        self._selector = selectors.DefaultSelector()
-        self._peers: list[_Peer] = []  # all connections, the oldest first
-        self._members: dict[int, _Peer] = {}
+        self._connections = Connections(self)
+        self._members: dict[int, Peer] = {}
         self._expected = set(range(len(identity.names)))  # those whose end is waited for
         self._ended: set[int] = set()
         self._refusals: dict[int, str] = {}  # by the node rank that was claimed
@@ -124,16 +90,13 @@ class Coordinator:
         self._began_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
-    def listen(self, port: int) -> socket.socket:
-        """Answer on this port, on all addresses. Errors: OSError if it cannot be bound."""
-        door = listen_on_all(port)
-        door.setblocking(False)
-        self._selector.register(door, selectors.EVENT_READ, lambda: self._accept(door))
-        return door
+    def listen(self, port: int) -> int:
+        """Answer on this port, on all addresses; returns the port. Errors: OSError if it cannot be bound."""
+        return self._connections.open_door(port)
 
     def adopt(self, sock: socket.socket) -> None:
         """Take over a connection that was made otherwise; before `start`."""
-        self._welcome(sock, where="here", is_at_second_door=False)
+        self._connections.adopt(sock, where="here")
 
     def start(self) -> None:
         self._began_at = time.monotonic()
@@ -148,30 +111,17 @@ class Coordinator:
     def _run(self) -> None:
         try:
             while self._state is not State.ENDED:
-                self._serve()
+                self._connections.serve(TICK_S)
                 self._tick(time.monotonic())
             self._say_goodbye()
         finally:
-            for key in [*self._selector.get_map().values()]:
-                self._close(key.fileobj)  # type: ignore[arg-type]
-            self._selector.close()
-
-    def _serve(self) -> None:
-        for key, events in self._selector.select(TICK_S):
-            if isinstance(key.data, _Peer):
-                if events & selectors.EVENT_WRITE:
-                    self._flush(key.data)
-                if events & selectors.EVENT_READ and key.data in self._peers:
-                    self._read(key.data)
-            else:
-                key.data()
+            self._connections.close()
 
     def _tick(self, now: float) -> None:
-        for peer in [*self._peers]:
-            if (peer.node_rank is None or peer.is_leaving) and now - peer.came_at > HANDSHAKE_S:
-                self._drop(peer)
-            elif peer.node_rank is not None and now - peer.heard_at > self._heartbeat_s:
-                self._lose(peer, f"nothing heard for {now - peer.heard_at:.0f} s", at=peer.heard_at)
+        for peer in [*self._members.values()]:
+            if now - peer.heard_at > self._heartbeat_s:
+                self._connections.drop(peer)
+                self.lose(peer, f"nothing heard for {now - peer.heard_at:.0f} s", at=peer.heard_at)
         self._beat(now)
         if self._state is State.GATHERING:
             self._look_who_is_missing(now)
@@ -222,15 +172,13 @@ class Coordinator:
     def _go(self) -> None:
         self._state = State.RUNNING
         self._is_started = True
-        if self._second_door is not None:
-            self._close(self._second_door)
-            self._second_door = None
+        self._connections.close_second_door()
         for rank, peer in sorted(self._members.items()):
-            self._send(peer, Go())
+            self._connections.send(peer, Go())
             if peer.is_at_second_door:
                 self._members.pop(rank)
                 self._expected.discard(rank)
-                self._leave(peer)
+                self._connections.leave(peer)
                 self._console.warn(
                     f"{self._identity.name_of(rank)} cannot reach the coordinator: a failure there will not stop the other "
                     "nodes, nor a failure elsewhere that one"
@@ -254,14 +202,14 @@ class Coordinator:
         if culprit is not None:
             self._tell(*culprit)
         self._send_all(End())
-        for peer in [*self._peers]:
+        for peer in [*self._connections.peers]:
             if peer.node_rank is None:
-                self._drop(peer)
-            elif not peer.is_leaving:
-                self._leave(peer)
+                self._connections.drop(peer)
+            else:
+                self._connections.leave(peer)
         deadline = time.monotonic() + GOODBYE_S
-        while self._peers and time.monotonic() < deadline:
-            self._serve()
+        while self._connections.peers and time.monotonic() < deadline:
+            self._connections.serve(TICK_S)
 
     # Failures.
 
@@ -284,18 +232,23 @@ class Coordinator:
     def _tell(self, at: float, failed: Failed) -> None:
         self._send_all(failed._replace(age_s=max(0.0, time.monotonic() - at)))
 
-    def _lose(self, peer: _Peer, message: str, *, at: float) -> None:
-        """A connection ended by itself."""
-        self._drop(peer)
+    def lose(self, peer: Peer, message: str, *, at: float | None = None) -> None:
+        """A connection ended by itself; `at` is when it was last known to be well."""
         rank = peer.node_rank
-        if rank is None or peer.is_leaving or rank in self._ended:
+        if rank is None:
+            self._console.debug(f"coordinator: {peer.where}: {message}")
             return
-        name = self._identity.name_of(rank)
+        if self._members.get(rank) is peer:
+            del self._members[rank]
+        if rank in self._ended:
+            return
         if self._state is State.GATHERING and rank != 0:
+            name = self._identity.name_of(rank)
             self._console.say(f"{name} left before the start ({message}); waiting for it to come again")
             return
         self._expected.discard(rank)
-        self._fail(rank, f"{message}; the node, its network or its dslaunch is down", at=at)
+        hint = "the node, its network or its dslaunch is down"
+        self._fail(rank, f"{message}; {hint}", at=time.monotonic() if at is None else at)
 
     def _complain(self, message: str) -> None:
         self._num_complaints += 1
@@ -305,49 +258,8 @@ class Coordinator:
 
     # What comes in.
 
-    def _accept(self, door: socket.socket) -> None:
-        strangers = [peer for peer in self._peers if peer.node_rank is None]
-        if len(strangers) >= MAX_STRANGERS:
-            self._drop(strangers[0])
-        try:
-            sock, address = door.accept()
-        except OSError:  # gone again, or no file descriptor is free
-            if strangers:
-                self._drop(strangers[0])
-            return
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        is_at_second_door = door is self._second_door
-        if is_at_second_door:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _CLOSE_WITH_RESET)
-        self._welcome(
-            sock, where=str(address[0]).removeprefix("::ffff:"), is_at_second_door=is_at_second_door
-        )
-
-    def _welcome(self, sock: socket.socket, *, where: str, is_at_second_door: bool) -> None:
-        sock.setblocking(False)
-        peer = _Peer(sock, where=where, is_at_second_door=is_at_second_door)
-        self._peers.append(peer)
-        self._selector.register(sock, selectors.EVENT_READ, peer)
-        self._send(peer, Welcome(PROTOCOL, peer.nonce))
-
-    def _read(self, peer: _Peer) -> None:
-        try:
-            data = peer.sock.recv(READ_BYTES)
-            if not data:
-                raise OSError("the connection ended")
-            for news in peer.decoder.feed(data):
-                if peer in self._peers and not peer.is_leaving:
-                    peer.heard_at = time.monotonic()
-                    self._obey(peer, news)
-        except BlockingIOError:
-            return
-        except ProtocolError as error:
-            self._console.debug(f"coordinator: {peer.where}: {error}")
-            self._lose(peer, "what it sent is not our protocol", at=time.monotonic())
-        except OSError as error:
-            self._lose(peer, error.strerror or str(error), at=time.monotonic())
-
-    def _obey(self, peer: _Peer, news: News) -> None:
+    def hear(self, peer: Peer, news: News) -> None:
+        """News of a connection. Errors: ProtocolError if it must not come from there."""
         if peer.node_rank is None:
             if not isinstance(news, Join):
                 raise ProtocolError(f"{type(news).__name__} instead of Join")
@@ -356,7 +268,7 @@ class Coordinator:
             peer.is_ready = True
             if peer.node_rank == 0 and self._second_port is not None and self._state is State.GATHERING:
                 with contextlib.suppress(OSError):  # then there is no second door, and rank 0 will say why
-                    self._second_door = self.listen(self._second_port)
+                    self._connections.open_door(self._second_port, is_second=True)
         elif isinstance(news, Failed):
             code = news.code if 0 < news.code < 256 else 1
             at = time.monotonic() - max(0.0, news.age_s)
@@ -368,7 +280,7 @@ class Coordinator:
 
     # Who may take part.
 
-    def _judge(self, peer: _Peer, join: Join) -> None:
+    def _judge(self, peer: Peer, join: Join) -> None:
         mine, rank = self._identity, join.node_rank
         if join.protocol != PROTOCOL:
             why = f"it speaks protocol {join.protocol}, node 0 speaks {PROTOCOL}; install the same dslaunch everywhere"
@@ -396,27 +308,28 @@ class Coordinator:
         else:
             self._take_in(peer, join)
 
-    def _take_in(self, peer: _Peer, join: Join) -> None:
+    def _take_in(self, peer: Peer, join: Join) -> None:
         peer.node_rank, peer.heartbeat_s = join.node_rank, max(1.0, join.heartbeat_s)
         self._members[join.node_rank] = peer
         self._beat_at = 0.0
         self._console.debug(f"{self._identity.name_of(join.node_rank)} joined, from {peer.where}")
-        self._send(peer, Joined(self._heartbeat_s))
+        self._connections.send(peer, Joined(self._heartbeat_s))
         if self.failures:
             self._tell(*self.failures[0])
 
-    def _refuse(self, peer: _Peer, rank: int, why: str) -> None:
-        if len(self._refusals) < MAX_STRANGERS:
+    def _refuse(self, peer: Peer, rank: int, why: str) -> None:
+        if len(self._refusals) < MAX_REFUSALS:
             self._refusals[rank] = why
         self._complain(f"a node at {peer.where} that called itself node {rank} was refused: {why}")
-        self._send(peer, Refused(why, EXIT_MISTAKE))
-        self._leave(peer)
+        self._connections.send(peer, Refused(why, EXIT_MISTAKE))
+        self._connections.leave(peer)
 
-    def _refuse_mismatch(self, peer: _Peer, rank: int, why: str) -> None:
+    def _refuse_mismatch(self, peer: Peer, rank: int, why: str) -> None:
         """A mistake of the person who started the job, so all nodes end; a job that runs is left alone."""
-        self._send(peer, Refused(why, EXIT_MISTAKE))
-        self._leave(peer)
-        self._expected.discard(rank)
+        self._connections.send(peer, Refused(why, EXIT_MISTAKE))
+        self._connections.leave(peer)
+        if not self._is_started and rank not in self._members:
+            self._expected.discard(rank)
         if self._state is State.GATHERING:
             self._fail(rank, why, at=time.monotonic(), code=EXIT_MISTAKE)
 
@@ -424,42 +337,4 @@ class Coordinator:
 
     def _send_all(self, news: News) -> None:
         for peer in [*self._members.values()]:
-            self._send(peer, news)
-
-    def _send(self, peer: _Peer, news: News) -> None:
-        if peer in self._peers and not peer.is_leaving:
-            peer.outbox += encode_news(news)
-            self._flush(peer)
-
-    def _leave(self, peer: _Peer) -> None:
-        """Say nothing more; the peer closes, and nothing that was said is lost."""
-        peer.is_leaving = True
-        peer.came_at = time.monotonic()
-        self._flush(peer)
-
-    def _flush(self, peer: _Peer) -> None:
-        try:
-            while peer.outbox:
-                del peer.outbox[: peer.sock.send(peer.outbox)]
-            if peer.is_leaving:
-                peer.sock.shutdown(socket.SHUT_WR)
-        except BlockingIOError:
-            if len(peer.outbox) > MAX_OUTBOX_BYTES:
-                self._lose(peer, "it does not read what it is sent", at=time.monotonic())
-                return
-        except OSError as error:
-            self._lose(peer, error.strerror or str(error), at=time.monotonic())
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
-        self._selector.modify(peer.sock, wanted, peer)
-
-    def _drop(self, peer: _Peer) -> None:
-        if peer in self._peers:
-            self._peers.remove(peer)
-            if peer.node_rank is not None and self._members.get(peer.node_rank) is peer:
-                del self._members[peer.node_rank]
-            self._close(peer.sock)
-
-    def _close(self, sock: socket.socket) -> None:
-        self._selector.unregister(sock)
-        sock.close()
+            self._connections.send(peer, news)
