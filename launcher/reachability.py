@@ -24,8 +24,9 @@ class MasterSearch:
         self._send = send
         self._token = secrets.token_hex(16)
         self._peers = tuple(node.node_rank for node in plan.nodes[1:])
-        self._port = 0
-        self._own_addresses: list[str] = []
+        self._listening: Listening | None = None
+        self._is_begun = False
+        self._names_of_first: tuple[str, ...] = ()
         self._more: list[str] = []
         self._candidates: list[str] = []  # of this round
         self._first_problems: dict[int, str] = {}  # with the first candidate, by node_rank
@@ -37,41 +38,55 @@ class MasterSearch:
         self.warnings: tuple[str, ...] = ()
 
     @property
+    def _port(self) -> int:
+        return self._listening.port if self._listening is not None else 0
+
+    @property
     def is_needed(self) -> bool:
         """Whether there is anybody to reach node 0 from another machine."""
         return len(self._plan.nodes) > 1 and not all(node.is_local for node in self._plan.nodes)
 
     def listen(self) -> None:
-        """Let node 0 listen as soon as its port is chosen; it says so before it says that it is ready."""
+        """Let node 0 listen as soon as its port is chosen."""
         if self.is_needed:
             self._send(0, Listen(0, self._token))
 
     def begin(self, default: str, *, more: Iterable[str] = ()) -> None:
         """All are prepared: try `default`; `more` are further names of node 0, tried after its own addresses."""
         self.address = default
-        if not self.is_needed or self.failures:
+        if self.is_over:
             return
-        given = self._plan.master.address is not None
-        self._more = [] if given else _without_repetition([*self._own_addresses, *more], known=default)
-        self._try([default])
+        self._is_begun = True
+        self._names_of_first = tuple(more)
+        if self._listening is not None:
+            self._try_default(self._listening)
 
     def is_answered(self, node_rank: int) -> bool:
         """Whether nothing more is expected of that node in this round; there may be a second one."""
-        return node_rank not in self._peers or len(self._problems.get(node_rank, ())) == len(self._candidates)
+        if node_rank not in self._peers or self._listening is None:
+            return self._listening is not None
+        return len(self._problems.get(node_rank, ())) == len(self._candidates)
 
     def take(self, node_rank: int, frame: Listening | Reached) -> None:
-        """Node 0 listens, or one of its peers tried."""
-        if isinstance(frame, Listening):
-            self._port = frame.port
-            self._own_addresses = frame.addresses
-            if frame.problem:
-                self.is_over = True
-                self.failures = ((0, f"{frame.problem}, though it was free just now; start the job again"),)
+        """Node 0 listens, or one of its peers tried. In which order hosts say so is open."""
+        if isinstance(frame, Reached):
+            unanswered = ["was not tried"] * len(self._candidates)
+            self._problems[node_rank] = [*frame.problems, *unanswered][: len(self._candidates)]
+            if all(self.is_answered(one) for one in self._peers):
+                self._judge()
             return
-        unanswered = ["was not tried"] * len(self._candidates)
-        self._problems[node_rank] = [*frame.problems, *unanswered][: len(self._candidates)]
-        if all(self.is_answered(one) for one in self._peers):
-            self._judge()
+        self._listening = frame
+        if frame.problem:
+            self.is_over = True
+            self.failures = ((0, f"{frame.problem}, though it was free just now; start the job again"),)
+        elif self._is_begun:
+            self._try_default(frame)
+
+    def _try_default(self, listening: Listening) -> None:
+        own, names = listening.addresses, self._names_of_first
+        given = self._plan.master.address is not None
+        self._more = [] if given else candidates_of(self.address, own, names)[1:]
+        self._try([self.address])
 
     def _try(self, candidates: list[str]) -> None:
         self.is_over = False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
-from dslaunch.launcher.cli import dslaunch
+from dslaunch.launcher.cli import COMMANDS, dslaunch
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NEVER_OURS = {".git", ".venv", "build", "dist", "node_modules", "demo-out", ".pytest_cache"}
@@ -109,9 +110,11 @@ def options_of_examples() -> set[str]:
 
 
 def options_of_dslaunch() -> set[str]:
+    commands = [dslaunch, *(import_module(name, "dslaunch.launcher").command for name in COMMANDS.values())]
     words = {
         word
-        for parameter in dslaunch.params
+        for command in commands
+        for parameter in command.params
         if isinstance(parameter, click.Option)
         for word in parameter.opts
     }

@@ -66,6 +66,7 @@ class Cluster:
         self._deliver()
         self.search.begin(default, more=("n0.example", "n0"))
         assert self.search.is_over == (not self._inbox)
+        assert self.search.is_over or self.search.is_answered(0)
         self._deliver()
         assert self.search.is_over
         return self.search
@@ -130,6 +131,24 @@ def test_an_address_that_was_given_is_used_and_only_warned_about() -> None:
     assert search.failures == ()
     assert search.warnings == ("--master_addr=192.168.0.9: from n2 it did not answer within 5 s (port 4000)",)
     assert len(cluster.tried) == 2
+
+
+def test_nobody_tries_before_node_0_listens() -> None:
+    """Node 0 may say that it listens after all have said that they are ready."""
+    sent: list[tuple[int, Frame]] = []
+    search = MasterSearch(plan_of(3), lambda rank, frame: sent.append((rank, frame)))
+    search.listen()
+    search.begin("10.0.0.1")
+    assert [type(frame) for _, frame in sent] == [Listen]
+    assert not any(search.is_answered(rank) for rank in range(3))
+    search.take(0, Listening(4000, [], ""))
+    assert [(rank, type(frame)) for rank, frame in sent[1:]] == [(1, Reach), (2, Reach)]
+    assert [search.is_answered(rank) for rank in range(3)] == [True, False, False]
+    search.take(2, Reached([""]))
+    assert [search.is_answered(rank) for rank in range(3)] == [True, False, True]
+    assert not search.is_over
+    search.take(1, Reached([""]))
+    assert search.is_over
 
 
 @pytest.mark.parametrize("plan", [plan_of(1), plan_of(2, num_local=2)])

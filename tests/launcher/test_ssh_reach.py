@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,9 @@ from tests.launcher.command import Command
 pytestmark = pytest.mark.slow
 
 SHOW = """
-import json, os, socket
+import json, os, socket, sys
 address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-if os.environ["RANK"] == "0":  # as torch's store does, but without SO_REUSEADDR
+if "--listen" in sys.argv and os.environ["RANK"] == "0":  # as torch's store does, but without SO_REUSEADDR
     server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     server.bind(("", port))
 print(json.dumps({"host": os.uname().nodename, "address": address, "port": port}))
@@ -73,6 +74,14 @@ def addresses(command: Command) -> set[str]:
     return {json.loads(line.partition(" | ")[2])["address"] for line in command.out.splitlines()}
 
 
+def checked(lab: Lab, folder: Path) -> tuple[dict[str, Any], list[dict[str, str] | None]]:
+    """What `dslaunch check` says of rank 0's address, and which addresses each host reached."""
+    command = Command(lab.head, folder, "check", "-H", "hosts", "--no_torch", "--json")
+    assert command.wait() == 0, command.err
+    report = json.loads(command.out)
+    return report["master"], [one["reach"] for one in report["hosts"]]
+
+
 def test_an_address_that_every_host_has_for_itself_is_not_chosen(
     lab: Lab, folder: Path, network: Network
 ) -> None:
@@ -89,13 +98,19 @@ def test_an_address_that_every_host_has_for_itself_is_not_chosen(
     command = Command(lab.head, folder, "-H", "hosts", "show.py")
     assert addresses(command) == {node.address}
     assert f"dslaunch: MASTER_ADDR={node.address}, because 10.99.0.1 " in command.err
+    master, reach = checked(lab, folder)
+    assert master["address"] == node.address, "a check says the same"
+    assert master["candidates"][:2] == ["10.99.0.1", "172.17.0.1"]
+    assert reach[0] is None
+    assert all(one["172.17.0.1"] and one["10.99.0.1"] and not one[node.address] for one in reach[1:])
 
 
 def test_the_address_that_ssh_reached_is_tried_only(lab: Lab, folder: Path, network: Network) -> None:
+    """Nothing of the trial is left on the port; it is one that no other test used a minute ago."""
     for node in lab.nodes:
         network.add_bridge_address(node)
-    command = Command(lab.head, folder, "-H", "hosts", "show.py")
-    assert addresses(command) == {lab.host("node1").address}
+    command = Command(lab.head, folder, "-H", "hosts", "--master_port=29611", "show.py", "--listen")
+    assert addresses(command) == {lab.host("node1").address}, command.err
     assert "MASTER_ADDR" not in command.err
 
 
@@ -129,7 +144,8 @@ def test_an_address_that_was_given_is_used_though_it_is_not_reached(lab: Lab, fo
     command = Command(lab.head, folder, "-H", "hosts", "--master_addr=node4", "show.py")
     assert addresses(command) == {"node4"}
     assert (
-        "dslaunch: warning: --master_addr=node4: from node2, node3, node4 it refused the connection" in command.err
+        "dslaunch: warning: --master_addr=node4: from node2, node3, node4 it refused the connection"
+        in command.err
     )
 
 
@@ -147,3 +163,5 @@ def test_hosts_that_have_ipv6_only(lab: Lab, folder: Path, network: Network) -> 
     (folder / "hosts").write_text("[fd77::2] slots=1\n[fd77::3] slots=1\n")
     command = Command(lab.head, folder, "-H", "hosts", "show.py")
     assert addresses(command) == {"fd77::2"}
+    master, _ = checked(lab, folder)
+    assert master["address"] == "fd77::2"
