@@ -76,6 +76,12 @@ class Console:
         if self._ranks.warning:
             self.warn(self._ranks.warning)
 
+    def give_up_if_stuck(self) -> None:
+        """After an interrupt: a reader or a disk that takes nothing any more must not hold up the end of the job."""
+        if self._writer.stuck_s > LAST_WORDS_S:
+            self._writer.give_up()
+        self._ranks.give_up_if_stuck(LAST_FILES_S)
+
     def finish(self, *, is_patient: bool) -> None:
         """Write what is left. If not patient, give up after a while: after an interrupt nobody may read any more."""
         self._ranks.flush()

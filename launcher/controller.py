@@ -309,6 +309,8 @@ class Controller:
                 )
 
     def _look_at_console(self) -> None:
+        if self._interrupts:
+            self._console.give_up_if_stuck()
         failure = self._console.failure
         if failure is not None and not self._is_output_lost:
             self._is_output_lost = True

@@ -85,6 +85,11 @@ class RankFiles:
             # After a first failure the job is being stopped, and a second one would say nothing new.
             self._writer.put(file, b"" if self._writer.failure else data, on_done)
 
+    def give_up_if_stuck(self, timeout_s: float) -> None:
+        """Keep nothing more if nothing could be written for so long."""
+        if self._writer.stuck_s > timeout_s:
+            self._writer.give_up()
+
     def finish(self, timeout_s: float = float("inf")) -> bool:
         """Wait until all is written and the files are closed; False if that took too long."""
         self._writer.put(self._files, b"")

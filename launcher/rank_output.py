@@ -101,6 +101,11 @@ class RankOutput:
         if self._folding is not None:
             self._folding.flush()
 
+    def give_up_if_stuck(self, timeout_s: float) -> None:
+        """Keep nothing more in files if nothing could be written for so long."""
+        if self._files is not None:
+            self._files.give_up_if_stuck(timeout_s)
+
     def finish(self, timeout_s: float = float("inf")) -> bool:
         """Wait until the files are written; False if that took too long."""
         return self._files is None or self._files.finish(timeout_s)

@@ -44,13 +44,17 @@ class _Item(NamedTuple):
 class Writer:
     """Takes bytes for sinks and writes them in the order they were given.
 
-    Nobody waits: who must not run ahead of the reader passes `on_done` and holds back until it was called.
+    Nobody waits: who must not run ahead of the reader passes `on_done` and holds back until it was called. It is called
+    exactly once, also if the data could not be written.
     """
 
     def __init__(self) -> None:
         self.failure: LaunchError | None = None  # of the first sink that could not be written to
         self._muted: set[Sink] = set()
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._in_hand: list[_Item] = []  # taken from the queue and not yet written
+        self._is_given_up = False
+        self._progress_at = 0.0
         self._num_put = 0
         self._num_written = 0
         self._thread: threading.Thread | None = None
@@ -59,15 +63,36 @@ class Writer:
     @property
     def is_idle(self) -> bool:
         """Whether all that was given is written."""
-        return self._num_written >= self._num_put
+        return self._is_given_up or self._num_written >= self._num_put
+
+    @property
+    def stuck_s(self) -> float:
+        """For how long nothing of what waits could be written."""
+        return 0.0 if self.is_idle else time.monotonic() - self._progress_at
 
     def put(self, sink: Sink, data: bytes, on_done: Callable[[], None] | None = None) -> None:
         with self._lock:
-            self._num_put += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
-                self._thread.start()
-            self._queue.put(_Item(sink, data, on_done))
+            if not self._is_given_up:
+                if self.is_idle:
+                    self._progress_at = time.monotonic()
+                self._num_put += 1
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+                    self._thread.start()
+                self._queue.put(_Item(sink, data, on_done))
+                return
+        if on_done is not None:
+            on_done()
+
+    def give_up(self) -> None:
+        """Forget what waits, and whatever comes: nobody is held back any more."""
+        with self._lock:
+            self._is_given_up = True
+            items, self._in_hand = self._in_hand, []
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    items.append(self._queue.get_nowait())
+        _call_done(items)
 
     def drain(self, timeout_s: float = float("inf")) -> bool:
         """Wait until all that was given is written; False if that took too long."""
@@ -82,11 +107,13 @@ class Writer:
         while True:
             for sink, items in groupby(self._take(), key=lambda item: item.sink):
                 together = list(items)
-                if sink not in self._muted:
+                if sink not in self._muted and not self._is_given_up:
                     self._write(sink, b"".join(item.data for item in together))
-                for item in together:
-                    if item.on_done is not None:
-                        item.on_done()
+                with self._lock:
+                    done = [] if self._is_given_up else together
+                    del self._in_hand[: len(together)]
+                    self._progress_at = time.monotonic()
+                _call_done(done)
                 self._num_written += len(together)
 
     def _take(self) -> list[_Item]:
@@ -97,7 +124,12 @@ class Writer:
             while num_bytes < BATCH_BYTES:
                 items.append(self._queue.get_nowait())
                 num_bytes += len(items[-1].data)
-        return items
+        with self._lock:
+            if not self._is_given_up:
+                self._in_hand = list(items)
+                return items
+        _call_done(items)
+        return []
 
     def _write(self, sink: Sink, data: bytes) -> None:
         try:
@@ -105,6 +137,12 @@ class Writer:
         except OSError as error:
             self._muted.add(sink)
             self.failure = self.failure or sink.failure(error)
+
+
+def _call_done(items: list[_Item]) -> None:
+    for item in items:
+        if item.on_done is not None:
+            item.on_done()
 
 
 class StreamSink:

@@ -12,6 +12,7 @@ from typing import IO
 import pytest
 from hypothesis import given, strategies as st
 
+from dslaunch.launcher import console as console_module
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.frames import text_of
@@ -61,6 +62,7 @@ class Full(io.RawIOBase):
 
     def __init__(self, number: int) -> None:
         self._number = number
+        self.num_tries = 0
 
     def isatty(self) -> bool:
         return False
@@ -69,6 +71,7 @@ class Full(io.RawIOBase):
         return True
 
     def write(self, data: object) -> int:
+        self.num_tries += 1
         raise OSError(self._number, os.strerror(self._number))
 
 
@@ -281,14 +284,15 @@ def test_a_full_disk_is_one_sentence() -> None:
 
 
 def test_a_stream_that_failed_does_not_hold_up_the_other_nor_the_workers() -> None:
-    err = io.BytesIO()
-    console = console_of(Full(errno.EPIPE), err)
+    out, err = Full(errno.EPIPE), io.BytesIO()
+    console = console_of(out, err)
     done: list[int] = []
     for number in range(100):
         console.output(0, 1, "a\n", lambda number=number: done.append(number))  # type: ignore[misc]
     console.say("still here")
     assert console.drain(10)
     assert done == list(range(100))
+    assert out.num_tries == 1
     assert err.getvalue() == b"dslaunch: still here\n"
 
 
@@ -301,6 +305,30 @@ def test_nobody_waits_for_a_reader_that_does_not_read() -> None:
         assert not console.drain(0.05)
         assert len(reader.read(1_000_000)) == 1_000_000
         assert console.drain(10)
+
+
+def test_a_reader_that_takes_nothing_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then whoever was held back may go on, once for each text, and what comes later is dropped."""
+    monkeypatch.setattr(console_module, "LAST_WORDS_S", 0.05)
+    read, write = os.pipe()
+    done: list[int] = []
+    with open(read, "rb") as reader, open(write, "wb", buffering=0) as stream:
+        console = console_of(stream, io.BytesIO())
+        for number in range(100):
+            console.output(0, 1, "x" * 9_992 + "\n", lambda number=number: done.append(number))  # type: ignore[misc]
+        console.give_up_if_stuck()
+        assert len(done) < 100
+        deadline = time.monotonic() + 10
+        while len(done) < 100 and time.monotonic() < deadline:
+            console.give_up_if_stuck()
+        assert sorted(done) == list(range(100))
+        console.output(0, 1, "late\n", lambda: done.append(100))
+        assert done[-1] == 100
+        assert console.drain(0)
+        os.set_blocking(read, False)
+        while reader.read():  # the thread that was writing can end what it had begun
+            time.sleep(0.01)
+    assert len(done) == 101
 
 
 def test_a_pipe_that_does_not_block_gets_everything_all_the_same() -> None:
