@@ -213,13 +213,15 @@ class Controller:
     ) -> None:
         """Until every host is there. A failure ends the wait; a patient one first hears every host's answer."""
         began = time.monotonic()
-        while True:
-            missing = [node for node in self._nodes if not is_there(node)]
-            waiting_for = [node for node in missing if not node.has_failed] if is_patient else missing
-            if not waiting_for or self._interrupts or (self._is_failing() and not is_patient):
-                break
-            self._show_progress(phase, [node.name for node in waiting_for], began)
-            self._take_event()
+        missing = {node: None for node in self._nodes if not is_there(node)}  # a set that keeps its order
+        shown_at = 0.0
+        while missing and not self._interrupts and not (self._is_failing() and not is_patient):
+            if time.monotonic() - shown_at >= POLL_S:
+                shown_at = time.monotonic()
+                self._show_progress(phase, [node.name for node in missing], began)
+            for node in self._take_event():
+                if is_there(node) or (is_patient and node.has_failed):
+                    missing.pop(node, None)
         if not self._is_failing():
             self._phases_s[phase] = time.monotonic() - started_at
 
@@ -232,22 +234,26 @@ class Controller:
             num_failed = sum(node.has_failed for node in self._nodes)
             self._console.progress(phase, len(self._nodes), missing, began_at, num_failed=num_failed)
 
-    def _take_event(self) -> None:
+    def _take_event(self) -> list[_Node]:
+        """Deal with the next event; returns the hosts of which something new is known, so that nobody looks at all."""
+        changed: list[_Node] = []
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + POLL_S
-            self._look_for_silence()
+            changed += self._look_for_silence()
             self._look_at_console()
         try:
             event = self._events.get(timeout=POLL_S)
         except queue.Empty:
-            return
+            return changed
         if isinstance(event, _SignalReceived):
             self._receive(event.number)
         elif isinstance(event, _FromRest):
             self._hear_rest(event)
         else:
             self._handle(event.node, event.item, event.at_s)
+            changed.append(event.node)
         self._tell_rest()
+        return changed
 
     def _handle(self, node: _Node, item: Frame | LinkEnd, at_s: float) -> None:
         if isinstance(item, Hello):
@@ -298,7 +304,9 @@ class Controller:
         self._failures.append(HostFailure(host=node.name, message=message, at_s=at_s, exit_code=exit_code))
         node.link.abandon()
 
-    def _look_for_silence(self) -> None:
+    def _look_for_silence(self) -> list[_Node]:
+        """Give up hosts that have been silent for the heartbeat time; returns them."""
+        lost: list[_Node] = []
         for node in self._nodes:
             silent_s = node.link.silent_s()
             if node.hello is not None and not node.is_over and silent_s > self._plan.heartbeat_s:
@@ -307,6 +315,8 @@ class Controller:
                     f"nothing heard for {silent_s:.0f} s; the host, its network or its agent is down",
                     time.monotonic() - silent_s,
                 )
+                lost.append(node)
+        return lost
 
     def _look_at_console(self) -> None:
         if self._interrupts:
@@ -426,11 +436,12 @@ class Controller:
         self._interrupted_by = self._interrupts[0] if self._interrupts and not self._failures else None
         self._announce_stop(grace_s)
         self._stop_all(grace_s)
-        while not all(node.is_over for node in self._nodes):
+        running = {node: None for node in self._nodes if not node.is_over}
+        while running and time.monotonic() <= self._kill_at + STOP_MARGIN_S:
             num_interrupts = len(self._interrupts)
-            if time.monotonic() > self._kill_at + STOP_MARGIN_S:
-                break
-            self._take_event()
+            for node in self._take_event():
+                if node.is_over:
+                    running.pop(node, None)
             if len(self._interrupts) > max(1, num_interrupts):
                 self._console.say("killing all workers now")
                 self._stop_all(0.0)
