@@ -71,7 +71,7 @@ def read_answer(question: str, facts: object) -> tuple[dict[str, Any] | None, st
     if not isinstance(facts, dict) or shape is None:
         return None, f"{clean(repr(facts))} is no answer"
     if "error" in facts:
-        return None, clean(str(facts["error"]))
+        return None, clean(str(facts["error"])) or "it failed"
     found: dict[str, Any] = {}
     for name, kind in shape.items():
         value = facts.get(name)

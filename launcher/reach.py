@@ -42,7 +42,7 @@ class Listener:
         return self._server.fileno()
 
     def accept(self) -> None:
-        """Answer whoever connected. It is for them to close the connection, so that nothing of it stays here."""
+        """Answer whoever connected. They close the connection, or we do at the end."""
         with contextlib.suppress(OSError):
             connection, _ = self._server.accept()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _CLOSE_WITH_RESET)
@@ -88,7 +88,6 @@ def _try(address: str, port: int, token: str, timeout_s: float) -> str:
     data = b""
     try:
         with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _CLOSE_WITH_RESET)
             while len(data) < len(expected):
                 part = connection.recv(len(expected) - len(data))
                 if not part:

@@ -21,6 +21,7 @@ DISK = {"problem": "", "size_bytes": 7, "free_bytes": 5}
         ("cwd", {**DISK, "free_bytes": 5.5}, (None, "free_bytes is 5.5")),
         ("cwd", {**DISK, "problem": "a\x1b[31m\nb"}, ({**DISK, "problem": "a [31m b"}, "")),
         ("cwd", {"error": "OSError: no"}, (None, "OSError: no")),
+        ("cwd", {"error": ""}, (None, "it failed")),
         ("cwd", [1], (None, "[1] is no answer")),
         ("clock", {"time": 1}, ({"time": 1.0}, "")),
         ("clock", {"time": float("nan")}, (None, "time is nan")),

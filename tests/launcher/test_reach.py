@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ipaddress
+import select
 import socket
 import subprocess
 import threading
@@ -32,8 +33,13 @@ def port() -> Iterator[int]:
     is_over.set()
     thread.join()
     listener.close()
-    with socket.create_server(("", number), reuse_port=False):
-        pass  # nothing of all the connections is in the way of who takes the port next
+    assert_free(number)
+
+
+def assert_free(port: int) -> None:
+    """Nothing is left on the port, not even a connection on its way out, which SO_REUSEADDR would pass over."""
+    with socket.socket() as server:
+        server.bind(("", port))
 
 
 def test_the_host_that_is_meant_answers_on_all_its_addresses(port: int) -> None:
@@ -43,6 +49,18 @@ def test_the_host_that_is_meant_answers_on_all_its_addresses(port: int) -> None:
 
 def test_who_has_another_token_is_somebody_else(port: int) -> None:
     assert try_addresses(["127.0.0.1"], port, TOKEN[::-1], TIMEOUT_S) == ["is another host or program"]
+
+
+def test_who_stays_connected_is_not_in_the_way_of_who_takes_the_port_next() -> None:
+    with listen_on_all(0) as free:
+        port: int = free.getsockname()[1]
+    listener = Listener(port, TOKEN)
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as stranger:
+        while select.select([listener], [], [], 0)[0]:
+            listener.accept()
+        assert stranger.recv(99) == TOKEN.encode()
+        listener.close()
+        assert_free(port)
 
 
 def test_a_program_that_answers_something_else_is_not_taken_for_the_host() -> None:
