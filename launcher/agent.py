@@ -26,6 +26,7 @@ from .devices import count_accelerators
 from .evidence import MemoryWatch, evidence_of
 from .frames import (
     MAGIC,
+    AskStacks,
     Decoder,
     Done,
     Exited,
@@ -45,6 +46,7 @@ from .frames import (
     Reached,
     Ready,
     Signal,
+    Stacks,
     Start,
     Started,
     Stop,
@@ -58,6 +60,7 @@ from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 from .reach import Listener, own_addresses, try_addresses, why_not_listening
+from .stack_dump import StackDump, add_hook, install_hook
 from .worker import HANDLED, Stream, Worker, spawn
 
 FIRST_HEARTBEAT_S = 120.0  # until the job says its own
@@ -94,6 +97,7 @@ class Agent:
         self._heard_at = time.monotonic()
         self._heartbeat_s = FIRST_HEARTBEAT_S
         self._hold_s = 0.0
+        self._stack_dumps: dict[Worker, StackDump] = {}
         self._grace_s = LEFT_OVER_GRACE_S
         self._kill_at = float("inf")
         self._num_left_over = 0
@@ -148,6 +152,7 @@ class Agent:
         if now - self._heard_at > max(self._heartbeat_s, self._hold_s):
             self._hang_up()
         if self._state is State.RUNNING or self._state is State.STOPPING:
+            self._send_stacks(now)
             self._collect()
             if self._state is State.RUNNING and all(worker.is_reported for worker in self._workers):
                 self._end_left_over()
@@ -278,9 +283,15 @@ class Agent:
             self._send(answer(*frame))
         elif isinstance(frame, Inspect):
             self._in_background(lambda: answer(*frame), self._send)
-        elif isinstance(frame, Signal):
+        else:
+            self._obey_for_workers(frame)
+
+    def _obey_for_workers(self, frame: Frame) -> None:
+        if isinstance(frame, Signal):
             for worker in self._workers:
                 worker.signal(frame.number, is_for_group=False)
+        elif isinstance(frame, AskStacks):
+            self._ask_stacks()
         elif isinstance(frame, Hold):
             self._hold_s = frame.for_s
         elif isinstance(frame, Stop):
@@ -374,11 +385,17 @@ class Agent:
             self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
             self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
         program = [] if self._prepared.python is None else [self._prepared.python]
+        hook = self._folder.file("hook") if self._job.get("has_stacks") else None
+        if hook is not None:
+            install_hook(hook)
         for plan in self._job["ranks"]:
             env = {**self._prepared.env, **{bytes_of(k): bytes_of(v) for k, v in plan["env"]}}
             error_file = self._folder.file(f"error-{plan['rank']}.json")
-            if error_file is not None:
+            if error_file is not None and not self._job.get("is_verbatim", False):
                 env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
+            stacks_file = self._folder.file(f"stacks-{plan['rank']}") if hook else None
+            if hook is not None and stacks_file is not None:
+                add_hook(env, folder=hook, file=stacks_file)
             cores = self._prepared.cores
             worker = spawn(
                 rank=plan["rank"],
@@ -387,11 +404,26 @@ class Agent:
                 is_verbatim=self._job.get("is_verbatim", False),
                 cores=cores[int(env[b"LOCAL_RANK"])] if cores else None,
             )
-            worker.error_file = error_file
+            worker.error_file, worker.stacks_file = error_file, stacks_file
             self._workers.append(worker)
             for stream in worker.streams:
                 self._watch(worker, stream)
             self._send(Started(worker.rank, worker.pid))
+
+    def _ask_stacks(self) -> None:
+        env = self._prepared.env if self._prepared else {}
+        for worker in self._workers:
+            if worker.status is None and worker not in self._stack_dumps:
+                own_file = self._folder.file(f"spy-{worker.rank}")
+                dump = StackDump(worker.pid, file=worker.stacks_file, env=env, own_file=own_file)
+                self._stack_dumps[worker] = dump
+
+    def _send_stacks(self, now: float) -> None:
+        for worker, dump in list(self._stack_dumps.items()):
+            dump.look(now)
+            if dump.answer is not None:
+                del self._stack_dumps[worker]
+                self._send(Stacks(worker.rank, *dump.answer))
 
     def _watch(self, worker: Worker, stream: Stream) -> None:
         self._selector.register(

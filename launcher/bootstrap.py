@@ -64,6 +64,7 @@ _MODULES = (
     "reach",
     "inspection",
     "preparation",
+    "stack_dump",
     "agent",
 )  # in import order
 

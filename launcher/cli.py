@@ -193,6 +193,7 @@ COMMANDS: dict[str, str] = {
     "check": ".commands.check",
     "exec": ".commands.exec",
     "env": ".commands.env",
+    "stacks": ".commands.stacks",
 }
 
 

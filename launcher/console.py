@@ -162,6 +162,12 @@ class Console:
         if len(failed) > 6:
             self.error(f"also failed: {len(failed) - 6} more")
 
+    def show(self, title: str, lines: Sequence[str]) -> None:
+        """Something that was asked for, whatever the log level but critical: a sentence, and lines below it."""
+        self.error(title)
+        for line in lines:
+            self._say_bytes(b"    " + bytes_of(line) + b"\n")
+
     def _explain(self, culprit: RankFailure) -> None:
         for sentence in culprit.evidence:
             self.error(f"evidence: {sentence}")
@@ -173,9 +179,7 @@ class Console:
             if culprit.last_lines_of != "stderr":
                 title = f"last lines ({culprit.last_lines_of})"
         if lines:
-            self.error(f"{title} of rank {culprit.rank}:")
-            for line in lines:
-                self._say_bytes(b"    " + bytes_of(line) + b"\n")
+            self.show(f"{title} of rank {culprit.rank}:", lines)
 
     def _log(self, level: int, message: str) -> None:
         if level >= _LEVELS["info"]:

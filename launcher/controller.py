@@ -17,6 +17,7 @@ from .channel import Channel
 from .console import Console
 from .endpoint import master_address
 from .frames import (
+    AskStacks,
     Done,
     Exited,
     Frame,
@@ -31,15 +32,17 @@ from .frames import (
     Reached,
     Ready,
     Signal,
+    Stacks,
     Start,
     Started,
     Stop,
     encode,
 )
-from .job_signals import PASSED_ON, STOPPING, stop_until_continued, watch
+from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued, watch
 from .link import Link, LinkEnd
 from .plan import NodePlan, Plan, job_of, origins_of
 from .reachability import MasterSearch
+from .stacks import StackWatch
 from .verdict import Failure, HostFailure, OutputFailure, Verdict, judge, rank_failure, signal_name
 
 CONNECT_WINDOW = 64  # connections being made at the same time
@@ -135,6 +138,7 @@ class Controller:
         self._began_at = time.monotonic()
         self.first_output_s: float | None = None  # from the beginning to the first line of any worker
         self._started_at: float | None = None
+        self._stacks = StackWatch(plan.stack_on_hang_s)
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
         self._phases_s: dict[str, float] = {}
@@ -199,6 +203,8 @@ class Controller:
 
     def _start_link(self, node: _Node) -> None:
         def deliver(item: Frame | LinkEnd, at_s: float) -> None:
+            if isinstance(item, Output):
+                self._stacks.last_output_at = at_s
             if isinstance(item, Output) and self.first_output_s is None:
                 self.first_output_s = at_s - self._began_at
             if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
@@ -241,6 +247,7 @@ class Controller:
             self._look_at = time.monotonic() + POLL_S
             changed += self._look_for_silence()
             self._look_at_console()
+            self._look_at_stacks()
         try:
             event = self._events.get(timeout=POLL_S)
         except queue.Empty:
@@ -268,13 +275,10 @@ class Controller:
             self._search.take(node.plan.node_rank, item)
         elif isinstance(item, Problem):
             self._fail_host(node, item.message, at_s, exit_code=item.exit_code)
-        elif isinstance(item, Started):
-            node.pids[item.rank] = item.pid
-            self._console.debug(f"{node.name}: rank {item.rank} is process {item.pid}")
         elif isinstance(item, Pong):
             node.clock_offset_s = min(node.clock_offset_s, at_s - item.at)
-        elif isinstance(item, Exited):
-            self._handle_exit(node, item, at_s)
+        elif isinstance(item, Started | Exited | Stacks):
+            self._handle_worker(node, item, at_s)
         elif isinstance(item, Done):
             node.is_over = True
             if item.left_over:
@@ -283,6 +287,15 @@ class Controller:
                 )
         elif isinstance(item, LinkEnd) and not node.is_over:
             self._fail_host(node, item.message, at_s)
+
+    def _handle_worker(self, node: _Node, item: Started | Exited | Stacks, at_s: float) -> None:
+        if isinstance(item, Started):
+            node.pids[item.rank] = item.pid
+            self._console.debug(f"{node.name}: rank {item.rank} is process {item.pid}")
+        elif isinstance(item, Exited):
+            self._handle_exit(node, item, at_s)
+        else:
+            self._stacks.take(item)
 
     def _handle_exit(self, node: _Node, item: Exited, at_s: float) -> None:
         node.exit_codes[item.rank] = item.code
@@ -388,10 +401,35 @@ class Controller:
     def _receive(self, number: int) -> None:
         if number in PASSED_ON:
             self._pass_on(number)
+        elif number == ASKING:
+            self._ask_stacks(signal_name(number))
         elif number == STOPPING:
             self._stop_this_process()
         else:
             self._interrupts.append(number)
+
+    def _ask_stacks(self, why: str) -> None:
+        """What all ranks do, to be shown once the answers are there."""
+        places = {
+            rank: f"{node.name}, pid {pid}"
+            for node in self._nodes
+            for rank, pid in node.pids.items()
+            if not node.is_over and rank not in node.exit_codes
+        }
+        if self._stacks.ask(why, places, now=time.monotonic()):
+            for node in self._nodes:
+                if node.pids:
+                    self._send(node, AskStacks())
+
+    def _look_at_stacks(self) -> None:
+        now = time.monotonic()
+        if self._started_at is not None and self._stopped_at is None:
+            silent_s = self._stacks.silence_to_ask_about(now, started_at=self._started_at)
+            if silent_s:
+                self._ask_stacks(f"no output for {silent_s:.0f} s")
+        ended = {rank for node in self._nodes for rank in (node.pids if node.is_over else node.exit_codes)}
+        for block in self._stacks.blocks(now, ended=ended):
+            self._console.show(block.title, block.lines)
 
     def _pass_on(self, number: int) -> None:
         nodes = [node for node in self._nodes if node.pids and not node.is_over]

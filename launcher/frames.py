@@ -73,6 +73,10 @@ class Hold(NamedTuple):
     for_s: float
 
 
+class AskStacks(NamedTuple):
+    """Say what each worker that runs does."""
+
+
 class Stop(NamedTuple):
     """End all workers: SIGTERM now, SIGKILL after `grace_s` seconds."""
 
@@ -156,6 +160,15 @@ class Exited(NamedTuple):
     evidence: dict[str, Any] = {}  # noqa: RUF012 - never changed; of a failure, made by evidence.py, `evidence_of`
 
 
+class Stacks(NamedTuple):
+    """What a worker does: a word of the kernel's, and its stacks, or why there are none."""
+
+    rank: int
+    state: str
+    text: str
+    problem: str
+
+
 class Pong(NamedTuple):
     number: int
     at: float
@@ -175,6 +188,7 @@ Frame = Union[  # noqa: UP007 - `X | Y` at run time would need Python 3.10 on th
     Inspect,
     Signal,
     Hold,
+    AskStacks,
     Stop,
     Ping,
     Hello,
@@ -186,6 +200,7 @@ Frame = Union[  # noqa: UP007 - `X | Y` at run time would need Python 3.10 on th
     Started,
     Output,
     Exited,
+    Stacks,
     Pong,
     Done,
 ]
@@ -199,6 +214,7 @@ _KINDS: dict[str, Any] = {
         Inspect,
         Signal,
         Hold,
+        AskStacks,
         Stop,
         Ping,
         Hello,
@@ -210,6 +226,7 @@ _KINDS: dict[str, Any] = {
         Started,
         Output,
         Exited,
+        Stacks,
         Pong,
         Done,
     )

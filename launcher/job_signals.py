@@ -2,6 +2,7 @@
 
     SIGINT, SIGTERM, SIGHUP    the job ends: SIGTERM to the workers, SIGKILL after the grace
     SIGUSR1, SIGUSR2           passed on to every worker, and to it alone: its children may not know them
+    SIGQUIT (Ctrl-\\)          the ranks are asked what they do, and go on
     SIGTSTP (Ctrl-Z)           this process stops; the agents are told to wait for it
 
 What was ignored when we were started, as SIGHUP is under nohup, stays ignored.
@@ -17,6 +18,7 @@ from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+ASKING = signal.SIGQUIT
 STOPPING = signal.SIGTSTP
 NUM_ENDING_AT_ONCE = 3
 
@@ -33,7 +35,10 @@ def watch(put: Callable[[int], None]) -> Iterator[None]:
             os._exit(128 + number)
         put(number)
 
-    numbers = [one for one in (*ENDING, *PASSED_ON, STOPPING) if signal.getsignal(one) != signal.SIG_IGN]
+    # A shell without job control starts what stands before `&` with SIGQUIT ignored, so that it does not die of it.
+    numbers = [ASKING] + [
+        one for one in (*ENDING, *PASSED_ON, STOPPING) if signal.getsignal(one) != signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, receive) for number in numbers}
     try:
         yield

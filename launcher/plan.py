@@ -69,6 +69,9 @@ class Plan:
     environment: tuple[EnvEntry, ...]
     kill_grace_s: float
     heartbeat_s: float
+    stack_on_hang_s: float | None = (
+        None  # of silence, 0 for never; None: the workers cannot be asked for stacks
+    )
     save_pid: int | None = None  # of this process, if the agents are to write theirs into a file named for it
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
 
@@ -197,6 +200,7 @@ def job_of(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "is_port_fixed": plan.master.is_port_fixed,
         "kill_grace_s": plan.kill_grace_s,
         "heartbeat_s": plan.heartbeat_s,
+        "has_stacks": plan.stack_on_hang_s is not None,
         "save_pid": plan.save_pid,
         "bind_cores": None if plan.bind_cores is None else list(plan.bind_cores),
     }

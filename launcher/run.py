@@ -196,6 +196,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         ),
         kill_grace_s=options.kill_grace_s,
         heartbeat_s=options.heartbeat_s,
+        stack_on_hang_s=options.process.stack_on_hang_s,
         save_pid=os.getpid() if options.process.saves_pid else None,
         bind_cores=options.binding.cores,
     )

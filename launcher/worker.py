@@ -70,6 +70,7 @@ class Worker:
         self.ended_at = 0.0
         self.is_reported = False
         self.error_file: str | None = None  # where torch's @record writes
+        self.stacks_file: str | None = None  # where its Python writes its stacks when asked
         self.is_out_of_memory = False
         self.facts: list[str] = []  # what the kernel knows of its failure
 

@@ -13,6 +13,7 @@ class ProcessOptions:
     """How the processes of a job are found and looked at from outside."""
 
     saves_pid: bool = False
+    stack_on_hang_s: float | None = None  # None: no stacks; 0: only when asked for
 
 
 OPTIONS: tuple[click.Option, ...] = (
@@ -21,9 +22,16 @@ OPTIONS: tuple[click.Option, ...] = (
         is_flag=True,
         help="On every host, keep the agent's process id in /tmp/PID.deepspeed, PID being that of dslaunch.",
     ),
+    click.Option(
+        ["--stack_on_hang"],
+        type=click.FloatRange(min=0, max=float("inf"), max_open=True),
+        metavar="S",
+        help="If no rank writes anything for S seconds, print the Python stacks of all, and go on. 0: only when asked, by "
+        "`dslaunch stacks PID` or Ctrl-\\.",
+    ),
 )
 
 
 def read(given: dict[str, Any]) -> ProcessOptions:
     """The options of this file from all that were given, by parameter name."""
-    return ProcessOptions(saves_pid=given["save_pid"])
+    return ProcessOptions(saves_pid=given["save_pid"], stack_on_hang_s=given["stack_on_hang"])

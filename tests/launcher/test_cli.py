@@ -75,6 +75,7 @@ OPTIONS = [
     ("--bind_core_list",),
     # launcher/options/process.py
     ("--save_pid",),
+    ("--stack_on_hang",),
     # launcher/options/backend.py
     ("--launcher_args",),
     # launcher/options/start.py

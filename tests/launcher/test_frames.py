@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from dslaunch.launcher import frames
 from dslaunch.launcher.frames import (
     MAX_FRAME_BYTES,
+    AskStacks,
     Decoder,
     Done,
     Exited,
@@ -30,6 +31,7 @@ from dslaunch.launcher.frames import (
     Reached,
     Ready,
     Signal,
+    Stacks,
     Start,
     Started,
     Stop,
@@ -54,6 +56,8 @@ any_frame = st.one_of(
     st.builds(Inspect, any_text, st.dictionaries(any_text, json_values, max_size=5)),
     st.builds(Signal, numbers),
     st.builds(Hold, times),
+    st.builds(AskStacks),
+    st.builds(Stacks, numbers, any_text, any_text, any_text),
     st.builds(Stop, times),
     st.builds(Ping, numbers),
     st.builds(Hello, any_text, any_text, any_text, numbers, numbers),

@@ -1,0 +1,180 @@
+"""The Python stacks of a worker that runs. Sent to the nodes: standard library only.
+
+[Note: How stacks are asked for]
+A job that was started for it (--stack_on_hang) has one folder more in front of PYTHONPATH, with a `sitecustomize.py`,
+which Python runs before the program. It registers faulthandler for a real-time signal, takes the folder out of
+sys.path, PYTHONPATH and sys.modules, and runs the sitecustomize that it hid, if there is one. So the program finds
+sys.argv, __main__, sys.path and its environment as ever, and what it starts is not touched. faulthandler writes the
+stacks in the signal handler, in C, so a rank that waits in a lock or in a library answers too.
+
+The signal would kill a program that does not expect it, so it is sent only to a process whose /proc/PID/status says
+that it is caught. Where none does, py-spy is asked, if the worker's PATH has it.
+
+Weighed and left: starting the script by `runpy` (tracebacks show it, and __main__ is another module), a folder that
+stays on PYTHONPATH, PYTHONFAULTHANDLER (fatal signals only), gdb.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+
+from .preparation import find_program
+from .process_tree import descendants
+
+SIGNAL = signal.SIGRTMIN + 9  # of no meaning to Python, torch, NCCL or systemd
+VARIABLE = b"DSLAUNCH_STACKS"  # number of the signal, colon, file to write to
+ANSWER_TIMEOUT_S = 3.0
+PY_SPY_TIMEOUT_S = 15.0
+MAX_TEXT_BYTES = 1 << 17
+HOOK = """\
+def _begin():
+    import faulthandler, fcntl, importlib.machinery, importlib.util, os, sys
+    here = os.path.dirname(__file__)
+    sys.path[:] = [one for one in sys.path if one != here]
+    sys.path_importer_cache.pop(here, None)
+    left = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one != here]
+    if left:
+        os.environ["PYTHONPATH"] = os.pathsep.join(left)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    number, _, path = os.environ.pop("DSLAUNCH_STACKS", "").partition(":")
+    try:
+        low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 250)  # out of the way of what the program opens
+        os.close(low)
+        faulthandler.register(int(number), file=high, all_threads=True)
+    except (OSError, ValueError):
+        pass  # without stacks, then
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+_begin()
+"""
+_STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device", "T": "stopped", "t": "traced"}
+
+
+def install_hook(folder: str) -> None:
+    """Write what Python runs first into this new folder."""
+    os.mkdir(folder, 0o700)
+    with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="ascii") as file:
+        file.write(HOOK)
+
+
+def add_hook(env: dict[bytes, bytes], *, folder: str, file: str) -> None:
+    """Have a program that is started with `env` write its stacks to `file` when asked."""
+    before = env.get(b"PYTHONPATH", b"")
+    env[b"PYTHONPATH"] = os.fsencode(folder) + (b":" + before if before else b"")
+    env[VARIABLE] = b"%d:%s" % (SIGNAL, os.fsencode(file))
+
+
+class StackDump:
+    """The stacks of one worker, on their way. Ask `look` from time to time."""
+
+    def __init__(self, pid: int, *, file: str | None, env: dict[bytes, bytes], own_file: str | None) -> None:
+        """`file` is where the hook writes, None without one; `own_file` a place for what py-spy says."""
+        self._pid = pid
+        self._file = file
+        self._began_at = time.monotonic()
+        self._seen = 0  # bytes of the answer so far
+        self._spy: subprocess.Popen[bytes] | None = None
+        self._state = state_of(pid)
+        self.answer: tuple[str, str, str] | None = None  # state, stacks, and why there are none
+        if self._state in ("stopped", "traced"):
+            self._finish(
+                b"", f"it is {self._state} and answers nothing; `kill -CONT {pid}` there lets it run on"
+            )
+            return
+        self._asked = next((one for one in (pid, *descendants(pid)) if file and catches(one, SIGNAL)), None)
+        self._start = os.path.getsize(file) if file and self._asked else 0
+        if self._asked is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._asked, SIGNAL)
+            return
+        program = find_program(b"py-spy", env)
+        if program is None or own_file is None:
+            hint = (
+                "it runs no Python that can be asked"
+                if file
+                else ("the job was started without --stack_on_hang, and there is no py-spy here")
+            )
+            self._finish(b"", f"{hint}; the kernel says it is {self._state}{waits_in(pid)}")
+            return
+        self._file = own_file
+        with open(own_file, "wb") as output:
+            self._spy = subprocess.Popen(
+                [program, b"dump", b"--subprocesses", b"--pid", b"%d" % pid],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def look(self, now: float) -> None:
+        """Set `answer` once all is there, or took too long."""
+        if self.answer is not None:
+            return
+        waited_s = now - self._began_at
+        if self._spy is not None:
+            if self._spy.poll() is None and waited_s > PY_SPY_TIMEOUT_S:
+                self._spy.kill()
+                self._finish(b"", f"py-spy did not end within {PY_SPY_TIMEOUT_S:g} s")
+            elif self._spy.poll() is not None:
+                self._finish(self._text(), "py-spy said nothing")
+            return
+        text = self._text()
+        if text and len(text) == self._seen and text.endswith(b"\n"):
+            self._finish(text, "")
+        elif waited_s > ANSWER_TIMEOUT_S:
+            why = f"no answer within {ANSWER_TIMEOUT_S:g} s; the kernel says it is {state_of(self._pid)}"
+            self._finish(text, why + waits_in(self._pid))
+        self._seen = len(text)
+
+    def _text(self) -> bytes:
+        try:
+            with open(self._file or "", "rb") as file:
+                file.seek(self._start if self._spy is None else 0)
+                return file.read(MAX_TEXT_BYTES)
+        except OSError:
+            return b""
+
+    def _finish(self, text: bytes, why_not: str) -> None:
+        self.answer = (self._state, text.decode("utf-8", "surrogateescape"), "" if text else why_not)
+
+
+def state_of(pid: int) -> str:
+    """What the kernel says the process does, in a word."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            letter = file.read().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return "ended"
+    return _STATES.get(letter, "ended")
+
+
+def waits_in(pid: int) -> str:
+    """Where in the kernel it sleeps, as a clause; empty if it does not or that may not be read."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+            name = file.read().strip()
+    except OSError:
+        return ""
+    return f" in {name}" if name not in ("", "0") else ""
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    except OSError:
+        pass
+    return False
