@@ -1,0 +1,84 @@
+"""The messages that the guide explains are those that the program says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.verdict import HostFailure, OutputFailure, RankFailure, Verdict, judge
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+GUIDE = (CHECKOUT / "docs" / "guide-failures.md").read_text()
+GAP = "\0"  # in a message, where a value stands
+
+
+def spoken(source: str) -> list[str]:
+    """Every text in a program, as it is spoken: parts in a row together, values left out."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(_part(one) for one in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bytes):
+            found.append(re.sub("%[sd]", GAP, node.value.decode("latin-1")))
+    return found
+
+
+def _part(node: ast.expr) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else GAP
+
+
+SPOKEN = [text for path in sorted((CHECKOUT / "launcher").rglob("*.py")) for text in spoken(path.read_text())]
+
+
+def explained() -> list[str]:
+    """The first cell of every row of the tables of messages; `...` stands for a value."""
+    rows = []
+    for table in re.findall(r"\| message \| cause .*?(?=\n\n|\Z)", GUIDE, re.DOTALL):
+        rows += [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    return [row.strip("`") for row in rows]
+
+
+def test_a_text_is_read_with_its_values_left_out() -> None:
+    assert "a \0 b" in spoken('x = f"a {y} " f"b"')
+    assert "cannot run \0: \0" in spoken('x = b"cannot run %s: %s"')
+
+
+def test_there_are_many_messages() -> None:
+    assert len(explained()) > 50
+    assert len(set(explained())) == len(explained())
+
+
+@pytest.mark.parametrize("message", explained())
+def test_an_explained_message_is_one_that_the_program_says(message: str) -> None:
+    parts = [part.strip() for part in message.split("...") if part.strip()]
+    assert parts
+    pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+    assert any(pattern.search(text) for text in SPOKEN), f"nothing in launcher/ says {message!r}"
+
+
+def test_every_key_of_the_report_is_explained() -> None:
+    verdict = judge([], stopped_at=None, interrupted_by=None, phases_s={})
+    assert {f"`{key}`" for key in verdict.to_dict()} <= set(
+        re.findall(r"^\| (`\w+`) \|", GUIDE, re.MULTILINE)
+    )
+    for kind in (RankFailure, HostFailure, OutputFailure):
+        for field in fields(kind):
+            assert f"`{field.name}`" in GUIDE, f"{kind.__name__}.{field.name}"
+
+
+def test_the_report_names_its_kinds() -> None:
+    failures = (
+        RankFailure(rank=0, local_rank=0, host="w", pid=1, code=139, signal=11, at_s=1.0),
+        HostFailure(host="w", message="m", at_s=1.0),
+        OutputFailure(message="m", at_s=1.0, exit_code=2),
+    )
+    report = Verdict(culprit=None, others=failures, interrupted_by=None, phases_s=()).to_dict()
+    assert [one["kind"] for one in report["others"]] == ["rank", "host", "output"]
+    assert report["others"][0]["signal_name"] == "SIGSEGV (11)"
+    assert all(f'`"{one["kind"]}"`' in GUIDE for one in report["others"])
