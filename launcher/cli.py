@@ -42,6 +42,7 @@ Other commands, each with a --help of its own:
   dslaunch check -H hosts            what is missing or differs on the hosts, and who reaches whom
   dslaunch exec -H hosts -- COMMAND  a command once on every host, equal output shown once
   dslaunch env -H hosts train.py     the variables that each rank would get, and where they come from
+  dslaunch stacks PID                what each rank of a job that runs does, as seen by Python
 
 Everything after the script belongs to the script. Options may be shortened as long as they stay unique.
 The exit code is 0 if every process ended with 0, else that of the process that failed first (128 + n after

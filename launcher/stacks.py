@@ -69,14 +69,15 @@ class StackWatch:
         silent = self._places.keys() - self._answers.keys()
         if silent:
             blocks.append(Block(f"{_ranks(silent)} did not answer: ended, or the host is busy"))
-        groups: dict[tuple[str, str], list[int]] = {}
+        groups: dict[str, list[int]] = {}
         for rank, answer in sorted(self._answers.items()):
             if answer.text:
                 text = _THREAD.sub(r"\1", answer.text).rstrip("\n")
-                groups.setdefault((answer.state, text), []).append(rank)
+                groups.setdefault(text, []).append(rank)
             else:
                 blocks.append(Block(f"rank {rank} ({self._places[rank]}) has no stack: {answer.problem}"))
-        for (state, text), ranks in groups.items():
+        for text, ranks in groups.items():
+            state = " or ".join(sorted({self._answers[rank].state for rank in ranks}))
             where = f" ({self._places[ranks[0]]})" if len(ranks) == 1 else ""
             blocks.append(Block(f"{_ranks(ranks)}{where}, {state}:", tuple(text.split("\n"))))
         return blocks

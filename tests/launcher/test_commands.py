@@ -27,7 +27,9 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
     assert all(line.isascii() and len(line) <= 120 for line in text.splitlines())
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize(
+    "name", sorted(set(cli.COMMANDS) - {"stacks"})
+)  # which asks a job that has its hosts
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command
     assert set(command.params) >= {*CHOICE_OPTIONS, *SSH_OPTIONS}

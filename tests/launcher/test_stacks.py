@@ -52,13 +52,16 @@ def test_equal_stacks_are_shown_once_and_who_has_none_comes_first() -> None:
     assert not watch.ask("SIGQUIT (3)", PLACES, now=5.0), "one question at a time"
     watch.take(Stacks(0, "sleeping", WAIT.format("01"), ""))
     watch.take(Stacks(2, "running", WORK, ""))
-    watch.take(Stacks(3, "sleeping", WAIT.format("02"), ""))
+    watch.take(Stacks(3, "running", WAIT.format("02"), ""))
     assert watch.blocks(6.0, ended=set()) == []
     watch.take(Stacks(1, "stopped", "", "it is stopped"))
     assert watch.blocks(6.0, ended=set()) == [
         Block("SIGQUIT (3): what 4 ranks do"),
         Block("rank 1 (w0, pid 11) has no stack: it is stopped"),
-        Block("ranks 0,3, sleeping:", ("Thread (most recent call first):", '  File "a.py", line 1 in wait')),
+        Block(
+            "ranks 0,3, running or sleeping:",
+            ("Thread (most recent call first):", '  File "a.py", line 1 in wait'),
+        ),
         Block(
             "rank 2 (w1, pid 20), running:",
             ("Current thread (most recent call first):", '  File "a.py", line 9 in work'),
@@ -174,7 +177,7 @@ def test_only_a_process_that_expects_a_signal_gets_it() -> None:
 HANG = """
 import pathlib, threading
 def all_reduce():
-    while not os.path.exists('go'): time.sleep(0.005)
+    while not os.path.exists('go'): time.sleep(0.3)  # all but always found here
 def save():
     lock = threading.Lock()
     threading.Timer(0, lambda: (all_reduce(), lock.release())).start()
@@ -213,7 +216,7 @@ def let_go(job: Job) -> None:
 @pytest.mark.slow
 def test_a_hang_shows_who_waits_where_and_who_is_stopped(start: Callable[..., Job]) -> None:
     job = start(HANG, "--num_gpus=4", "--stack_on_hang=1")
-    job.wait_for_err("ranks 0,3, sleeping:")
+    job.wait_for_err("ranks 0,3, ")
     said = job.err[job.err.index("dslaunch: no output for") :]
     assert said.startswith("dslaunch: no output for 1 s: what 4 ranks do\n")
     assert "dslaunch: rank 1 (localhost, pid " in said
@@ -303,7 +306,7 @@ def test_stacks_come_from_all_hosts(lab: Lab) -> None:
     command = Command(lab.head, folder, "-H", "hosts", "--stack_on_hang=1", "train.py")
     poll_command(lambda: " in save\n" in command.err, "the stacks", command)
     assert "dslaunch: rank 1 (node1, pid " in command.err
-    assert "dslaunch: ranks 0,3, sleeping:\n" in command.err
+    assert "dslaunch: ranks 0,3, " in command.err
     assert "dslaunch: rank 2 (node2, pid " in command.err
     command.process.send_signal(signal.SIGTERM)
     assert command.wait() == 143
