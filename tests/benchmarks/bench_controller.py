@@ -28,10 +28,14 @@ from dslaunch.launcher.frames import (
     Exited,
     Frame,
     Hello,
+    Listen,
+    Listening,
     Output,
     Ping,
     Pong,
     Prepare,
+    Reach,
+    Reached,
     Ready,
     Start,
     Started,
@@ -82,6 +86,10 @@ class MemoryChannel:
             return [Pong(frame.number, time.monotonic())]
         if isinstance(frame, Prepare):
             return [Ready(29500, [])]
+        if isinstance(frame, Listen):
+            return [Listening(29500, ["10.0.0.2"], "")]
+        if isinstance(frame, Reach):
+            return [Reached([""] * len(frame.addresses))]
         if not isinstance(frame, Start):
             return []
         answers: list[Frame] = []
