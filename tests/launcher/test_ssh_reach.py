@@ -153,15 +153,15 @@ def test_hosts_that_have_ipv6_only(lab: Lab, folder: Path, network: Network) -> 
     """The head reaches them by both; among themselves they have IPv6 only."""
     nodes = [lab.host("node1"), lab.host("node2")]
     for place, host in enumerate([lab.head, *nodes]):
-        network.ip(host, f"addr add fd77::{place + 1}/64 dev eth0 nodad")
+        network.ip(host, f"addr add fd78::{place + 1}/64 dev eth0 nodad")
     keys = ""
     for place, node in enumerate(nodes):
-        keys += lab.head.run(["ssh-keyscan", "-t", "ed25519", f"fd77::{place + 2}"], check=True).stdout
+        keys += lab.head.run(["ssh-keyscan", "-t", "ed25519", f"fd78::{place + 2}"], check=True).stdout
         network.ip(node, f"addr del {node.address}/16 dev eth0")
     with (lab.head.home / ".ssh" / "known_hosts").open("a") as file:
         file.write(keys)
-    (folder / "hosts").write_text("[fd77::2] slots=1\n[fd77::3] slots=1\n")
+    (folder / "hosts").write_text("[fd78::2] slots=1\n[fd78::3] slots=1\n")
     command = Command(lab.head, folder, "-H", "hosts", "show.py")
-    assert addresses(command) == {"fd77::2"}
+    assert addresses(command) == {"fd78::2"}
     master, _ = checked(lab, folder)
-    assert master["address"] == "fd77::2"
+    assert master["address"] == "fd78::2"
