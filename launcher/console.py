@@ -24,6 +24,7 @@ LIVE_AFTER_S = 0.3  # on a terminal; a start that is faster shows nothing
 LIVE_EVERY_S = 0.1
 LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
 LAST_FILES_S = 10.0  # after an interrupt, for a disk that may be slow
+URGENT_S = 0.5
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -76,11 +77,14 @@ class Console:
         if self._ranks.warning:
             self.warn(self._ranks.warning)
 
-    def give_up_if_stuck(self) -> None:
-        """After an interrupt: a reader or a disk that takes nothing any more must not hold up the end of the job."""
-        if self._writer.stuck_s > LAST_WORDS_S:
+    def give_up_if_stuck(self, *, is_urgent: bool) -> None:
+        """After an interrupt: a reader or a disk that takes nothing any more must not hold up the end of the job.
+
+        Urgent means after a second one.
+        """
+        if self._writer.stuck_s > (URGENT_S if is_urgent else LAST_WORDS_S):
             self._writer.give_up()
-        self._ranks.give_up_if_stuck(LAST_FILES_S)
+        self._ranks.give_up_if_stuck(URGENT_S if is_urgent else LAST_FILES_S)
 
     def finish(self, *, is_patient: bool) -> None:
         """Write what is left. If not patient, give up after a while: after an interrupt nobody may read any more."""

@@ -333,7 +333,7 @@ class Controller:
 
     def _look_at_console(self) -> None:
         if self._interrupts:
-            self._console.give_up_if_stuck()
+            self._console.give_up_if_stuck(is_urgent=len(self._interrupts) > 1)
         failure = self._console.failure
         if failure is not None and not self._is_output_lost:
             self._is_output_lost = True

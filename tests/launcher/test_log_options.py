@@ -348,63 +348,75 @@ def test_a_slow_disk_slows_the_workers_and_loses_nothing(start: Start, tmp_path:
     assert received == b"".join(b"%06d " % number + b"x" * 2000 + b"\n" for number in range(num_lines))
 
 
-@pytest.mark.slow
-def test_a_second_interrupt_gives_up_a_disk_that_does_not_answer(start: Start, tmp_path: Path) -> None:
-    job = start(
-        """
-        import pathlib
-        while not os.path.exists('go'): time.sleep(0.001)
-        os.set_blocking(1, False)
-        while True:
-            try:
-                os.write(1, b'x' * 4095 + b'\\n')
-            except BlockingIOError:
-                pathlib.Path('full').touch()
-                time.sleep(0.001)
-        """,
-        "--log_dir=logs",
-        "--tee=none",
-    )
-    poll(lambda: (tmp_path / "logs" / "latest").exists() and len(job.survivors()) == 4, "the worker")
+def unread(job: Job) -> int:
+    """Put a pipe that nobody reads in the place of rank 0's log file; returns its reading end."""
+    poll(lambda: (job.folder / "logs" / "latest").exists() and (job.folder / "ready").exists(), "the worker")
     path = run_folder(job) / "attempt_0" / "rank000.stdout.log"
     path.unlink()
     os.mkfifo(path)
-    read = os.open(path, os.O_RDWR)
+    return os.open(path, os.O_RDWR)  # so that opening does not wait
+
+
+FLOOD = """
+os.set_blocking(1, False)
+failed_at = None
+open('ready', 'w').close()
+while not os.path.exists('go'): time.sleep(0.001)
+while True:
+    try:
+        os.write(1, b'x' * 4095 + b'\\n')
+        failed_at = None
+    except BlockingIOError:
+        failed_at = failed_at or time.monotonic()
+        if time.monotonic() - failed_at > 0.5: open('full', 'w').close()
+        time.sleep(0.001)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_gives_up_a_disk_that_does_not_answer(start: Start, tmp_path: Path) -> None:
+    job = start(FLOOD, "--log_dir=logs", "--tee=none")
+    read = unread(job)
     (tmp_path / "go").touch()
-    poll((tmp_path / "full").exists, "a pipe that is full")
+    poll((tmp_path / "full").exists, "a pipe that stays full")
     job.signal(signal.SIGINT)
-    job.wait_for_err("writing what is left of the log files; Ctrl-C gives that up")
+    job.wait_for_err("stopping 1 worker")
     job.signal(signal.SIGINT)
-    assert job.wait(5) == 130
+    assert job.wait(8) == 130
     assert_short(job)
     os.close(read)
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_a_job_that_is_blocked_to_the_last_buffer(start: Start, tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_job_whose_output_nobody_takes(start: Start, tmp_path: Path) -> None:
     """The worker's end can only be told when somebody takes what it wrote before."""
     read, write = os.pipe()
+    job = start(FLOOD, stdout=write)
+    os.close(write)
+    (tmp_path / "go").touch()
+    poll((tmp_path / "full").exists, "a pipe that stays full")
+    job.signal(signal.SIGINT)
+    assert job.wait(8) == 130
+    assert_short(job)
+    os.close(read)
+
+
+@pytest.mark.slow
+def test_a_job_is_not_over_before_its_files_are_written(start: Start, tmp_path: Path) -> None:
     job = start(
         """
-        os.set_blocking(1, False)
-        failed_at = None
-        while True:
-            try:
-                os.write(1, b'x' * 4095 + b'\\n')
-                failed_at = None
-            except BlockingIOError:
-                failed_at = failed_at or time.monotonic()
-                if time.monotonic() - failed_at > 0.5: open('full', 'w').close()
-                time.sleep(0.001)
+        open('ready', 'w').close()
+        while not os.path.exists('go'): time.sleep(0.001)
+        for _ in range(200): say('x' * 1000)
         """,
-        stdout=write,
+        "--log_dir=logs",
     )
-    os.close(write)
-    poll((tmp_path / "full").exists, "a pipe that stays full")
-    began = time.monotonic()
+    read = unread(job)
+    (tmp_path / "go").touch()
+    job.wait_for_err("writing what is left of the log files; Ctrl-C gives that up")
+    assert len(job.lines(0)) == 200
     job.signal(signal.SIGINT)
-    assert job.wait() == 130
-    assert time.monotonic() - began < 10
+    assert job.wait(5) == 130
     assert_short(job)
     os.close(read)
 
