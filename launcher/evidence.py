@@ -49,6 +49,7 @@ def last_traceback(lines: list[str]) -> list[str]:
     Of a chain (`During handling of ...`) all parts are given. What Python says it ignored is not meant.
     """
     found: list[str] = []
+    found_end = 0  # the place after it
     place = 0
     while place < len(lines):
         if _unmarked(lines[place]).rstrip() != _TRACEBACK:
@@ -57,8 +58,9 @@ def last_traceback(lines: list[str]) -> list[str]:
         end = _end_of_traceback(lines, place)
         is_ignored = place > 0 and _unmarked(lines[place - 1]).startswith("Exception ignored in")
         if end is not None and not is_ignored:
-            is_chained = bool(found) and _is_chain(lines, place)
+            is_chained = bool(found) and found_end == place - 3 and _is_chain(lines, place)
             found = [*found, *lines[place - 3 : end]] if is_chained else lines[place:end]
+            found_end = end
         place = end or place + 1
     return found
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from dslaunch.launcher.evidence import (
     MAX_LINE_BYTES,
@@ -73,6 +73,7 @@ def test_the_last_complete_traceback_is_found(lines: list[str], found: list[str]
     assert last_traceback(lines) == found
 
 
+@example([*PLAIN[:2], "During handling of the above exception,", *PLAIN[:1], *PLAIN[:2], *PLAIN[:1]])
 @given(st.lists(st.sampled_from([*PLAIN, "", "During handling of the above exception,", "x", "[rank1]: "])))
 def test_a_traceback_is_a_part_of_what_was_written(lines: list[str]) -> None:
     found = last_traceback(lines)

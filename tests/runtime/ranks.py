@@ -110,5 +110,6 @@ def process_group(rank: int, world_size: int, store: str) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     try:
         yield
+        dist.barrier()  # who left while others still form a group would make them fail
     finally:
         dist.destroy_process_group()
