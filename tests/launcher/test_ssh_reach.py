@@ -136,7 +136,7 @@ def test_a_port_behind_a_firewall_is_said_and_not_waited_for_without_end(lab: La
     assert command.wait() == 3, command.err
     assert time.monotonic() - command.began_at < 20
     named = [name for name in ("node2", "node3", "node4") if f"{name}: cannot reach node1" in command.err]
-    assert named, command.err  # a busy host may answer after the others' refusal has ended the job
+    assert named, command.err  # once, on a busy machine, node2 was not; the cause is not known
     assert f"{lab.host('node1').address} did not answer within 5 s" in command.err
 
 
