@@ -1,16 +1,134 @@
-"""The hosts that a command other than a job is about."""
+"""The hosts that may be used: the hostfile's, or this machine, and those of them that are chosen."""
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from .auto_slots import with_known_slots
+from .connector import connector
+from .console import Console
+from .devices import count_accelerators
+from .errors import LaunchError
+from .frames import Hello
 from .hostfile import Host, read_hostfile
 from .options import Options
 from .options.hosts import read_ssh
 from .plan import NodePlan, is_this_machine
-from .run import hostfile_path, local_names
-from .selection import Selected, select
+from .selection import Selected, hosts_in_question, local_devices_from_visible, select
+from .wording import count
+
+DEFAULT_HOSTFILE = Path("/job/hostfile")
+
+
+def read_pool(options: Options, console: Console) -> tuple[Host, ...]:
+    """The hosts that may be used, before any selection; those that can take part have known slots."""
+    path = hostfile_path(options)
+    if path is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible:
+            console.warn(
+                f"CUDA_VISIBLE_DEVICES={visible} is not used: it speaks of this machine, and the hostfile {path} says "
+                "which devices each host has; choose with --include or devices= in the hostfile"
+            )
+        hosts = read_hostfile(path)
+        if not options.rendezvous.no_ssh:
+            return _with_known_slots(hosts, options, console)
+        unknown = [host.name for host in hosts if host.slots is None]
+        if unknown:
+            raise LaunchError(
+                f"{path}: slots=auto ({', '.join(unknown)}) cannot be used with --no_ssh: no node can look at another; "
+                "write slots=N"
+            )
+        return hosts
+    if options.rendezvous.no_ssh:
+        raise LaunchError(
+            f"--no_ssh needs a hostfile, which says how many nodes and ranks there are, and none was given (nor is there "
+            f"{DEFAULT_HOSTFILE}); give --hostfile"
+        )
+    if options.num_nodes > 1:
+        raise LaunchError(
+            f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there {DEFAULT_HOSTFILE})"
+        )
+    if options.launcher == "ssh" and options.force_multi:
+        console.debug("--force_multi: this machine is reached by ssh too")
+    num_devices = count_accelerators()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    is_filtered = bool(options.include or options.exclude) or max(options.num_nodes, options.num_gpus) > 0
+    if visible and num_devices and is_filtered:
+        console.warn(f"CUDA_VISIBLE_DEVICES={visible} is not used: --include, --exclude or --num_gpus decide")
+    elif visible and num_devices:
+        devices = local_devices_from_visible(visible)
+        if not devices:
+            raise LaunchError(
+                f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU; unset it, or name the GPUs to use"
+            )
+        return (Host(name="localhost", slots=len(devices), devices=devices),)
+    return (Host(name="localhost", slots=num_devices or max(1, options.num_gpus)),)
+
+
+def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Console) -> tuple[Host, ...]:
+    in_question = hosts_in_question(
+        hosts,
+        include=options.include,
+        exclude=options.exclude,
+        num_nodes=-1 if options.restart.is_on else options.num_nodes,
+        num_gpus=options.num_gpus,
+    )
+
+    def look(unknown: tuple[Host, ...]) -> tuple[Hello | str, ...]:
+        from .probe import probe  # here: most jobs do not look
+
+        console.say(f"slots=auto: looking at {count(len(unknown), 'host')}")
+        nodes = tuple(
+            NodePlan(
+                node_rank=place,
+                host=host,
+                is_local=is_this_machine(host, local_names(options)),
+                devices=(),
+                ranks=(),
+            )
+            for place, host in enumerate(unknown)
+        )
+        return tuple(probe(nodes, connector(options, nodes)).values())
+
+    return with_known_slots(
+        hosts, in_question=in_question, look=look, num_cpu_workers=max(1, options.num_gpus)
+    )
+
+
+def select_hosts(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, ...]:
+    return select(
+        hosts,
+        include=options.include,
+        exclude=options.exclude,
+        num_nodes=options.num_nodes,
+        num_gpus=options.num_gpus,
+    )
+
+
+def hostfile_path(options: Options) -> Path | None:
+    """The hostfile to read. The word None means not given, as scripts that generate command lines write it."""
+    if options.launcher == "local":
+        if options.hostfile not in (None, "None"):
+            raise LaunchError(
+                "--launcher=local runs on this machine only and takes no --hostfile; leave out one of them"
+            )
+        return None
+    if options.hostfile in (None, "None"):
+        return DEFAULT_HOSTFILE if DEFAULT_HOSTFILE.exists() else None
+    return Path(str(options.hostfile))
+
+
+def local_names(options: Options) -> frozenset[str]:
+    """The names that mean this machine, unless everything is to go through ssh."""
+    if options.force_multi:
+        return frozenset()
+    hostname = socket.gethostname().lower()
+    return frozenset({"localhost", "127.0.0.1", "::1", hostname, hostname.partition(".")[0]})
 
 
 def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Options:

@@ -50,9 +50,10 @@ def command(**given: Any) -> int:
         CheckSettings,
     )  # here and below, so that --help does not load what only a look needs
     from ..check_report import as_dict, as_text, judge
+    from ..connector import connector
     from ..console import Console
+    from ..planning import DEFAULT_PORT, current_folder, exact
     from ..pool import choose_hosts, host_options, nodes_of
-    from ..run import DEFAULT_PORT, connector, current_folder, exact
 
     options = host_options(given, force_multi=given["force_multi"])
     settings = CheckSettings(

@@ -40,8 +40,9 @@ def command(**given: Any) -> int:
     # Here, so that --help does not load what only a plan needs.
     from ..console import Console
     from ..hostfile import read_hostfile
+    from ..planning import choose_attempt, make_plan
+    from ..pool import hostfile_path
     from ..rank_environment import describe
-    from ..run import choose_attempt, hostfile_path, make_plan
 
     options = job_options({**given, "dry_run": True, "report": None})
     path = hostfile_path(options)

@@ -55,12 +55,13 @@ def command(**given: Any) -> int:
     if not given["program"]:
         raise click.UsageError("which command? Write: dslaunch exec [options] -- command [its arguments]")
     # Here, so that --help does not load what only a command needs.
+    from ..connector import connector
     from ..console import Console
     from ..each_host import EachHost, describe_failures
     from ..host_output import HostOutput
+    from ..planning import exact, make_plan
     from ..pool import choose_hosts, host_options
     from ..restart import Attempt
-    from ..run import connector, exact, make_plan
 
     options = host_options(
         given,

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from dslaunch import __version__
-from dslaunch.launcher import cli, run
+from dslaunch.launcher import cli, planning, pool, run
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.options.backend import BackendOptions
@@ -437,15 +437,15 @@ def test_a_dry_run_prints_what_would_run_where(
 ) -> None:
     (tmp_path / "hosts").write_text("node1 slots=4\nada@node2 slots=2 port=2222\n")
     (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\nPATH=/opt/bin:$PATH\nMY_TOKEN=secret\n")
-    for variable in [*run.os.environ]:
-        if variable.startswith(run.environment.EXPORTED_PREFIXES) or variable in ("DS_ENV_FILE",):
+    for variable in [*planning.os.environ]:
+        if variable.startswith(planning.environment.EXPORTED_PREFIXES) or variable in ("DS_ENV_FILE",):
             monkeypatch.delenv(variable)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5 0")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(run.socket, "gethostname", lambda: "NODE1.example.com")
-    monkeypatch.setattr(run.sys, "executable", "/opt/py/bin/python")
-    monkeypatch.setattr(run, "count_accelerators", lambda: 0)
+    monkeypatch.setattr(pool.socket, "gethostname", lambda: "NODE1.example.com")
+    monkeypatch.setattr(planning.sys, "executable", "/opt/py/bin/python")
+    monkeypatch.setattr(pool, "count_accelerators", lambda: 0)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         cli.main(["--dry_run", *DRY_RUNS[name]])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher import run
+from dslaunch.launcher import plan_text, planning, pool
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.frames import Hello
@@ -23,10 +23,10 @@ Planned = Callable[..., "tuple[Plan, str]"]
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planned:
     """The plan of a job and what the launcher says meanwhile, on a machine with 4 GPUs unless said otherwise."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "DEFAULT_HOSTFILE", tmp_path / "nowhere")
+    monkeypatch.setattr(pool, "DEFAULT_HOSTFILE", tmp_path / "nowhere")
 
-    def planning(*, visible: str | None = None, num_devices: int = 4, **options: Any) -> tuple[Plan, str]:
-        monkeypatch.setattr(run, "count_accelerators", lambda: num_devices)
+    def plan(*, visible: str | None = None, num_devices: int = 4, **options: Any) -> tuple[Plan, str]:
+        monkeypatch.setattr(pool, "count_accelerators", lambda: num_devices)
         if visible is None:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
@@ -34,11 +34,11 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planned:
         said = io.BytesIO()
         console = Console(log_level="info", err=said)
         given = Options(program="train.py", **options)
-        plan = run.make_plan(given, run.choose_attempt(given, console))
+        made = planning.make_plan(given, planning.choose_attempt(given, console))
         console.drain(10.0)
-        return plan, said.getvalue().decode()
+        return made, said.getvalue().decode()
 
-    return planning
+    return plan
 
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -251,7 +251,7 @@ def test_the_plan_shows_what_a_host_has_of_its_own(planned: Planned) -> None:
         "w0 slots=1\nw1 devices=3 python=/opt/py cwd='/my job' env.NOTE='a b' env.MY_TOKEN=secret env.P=$HOME/x\n"
     )
     plan, _ = planned(hostfile="hosts")
-    shown = run.describe(plan).splitlines()
+    shown = plan_text.describe(plan).splitlines()
     start = shown.index("host w1 (node 1, by ssh), devices 3, in /my job")
     assert shown[start:] == [
         "host w1 (node 1, by ssh), devices 3, in /my job",

@@ -1,0 +1,54 @@
+"""A plan for people: what --dry_run prints."""
+
+from __future__ import annotations
+
+import shlex
+
+from .binding import format_ranges
+from .endpoint import LOOPBACK
+from .environment import EnvEntry, is_secret
+from .options import Options
+from .plan import Plan, python_of
+from .wording import count
+
+
+def describe(plan: Plan, *, how: str | None = None, remotely: str = "by ssh") -> str:
+    """The plan for people: every host with its ranks, devices and command. `how` they start, if not by an agent."""
+    is_alone = len(plan.nodes) == 1
+    address = plan.master.address or (LOOPBACK if is_alone else "node 0's address as the others reach it")
+    or_next = "" if plan.master.is_port_fixed else " or another that is free"
+    lines = [
+        f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}, in {plan.cwd}",
+        f"master: {address}, port {plan.master.port}{or_next}",
+    ]
+    if plan.bind_cores is not None:
+        cores = format_ranges(list(plan.bind_cores)) or "one CPU of each physical core"
+        lines.append(f"each rank is bound to its share of its host's cores: {cores}")
+    if plan.venv_script:
+        lines.append(f"first, on every host: source {shlex.quote(plan.venv_script)}")
+    lines += [f"environment: {_shown(entry)}" for entry in plan.environment]
+    for node in plan.nodes:
+        way = how or ("here, without ssh" if node.is_local else remotely)
+        folder = f", in {node.host.cwd}" if node.host.cwd else ""
+        lines.append(
+            f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}{folder}"
+        )
+        lines += [f"  environment: {_shown(entry)}" for entry in node.host.env]
+        python = python_of(plan, node.host)
+        for rank in node.ranks:
+            words = ([python] if python else []) + list(rank.arguments)
+            lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
+    return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
+
+
+def describe_pdsh(options: Options, plan: Plan) -> str:
+    from .backends.pdsh import describe_pdsh
+
+    others = [node.host for node in plan.nodes if not node.is_local]
+    words = describe_pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
+    return "\n".join([describe(plan, remotely="by pdsh"), *words])
+
+
+def _shown(entry: EnvEntry) -> str:
+    value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
+    return f"{entry.name}={'***' if is_secret(entry.name) else value!r} (from {entry.source})"
