@@ -50,6 +50,7 @@ STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
 HOLD_S = 3600.0  # for which the workers run on while this process is stopped
 HOLD_DRAIN_S = 1.0
 POLL_S = 0.2
+SILENCE_LOOKS = 20.0  # at all hosts in one heartbeat time
 
 
 class Rest(Protocol):
@@ -134,7 +135,7 @@ class Controller:
         self._is_interrupt_told = False
         self._is_start_allowed = self._is_rest_finished = rest is None
         self._is_output_lost = False
-        self._look_at = 0.0
+        self._look_at = self._look_for_silence_at = 0.0
         self._began_at = time.monotonic()
         self.first_output_s: float | None = None  # from the beginning to the first line of any worker
         self._started_at: float | None = None
@@ -245,9 +246,11 @@ class Controller:
         changed: list[_Node] = []
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + POLL_S
-            changed += self._look_for_silence()
             self._look_at_console()
             self._look_at_stacks()
+        if time.monotonic() >= self._look_for_silence_at:
+            self._look_for_silence_at = time.monotonic() + max(POLL_S, self._plan.heartbeat_s / SILENCE_LOOKS)
+            changed += self._look_for_silence()
         try:
             event = self._events.get(timeout=POLL_S)
         except queue.Empty:
@@ -427,6 +430,8 @@ class Controller:
             silent_s = self._stacks.silence_to_ask_about(now, started_at=self._started_at)
             if silent_s:
                 self._ask_stacks(f"no output for {silent_s:.0f} s")
+        if not self._stacks.is_asked:
+            return
         ended = {rank for node in self._nodes for rank in (node.pids if node.is_over else node.exit_codes)}
         for block in self._stacks.blocks(now, ended=ended):
             self._console.show(block.title, block.lines)
