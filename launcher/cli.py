@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -242,6 +243,7 @@ def run_command() -> NoReturn:
         main()
     except SystemExit as end:
         code = end.code
+    atexit._run_exitfuncs()  # pdsh, if it still runs
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there
             stream.flush()
