@@ -64,7 +64,11 @@ _MODULES = (
     "reach",
     "inspection",
     "preparation",
+    "worker_hook",
     "stack_dump",
+    "milestones",
+    "preload",
+    "starter",
     "agent",
 )  # in import order
 

@@ -50,6 +50,7 @@ class Link:
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
+        self.opened_at = 0.0  # when the connection was made, on the monotonic clock
 
     def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         """Connect and read, in a thread of its own."""
@@ -106,6 +107,7 @@ class Link:
                 if self._is_abandoned:
                     return
                 channel = self._connect(self._plan)
+                self.opened_at = time.monotonic()
             if self._is_abandoned:  # the job was given up while we connected
                 channel.close()
                 return

@@ -47,6 +47,10 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         raise LaunchError(
             "--module and --no_python exclude each other: a module needs Python; give one of them"
         )
+    if options.start.preload and options.no_python:
+        raise LaunchError(
+            "--preload and --no_python exclude each other: only Python imports modules; give one of them"
+        )
     cwd = current_folder()
     program = plan_program(
         exact(options.program),
@@ -79,6 +83,8 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         kill_grace_s=options.kill_grace_s,
         heartbeat_s=options.heartbeat_s,
         stack_on_hang_s=options.process.stack_on_hang_s,
+        preload=options.start.preload,
+        has_timings=options.start.shows_timings,
         save_pid=os.getpid() if options.process.saves_pid else None,
         bind_cores=options.binding.cores,
     )

@@ -20,6 +20,7 @@ from .plan_text import describe, describe_pdsh
 from .planning import choose_attempt, make_plan
 from .pool import read_pool, select_hosts
 from .restart import Attempt, decide
+from .timings import describe as describe_timings
 from .verdict import Verdict
 
 OWNERS = (
@@ -64,7 +65,7 @@ def run(options: Options) -> int:
         )
         verdict = controller.run()
         if options.start.shows_timings:
-            console.say(_timings(verdict, controller.first_output_s))
+            console.say(describe_timings(verdict.phases_s))
         console.report(verdict)
         decision = decide(attempt, verdict, options.restart)
         if decision.why:
@@ -118,20 +119,11 @@ def _run_part(options: Options, console: Console) -> int:
         return 0
     verdict = run_part(part, console)
     if options.start.shows_timings:
-        console.say(_timings(verdict, None))
+        console.say(describe_timings(verdict.phases_s))
     console.report(verdict)
     if where := where_its_words_are(verdict, part):
         console.error(where)
     return _end(options, verdict, console)
-
-
-def _timings(verdict: Verdict, first_output_s: float | None) -> str:
-    """The phases in order of time, each with the seconds from the beginning to its end."""
-    phases = dict(verdict.phases_s)
-    if first_output_s is not None:
-        phases["first output"] = first_output_s
-    shown = (f"{name} {seconds:.2f} s" for name, seconds in sorted(phases.items(), key=lambda item: item[1]))
-    return f"timings: {', '.join(shown)}"
 
 
 def _write_report(path: Path, verdict: Verdict, *, option: str) -> None:

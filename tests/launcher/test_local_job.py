@@ -283,6 +283,7 @@ def test_the_timings_are_said_in_the_order_of_time(start: Start) -> None:
     found = re.findall(r"([a-z ]+) ([0-9.]+) s", line.partition("timings: ")[2].replace(",", ""))
     assert [name.strip() for name, _ in found] == [
         "connected",
+        "agent",
         "prepared",
         "started",
         "first output",
@@ -297,7 +298,7 @@ def test_the_report_is_a_file(start: Start, tmp_path: Path) -> None:
     report = json.loads((tmp_path / "end.json").read_text())
     assert report["exit_code"] == 7
     assert report["culprit"]["rank"] == 1
-    assert list(report["phases_s"]) == ["connected", "prepared", "started"]
+    assert list(report["phases_s"]) == ["connected", "agent", "prepared", "started"]
 
 
 def test_a_report_that_cannot_be_written_is_one_line(start: Start) -> None:
