@@ -100,7 +100,8 @@ def check_options(options: Options, console: Console) -> None:
     if options.restart.is_on or options.restart.max_nodes is not None:
         raise LaunchError(
             "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, --max_nodes, "
-            "--elastic_training); let whoever starts the nodes do that"
+            "--elastic_training); leave them out, and let whoever starts the nodes do that: backoffLimit of a Kubernetes "
+            "Job, or `scontrol requeue` in a Slurm batch script"
         )
     ssh = options.ssh
     is_given = any(

@@ -43,6 +43,10 @@ _FOREIGN_PARTS = {
     "restart": restart.OPTIONS,
     "start": start.OPTIONS,
 }
+_BATCH_SYSTEM = "the batch system start the job again, or a loop in its script"
+_RESTARTER = dict.fromkeys(mpi.FLAVOURS, _BATCH_SYSTEM) | {
+    "slurm": "Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in the batch script, after a failure"
+}
 DRAIN_S = 5.0
 _FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
 
@@ -107,23 +111,21 @@ def _find_program(launcher: str, *, is_needed: bool) -> str:
 
 def _refuse_foreign_options(options: Options) -> None:
     """An option that has no effect here is a mistake."""
-    without_effect = [
-        [option.opts[0] for option in part]
+    without_effect = {
+        name: [option.opts[0] for option in part]
         for name, part in _FOREIGN_PARTS.items()
         if getattr(options, name) != type(getattr(options, name))()
-    ]
-    without_effect += [
-        [f"--{field.name.removesuffix('_s')}"]
+    } | {
+        field.name: [f"--{field.name.removesuffix('_s')}"]
         for field in fields(options)
         if field.name in _FOREIGN_FIELDS and getattr(options, field.name) != field.default
-    ]
-    if without_effect:
-        names = (
-            " and ".join(without_effect[0]) if len(without_effect[0]) < 3 else ", ".join(without_effect[0])
-        )
+    }
+    for part, given in without_effect.items():  # the first of them is enough
+        names = " and ".join(given) if len(given) < 3 else ", ".join(given)
+        instead = f", and let {_RESTARTER[options.launcher]}" if part == "restart" else ""
         raise LaunchError(
             f"--launcher={options.launcher} starts and watches the processes itself, so what you gave of {names} has no "
-            "effect; leave it out, or use --launcher=ssh"
+            f"effect; leave it out{instead}, or use --launcher=ssh"
         )
 
 
