@@ -246,6 +246,29 @@ def test_a_slot_beyond_what_was_found_is_refused(planned: Planned, looked_at: li
         planned(hostfile="hosts", include="w2:2")
 
 
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, {"w": None, "k": 2, "v": None}),
+        ({"include": "w:3"}, {"w": None}),
+        ({"include": "v:0,7@k:1"}, {"k": 1, "v": None}),
+        ({"exclude": "w:3@k:1"}, {"w": None, "k": 1, "v": None}),
+        ({"exclude": "w@k"}, {"v": None}),
+        ({"num_nodes": 1}, {"w": None}),
+    ],
+)
+def test_a_command_that_looks_at_no_host_takes_any_slot_of_a_host_with_auto(
+    options: dict[str, Any], chosen: dict[str, int | None], tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("w slots=auto\nk slots=2\nv slots=auto\n")
+    given = Options(program="", hostfile=str(tmp_path / "hosts"), **options)
+    found = pool.choose_hosts(given)
+    assert {one.host.name: num_slots for one, num_slots in found} == chosen
+    assert {one.host.name: one.host.slots for one, _ in found} == {
+        name: {"w": None, "k": 2, "v": None}[name] for name in chosen
+    }
+
+
 # What a person sees.
 
 
