@@ -31,7 +31,8 @@ from ..plan import Plan
 from ..process_tree import become_subreaper, die_with_parent, kill_descendants, reap
 from ..verdict import Failure, HostFailure, Verdict, judge, signal_name
 from . import mpi, slurm
-from .owned_job import HOSTFILE, OwnedJob, payload, refuse_logins, slots_of, start_command
+from .owned_job import HOSTFILE, OwnedJob, payload, refuse_logins, start_command
+from .rank_start import RankStart
 
 # Parts of the options that are about processes which we start ourselves.
 _FOREIGN_PARTS = {
@@ -68,26 +69,26 @@ def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
 
 
 def _command(options: Options, plan: Plan) -> OwnedJob:
-    launcher, args = options.launcher, options.backend.launcher_args
-    slots, words, variables = slots_of(plan), start_command(sys.executable), payload(plan, launcher)
-    names = tuple(name for name, _ in variables)
-    program = _find_program(launcher, is_needed=not options.dry_run)
+    launcher, variables = options.launcher, payload(plan, options.launcher)
+    start = RankStart(
+        program=_find_program(launcher, is_needed=not options.dry_run),
+        slots=tuple((node.host.name, len(node.ranks)) for node in plan.nodes),
+        words=start_command(sys.executable),
+        names=tuple(name for name, _ in variables),
+        launcher_args=options.backend.launcher_args,
+    )
     hostfile: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
     if launcher == "openmpi":
-        argv, hostfile = mpi.openmpi_command(
-            program, slots, words, names=names, launcher_args=args, is_root=os.geteuid() == 0
-        )
+        argv, hostfile = mpi.openmpi_command(start, is_root=os.geteuid() == 0)
     elif launcher == "mpich":
-        argv = mpi.mpich_command(program, slots, words, names=names, launcher_args=args)
+        argv = mpi.mpich_command(start)
     elif launcher == "impi":
-        argv = mpi.impi_command(program, slots, words, names=names, launcher_args=args)
+        argv = mpi.impi_command(start)
     elif launcher == "mvapich":
-        argv, hostfile = mpi.mvapich_command(
-            program, slots, words, names=names, launcher_args=args, has_gpus=count_accelerators() > 0
-        )
+        argv, hostfile = mpi.mvapich_command(start, has_gpus=count_accelerators() > 0)
     else:
-        argv, hostfile = slurm.srun_command(program, slots, words, launcher_args=args)
+        argv, hostfile = slurm.srun_command(start)
         settings = (("SLURM_HOSTFILE", HOSTFILE),)
     return OwnedJob(
         backend=launcher,
