@@ -146,7 +146,7 @@ def run_part(part: Part, console: Console) -> Verdict:
         coordinator.join(GOODBYE_S + 1)
     if member is None:
         return verdict
-    known = [] if coordinator is None else coordinator.known_failures()
+    known = [] if coordinator is None else coordinator.failures.known()
     all_failures = tuple(failure_of(failed, part.identity, now=at) for at, failed in known)
     return whole_verdict(verdict, told=member.told, all_failures=all_failures)
 
