@@ -97,7 +97,11 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
         return tuple(probe(nodes, connector(options, nodes)).values())
 
     return with_known_slots(
-        hosts, in_question=in_question, look=look, num_cpu_workers=max(1, options.num_gpus)
+        hosts,
+        in_question=in_question,
+        look=look,
+        num_cpu_workers=max(1, options.num_gpus),
+        warn=console.warn if options.restart.is_on else None,
     )
 
 

@@ -205,6 +205,17 @@ def test_hosts_that_count_their_own_slots_keep_that_number(lab: Lab, folder: Pat
     assert command.err.count("slots=auto: looking at 3 hosts") == 1
 
 
+def test_a_host_that_cannot_count_its_slots_is_replaced_like_any_other(lab: Lab, folder: Path) -> None:
+    (folder / "hosts").write_text("".join(f"{node.name} slots=auto\n" for node in lab.nodes[:3]))
+    lab.host("node1").sshd_kill()
+    command = launch(lab, folder, "--spares=1", "--num_gpus=2", "work.py")
+    assert command.wait() == 0, command.err
+    (only,) = attempts(command)
+    assert hosts(only) == "node3 node3 node2 node2"
+    assert "warning: slots=auto: node1: node1 port 22 refused the connection" in command.err
+    assert "starting with other hosts; node3 instead of node1" in command.err
+
+
 def test_what_fails_at_once_is_not_started_again(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--num_nodes=1", "--min_uptime=30", "--max_restarts=5", "work.py", "0:0:7")
     assert command.wait() == 7
