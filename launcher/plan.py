@@ -81,6 +81,11 @@ class Plan:
     def world_size(self) -> int:
         return sum(len(node.ranks) for node in self.nodes)
 
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """In the order of their ranks."""
+        return tuple(node.host.name for node in self.nodes)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dslaunch.launcher.preload import SERVER
-from tests.launcher.test_local_job import WORKER, Job, poll
+from tests.launcher.local_job import WORKER, Job, poll
 from tests.launcher.test_stacks import SHOW
 
 pytestmark = pytest.mark.slow

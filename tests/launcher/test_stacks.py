@@ -19,7 +19,7 @@ from dslaunch.launcher.frames import Stacks
 from dslaunch.launcher.stacks import TIMEOUT_S, Block, StackWatch
 from tests.lab import Lab
 from tests.launcher.command import Command, poll as poll_command
-from tests.launcher.test_local_job import WORKER, Job, poll
+from tests.launcher.local_job import WORKER, Job, poll
 
 # When to ask.
 

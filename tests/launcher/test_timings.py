@@ -13,7 +13,7 @@ import pytest
 from dslaunch.launcher.frames import Milestone
 from dslaunch.launcher.milestones import MilestonePipe
 from dslaunch.launcher.timings import Timings, describe
-from tests.launcher.test_local_job import WORKER, Job
+from tests.launcher.local_job import WORKER, Job
 
 
 def test_a_phase_that_ranks_tell_of_ends_with_the_last_one() -> None:
