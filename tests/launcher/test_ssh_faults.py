@@ -196,6 +196,25 @@ def test_an_sshd_that_does_not_answer_is_given_up(lab: Lab, folder: Path) -> Non
     assert_clean(lab)
 
 
+def test_a_jump_host_that_drops_most_logins_at_once_is_tried_again(lab: Lab, folder: Path) -> None:
+    """As sshd does with the 100th login of a large job; here with the second one."""
+    jump = lab.host("node1")
+    jump.sshd_kill()
+    jump.run(["/usr/sbin/sshd", "-E", "/var/log/sshd.log", "-o", "MaxStartups=1"], check=True)
+    jump.wait_for_sshd()
+    targets = [node for node in lab.nodes if node is not jump]
+    (lab.head.home / ".ssh" / "config").write_text(
+        "".join(f"Host {one.name}\n  HostName {one.address}\n  ProxyJump node1\n" for one in targets)
+    )
+    (folder / "work.py").write_text("print('fine')")
+    command = Command(lab.head, folder, "-H", "hosts", "-e", "node1", "work.py")
+    assert command.wait() == 0, command.err
+    log = jump.run(["cat", "/var/log/sshd.log"], check=True).stdout
+    assert "MaxStartups" in log, "no login was dropped, so this test has seen nothing"
+    jump.sshd_kill()
+    jump.sshd_start()
+
+
 def test_a_python_that_one_host_lacks_is_said_before_anything_starts(lab: Lab, folder: Path) -> None:
     """The interpreter that starts the job lies where only the head has it."""
     lab.head.run(["sh", "-c", f"mkdir /root/own && ln -s {sys.executable} /root/own/python3"], check=True)
