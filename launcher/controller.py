@@ -49,6 +49,7 @@ from .verdict import Failure, HostFailure, OutputFailure, Verdict, judge, rank_f
 
 CONNECT_WINDOW = 64  # connections being made at the same time
 STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
+HELLO_TIMEOUT_S = 60.0  # from a login to the agent: login scripts and a Python from a file server
 HOLD_S = 3600.0  # for which the workers run on while this process is stopped
 HOLD_DRAIN_S = 1.0
 POLL_S = 0.2
@@ -351,6 +352,11 @@ class Controller:
                     f"nothing heard for {silent_s:.0f} s; the host, its network or its agent is down",
                     time.monotonic() - silent_s,
                 )
+                lost.append(node)
+            elif node.hello is None and not node.is_over and node.link.open_s() > HELLO_TIMEOUT_S:
+                why = f"connected, but no agent answered within {HELLO_TIMEOUT_S:g} s"
+                hint = "does a login script wait, or read what is meant for the agent?"
+                self._fail_host(node, f"{why}; {hint}", time.monotonic())
                 lost.append(node)
         return lost
 

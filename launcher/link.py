@@ -45,6 +45,7 @@ class Link:
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
+        self._open_since: float | None = None
 
     def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         """Connect and read, in a thread of its own."""
@@ -75,6 +76,10 @@ class Link:
         since = self._reading_since
         return 0.0 if since is None else time.monotonic() - since
 
+    def open_s(self) -> float:
+        """For how long the connection has been open; 0 before."""
+        return 0.0 if self._open_since is None else time.monotonic() - self._open_since
+
     def forgive_silence(self) -> None:
         """We were not there to listen: silence counts from now."""
         if self._reading_since is not None:
@@ -104,6 +109,7 @@ class Link:
             if self._is_abandoned:  # the job was given up while we connected
                 channel.close()
                 return
+            self._open_since = time.monotonic()
             channel.write(self._agent_source)
             self._channel = channel
             self._read(channel, deliver)
