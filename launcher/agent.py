@@ -498,6 +498,8 @@ def main() -> None:
             traceback.print_exc()  # reaches the launcher as the end of this host's stderr
         finally:
             folder.remove()
+            with contextlib.suppress(OSError):
+                os.kill(keeper, signal.SIGCONT)  # in case somebody stopped it
             os._exit(status)
     _keep(child, folder)
 
@@ -516,14 +518,18 @@ def _keep(child: int, folder: PrivateFolder) -> None:
     status = 1
     while True:
         try:
-            pid, ended_with = os.waitpid(-1, 0)
+            pid, ended_with = os.waitpid(-1, os.WUNTRACED)
         except ChildProcessError:
             break
         except OSError as error:
             if error.errno != errno.EINTR:
                 raise
             continue
-        if pid == child:
+        if os.WIFSTOPPED(ended_with):
+            # Nobody stops an agent on purpose, and a stopped one would not notice that its launcher is gone.
+            if pid == child:
+                os.kill(child, signal.SIGCONT)
+        elif pid == child:
             status = ended_with
             while kill_descendants(keeper_pid := os.getpid()) or descendants(keeper_pid):
                 reap()

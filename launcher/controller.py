@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from .channel import Channel
 from .console import Console
+from .contradiction import Phase, contradiction
 from .endpoint import master_address
 from .frames import (
     AskStacks,
@@ -30,6 +31,7 @@ from .frames import (
     Pong,
     Prepare,
     Problem,
+    ProtocolError,
     Reached,
     Ready,
     Signal,
@@ -49,6 +51,7 @@ from .verdict import Failure, HostFailure, OutputFailure, Verdict, judge, rank_f
 
 CONNECT_WINDOW = 64  # connections being made at the same time
 STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
+HELLO_TIMEOUT_S = 60.0  # from a login to the agent: login scripts and a Python from a file server
 HOLD_S = 3600.0  # for which the workers run on while this process is stopped
 HOLD_DRAIN_S = 1.0
 POLL_S = 0.2
@@ -85,6 +88,7 @@ class _Node:
 
     plan: NodePlan
     link: Link
+    ranks: frozenset[int]
     hello: Hello | None = None
     ready: Ready | None = None
     pids: dict[int, int] = field(default_factory=dict)  # by rank
@@ -126,7 +130,8 @@ class Controller:
         self._nodes: list[_Node] = []
         for node_plan in plan.nodes:
             link = Link(node_plan, connect=connect, agent_source=agent_source, window=places)
-            node = _Node(plan=node_plan, link=link)
+            ranks = frozenset(one.rank for one in node_plan.ranks)
+            node = _Node(plan=node_plan, link=link, ranks=ranks)
             self._nodes.append(node)
         self._search = MasterSearch(plan, lambda rank, frame: self._send(self._nodes[rank], frame))
         self._failures: list[Failure] = []
@@ -177,7 +182,7 @@ class Controller:
         if self._is_failing():
             return
         self._timings.end("agent")
-        self._timings.end("connected", max(node.link.opened_at for node in self._nodes))
+        self._timings.end("connected", max(node.link.opened_at or 0.0 for node in self._nodes))
         for node in self._nodes:
             self._send(node, Prepare(job_of(self._plan, node.plan)))
         self._search.listen()
@@ -204,11 +209,13 @@ class Controller:
 
     def _start_link(self, node: _Node) -> None:
         def deliver(item: Frame | LinkEnd, at_s: float) -> None:
-            if isinstance(item, Output):
-                self._stacks.last_output_at = at_s
-            if isinstance(item, Output) and self._timings.first_output_s is None:
-                self._timings.first_output_s = at_s - self._timings.began_at
             if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
+                why_not = self._contradiction(node, item)
+                if why_not:
+                    raise ProtocolError(why_not)
+                self._stacks.last_output_at = at_s
+                if self._timings.first_output_s is None:
+                    self._timings.first_output_s = at_s - self._timings.began_at
                 self._console.output(item.rank, item.stream, item.text, node.link.grant)
             else:
                 self._events.put(_Event(node, item, at_s))
@@ -263,8 +270,25 @@ class Controller:
         self._tell_rest()
         return changed
 
+    def _contradiction(self, node: _Node, item: Frame) -> str:
+        phase = Phase.RUNNING if self._started_at is not None else Phase.PREPARING
+        if self._stopped_at is not None:
+            phase = Phase.STOPPING
+        return contradiction(
+            item,
+            phase=Phase.CONNECTING if node.hello is None else phase,
+            ranks=node.ranks,
+            num_ended=len(node.exit_codes),
+            is_first=node.plan.node_rank == 0,
+        )
+
     def _handle(self, node: _Node, item: Frame | LinkEnd, at_s: float) -> None:
-        if isinstance(item, Hello):
+        if node.is_over:
+            return
+        why_not = "" if isinstance(item, LinkEnd) else self._contradiction(node, item)
+        if why_not:
+            self._fail_host(node, why_not, at_s)
+        elif isinstance(item, Hello):
             node.hello = item
             self._send(node, Ping(0))  # at once: the answer tells how far the two clocks are apart
             self._console.debug(
@@ -288,7 +312,7 @@ class Controller:
                 self._console.warn(
                     f"{node.name}: ended {item.left_over} processes that outlived their worker"
                 )
-        elif isinstance(item, LinkEnd) and not node.is_over:
+        elif isinstance(item, LinkEnd):
             self._fail_host(node, item.message, at_s)
 
     def _handle_worker(self, node: _Node, item: Started | Exited | Stacks, at_s: float) -> None:
@@ -331,6 +355,11 @@ class Controller:
                     f"nothing heard for {silent_s:.0f} s; the host, its network or its agent is down",
                     time.monotonic() - silent_s,
                 )
+                lost.append(node)
+            elif node.hello is None and not node.is_over and node.link.open_s() > HELLO_TIMEOUT_S:
+                why = f"connected, but no agent answered within {HELLO_TIMEOUT_S:g} s"
+                hint = "does a login script wait, or read what is meant for the agent?"
+                self._fail_host(node, f"{why}; {hint}", time.monotonic())
                 lost.append(node)
         return lost
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from .channel import Channel
 from .console import Console
+from .contradiction import Phase, contradiction
 from .errors import EXIT_HOST, LaunchError
 from .fleet import Event, Fleet
-from .frames import Done, Exited, Hello, Output, Prepare, Problem, Ready, Start, Stop
+from .frames import Done, Exited, Frame, Hello, Output, Prepare, Problem, Ready, Start, Stop
 from .host_names import folded
 from .host_output import HostOutput
 from .link import LinkEnd
@@ -80,6 +81,8 @@ class EachHost:
         self._nodes = {node.node_rank: node for node in plan.nodes}
         self._running = dict.fromkeys(self._nodes)  # a set that keeps its order
         self._greeted: set[int] = set()
+        self._started: set[int] = set()
+        self._exited: set[int] = set()
         self._failures: list[Failure] = []
         self._interrupts: list[int] = []
         self._num_obeyed = 0
@@ -115,22 +118,27 @@ class EachHost:
 
     def _handle(self, event: Event) -> None:
         node_rank, item, at_s = event
-        if isinstance(item, Hello):
+        why_not = "" if isinstance(item, LinkEnd) else self._contradiction(node_rank, item)
+        if why_not:
+            self._fleet.lose(node_rank)
+            self._end(node_rank)
+            self._fail(node_rank, EXIT_HOST, why_not, at_s)
+        elif isinstance(item, Hello):
             self._greeted.add(node_rank)
             self._fleet.send(node_rank, Prepare(command_of(self._plan, self._nodes[node_rank])))
         elif isinstance(item, Ready) and self._kill_at == float("inf"):
+            self._started.add(node_rank)
             self._fleet.send(node_rank, Start("", 0))
         elif isinstance(item, Output):
             self._output.add(
                 self._name(node_rank), item.stream, item.text, self._fleet.links[node_rank].grant
             )
-        elif isinstance(item, Exited) and item.code:
-            how = (
-                f"was killed by {signal_name(item.signal)}"
-                if item.signal
-                else f"exited with code {item.code}"
-            )
-            self._fail(node_rank, item.code, how, at_s)
+        elif isinstance(item, Exited):
+            self._exited.add(node_rank)
+            name = signal_name(item.signal)
+            how = f"was killed by {name}" if item.signal else f"exited with code {item.code}"
+            if item.code:
+                self._fail(node_rank, item.code, how, at_s)
         elif isinstance(item, Problem):
             self._end(node_rank)
             self._fail(node_rank, item.exit_code, item.message, at_s)
@@ -139,6 +147,17 @@ class EachHost:
             self._fail(node_rank, EXIT_HOST, item.message, at_s)
         elif isinstance(item, Done):
             self._end(node_rank)
+
+    def _contradiction(self, node_rank: int, item: Frame) -> str:
+        phase = Phase.RUNNING if node_rank in self._started else Phase.PREPARING
+        if self._kill_at < float("inf"):
+            phase = Phase.STOPPING
+        return contradiction(
+            item,
+            phase=phase if node_rank in self._greeted else Phase.CONNECTING,
+            ranks=(node_rank,),
+            num_ended=int(node_rank in self._exited),
+        )
 
     def _end(self, node_rank: int) -> None:
         self._running.pop(node_rank, None)

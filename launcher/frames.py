@@ -10,7 +10,9 @@ byte that is not UTF-8 stands as a lone surrogate (`surrogateescape`), and the J
 from __future__ import annotations
 
 import json
+import math
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple, Union
 
 MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; whatever a login script printed stands before it
@@ -243,6 +245,20 @@ _KINDS: dict[str, Any] = {
 }
 
 
+# Of each field of each kind: whether a value that JSON gave has the type that is declared above.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int,
+    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "str": lambda value: isinstance(value, str),
+    "list[str]": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+}
+_CHECKS: dict[str, tuple[Callable[[Any], bool], ...]] = {
+    name: tuple(_FITS[getattr(one, "__forward_arg__", one)] for one in kind.__annotations__.values())
+    for name, kind in _KINDS.items()
+}
+
+
 def encode(frame: Frame) -> bytes:
     """One frame as bytes: four bytes of length (big endian), then JSON `[kind, field, ...]`."""
     return pack(frame)
@@ -291,7 +307,9 @@ def _decode_body(body: bytes) -> Frame:
     try:
         fields = json.loads(body.decode("utf-8", "surrogatepass"))
         frame: Frame = _KINDS[fields[0]](*fields[1:])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        if not all(fits(frame[place]) for place, fits in enumerate(_CHECKS[fields[0]])):
+            raise ValueError("a field of another type")
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"not a frame: {body[:80]!r}") from error
     return frame
 

@@ -50,7 +50,7 @@ class Link:
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
-        self.opened_at = 0.0  # when the connection was made, on the monotonic clock
+        self.opened_at: float | None = None  # when the connection was made, on the monotonic clock
 
     def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         """Connect and read, in a thread of its own."""
@@ -80,6 +80,10 @@ class Link:
         """For how long we have been waiting for bytes; 0 while we are the slow side."""
         since = self._reading_since
         return 0.0 if since is None else time.monotonic() - since
+
+    def open_s(self) -> float:
+        """For how long the connection has been open; 0 before."""
+        return 0.0 if self.opened_at is None else time.monotonic() - self.opened_at
 
     def forgive_silence(self) -> None:
         """We were not there to listen: silence counts from now."""

@@ -68,6 +68,8 @@ class MasterSearch:
 
     def take(self, node_rank: int, frame: Listening | Reached) -> None:
         """Node 0 listens, or one of its peers tried. In which order hosts say so is open."""
+        if self.is_answered(node_rank):  # said without being asked, or twice
+            return
         if isinstance(frame, Reached):
             unanswered = ["was not tried"] * len(self._candidates)
             self._problems[node_rank] = [*frame.problems, *unanswered][: len(self._candidates)]

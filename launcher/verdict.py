@@ -130,9 +130,7 @@ def judge(
 
 def rank_failure(exited: Exited, *, local_rank: int, host: str, pid: int, at_s: float) -> RankFailure:
     """What an agent said of a worker that failed."""
-    found: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in exited.evidence.items()
-    }
+    found = {name: _read(value) for name, value in exited.evidence.items() if _is_evidence(name, value)}
     return RankFailure(
         rank=exited.rank,
         local_rank=local_rank,
@@ -143,6 +141,27 @@ def rank_failure(exited: Exited, *, local_rank: int, host: str, pid: int, at_s: 
         at_s=at_s,
         **found,
     )
+
+
+_EVIDENCE: dict[str, type] = {
+    "core_dumped": bool,
+    "is_out_of_memory": bool,
+    "evidence": list,
+    "message": str,
+    "traceback": list,
+    "last_lines": list,
+    "last_lines_of": str,
+}
+
+
+def _is_evidence(name: str, value: object) -> bool:
+    """Whether it is of the form that evidence.py gives it; what is not says nothing."""
+    is_text = not isinstance(value, list) or all(isinstance(one, str) for one in value)
+    return name in _EVIDENCE and isinstance(value, _EVIDENCE[name]) and is_text
+
+
+def _read(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _to_dict(failure: Failure) -> dict[str, Any]:

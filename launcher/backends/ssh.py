@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import socket
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -15,8 +18,15 @@ from ..errors import EXIT_HOST, LaunchError
 from ..ssh_config import Target
 
 READ_BYTES = 1 << 18
+FIRST_PAUSE_S = (
+    0.3  # before a connection that sshd dropped is tried again; each pause is twice as long, and random
+)
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would print we report ourselves, once
+
+
+class _Dropped(LaunchError):
+    """sshd closed the connection before it said anything, as one does that has too many logins at the same time."""
 
 
 class _HostKeyUnknown(Exception):
@@ -48,7 +58,7 @@ class SshChannel:
         """`python` is tried first for the agent there; it goes through the login shell of that host."""
         self._clients: list[paramiko.SSHClient] = []
         try:
-            self.local_address = self._connect(target)
+            self.local_address = self._connect_again_and_again(target)
             transport = self._clients[-1].get_transport()
             if transport is None:
                 raise LaunchError("the connection ended right after it was made", exit_code=EXIT_HOST)
@@ -81,6 +91,23 @@ class SshChannel:
     def _close_clients(self) -> None:
         for client in reversed(self._clients):
             client.close()
+
+    def _connect_again_and_again(self, target: Target) -> str:
+        """Until the time for a connection is used: a jump host drops some when a whole cluster comes at once."""
+        give_up_at = time.monotonic() + target.connect_timeout_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._connect(target)
+            except _Dropped as dropped:
+                self._close_clients()
+                self._clients.clear()
+                time.sleep(random.uniform(0.5, 1.0) * pause_s)
+                pause_s *= 2
+                left_s = round(give_up_at - time.monotonic(), 1)
+                if left_s <= 0:
+                    raise LaunchError(str(dropped), exit_code=EXIT_HOST) from None
+                target = replace(target, connect_timeout_s=left_s)
 
     def _connect(self, target: Target) -> str:
         """Through all jumps to the target; returns our own address on the way, if it is a direct one."""
@@ -143,6 +170,7 @@ def _log_in(
             client.load_system_host_keys(path)
     client.set_missing_host_key_policy(_Policy(hop))
     login = f"{hop.user}@{hop.address}"
+    began = time.monotonic()
     try:
         client.connect(
             hop.host_key_name,
@@ -168,8 +196,11 @@ def _log_in(
             f"ssh -o BatchMode=yes {_port_option(hop)}{login} true"
         ) from None
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise _host_error(
-            f"{hop.address} port {hop.port} accepted the connection but does not speak SSH: {error}"
+        client.close()
+        is_dropped = time.monotonic() - began < hop.connect_timeout_s / 2
+        raise (_Dropped if is_dropped else LaunchError)(
+            f"{hop.address} port {hop.port} accepted the connection but does not speak SSH: {error}",
+            exit_code=EXIT_HOST,
         ) from None
     return client
 

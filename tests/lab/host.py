@@ -107,7 +107,7 @@ class Host(Machine):
         self.wait_for_start(self.start())
 
     def restore(self) -> None:
-        """As it was made: up, connected, no fault or limit, no process of a job, no file added to its own folders."""
+        """As it was made: up, connected, its own addresses only, no fault or limit, no process of a job, no file added."""
         self._cgroups.thaw()
         self._cgroups.unlimit()
         has_other_key = ssh.restore_host_key(self._place, self.name)
@@ -120,6 +120,7 @@ class Host(Machine):
             self.boot()
         network.connect(self._place, self.name)
         network.clear_rules(self._place, self.name)
+        network.reset_addresses(self._place, self.name, self._index)
         folders.empty(self._place, self.name, dev_shm=Path(f"/proc/{self._init_or_error()}/root/dev/shm"))
 
     def condition(self) -> str:

@@ -79,6 +79,21 @@ def clear_rules(place: Place, host: str) -> None:
     _run(["nsenter", f"--net={place.netns_file(host)}", "iptables", "-w", "-F"])
 
 
+def reset_addresses(place: Place, host: str, index: int) -> None:
+    """Take out every address and route that was added to the host, and give its own address back."""
+    netns = place.netns(host)
+    first = {("lo", "127.0.0.1/8"), ("lo", "::1/128"), ("eth0", f"{address_of(index)}/16")}
+    lines = _run(["ip", "-n", netns, "-o", "addr", "show"]).splitlines()
+    found = {(line.split()[1], line.split()[3]) for line in lines}
+    changes = [f"addr del {address} dev {device}" for device, address in sorted(found - first)]
+    if ("eth0", f"{address_of(index)}/16") not in found:
+        changes.append(f"addr add {address_of(index)}/16 dev eth0")
+    routes = _run(["ip", "-n", netns, "-o", "route", "show"]).splitlines()
+    changes = [f"route del {route.strip()}" for route in routes if "proto kernel" not in route] + changes
+    if changes:
+        _ip(*changes, netns=netns)
+
+
 def interface_bytes(init_pid: int) -> tuple[int, int]:
     """Bytes that eth0 received and sent, in the network of that process."""
     for line in Path(f"/proc/{init_pid}/net/dev").read_text().splitlines():

@@ -149,6 +149,10 @@ def test_restore_takes_back_every_fault_and_every_addition(lab: Lab) -> None:
     (first.home / ".bashrc").write_text("echo noise\n")
     (first.home / ".deepspeed_env").mkdir()
     first.run(["touch", "/tmp/mine", "/dev/shm/mine"], check=True)
+    second.run(["ip", "addr", "add", "fd77::2/64", "dev", "eth0", "nodad"], check=True)
+    second.run(["ip", "addr", "add", "172.17.0.1/16", "dev", "lo"], check=True)
+    second.run(["ip", "route", "add", "10.99.0.1/32", "via", first.address], check=True)
+    second.run(["ip", "addr", "del", f"{second.address}/16", "dev", "eth0"], check=True)
     first.unplug()
     second.freeze()
     third.drop_port(22)
@@ -167,6 +171,10 @@ def test_restore_takes_back_every_fault_and_every_addition(lab: Lab) -> None:
         "known_hosts",
     ]
     assert "mine" not in first.run(["ls", "/tmp", "/dev/shm"]).stdout
+    addresses = second.run(["ip", "-o", "addr", "show"]).stdout.splitlines()
+    assert {line.split()[3] for line in addresses} - {"::1/128"} == {"127.0.0.1/8", f"{second.address}/16"}
+    (route,) = second.run(["ip", "route", "show"]).stdout.splitlines()
+    assert route.startswith("10.77.0.0/16 dev eth0 proto kernel")
     assert not (first.home / ".bashrc").exists()
     assert eventually(lambda: ssh(first, "node4", "hostname").stdout == "node4\n")
     for host in lab.hosts:

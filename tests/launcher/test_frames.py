@@ -160,6 +160,17 @@ def test_an_empty_feed_gives_nothing() -> None:
         b"\xff\xfe",
         b"[" * 100_000,
         b'["Ping",' + b"9" * 5000 + b"]",
+        b'["Ping","1"]',
+        b'["Ping",1.0]',
+        b'["Ping",true]',
+        b'["Ping",null]',
+        b'["Stop",NaN]',
+        b'["Stop",Infinity]',
+        b'["Stop",' + b"9" * 400 + b"]",
+        b'["Problem",["no"],3]',
+        b'["Reached","x"]',
+        b'["Reached",["x",7]]',
+        b'["Facts","shm",[]]',
     ],
 )
 def test_a_body_that_is_no_frame_is_a_protocol_error(body: bytes) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,65 @@ def test_a_python_that_hosts_lack_and_a_host_that_freezes(lab: Lab, folder: Path
     assert facts["torch"]["version"]
     frozen.thaw()
     assert lab.wait_until_clean() == []
+
+
+# Programs that only some hosts have, or that say something else there. /sys, unlike /dev, is a host's own in the lab.
+GPUS = """
+for one in {numbers}; do mkdir -p /root/class/kfd/kfd/topology/nodes/$one; echo 7 >/root/class/kfd/kfd/topology/nodes/$one/gpu_id; done
+mount --bind /root/class /sys/class
+"""
+PROGRAM = "cat >/usr/local/sbin/{name} <<'END'\n#!/bin/sh\n{script}\nEND\nchmod 755 /usr/local/sbin/{name}\n"
+PYTHON = """#!/bin/sh
+case "$*" in
+*platform.python_version*) echo 'dslaunch facts: "{python}"';;
+*torch.version*) echo 'dslaunch facts: ["{torch}", "CUDA 12.4"]';;
+*) exec {real} "$@";;
+esac
+"""
+
+
+@pytest.fixture
+def four_hosts_alike(lab: Lab) -> Iterator[None]:
+    """Four hosts with two GPUs, a driver, numactl and PyTorch, but for one fault on each."""
+    for node in lab.nodes:
+        odd = {name: node.name == name for name in ("node1", "node2", "node3", "node4")}
+        shell(node, GPUS.format(numbers="1" if odd["node2"] else "1 2"))
+        driver = "535.54.03" if odd["node4"] else "550.90.07"
+        nvidia_smi = PROGRAM.format(name="nvidia-smi", script=f"echo '{driver}, H200'; echo '{driver}, H200'")
+        numactl = "" if odd["node2"] else PROGRAM.format(name="numactl", script="true")
+        shell(node, "mount -t tmpfs none /usr/local/sbin\n" + nvidia_smi + numactl)
+        python = node.home / "own" / "python3"
+        python.parent.mkdir()
+        versions = ("3.12.1", "2.5.0") if odd["node3"] else ("3.11.9", "2.6.0")
+        python.write_text(PYTHON.format(python=versions[0], torch=versions[1], real=sys.executable))
+        python.chmod(0o755)
+    shell(lab.host("node1"), "mount -o remount,size=16m /dev/shm")
+    yield
+    shell(lab.host("node1"), "mount -o remount,size=50% /dev/shm")
+    for node in lab.nodes:
+        shell(node, "umount /sys/class /usr/local/sbin")
+
+
+@pytest.mark.usefixtures("four_hosts_alike")
+def test_what_is_different_on_one_host_is_named_with_that_host(lab: Lab, folder: Path) -> None:
+    """node1: little shared memory. node2: a GPU and numactl are missing. node3: other versions. node4: another driver."""
+    own = "/root/own/python3"
+    shell(lab.head, f"mkdir /root/own && ln -s {sys.executable} {own}")
+    words = ("check", "-H", "hosts", "--json")
+    report = found(Command(lab.head, folder, *words, python=own, env={"PYTHONPATH": IMPORTS}), 3)
+    assert problems(report).keys() == {"node2"}
+    assert problems(report)["node2"].startswith("slots=2, but there is 1 GPU; correct slots= in the hostfile")
+    warnings = {one["text"]: one["hosts"] for one in report["warnings"]}
+    said = {
+        "/dev/shm holds 16 MiB": ["node1"],
+        "Python is not the same everywhere: 3.11.9 on node[1-2,4]; 3.12.1 on node3": ["node3"],
+        "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on node[1-2,4]; 2.5.0, CUDA 12.4 on node3": ["node3"],
+        "NVIDIA driver is not the same everywhere: 550.90.07 on node[1-3]; 535.54.03 on node4": ["node4"],
+    }  # fmt: skip
+    for text, hosts in said.items():
+        assert [found for one, found in warnings.items() if text in one] == [hosts], warnings
+    assert report["different"]["numactl"]["none"] == ["node2"]
+    assert [one["can_be_used"] for one in report["hosts"]] == [True, False, True, True]
 
 
 def test_a_login_that_never_ends_is_said(lab: Lab, folder: Path) -> None:

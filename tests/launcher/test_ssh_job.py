@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -248,3 +249,29 @@ def test_dry_run_prints_the_plan_and_touches_no_host(lab: Lab, folder: Path) -> 
     assert "7 ranks on 4 hosts" in command.out
     assert "host node2 (node 1, by ssh), devices 1\n  rank 2, local rank 0: " in command.out
     assert "show.py --local_rank=0 'a b'" in command.out
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "csh", "tcsh", "fish", "ksh"])
+def test_the_agent_starts_through_any_login_shell(lab: Lab, folder: Path, shell: str) -> None:
+    """The hosts see the machine's /etc/passwd; this one gets its own, in which root has another shell."""
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed here")
+    node = lab.host("node2")
+    script = f"sed '1s,[^:]*$,{path},' /etc/passwd >/root/passwd && mount --bind /root/passwd /etc/passwd"
+    node.run(["sh", "-ec", script], check=True)
+    try:
+        ranks = shown(Command(lab.head, folder, "-H", "hosts", "-i", "node2", "show.py", "a b"))
+    finally:
+        node.run(["umount", "/etc/passwd"], check=True)
+    assert [one["argv"] for one in ranks] == [["--local_rank=0", "a b"], ["--local_rank=1", "a b"]]
+
+
+@pytest.mark.parametrize(
+    "script", ["echo 'Welcome'; echo /opt/cuda", "printf '\\0dslaunch'; yes | head -5000", "stty -a"]
+)
+def test_what_login_scripts_print_is_not_taken_for_anything(lab: Lab, folder: Path, script: str) -> None:
+    for node in lab.nodes[:2]:
+        (node.home / ".bashrc").write_text(script + "\n")
+    ranks = shown(Command(lab.head, folder, "-H", "hosts", "--num_nodes=2", "show.py"))
+    assert {one["MASTER_ADDR"] for one in ranks} == {lab.host("node1").address}

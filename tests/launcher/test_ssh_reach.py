@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +37,15 @@ def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
 LIST_ADDRESSES = "from dslaunch.launcher.reach import own_addresses; print(*own_addresses(), sep='\\n')"
 
 
-class Network:
-    """Changes addresses of hosts, and takes every change back at the end."""
-
-    def __init__(self) -> None:
-        self._undo: list[tuple[Host, list[str]]] = []
-
-    def ip(self, host: Host, words: str) -> None:
-        """Run `ip ... add ...` or `ip ... del ...`."""
-        host.run(["ip", *words.split()], check=True)
-        opposite = {"add": "del", "del": "add"}
-        undo = [opposite.get(word, word) for word in words.split()]
-        self._undo.append((host, undo))
-
-    def add_bridge_address(self, host: Host) -> None:
-        """Docker's: the same one on every host, and the first one that is listed."""
-        self.ip(host, "addr add 172.17.0.1/16 dev lo")
-        assert host.run([sys.executable, "-c", LIST_ADDRESSES], check=True).stdout.startswith("172.17.0.1\n")
-
-    def restore(self) -> None:
-        for host, words in reversed(self._undo):
-            host.run(["ip", *words], check=True)
+def ip(host: Host, words: str) -> None:
+    """Run the `ip` command on a host; the lab takes addresses and routes back after the test."""
+    host.run(["ip", *words.split()], check=True)
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
-    made = Network()
-    yield made
-    made.restore()
+def add_bridge_address(host: Host) -> None:
+    """Docker's: the same one on every host, and the first one that is listed."""
+    ip(host, "addr add 172.17.0.1/16 dev lo")
+    assert host.run([sys.executable, "-c", LIST_ADDRESSES], check=True).stdout.startswith("172.17.0.1\n")
 
 
 def addresses(command: Command) -> set[str]:
@@ -82,15 +62,13 @@ def checked(lab: Lab, folder: Path) -> tuple[dict[str, Any], list[dict[str, str]
     return report["master"], [one["reach"] for one in report["hosts"]]
 
 
-def test_an_address_that_every_host_has_for_itself_is_not_chosen(
-    lab: Lab, folder: Path, network: Network
-) -> None:
+def test_an_address_that_every_host_has_for_itself_is_not_chosen(lab: Lab, folder: Path) -> None:
     """The name that ssh reaches node1 by leads to an address that the others cannot use."""
     for node in lab.nodes:
-        network.add_bridge_address(node)
+        add_bridge_address(node)
     node = lab.host("node1")
-    network.ip(node, "addr add 10.99.0.1/32 dev eth0")  # only the head has a way there
-    network.ip(lab.head, f"route add 10.99.0.1/32 via {node.address}")
+    ip(node, "addr add 10.99.0.1/32 dev eth0")  # only the head has a way there
+    ip(lab.head, f"route add 10.99.0.1/32 via {node.address}")
     key = lab.head.run(["ssh-keyscan", "-t", "ed25519", "10.99.0.1"], check=True).stdout
     with (lab.head.home / ".ssh" / "known_hosts").open("a") as file:
         file.write(key)
@@ -105,10 +83,10 @@ def test_an_address_that_every_host_has_for_itself_is_not_chosen(
     assert all(one["172.17.0.1"] and one["10.99.0.1"] and not one[node.address] for one in reach[1:])
 
 
-def test_the_address_that_ssh_reached_is_tried_only(lab: Lab, folder: Path, network: Network) -> None:
+def test_the_address_that_ssh_reached_is_tried_only(lab: Lab, folder: Path) -> None:
     """Nothing of the trial is left on the port; it is one that no other test used a minute ago."""
     for node in lab.nodes:
-        network.add_bridge_address(node)
+        add_bridge_address(node)
     command = Command(lab.head, folder, "-H", "hosts", "--master_port=29611", "show.py", "--listen")
     assert addresses(command) == {lab.host("node1").address}, command.err
     assert "MASTER_ADDR" not in command.err
@@ -135,8 +113,8 @@ def test_a_port_behind_a_firewall_is_said_and_not_waited_for_without_end(lab: La
     command = Command(lab.head, folder, "-H", "hosts", "show.py")
     assert command.wait() == 3, command.err
     assert time.monotonic() - command.began_at < 20
-    named = [name for name in ("node2", "node3", "node4") if f"{name}: cannot reach node1" in command.err]
-    assert named, command.err  # once, on a busy machine, node2 was not; the cause is not known
+    for name in ("node2", "node3", "node4"):
+        assert f"dslaunch: {name}: cannot reach node1, where rank 0 will listen" in command.err, command.err
     assert f"{lab.host('node1').address} did not answer within 5 s" in command.err
 
 
@@ -149,15 +127,15 @@ def test_an_address_that_was_given_is_used_though_it_is_not_reached(lab: Lab, fo
     )
 
 
-def test_hosts_that_have_ipv6_only(lab: Lab, folder: Path, network: Network) -> None:
+def test_hosts_that_have_ipv6_only(lab: Lab, folder: Path) -> None:
     """The head reaches them by both; among themselves they have IPv6 only."""
     nodes = [lab.host("node1"), lab.host("node2")]
     for place, host in enumerate([lab.head, *nodes]):
-        network.ip(host, f"addr add fd78::{place + 1}/64 dev eth0 nodad")
+        ip(host, f"addr add fd78::{place + 1}/64 dev eth0 nodad")
     keys = ""
     for place, node in enumerate(nodes):
         keys += lab.head.run(["ssh-keyscan", "-t", "ed25519", f"fd78::{place + 2}"], check=True).stdout
-        network.ip(node, f"addr del {node.address}/16 dev eth0")
+        ip(node, f"addr del {node.address}/16 dev eth0")
     with (lab.head.home / ".ssh" / "known_hosts").open("a") as file:
         file.write(keys)
     (folder / "hosts").write_text("[fd78::2] slots=1\n[fd78::3] slots=1\n")

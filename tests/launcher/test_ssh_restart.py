@@ -230,3 +230,33 @@ def test_an_interrupt_is_no_failure(lab: Lab, folder: Path) -> None:
     assert command.wait() == 143
     assert "starting again" not in command.err
     poll(lambda: lab.processes() == [], "an empty lab", command)
+
+
+def test_an_import_error_is_not_started_again_and_again(lab: Lab, folder: Path) -> None:
+    """All that was said about restarts is --max_restarts: a mistake in the script ends the job at its first try."""
+    (folder / "work.py").write_text("print('here', flush=True)\nimport no_such_module\n")
+    command = Command(lab.head, folder, "-H", "hosts", "--max_restarts=5", "work.py")
+    assert command.wait() == 1
+    lines = command.out.splitlines()
+    assert len(lines) == len(set(lines)), "no rank ran twice"
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in command.err
+    assert "dslaunch: not started again: it failed " in command.err
+    assert "starting again" not in command.err
+    assert lab.wait_until_clean() == []
+
+
+def test_a_cut_link_in_the_middle_of_a_job_costs_one_restart_and_the_ranks_stay(
+    lab: Lab, folder: Path
+) -> None:
+    """The host notices it too: its workers are gone before anybody plugs it in again."""
+    words = ("--num_nodes=3", "--spares=1", "--max_restarts=1", "--heartbeat=2", "work.py", "wait")
+    command = launch(lab, folder, *words)
+    command.wait_for('"attempt": 0', times=6)
+    lost = lab.host("node3")
+    lost.link_down()
+    assert command.wait() == 0, command.err
+    first, second = attempts(command)
+    assert hosts(first) == "node1 node1 node2 node2 node3 node3"
+    assert hosts(second) == "node1 node1 node2 node2 node4 node4"
+    assert "dslaunch: starting again (1 of 1 restarts); node4 instead of node3" in command.err
+    assert lab.wait_until_clean(15) == [], "while the link is still down"

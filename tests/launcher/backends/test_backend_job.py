@@ -185,3 +185,19 @@ def test_a_secret_is_never_seen_in_ps_of_any_host(back: Back) -> None:
     assert starters, "the bootstrap should be visible, else this test looks in the wrong place"
     assert seen == []
     assert not [one for one in starters if "wait.py" in one or str(back.folder) in one]
+
+
+@pytest.mark.parametrize("victim", ["ssh", "pdsh"])
+@pytest.mark.parametrize("back", ["pdsh"], indirect=True)
+def test_a_killed_ssh_of_pdsh_changes_nothing_and_leaves_nothing(back: Back, victim: str) -> None:
+    """The agents' streams are connections of their own."""
+    (back.folder / "wait.py").write_text(WAIT.replace("assert", "#"))
+    command = back.start("--no_local_rank", "wait.py")
+    assert procfs.wait_until(back.is_up, timeout_s=30), command.err
+    victims = [one.pid for one in back.lab.head.processes() if one.argv.split()[0] == victim]
+    assert len(victims) == {"ssh": 2, "pdsh": 1}[victim]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    (back.folder / "go").touch()
+    assert command.wait(30) == 0, command.err
+    assert procfs.wait_until(back.is_clean, timeout_s=15), left_over(back.lab)
