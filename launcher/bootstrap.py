@@ -12,9 +12,9 @@ import re
 import shlex
 import sys
 import zlib
-from importlib.resources import files
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
+from typing import Any
 
 from .host import Host
 
@@ -115,15 +115,17 @@ def shim_source() -> str:
 
 
 def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    here = files(__package__)
-    return [(name, (here / f"{name}.py").read_text("utf-8")) for name in names]
+    return [(name, _loader_of(name).get_source(f"{__package__}.{name}")) for name in names]
 
 
 def _code(name: str) -> CodeType:
     """The module as this Python compiles it, or has compiled it when it was installed."""
-    spec = find_spec(f"{__package__}.{name}")
-    get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
-    code = get_code(f"{__package__}.{name}") if get_code is not None else None
-    if not isinstance(code, CodeType):
-        code = compile(dict(_sources((name,)))[name], f"dslaunch_node/{name}.py", "exec", dont_inherit=True)
+    code: CodeType = _loader_of(name).get_code(f"{__package__}.{name}")
     return code
+
+
+def _loader_of(name: str) -> Any:  # importlib.abc.InspectLoader, or the like of an editable installation
+    spec = find_spec(f"{__package__}.{name}")
+    if spec is None:
+        raise AssertionError(f"{name}: a module of the agent is missing from {__package__}")
+    return spec.loader

@@ -21,11 +21,12 @@ def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan
 
         pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
     elif others:
-        from .backends.ssh import SshChannel, SshFiles  # here: a local job does not load paramiko (60 ms)
-        from .ssh_config import resolve
+        from .ssh_config import resolve  # here and below: a local job does not load paramiko (40 ms)
+
+        targets = {node.node_rank: resolve(node.host, options.ssh) for node in others}
+        from .backends.ssh import SshChannel, SshFiles  # after resolve, which knows how to load paramiko
 
         files = SshFiles()
-        targets = {node.node_rank: resolve(node.host, options.ssh) for node in others}
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
