@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -343,7 +342,7 @@ class Agent:
             try:
                 answers.append(work())
             except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
-                traceback.print_exc()
+                _print_traceback()
                 answers.append(Problem(f"cannot prepare the job: {type(error).__name__}: {error}", 3))
             finally:
                 os.close(done_write)
@@ -479,6 +478,12 @@ def _address_reached() -> str:
     return words[2] if len(words) == 4 else ""
 
 
+def _print_traceback() -> None:
+    import traceback  # here: it takes 2 ms, and most agents need none
+
+    traceback.print_exc()
+
+
 def main() -> None:
     """Be the keeper of an agent."""
     with contextlib.suppress(OSError):
@@ -495,7 +500,7 @@ def main() -> None:
             Agent(folder).run()
             status = 0
         except BaseException:
-            traceback.print_exc()  # reaches the launcher as the end of this host's stderr
+            _print_traceback()  # reaches the launcher as the end of this host's stderr
         finally:
             folder.remove()
             with contextlib.suppress(OSError):

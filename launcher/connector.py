@@ -21,9 +21,12 @@ def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan
 
         pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
     elif others:
-        from .ssh_config import resolve  # here and below: a local job does not load paramiko (60 ms)
+        from .ssh_config import resolve  # here and below: a local job does not load paramiko (40 ms)
 
         targets = {node.node_rank: resolve(node.host, options.ssh) for node in others}
+        from .backends.ssh import SshChannel, SshFiles  # after resolve, which knows how to load paramiko
+
+        files = SshFiles()
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
@@ -32,8 +35,6 @@ def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan
             return LocalChannel(end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S)
         if not targets:
             return pdsh.connect(node)
-        from .backends.ssh import SshChannel
-
-        return SshChannel(targets[node.node_rank], python=agent_python(node.host))
+        return SshChannel(targets[node.node_rank], files, python=agent_python(node.host))
 
     return connect

@@ -302,9 +302,7 @@ class Controller:
             self._fail_host(node, item.message, at_s, exit_code=item.exit_code)
         elif isinstance(item, Pong):
             node.clock_offset_s = min(node.clock_offset_s, at_s - item.at)
-        elif isinstance(item, Milestone):
-            self._timings.take(item.rank, item.name, min(at_s, item.at + node.clock_offset_s))
-        elif isinstance(item, Started | Exited | Stacks):
+        elif isinstance(item, Started | Exited | Stacks | Milestone):
             self._handle_worker(node, item, at_s)
         elif isinstance(item, Done):
             node.is_over = True
@@ -315,12 +313,14 @@ class Controller:
         elif isinstance(item, LinkEnd):
             self._fail_host(node, item.message, at_s)
 
-    def _handle_worker(self, node: _Node, item: Started | Exited | Stacks, at_s: float) -> None:
+    def _handle_worker(self, node: _Node, item: Started | Exited | Stacks | Milestone, at_s: float) -> None:
         if isinstance(item, Started):
             node.pids[item.rank] = item.pid
             self._console.debug(f"{node.name}: rank {item.rank} is process {item.pid}")
         elif isinstance(item, Exited):
             self._handle_exit(node, item, at_s)
+        elif isinstance(item, Milestone):
+            self._timings.take(item.rank, item.name, min(at_s, item.at + node.clock_offset_s))
         else:
             self._stacks.take(item)
 

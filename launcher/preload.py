@@ -18,14 +18,11 @@ starts with the same seed in every process anyway.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
 import socket
 import struct
-import subprocess
-import tempfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -201,6 +198,9 @@ class Preloader:
 
         Errors: Unpreloaded
         """
+        import subprocess  # here and below: agents of jobs that preload nothing start sooner
+        import tempfile
+
         ours, theirs = socket.socketpair()
         self._link = ours
         self._link.settimeout(IMPORT_TIMEOUT_S)
@@ -276,6 +276,8 @@ class Preloader:
         self._link.close()
 
     def _send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
+        import array
+
         body = json.dumps(message).encode()
         data = struct.pack(">I", len(body)) + body
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
