@@ -19,6 +19,10 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login 
 # Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of what follows is taken.
 READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
 
+# The same for a host that is reached through a gateway: its first word tells that the login there worked.
+ANNOUNCED = b"dslaunch is here;"
+_ANNOUNCE_AND_READ = f'import os;os.write(1,b"{ANNOUNCED.decode()}");{READ_LOADER}'
+
 _FIND_PYTHON = (
     'for p in "$0" python3 python; do '
     'if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -S -u -c "$1"; fi; done; '
@@ -67,6 +71,7 @@ _MODULES = (
     "stack_dump",
     "agent",
 )  # in import order
+_RELAY_MODULES = ("frames", "mux", "process_tree", "relay")
 
 
 def agent_python(host: Host) -> str:
@@ -76,7 +81,12 @@ def agent_python(host: Host) -> str:
 
 def remote_command(python: str = sys.executable) -> str:
     """The command for a login shell on a node; it prefers `python`, then whatever python is on PATH."""
-    return "exec " + " ".join(shlex.quote(word) for word in node_python(READ_LOADER, python))
+    return _command(READ_LOADER, python)
+
+
+def relayed_command(python: str = sys.executable) -> str:
+    """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything."""
+    return _command(_ANNOUNCE_AND_READ, python)
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
@@ -86,15 +96,28 @@ def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
 
 def agent_source() -> bytes:
     """What goes down the stream before any frame: the loader as one line, then the agent's modules."""
-    bundle = json.dumps(_sources(_MODULES)).encode()
-    loader = _READ.replace("SIZE", str(len(bundle))) + _INSTALL
-    return repr(loader).encode() + b"\n" + bundle
+    return _bundled(_MODULES)
+
+
+def relay_source() -> bytes:
+    """The same for a relay on a gateway."""
+    return _bundled(_RELAY_MODULES)
 
 
 def shim_source() -> str:
     """Python text that is the worker shim with all it needs, for processes that MPI or Slurm starts."""
     names = (*_MODULES[: _MODULES.index("agent")], "worker_shim")
     return f"import sys, types\nmodules = {_sources(names)!r}\n{_INSTALL}"
+
+
+def _command(code: str, python: str) -> str:
+    return "exec " + " ".join(shlex.quote(word) for word in node_python(code, python))
+
+
+def _bundled(names: tuple[str, ...]) -> bytes:
+    bundle = json.dumps(_sources(names)).encode()
+    loader = _READ.replace("SIZE", str(len(bundle))) + _INSTALL
+    return repr(loader).encode() + b"\n" + bundle
 
 
 def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .bootstrap import agent_python
 from .channel import Channel
 from .options import Options
 from .plan import NodePlan
+from .tree import Group
 
 LOCAL_STOP_MARGIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How a job reaches its hosts. `window`: how many may be on their way at the same time; `summary` is for --timings."""
+
+    connect: Callable[[NodePlan], Channel]
+    window: int
+    summary: Callable[[], str] = lambda: ""
+
+
+def ways(
+    options: Options, nodes: Sequence[NodePlan], groups: Sequence[Group], *, say: Callable[[str], None]
+) -> Ways:
+    """All hosts from here, or, with groups, most of them through gateways."""
+    if not groups:
+        return Ways(connect=connector(options, nodes), window=options.start.window)
+    from .backends.ssh_tree import SshTree
+    from .ssh_config import resolve
+
+    targets = {node.node_rank: resolve(node.host, options.ssh) for node in nodes if not node.is_local}
+    tree = SshTree(groups, targets, window=options.start.window, heartbeat_s=options.heartbeat_s, say=say)
+    local = connector(options, ())
+    # The tree has a window of its own for connections from here: a host that waits for its gateway must not fill it.
+    return Ways(
+        connect=lambda node: local(node) if node.is_local else tree.connect(node),
+        window=len(nodes),
+        summary=tree.summary,
+    )
 
 
 def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
@@ -32,8 +63,8 @@ def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan
             return LocalChannel(end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S)
         if not targets:
             return pdsh.connect(node)
-        from .backends.ssh import SshChannel
+        from .backends.ssh import SshChannel, SshConnection
 
-        return SshChannel(targets[node.node_rank], python=agent_python(node.host))
+        return SshChannel(SshConnection(targets[node.node_rank]), python=agent_python(node.host))
 
     return connect

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from .bootstrap import agent_source
-from .connector import connector
+from .connector import ways
 from .console import Console
 from .controller import Controller
 from .errors import LaunchError
@@ -20,6 +20,7 @@ from .plan_text import describe, describe_pdsh
 from .planning import choose_attempt, make_plan
 from .pool import read_pool, select_hosts
 from .restart import Attempt, decide
+from .tree import gateways_of, plan_groups
 from .verdict import Verdict
 
 OWNERS = (
@@ -48,23 +49,25 @@ def run(options: Options) -> int:
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         plan = make_plan(options, first)
-        text = describe(plan) if options.launcher != "pdsh" else describe_pdsh(options, plan)
+        gateways = gateways_of(plan_groups(plan.nodes, options.tree))
+        is_pdsh = options.launcher == "pdsh"
+        text = describe_pdsh(options, plan) if is_pdsh else describe(plan, gateways=gateways)
         click.echo(text.encode())  # UTF-8 whatever the locale is
         return 0
     verdict: Verdict | None = None
     attempt: Attempt | None = first
     while attempt is not None:
         plan = make_plan(options, attempt)
+        groups = plan_groups(plan.nodes, options.tree)
+        reach = ways(options, plan.nodes, groups, say=console.say)
         controller = Controller(
-            plan,
-            connect=connector(options, plan.nodes),
-            agent_source=agent_source(),
-            console=console,
-            window=options.start.window,
+            plan, connect=reach.connect, agent_source=agent_source(), console=console, window=reach.window
         )
         verdict = controller.run()
         if options.start.shows_timings:
-            console.say(_timings(verdict, controller.first_output_s))
+            console.say(
+                "; ".join(filter(None, (_timings(verdict, controller.first_output_s), reach.summary())))
+            )
         console.report(verdict)
         decision = decide(attempt, verdict, options.restart)
         if decision.why:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import sys
+import threading
 from pathlib import Path
 
 import paramiko
@@ -41,44 +42,56 @@ class _Policy(paramiko.MissingHostKeyPolicy):
                 file.write(f"{hostname} {key.get_name()} {key.get_base64()}\n")
 
 
-class SshChannel:
-    """A bootstrap started on another machine through SSH."""
+class SshConnection:
+    """A login on another machine, made through all jumps. It ends with the last channel on it, or who holds it."""
 
-    def __init__(self, target: Target, *, python: str = sys.executable) -> None:
-        """`python` is tried first for the agent there; it goes through the login shell of that host."""
+    def __init__(self, target: Target) -> None:
+        """Log in.
+
+        Errors: LaunchError with what to do about it.
+        """
         self._clients: list[paramiko.SSHClient] = []
+        self._lock = threading.Lock()
+        self._num_holders = 0
+        self._timeout_s = target.connect_timeout_s
         try:
             self.local_address = self._connect(target)
+        except BaseException:
+            self._close()
+            raise
+
+    def run(self, command: str) -> paramiko.Channel:
+        """Start a command; call `release` when it is not needed any more.
+
+        Errors: LaunchError if that is refused; a connection without another channel is closed then.
+        """
+        self.hold()
+        try:
             transport = self._clients[-1].get_transport()
             if transport is None:
                 raise LaunchError("the connection ended right after it was made", exit_code=EXIT_HOST)
-            self._channel = transport.open_session(timeout=target.connect_timeout_s)
-            self._channel.exec_command(remote_command(python))
-        except paramiko.SSHException as error:
-            self._close_clients()
+            channel = transport.open_session(timeout=self._timeout_s)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError) as error:
+            self.release()
             raise LaunchError(f"SSH refused to run a command: {error}", exit_code=EXIT_HOST) from None
         except BaseException:
-            self._close_clients()
+            self.release()
             raise
+        return channel
 
-    def read(self) -> bytes:
-        return self._channel.recv(READ_BYTES)
+    def hold(self) -> None:
+        with self._lock:
+            self._num_holders += 1
 
-    def write(self, data: bytes) -> None:
-        self._channel.sendall(data)
+    def release(self) -> None:
+        with self._lock:
+            self._num_holders -= 1
+            is_last = self._num_holders == 0
+        if is_last:
+            self._close()
 
-    def error_text(self) -> str:
-        data = b""
-        while self._channel.recv_stderr_ready():
-            data += self._channel.recv_stderr(READ_BYTES)
-        return data.decode("utf-8", "replace")
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            self._channel.close()
-        self._close_clients()
-
-    def _close_clients(self) -> None:
+    def _close(self) -> None:
         for client in reversed(self._clients):
             client.close()
 
@@ -99,6 +112,48 @@ class SshChannel:
             through = _log_in(hop, sock)
             self._clients.append(through)
         return local_address
+
+
+class SshChannel:
+    """A bootstrap started on another machine through SSH."""
+
+    def __init__(self, connection: SshConnection, *, python: str = sys.executable) -> None:
+        """`python` is tried first for the agent there; it goes through the login shell of that host."""
+        self.local_address = connection.local_address
+        self._connection = connection
+        self._channel = connection.run(remote_command(python))
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def read(self) -> bytes:
+        return self._channel.recv(READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def error_text(self) -> str:
+        data = b""
+        while self._channel.recv_stderr_ready():
+            data += self._channel.recv_stderr(READ_BYTES)
+        return data.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self.hang_up()
+            self._connection.release()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection still stands, whatever became of the stream."""
+        transport = self._channel.get_transport()
+        return transport is not None and transport.is_active()
+
+    def hang_up(self) -> None:
+        """End the stream only, which ends what was started; the connection stays until `close`."""
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
 
 
 def _dial(hop: Target) -> socket.socket:
