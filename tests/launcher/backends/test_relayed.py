@@ -15,7 +15,10 @@ from dslaunch.launcher.backends.relayed import Relay, RelayedChannel
 from dslaunch.launcher.bootstrap import ANNOUNCED
 from dslaunch.launcher.channel import WayLost
 from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.link import Link
 from dslaunch.launcher.mux import WINDOW_BYTES
+from dslaunch.launcher.plan import NodePlan
 
 pytestmark = pytest.mark.slow
 
@@ -186,6 +189,27 @@ def test_a_relay_that_is_killed_ends_what_it_started_and_is_told(relay: Relay) -
         channel.read()
     with pytest.raises(LaunchError, match="the relay ended"):
         relay.open(python(ECHO), timeout_s=TIMEOUT_S)
+
+
+def test_the_silence_of_a_relay_is_not_that_of_a_host_behind_it(relay: Relay) -> None:
+    """Else a gateway that falls silent would not be blamed before the hosts behind it."""
+    node = NodePlan(node_rank=1, host=Host(name="a", slots=1), is_local=False, devices=(), ranks=())
+    link = Link(
+        node,
+        connect=lambda node: relay.open(python(DEAF), timeout_s=TIMEOUT_S),
+        agent_source=b"",
+        window=threading.BoundedSemaphore(1),
+    )
+    link.start(lambda item, at_s: None)
+    eventually("the link", lambda: link.is_open)
+    eventually("silence of the host", lambda: link.silent_s() > 0.5)
+    process = relay_process()
+    process.suspend()
+    eventually("silence of the relay", lambda: relay.silent_s() > 3)
+    assert link.silent_s() < 2.5
+    process.resume()
+    eventually("silence of the host only", lambda: link.silent_s() > 3)
+    link.close()
 
 
 def test_the_end_of_a_relay_is_held_back_until_its_gateway_was_given_up(relay: Relay) -> None:
