@@ -23,6 +23,10 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login 
 # Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of what follows is taken.
 READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
 
+# The same for a host that is reached through a gateway: its first word tells that the login there worked.
+ANNOUNCED = b"dslaunch is here;"
+_ANNOUNCE_AND_READ = f'import os;os.write(1,b"{ANNOUNCED.decode()}");{READ_LOADER}'
+
 _FIND_PYTHON = (
     'for p in "$0" python3 python; do '
     'if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -S -u -c "$1"; fi; done; '
@@ -83,6 +87,7 @@ _MODULES = (
     "starter",
     "agent",
 )  # in import order
+_RELAY_MODULES = ("frames", "mux", "process_tree", "relay")
 
 
 COMPRESSION = 1  # 3 ms once, and a third of the bytes for every host
@@ -95,7 +100,12 @@ def agent_python(host: Host) -> str:
 
 def remote_command(python: str = sys.executable) -> str:
     """The command for a login shell on a node; it prefers `python`, then whatever python is on PATH."""
-    return "exec " + " ".join(shlex.quote(word) for word in node_python(READ_LOADER, python))
+    return _command(READ_LOADER, python)
+
+
+def relayed_command(python: str = sys.executable) -> str:
+    """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything."""
+    return _command(_ANNOUNCE_AND_READ, python)
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
@@ -105,17 +115,30 @@ def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
 
 def agent_source() -> bytes:
     """What goes down the stream before any frame: the loader as one line, then the agent's modules, twice."""
-    compiled = zlib.compress(marshal.dumps([(name, _code(name)) for name in _MODULES]), COMPRESSION)
-    text = zlib.compress(json.dumps(_sources(_MODULES)).encode(), COMPRESSION)
-    python = (sys.implementation.cache_tag, MAGIC_NUMBER)
-    loader = f"SIZES = {len(compiled), len(text)!r}\nPYTHON = {python!r}\n{_READ}{_INSTALL}"
-    return repr(loader).encode() + b"\n" + compiled + text
+    return _bundled(_MODULES)
+
+
+def relay_source() -> bytes:
+    """The same for a relay on a gateway."""
+    return _bundled(_RELAY_MODULES)
 
 
 def shim_source() -> str:
     """Python text that is the worker shim with all it needs, for processes that MPI or Slurm starts."""
     names = (*_MODULES[: _MODULES.index("agent")], "worker_shim")
     return f"import sys, types\nmodules = {_sources(names)!r}\n{_INSTALL}"
+
+
+def _command(code: str, python: str) -> str:
+    return "exec " + " ".join(shlex.quote(word) for word in node_python(code, python))
+
+
+def _bundled(names: tuple[str, ...]) -> bytes:
+    compiled = zlib.compress(marshal.dumps([(name, _code(name)) for name in names]), COMPRESSION)
+    text = zlib.compress(json.dumps(_sources(names)).encode(), COMPRESSION)
+    python = (sys.implementation.cache_tag, MAGIC_NUMBER)
+    loader = f"SIZES = {len(compiled), len(text)!r}\nPYTHON = {python!r}\n{_READ}{_INSTALL}"
+    return repr(loader).encode() + b"\n" + compiled + text
 
 
 def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -311,7 +311,7 @@ class Controller:
                     f"{node.name}: ended {item.left_over} processes that outlived their worker"
                 )
         elif isinstance(item, LinkEnd):
-            self._fail_host(node, item.message, at_s)
+            self._fail_host(node, item.message, at_s, is_way_lost=item.is_way_lost)
 
     def _handle_worker(self, node: _Node, item: Started | Exited | Stacks | Milestone, at_s: float) -> None:
         if isinstance(item, Started):
@@ -338,10 +338,16 @@ class Controller:
             )
         )
 
-    def _fail_host(self, node: _Node, message: str, at_s: float, *, exit_code: int = 3) -> None:
+    def _fail_host(
+        self, node: _Node, message: str, at_s: float, *, exit_code: int = 3, is_way_lost: bool = False
+    ) -> None:
         node.has_failed = True
         node.is_over = True
-        self._failures.append(HostFailure(host=node.name, message=message, at_s=at_s, exit_code=exit_code))
+        self._failures.append(
+            HostFailure(
+                host=node.name, message=message, at_s=at_s, exit_code=exit_code, is_way_lost=is_way_lost
+            )
+        )
         node.link.abandon()
 
     def _look_for_silence(self) -> list[_Node]:

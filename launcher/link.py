@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from .channel import Channel
+from .channel import Channel, RelayedStream, WayLost
 from .errors import LaunchError
 from .frames import MAGIC, Decoder, Frame, Output, ProtocolError
 from .plan import NodePlan
@@ -24,9 +24,10 @@ _TURN = threading.Lock()
 
 
 class LinkEnd(NamedTuple):
-    """The connection could not be made, or ended; `message` says why."""
+    """The connection could not be made, or ended; `message` says why. `is_way_lost`: for the fault of another host."""
 
     message: str
+    is_way_lost: bool = False
 
 
 class Link:
@@ -51,6 +52,7 @@ class Link:
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
         self.opened_at: float | None = None  # when the connection was made, on the monotonic clock
+        self._way_silent_s: Callable[[], float] = lambda: 0.0
 
     def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         """Connect and read, in a thread of its own."""
@@ -79,7 +81,7 @@ class Link:
     def silent_s(self) -> float:
         """For how long we have been waiting for bytes; 0 while we are the slow side."""
         since = self._reading_since
-        return 0.0 if since is None else time.monotonic() - since
+        return 0.0 if since is None else max(0.0, time.monotonic() - since - self._way_silent_s())
 
     def open_s(self) -> float:
         """For how long the connection has been open; 0 before."""
@@ -105,7 +107,7 @@ class Link:
             self._closing.join(None if self._plan.is_local else CLOSE_TIMEOUT_S)
 
     def _run(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
-        message = "the connection ended"
+        end = LinkEnd("the connection ended")
         try:
             with self._window:
                 if self._is_abandoned:
@@ -115,16 +117,18 @@ class Link:
             if self._is_abandoned:  # the job was given up while we connected
                 channel.close()
                 return
+            if isinstance(channel, RelayedStream):
+                self._way_silent_s = channel.way_silent_s
             channel.write(self._agent_source)
             self._channel = channel
             self._read(channel, deliver)
-            message = _why_ended(channel)
+            end = LinkEnd(_why_ended(channel))
         except (LaunchError, ProtocolError) as error:
-            message = str(error)
+            end = LinkEnd(str(error), is_way_lost=isinstance(error, WayLost))
         except OSError as error:
-            message = f"the connection broke: {error.strerror or error}"
+            end = LinkEnd(f"the connection broke: {error.strerror or error}")
         finally:
-            deliver(LinkEnd(message), time.monotonic())
+            deliver(end, time.monotonic())
 
     def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         decoder = Decoder()

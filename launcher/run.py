@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .bootstrap import agent_source
-from .connector import connector
+from .connector import ways
 from .console import Console
 from .controller import Controller
 from .logs import REPORT
@@ -20,6 +20,7 @@ from .pool import read_pool, select_hosts
 from .report import BegunAttempt, EndedAttempt, write_report
 from .restart import Attempt, decide
 from .timings import describe as describe_timings
+from .tree import gateways_of, plan_groups
 
 OWNERS = (
     "openmpi",
@@ -47,7 +48,9 @@ def run(options: Options) -> int:
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         plan = make_plan(options, first)
-        text = describe(plan) if options.launcher != "pdsh" else describe_pdsh(options, plan)
+        gateways = gateways_of(plan_groups(plan.nodes, options.tree))
+        is_pdsh = options.launcher == "pdsh"
+        text = describe_pdsh(options, plan) if is_pdsh else describe(plan, gateways=gateways)
         click.echo(text.encode())  # UTF-8 whatever the locale is
         return 0
     return _end(options, _run_attempts(options, first, console), console)
@@ -60,16 +63,14 @@ def _run_attempts(options: Options, first: Attempt, console: Console) -> tuple[E
     while attempt is not None:
         plan = make_plan(options, attempt)
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
+        groups = plan_groups(plan.nodes, options.tree)
+        reach = ways(options, plan.nodes, groups, say=console.say)
         controller = Controller(
-            plan,
-            connect=connector(options, plan.nodes),
-            agent_source=agent_source(),
-            console=console,
-            window=options.start.window,
+            plan, connect=reach.connect, agent_source=agent_source(), console=console, window=reach.window
         )
         verdict = controller.run()
         if options.start.shows_timings:
-            console.say(describe_timings(verdict.phases_s))
+            console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), reach.summary()))))
         console.report(verdict)
         decision = decide(attempt, verdict, options.restart)
         if decision.why:

@@ -92,46 +92,58 @@ class _Client(paramiko.SSHClient):
         return self._files.private_key(filename, klass, lambda: load(filename, klass, password))
 
 
-class SshChannel:
-    """A bootstrap started on another machine through SSH."""
+class SshConnection:
+    """A login on another machine, made through all jumps. It ends with the last channel on it, or who holds it."""
 
-    def __init__(self, target: Target, files: SshFiles, *, python: str = sys.executable) -> None:
-        """`python` is tried first for the agent there; it goes through the login shell of that host."""
+    def __init__(self, target: Target, files: SshFiles) -> None:
+        """Log in.
+
+        Errors: LaunchError with what to do about it.
+        """
         self._files = files
         self._clients: list[paramiko.SSHClient] = []
         self._socket: socket.socket | None = None  # of the first connection, if it is one of ours
+        self._lock = threading.Lock()
+        self._num_holders = 0
+        self._timeout_s = target.connect_timeout_s
         try:
             self.local_address = self._connect_again_and_again(target)
+        except BaseException:
+            self._close()
+            raise
+
+    def run(self, command: str) -> paramiko.Channel:
+        """Start a command; call `release` when it is not needed any more.
+
+        Errors: LaunchError if that is refused; a connection without another channel is closed then.
+        """
+        self.hold()
+        try:
             transport = self._clients[-1].get_transport()
             if transport is None:
                 raise LaunchError("the connection ended right after it was made", exit_code=EXIT_HOST)
-            self._channel = transport.open_session(timeout=target.connect_timeout_s)
-            self._channel.exec_command(remote_command(python))
-        except paramiko.SSHException as error:
-            self._close_clients()
+            channel = transport.open_session(timeout=self._timeout_s)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError) as error:
+            self.release()
             raise LaunchError(f"SSH refused to run a command: {error}", exit_code=EXIT_HOST) from None
         except BaseException:
-            self._close_clients()
+            self.release()
             raise
+        return channel
 
-    def read(self) -> bytes:
-        return self._channel.recv(READ_BYTES)
+    def hold(self) -> None:
+        with self._lock:
+            self._num_holders += 1
 
-    def write(self, data: bytes) -> None:
-        self._channel.sendall(data)
+    def release(self) -> None:
+        with self._lock:
+            self._num_holders -= 1
+            is_last = self._num_holders == 0
+        if is_last:
+            self._close()
 
-    def error_text(self) -> str:
-        data = b""
-        while self._channel.recv_stderr_ready():
-            data += self._channel.recv_stderr(READ_BYTES)
-        return data.decode("utf-8", "replace")
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            self._channel.close()
-        self._close_clients()
-
-    def _close_clients(self) -> None:
+    def _close(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
@@ -146,7 +158,7 @@ class SshChannel:
             try:
                 return self._connect(target)
             except _Dropped as dropped:
-                self._close_clients()
+                self._close()
                 self._clients.clear()
                 time.sleep(random.uniform(0.5, 1.0) * pause_s)
                 pause_s *= 2
@@ -175,6 +187,48 @@ class SshChannel:
             # paramiko sets 0.1 s, to look whether it was closed: ten times a second for every host of a job.
             self._socket.settimeout(WAKE_UP_S)
         return local_address
+
+
+class SshChannel:
+    """A bootstrap started on another machine through SSH."""
+
+    def __init__(self, connection: SshConnection, *, python: str = sys.executable) -> None:
+        """`python` is tried first for the agent there; it goes through the login shell of that host."""
+        self.local_address = connection.local_address
+        self._connection = connection
+        self._channel = connection.run(remote_command(python))
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def read(self) -> bytes:
+        return self._channel.recv(READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def error_text(self) -> str:
+        data = b""
+        while self._channel.recv_stderr_ready():
+            data += self._channel.recv_stderr(READ_BYTES)
+        return data.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self.hang_up()
+            self._connection.release()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection still stands, whatever became of the stream."""
+        transport = self._channel.get_transport()
+        return transport is not None and transport.is_active()
+
+    def hang_up(self) -> None:
+        """End the stream only, which ends what was started; the connection stays until `close`."""
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
 
 
 def _dial(hop: Target) -> socket.socket:
