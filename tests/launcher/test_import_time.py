@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.bootstrap import agent_source
+from dslaunch.launcher.bootstrap import agent_source, relay_source
 
 HEAVY = ("torch", "numpy", "paramiko", "cryptography", "pydantic", "hjson", "multiprocessing", "asyncio")
 OURS = ("dslaunch.runtime", "dslaunch.kernels")
@@ -66,11 +66,12 @@ def test_a_local_job_loads_neither_torch_nor_ssh(tmp_path: Path) -> None:
     assert not modules & {*HEAVY, *OURS, "dslaunch.launcher.backends.ssh"}
 
 
-def test_the_agent_needs_only_the_standard_library_of_python_3_8() -> None:
+@pytest.mark.parametrize(("name", "sent"), [("agent", agent_source()), ("relay", relay_source())])
+def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name: str, sent: bytes) -> None:
     """It runs on whatever Python a node has, so what it imports is asked of the sources that are sent there."""
-    _, _, bundle = agent_source().partition(b"\n")
+    _, _, bundle = sent.partition(b"\n")
     sources = dict(json.loads(bundle))
-    assert "agent" in sources
+    assert name in sources
     for source in sources.values():
         tree = ast.parse(source, feature_version=(3, 8))
         for node in ast.walk(tree):
