@@ -22,7 +22,7 @@ from ..mux import MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, Kind, Parcel, Unpacker, g
 
 HELD_BACK_S = 5.0  # at most, if the gateway itself lives on
 SILENT_S = 3.0  # after which a relay whose gateway was given up is lost; it gives a sign of life every second
-MAX_SILENCE_S = 10.0  # of a relay, for a host that is being connected
+MAX_SILENCE_S = 20.0  # of a relay that may still be starting, for a host that is being connected
 MAX_EXCUSE_S = 6.0  # more than lies between two pings
 LOOK_EVERY_S = 0.2
 CLOSE_TIMEOUT_S = 2.0

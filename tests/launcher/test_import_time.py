@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.bootstrap import READ_LOADER, agent_source
+from dslaunch.launcher.bootstrap import READ_LOADER, agent_source, relay_source
 from dslaunch.launcher.frames import MAGIC
 
 HEAVY = ("torch", "numpy", "paramiko", "cryptography", "pydantic", "hjson", "multiprocessing", "asyncio")
@@ -68,9 +68,8 @@ def test_a_local_job_loads_neither_torch_nor_ssh(tmp_path: Path) -> None:
     assert not modules & {*HEAVY, *OURS, "dslaunch.launcher.backends.ssh"}
 
 
-def agent_sources() -> dict[str, str]:
+def sources_in(bootstrap: bytes) -> dict[str, str]:
     """The Python text of every module that is sent to a node."""
-    bootstrap = agent_source()
     loader = eval(bootstrap.partition(b"\n")[0])
     _, text_bytes = ast.literal_eval(loader.splitlines()[0].removeprefix("SIZES = "))
     return dict(json.loads(zlib.decompress(bootstrap[-text_bytes:])))
@@ -106,10 +105,11 @@ def test_a_host_with_the_same_python_compiles_nothing_and_another_one_all() -> N
         run_agent(loader + end + bytes(num_compiled) + bundle[num_compiled:])
 
 
-def test_the_agent_needs_only_the_standard_library_of_python_3_8() -> None:
+@pytest.mark.parametrize(("name", "sent"), [("agent", agent_source()), ("relay", relay_source())])
+def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name: str, sent: bytes) -> None:
     """It runs on whatever Python a node has, so what it imports is asked of the sources that are sent there."""
-    sources = agent_sources()
-    assert "agent" in sources
+    sources = sources_in(sent)
+    assert name in sources
     for source in sources.values():
         tree = ast.parse(source, feature_version=(3, 8))
         for node in ast.walk(tree):
