@@ -51,6 +51,8 @@ def run(options: Options) -> int:
         gateways = gateways_of(plan_groups(plan.nodes, options.tree))
         is_pdsh = options.launcher == "pdsh"
         text = describe_pdsh(options, plan) if is_pdsh else describe(plan, gateways=gateways)
+        if first.spares:
+            text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
         click.echo(text.encode())  # UTF-8 whatever the locale is
         return 0
     return _end(options, _run_attempts(options, first, console), console)

@@ -51,6 +51,9 @@ def test_the_help_of_dslaunch_names_every_command(capsys: pytest.CaptureFixture[
         ("check --timeout=0", "0.0 is not in the range"),
         ("check train.py", "unexpected extra argument"),
         ("exec", "which command? Write: dslaunch exec [options] -- command [its arguments]"),
+        ("stacks", "which job? Write: dslaunch stacks PID"),
+        ("stacks x", "'x' is no process id? Write: dslaunch stacks PID"),
+        ("stacks 0", "'0' is no process id? Write: dslaunch stacks PID"),
         ("exec -H hosts --no_fild -- x", "there is no option --no_fild; did you mean --no_fold"),
     ],
 )
