@@ -209,9 +209,8 @@ class Controller:
     def _start_link(self, node: _Node) -> None:
         def deliver(item: Frame | LinkEnd, at_s: float) -> None:
             if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
-                why_not = self._contradiction(node, item)
-                if why_not:
-                    raise ProtocolError(why_not)
+                if self._started_at is None or item.rank not in node.ranks or item.stream not in (1, 2):
+                    raise ProtocolError(self._contradiction(node, item))
                 self._stacks.last_output_at = at_s
                 if self.first_output_s is None:
                     self.first_output_s = at_s - self._began_at
