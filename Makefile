@@ -4,6 +4,7 @@
 #   make test    all tests          make check   lint, types, import directions
 #   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
 #   make docs    build the change log draft and check the documents
+#   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/benchmarks.md (ten minutes)
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,7 +13,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test check bench lab docs setup clean
+.PHONY: demo test check bench bench-launch lab docs setup clean
 
 setup: $(VENV)/ready
 
@@ -24,9 +25,11 @@ $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind cmake ninja
 	$(PIP) --no-build-isolation --editable '.[train,demo,dev]'
-	@# To compare with: in a folder of its own, where nothing imports it by accident; no compiler, nothing it depends on.
-	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed deepspeed \
-		|| echo "without DeepSpeed: tests/launcher/test_against_deepspeed.py will be skipped"
+	@# To compare with: in a folder of its own, where nothing imports it by accident; no compiler. Of what it depends on
+	@# only the small packages that are not here anyway.
+	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed \
+		deepspeed einops msgpack py-cpuinfo tqdm \
+		|| echo "without DeepSpeed: tests/launcher/test_against_deepspeed.py will be skipped, make bench-launch leaves it out"
 	@touch $@
 
 demo: setup
@@ -43,6 +46,9 @@ check: setup
 
 bench: setup
 	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+bench-launch: setup
+	$(BIN)/python tests/benchmarks/bench_hosts.py --publish
 
 lab: setup
 	$(BIN)/python -m tests.lab up $(HOSTS)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from .errors import EXIT_HOST, LaunchError
+
+
+class WayLost(LaunchError):
+    """The host on the way to this one is lost, so nothing more is heard of this one: it is not at fault."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=EXIT_HOST)
 
 
 class Channel(Protocol):
@@ -30,4 +39,13 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """End the stream, which ends the agent and all its workers; then leave nothing behind on this machine."""
+        ...
+
+
+@runtime_checkable
+class RelayedStream(Protocol):
+    """What a channel that leads through another host has besides."""
+
+    def way_silent_s(self) -> float:
+        """For how long nothing came through that host: so much silence is, for a while, not this host's."""
         ...

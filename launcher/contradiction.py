@@ -12,6 +12,7 @@ from .frames import (
     Frame,
     Hello,
     Listening,
+    Milestone,
     Output,
     Pong,
     Problem,
@@ -21,7 +22,21 @@ from .frames import (
     Started,
 )
 
-UP = (Done, Exited, Facts, Hello, Listening, Output, Pong, Problem, Reached, Ready, Stacks, Started)
+UP = (
+    Done,
+    Exited,
+    Facts,
+    Hello,
+    Listening,
+    Milestone,
+    Output,
+    Pong,
+    Problem,
+    Reached,
+    Ready,
+    Stacks,
+    Started,
+)
 MAX_EXIT_CODE = 255
 MAX_PORT = 65535
 
@@ -43,7 +58,7 @@ def contradiction(
     if not isinstance(item, UP):
         return f"its agent sent {kind}, which only a launcher sends"
     is_before_start = phase in (Phase.CONNECTING, Phase.PREPARING)
-    if is_before_start and isinstance(item, Done | Exited | Output | Started):
+    if is_before_start and isinstance(item, Done | Exited | Milestone | Output | Started):
         return f"its agent sent {kind} before the start"
     if phase is Phase.CONNECTING and not isinstance(item, Hello):
         return f"its agent sent {kind} before Hello"
@@ -58,7 +73,7 @@ def contradiction(
 
 
 def _wrong_value(item: Frame, ranks: Collection[int]) -> str:
-    if isinstance(item, Started | Exited | Output | Stacks) and item.rank not in ranks:
+    if isinstance(item, Started | Exited | Output | Stacks | Milestone) and item.rank not in ranks:
         return f"rank {item.rank}, which is not on this host"
     if isinstance(item, Output) and item.stream not in (1, 2):
         return f"stream {item.stream}"

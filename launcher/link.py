@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from .channel import Channel
+from .channel import Channel, RelayedStream, WayLost
 from .errors import LaunchError
 from .frames import MAGIC, Decoder, Frame, Output, ProtocolError
 from .plan import NodePlan
@@ -17,11 +17,17 @@ MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's fir
 CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
 MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
 
+# Held by the one thread that takes bytes apart. When thousands of hosts answer at the same moment, as they do at the
+# start, as many threads wake up; waiting for the interpreter itself each of them would wake again every 5 ms, and a
+# machine does nothing else then. Those that wait for a lock sleep.
+_TURN = threading.Lock()
+
 
 class LinkEnd(NamedTuple):
-    """The connection could not be made, or ended; `message` says why."""
+    """The connection could not be made, or ended; `message` says why. `is_way_lost`: for the fault of another host."""
 
     message: str
+    is_way_lost: bool = False
 
 
 class Link:
@@ -45,7 +51,8 @@ class Link:
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
-        self._open_since: float | None = None
+        self.opened_at: float | None = None  # when the connection was made, on the monotonic clock
+        self._way_silent_s: Callable[[], float] = lambda: 0.0
 
     def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         """Connect and read, in a thread of its own."""
@@ -74,11 +81,11 @@ class Link:
     def silent_s(self) -> float:
         """For how long we have been waiting for bytes; 0 while we are the slow side."""
         since = self._reading_since
-        return 0.0 if since is None else time.monotonic() - since
+        return 0.0 if since is None else max(0.0, time.monotonic() - since - self._way_silent_s())
 
     def open_s(self) -> float:
         """For how long the connection has been open; 0 before."""
-        return 0.0 if self._open_since is None else time.monotonic() - self._open_since
+        return 0.0 if self.opened_at is None else time.monotonic() - self.opened_at
 
     def forgive_silence(self) -> None:
         """We were not there to listen: silence counts from now."""
@@ -100,26 +107,28 @@ class Link:
             self._closing.join(None if self._plan.is_local else CLOSE_TIMEOUT_S)
 
     def _run(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
-        message = "the connection ended"
+        end = LinkEnd("the connection ended")
         try:
             with self._window:
                 if self._is_abandoned:
                     return
                 channel = self._connect(self._plan)
+                self.opened_at = time.monotonic()
             if self._is_abandoned:  # the job was given up while we connected
                 channel.close()
                 return
-            self._open_since = time.monotonic()
+            if isinstance(channel, RelayedStream):
+                self._way_silent_s = channel.way_silent_s
             channel.write(self._agent_source)
             self._channel = channel
             self._read(channel, deliver)
-            message = _why_ended(channel)
+            end = LinkEnd(_why_ended(channel))
         except (LaunchError, ProtocolError) as error:
-            message = str(error)
+            end = LinkEnd(str(error), is_way_lost=isinstance(error, WayLost))
         except OSError as error:
-            message = f"the connection broke: {error.strerror or error}"
+            end = LinkEnd(f"the connection broke: {error.strerror or error}")
         finally:
-            deliver(LinkEnd(message), time.monotonic())
+            deliver(end, time.monotonic())
 
     def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         decoder = Decoder()
@@ -139,10 +148,41 @@ class Link:
                         raise ProtocolError(f"not an agent: it printed {noise[:60]!r}...")
                     continue
                 is_agent = True
-            for frame in decoder.feed(data):
-                if isinstance(frame, Output):
-                    self._outputs.acquire()
-                deliver(frame, time.monotonic())
+            with _TURN:
+                for frame in _together(decoder.feed(data)):
+                    if isinstance(frame, Output):
+                        self._wait_for_place()
+                    deliver(frame, time.monotonic())
+
+    def _wait_for_place(self) -> None:
+        """Until one more output may be in flight; the other hosts go on meanwhile."""
+        if not self._outputs.acquire(blocking=False):
+            _TURN.release()
+            try:
+                self._outputs.acquire()
+            finally:
+                _TURN.acquire()
+
+
+def _together(frames: list[Frame]) -> Iterator[Frame]:
+    """The same with fewer frames: what one worker wrote in a row, in pieces, is one Output."""
+    waiting: list[Output] = []
+    for frame in frames:
+        is_more = isinstance(frame, Output) and waiting and waiting[-1][:2] == frame[:2]
+        if waiting and not (is_more and waiting[-1].text.endswith("\n")):
+            yield _joined(waiting)
+            waiting = []
+        if isinstance(frame, Output):
+            waiting.append(frame)
+        else:
+            yield frame
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(outputs: list[Output]) -> Output:
+    first = outputs[0]
+    return first if len(outputs) == 1 else first._replace(text="".join(one.text for one in outputs))
 
 
 def _why_ended(channel: Channel) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from .binding import format_ranges
 from .endpoint import LOOPBACK
@@ -12,8 +13,17 @@ from .plan import Plan, python_of
 from .wording import count
 
 
-def describe(plan: Plan, *, how: str | None = None, remotely: str = "by ssh") -> str:
-    """The plan for people: every host with its ranks, devices and command. `how` they start, if not by an agent."""
+def describe(
+    plan: Plan,
+    *,
+    how: str | None = None,
+    remotely: str = "by ssh",
+    gateways: Mapping[int, str] | None = None,
+) -> str:
+    """The plan for people: every host with its ranks, devices and command. `how` they start, if not by an agent.
+
+    `gateways`: the names of the hosts through which others are reached, by the node_rank of these.
+    """
     is_alone = len(plan.nodes) == 1
     address = plan.master.address or (LOOPBACK if is_alone else "node 0's address as the others reach it")
     or_next = "" if plan.master.is_port_fixed else " or another that is free"
@@ -29,6 +39,8 @@ def describe(plan: Plan, *, how: str | None = None, remotely: str = "by ssh") ->
     lines += [f"environment: {_shown(entry)}" for entry in plan.environment]
     for node in plan.nodes:
         way = how or ("here, without ssh" if node.is_local else remotely)
+        if gateways and node.node_rank in gateways:
+            way += f" through {gateways[node.node_rank]}"
         folder = f", in {node.host.cwd}" if node.host.cwd else ""
         lines.append(
             f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}{folder}"

@@ -6,8 +6,6 @@ import contextlib
 import errno
 import os
 import socket
-import subprocess
-import tempfile
 from typing import Any
 
 from .binding import format_ranges, read_cores, share_cores
@@ -187,6 +185,9 @@ def _parse_environ(data: bytes) -> dict[bytes, bytes]:
 
 def _sourced(script: str, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """The environment after sourcing the script. What the script prints is read only if it fails."""
+    import subprocess  # here: agents of jobs without such a script start 3 ms sooner
+    import tempfile
+
     shell = find_program(b"bash", env) or b"/bin/sh"
     said = f"--venv_script={script}"
     with tempfile.TemporaryFile() as errors:  # not a pipe: a process that the script leaves may keep it open

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import glob
 import re
 import shlex
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,7 @@ _INCLUDE = re.compile(r"\s*include(?:\s+|\s*=\s*)(?P<patterns>.+?)\s*", re.IGNOR
 _BLOCK = re.compile(
     r"\s*(?:host|match)\b(?!\s*=?\s*(?:\*|all)\s*$)", re.IGNORECASE
 )  # all but `Host *`, `Match all`
+_EXEC = re.compile(r"\s*match\b.*\bexec\b", re.IGNORECASE)
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
 
 
@@ -96,25 +100,59 @@ def _resolve_jump(text: str, options: SshOptions, *, depth: int) -> Target:
 
 def _lookup(name: str, user: str | None, port: int | None, options: SshOptions) -> dict[str, str | list[str]]:
     """What OpenSSH's configuration says of `name`, keys in lower case."""
-    import paramiko  # here, because a local job does not need its 60 ms
+    files = _read_files(options)
+    with _hide_invoke(is_needed=any(_EXEC.match(line) for _, lines in files for line in lines)):
+        import paramiko  # here, because a local job does not need its 40 ms
 
     config = paramiko.SSHConfig()
     if user or port:  # said first, so that %r and %p in a ProxyCommand mean them
         said = [f"User {user}"] * bool(user) + [f"Port {port}"] * bool(port)
         config.parse(["Host *", *said])
-    given = [Path(options.config)] if options.config else [Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG]
-    for path in given:
+    for path, lines in files:
         try:
-            config.parse(_lines(path, depth=0))
-        except FileNotFoundError:
-            if options.config:
-                raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
-        except (OSError, UnicodeDecodeError, paramiko.ConfigParseError) as error:
-            raise LaunchError(f"{path}: cannot be used as an ssh configuration: {error}") from None
+            config.parse(lines)
+        except paramiko.ConfigParseError as error:
+            raise _unusable(path, error) from None
     try:
         return dict(config.lookup(name))
     except (paramiko.SSHException, ImportError) as error:
         raise LaunchError(f"ssh configuration: what it says of {name} cannot be used: {error}") from None
+
+
+def _read_files(options: SshOptions) -> list[tuple[Path, list[str]]]:
+    """The configuration files that are there, the first one counting most."""
+    given = [Path(options.config)] if options.config else [Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG]
+    found = []
+    for path in given:
+        try:
+            found.append((path, _lines(path, depth=0)))
+        except FileNotFoundError:
+            if options.config:
+                raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unusable(path, error) from None
+    return found
+
+
+def _unusable(path: Path, error: Exception) -> LaunchError:
+    return LaunchError(f"{path}: cannot be used as an ssh configuration: {error}")
+
+
+@contextlib.contextmanager
+def _hide_invoke(*, is_needed: bool) -> Iterator[None]:
+    """Let paramiko be loaded without the package invoke, unless there is need of it.
+
+    It runs the commands of `Match exec` with it, has no other use for it, and can do without; loading it, with asyncio,
+    unittest.mock and YAML, takes as long as all the rest of paramiko.
+    """
+    if is_needed or "paramiko" in sys.modules or "invoke" in sys.modules:
+        yield
+        return
+    sys.modules["invoke"] = None  # type: ignore[assignment] # which says: there is none
+    try:
+        yield
+    finally:
+        del sys.modules["invoke"]
 
 
 def _lines(path: Path, *, depth: int) -> list[str]:

@@ -39,17 +39,21 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailure:
-    """A host that could not be used, or was lost. `at_s` is when it was last heard of."""
+    """A host that could not be used, or was lost. `at_s` is when it was last heard of.
+
+    `is_way_lost`: lost with the host through which it was reached, and nothing is known against it.
+    """
 
     host: str
     message: str
     at_s: float
     exit_code: int = EXIT_HOST
+    is_way_lost: bool = False
 
     @property
     def is_host_at_fault(self) -> bool:
         """Whether another host might do better; a script that is missing is missing everywhere."""
-        return self.exit_code == EXIT_HOST
+        return self.exit_code == EXIT_HOST and not self.is_way_lost
 
     def describe(self) -> str:
         return f"{self.host}: {self.message}"

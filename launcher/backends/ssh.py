@@ -7,7 +7,9 @@ import logging
 import random
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +18,13 @@ import paramiko
 from ..bootstrap import remote_command
 from ..errors import EXIT_HOST, LaunchError
 from ..ssh_config import Target
+from .known_hosts import KnownHosts
 
 READ_BYTES = 1 << 18
 FIRST_PAUSE_S = (
     0.3  # before a connection that sshd dropped is tried again; each pause is twice as long, and random
 )
+WAKE_UP_S = 60.0  # the longest wait for bytes; nothing depends on it
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would print we report ourselves, once
 
@@ -38,57 +42,111 @@ class _HostKeyUnknown(Exception):
 class _Policy(paramiko.MissingHostKeyPolicy):
     """What to do with a host whose key is in no known_hosts file; a changed key never gets here."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, known_hosts: KnownHosts) -> None:
         self._target = target
+        self._known_hosts = known_hosts
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         if self._target.unknown_host_keys == "refuse":
             raise _HostKeyUnknown(key)
         if self._target.unknown_host_keys == "add":
-            path = Path(self._target.known_hosts[0])
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            with path.open("a") as file:
-                file.write(f"{hostname} {key.get_name()} {key.get_base64()}\n")
+            self._known_hosts.add(hostname, key, self._target.known_hosts[0])
 
 
-class SshChannel:
-    """A bootstrap started on another machine through SSH."""
+class SshFiles:
+    """What all connections of a job need from files, each read once. Any thread may use it."""
 
-    def __init__(self, target: Target, *, python: str = sys.executable) -> None:
-        """`python` is tried first for the agent there; it goes through the login shell of that host."""
+    def __init__(self) -> None:
+        self.known_hosts = KnownHosts()
+        self._keys: dict[tuple[str, type[paramiko.PKey]], paramiko.PKey | Exception] = {}
+        self._lock = threading.Lock()
+
+    def private_key(
+        self, path: str, kind: type[paramiko.PKey], load: Callable[[], paramiko.PKey]
+    ) -> paramiko.PKey:
+        """What `load` gave the first time, or the error that it raised."""
+        with self._lock:
+            if (path, kind) not in self._keys:
+                try:
+                    self._keys[path, kind] = load()
+                except (paramiko.SSHException, OSError) as error:
+                    self._keys[path, kind] = error
+            key = self._keys[path, kind]
+        if isinstance(key, Exception):
+            raise key
+        return key
+
+
+class _Client(paramiko.SSHClient):
+    """Takes private keys from SshFiles: to read and check one takes up to 0.1 s, and paramiko does it per connection."""
+
+    def __init__(self, files: SshFiles) -> None:
+        super().__init__()
+        self._files = files
+
+    def _key_from_filepath(
+        self, filename: str, klass: type[paramiko.PKey], password: str | None
+    ) -> paramiko.PKey:
+        # Private to paramiko: a version that does not call it reads the file each time again, and works too.
+        load = super()._key_from_filepath  # type: ignore[misc] # not in the stubs
+        return self._files.private_key(filename, klass, lambda: load(filename, klass, password))
+
+
+class SshConnection:
+    """A login on another machine, made through all jumps. It ends with the last channel on it, or who holds it."""
+
+    def __init__(self, target: Target, files: SshFiles) -> None:
+        """Log in.
+
+        Errors: LaunchError with what to do about it.
+        """
+        self._files = files
         self._clients: list[paramiko.SSHClient] = []
+        self._socket: socket.socket | None = None  # of the first connection, if it is one of ours
+        self._lock = threading.Lock()
+        self._num_holders = 0
+        self._timeout_s = target.connect_timeout_s
         try:
             self.local_address = self._connect_again_and_again(target)
+        except BaseException:
+            self._close()
+            raise
+
+    def run(self, command: str) -> paramiko.Channel:
+        """Start a command; call `release` when it is not needed any more.
+
+        Errors: LaunchError if that is refused; a connection without another channel is closed then.
+        """
+        self.hold()
+        try:
             transport = self._clients[-1].get_transport()
             if transport is None:
                 raise LaunchError("the connection ended right after it was made", exit_code=EXIT_HOST)
-            self._channel = transport.open_session(timeout=target.connect_timeout_s)
-            self._channel.exec_command(remote_command(python))
-        except paramiko.SSHException as error:
-            self._close_clients()
+            channel = transport.open_session(timeout=self._timeout_s)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError) as error:
+            self.release()
             raise LaunchError(f"SSH refused to run a command: {error}", exit_code=EXIT_HOST) from None
         except BaseException:
-            self._close_clients()
+            self.release()
             raise
+        return channel
 
-    def read(self) -> bytes:
-        return self._channel.recv(READ_BYTES)
+    def hold(self) -> None:
+        with self._lock:
+            self._num_holders += 1
 
-    def write(self, data: bytes) -> None:
-        self._channel.sendall(data)
+    def release(self) -> None:
+        with self._lock:
+            self._num_holders -= 1
+            is_last = self._num_holders == 0
+        if is_last:
+            self._close()
 
-    def error_text(self) -> str:
-        data = b""
-        while self._channel.recv_stderr_ready():
-            data += self._channel.recv_stderr(READ_BYTES)
-        return data.decode("utf-8", "replace")
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            self._channel.close()
-        self._close_clients()
-
-    def _close_clients(self) -> None:
+    def _close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
         for client in reversed(self._clients):
             client.close()
 
@@ -100,7 +158,7 @@ class SshChannel:
             try:
                 return self._connect(target)
             except _Dropped as dropped:
-                self._close_clients()
+                self._close()
                 self._clients.clear()
                 time.sleep(random.uniform(0.5, 1.0) * pause_s)
                 pause_s *= 2
@@ -120,12 +178,57 @@ class SshChannel:
             elif hop.proxy_command is not None:
                 sock = paramiko.ProxyCommand(hop.proxy_command)
             else:
-                sock = _dial(hop)
+                sock = self._socket = _dial(hop)
                 if hop is target:
                     local_address = str(sock.getsockname()[0])
-            through = _log_in(hop, sock)
+            through = _log_in(hop, sock, self._files)
             self._clients.append(through)
+        if self._socket is not None:
+            # paramiko sets 0.1 s, to look whether it was closed: ten times a second for every host of a job.
+            self._socket.settimeout(WAKE_UP_S)
         return local_address
+
+
+class SshChannel:
+    """A bootstrap started on another machine through SSH."""
+
+    def __init__(self, connection: SshConnection, *, python: str = sys.executable) -> None:
+        """`python` is tried first for the agent there; it goes through the login shell of that host."""
+        self.local_address = connection.local_address
+        self._connection = connection
+        self._channel = connection.run(remote_command(python))
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def read(self) -> bytes:
+        return self._channel.recv(READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def error_text(self) -> str:
+        data = b""
+        while self._channel.recv_stderr_ready():
+            data += self._channel.recv_stderr(READ_BYTES)
+        return data.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self.hang_up()
+            self._connection.release()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection still stands, whatever became of the stream."""
+        transport = self._channel.get_transport()
+        return transport is not None and transport.is_active()
+
+    def hang_up(self) -> None:
+        """End the stream only, which ends what was started; the connection stays until `close`."""
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
 
 
 def _dial(hop: Target) -> socket.socket:
@@ -161,20 +264,19 @@ def _tunnel(through: paramiko.SSHClient, hop: Target) -> paramiko.Channel:
 
 
 def _log_in(
-    hop: Target, sock: socket.socket | paramiko.Channel | paramiko.ProxyCommand
+    hop: Target, sock: socket.socket | paramiko.Channel | paramiko.ProxyCommand, files: SshFiles
 ) -> paramiko.SSHClient:
-    client = paramiko.SSHClient()
-    # The stubs know only one key file, paramiko takes a list.
-    for path in hop.known_hosts:
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            client.load_system_host_keys(path)
-    client.set_missing_host_key_policy(_Policy(hop))
+    client = _Client(files)
+    for key in files.known_hosts.keys_of(hop.host_key_name, hop.known_hosts):
+        client.get_host_keys().add(hop.host_key_name, key.get_name(), key)
+    client.set_missing_host_key_policy(_Policy(hop, files.known_hosts))
     login = f"{hop.user}@{hop.address}"
     began = time.monotonic()
     try:
         client.connect(
             hop.host_key_name,
             username=hop.user,
+            # The stubs know only one key file, paramiko takes a list.
             key_filename=[one for one in hop.identities if Path(one).exists()] or None,  # type: ignore[arg-type]
             look_for_keys=not hop.has_only_these_identities,
             allow_agent=not hop.has_only_these_identities,

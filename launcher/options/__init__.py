@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from . import backend, binding, logs, process, rendezvous, restart, start
+from . import backend, binding, logs, process, rendezvous, restart, start, tree
 from .backend import BackendOptions
 from .binding import BindingOptions
 from .hosts import SshOptions as SshOptions
@@ -16,6 +16,7 @@ from .process import ProcessOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
 from .start import StartOptions
+from .tree import TreeOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +49,12 @@ class Options:
     rendezvous: RendezvousOptions = RendezvousOptions()
     restart: RestartOptions = RestartOptions()
     start: StartOptions = StartOptions()
+    tree: TreeOptions = TreeOptions()
     program: str
     arguments: tuple[str, ...] = ()
 
 
-_PARTS = (logs, restart, rendezvous, binding, process, backend, start)
+_PARTS = (logs, restart, rendezvous, binding, process, backend, start, tree)
 PART_OPTIONS: tuple[click.Option, ...] = tuple(option for part in _PARTS for option in part.OPTIONS)
 
 

@@ -81,6 +81,10 @@ OPTIONS = [
     # launcher/options/start.py
     ("--connect_window",),
     ("--timings",),
+    ("--preload",),
+    # launcher/options/tree.py
+    ("--tree_above",),
+    ("--tree_radix",),
     ("-h", "--help"),
 ]
 
@@ -322,6 +326,20 @@ def test_what_follows_the_script_is_the_script_s(
         ("--kill_grace nan t.py", "nan is not allowed; give seconds, 0 or more"),
         ("--kill_grace inf t.py", "inf is not allowed; give seconds, 0 or more"),
         ("--heartbeat 0.5 t.py", "0.5 is not allowed; give seconds, 1 or more"),
+        ("--tree_above 0 t.py", "'--tree_above': 0 is not in the range x>=1"),
+        ("--tree_radix 8 t.py", "--tree_radix=8 has no effect without --tree_above; add --tree_above=N"),
+        (
+            "--tree_above 9 --no_ssh t.py",
+            "--tree_above=9 has no effect with --no_ssh, which connects to no host",
+        ),
+        *(
+            (
+                f"--tree_above 9 --launcher {name} t.py",
+                f"--tree_above=9 has no effect with --launcher={name}; leave it",
+            )
+            for name in cli.LAUNCHERS
+            if name != "ssh"
+        ),
         ("--connect_timeout soon t.py", "'soon' is not a valid float"),
     ],
 )
@@ -427,6 +445,7 @@ DRY_RUNS = {
         "-H", "hosts", "--master_addr=10.1.1.1", "--master_port=4000", "--num_nodes=1", "--num_gpus=1",
         "--venv_script=/opt/my env.sh", "--no_python", "./train.sh",
     ],
+    "dry-run-tree": ["-H", "many", "--tree_above=2", "--tree_radix=1", "--no_local_rank", "train.py"],
     "dry-run-local": ["--num_gpus=2", "train.py"],
 }  # fmt: skip
 
@@ -436,6 +455,7 @@ def test_a_dry_run_prints_what_would_run_where(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "hosts").write_text("node1 slots=4\nada@node2 slots=2 port=2222\n")
+    (tmp_path / "many").write_text("".join(f"node{number} slots=1\n" for number in range(1, 6)))
     (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\nPATH=/opt/bin:$PATH\nMY_TOKEN=secret\n")
     for variable in [*planning.os.environ]:
         if variable.startswith(planning.environment.EXPORTED_PREFIXES) or variable in ("DS_ENV_FILE",):

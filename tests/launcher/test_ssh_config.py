@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import getpass
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +256,29 @@ def test_a_configuration_that_is_a_folder_is_refused(home: Path) -> None:
 def test_an_included_file_holds_too(home: Path) -> None:
     (home / ".ssh" / "more").write_text("Host w0\n User included\n")
     assert reached(home, "Include more\nHost *\n User other").user == "included"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "user", "is_invoke_loaded"),
+    [
+        ('Match exec "true"\n User from-exec\n', "from-exec", True),
+        ('Match host w0 exec "false"\n User from-exec\nHost *\n User other\n', "other", True),
+        ("Host *\n User plain\n", "plain", False),
+    ],
+)
+def test_a_match_exec_is_run_and_what_runs_it_is_not_loaded_otherwise(
+    config: str, user: str, is_invoke_loaded: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(config)
+    program = f"""
+import sys
+from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.options.hosts import SshOptions
+from dslaunch.launcher.ssh_config import resolve
+print(resolve(Host(name="w0", slots=1), SshOptions(config={str(tmp_path / "config")!r})).user)
+import dslaunch.launcher.backends.ssh
+print("invoke" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stdout.split() == [user, str(is_invoke_loaded)], ran.stderr

@@ -118,7 +118,14 @@ def test_a_verdict_as_json() -> None:
     )
     assert json.loads(json.dumps(verdict.to_dict())) == {
         "exit_code": 3,
-        "culprit": {"kind": "host", "host": "w1", "message": "it is gone", "at_s": 9.0, "exit_code": 3},
+        "culprit": {
+            "kind": "host",
+            "host": "w1",
+            "message": "it is gone",
+            "at_s": 9.0,
+            "exit_code": 3,
+            "is_way_lost": False,
+        },
         "others": [
             {
                 "kind": "rank",
