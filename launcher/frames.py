@@ -307,8 +307,9 @@ def _decode_body(body: bytes) -> Frame:
     try:
         fields = json.loads(body.decode("utf-8", "surrogatepass"))
         frame: Frame = _KINDS[fields[0]](*fields[1:])
-        if not all(fits(frame[place]) for place, fits in enumerate(_CHECKS[fields[0]])):
-            raise ValueError("a field of another type")
+        for fits, value in zip(_CHECKS[fields[0]], frame):  # noqa: B905 - equally long; `strict` needs Python 3.10
+            if not fits(value):
+                raise ValueError("a field of another type")
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"not a frame: {body[:80]!r}") from error
     return frame
