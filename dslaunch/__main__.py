@@ -1,6 +1,6 @@
 """`python -m dslaunch` is the `dslaunch` command."""
 
-from .launcher.cli import main
+from .launcher.cli import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command()

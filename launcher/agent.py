@@ -59,8 +59,9 @@ from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 from .reach import Listener, own_addresses, try_addresses, why_not_listening
-from .stack_dump import StackDump, add_hook, install_hook
-from .worker import HANDLED, Stream, Worker, spawn
+from .stack_dump import StackDump
+from .starter import Starter
+from .worker import HANDLED, Stream, Worker
 
 FIRST_HEARTBEAT_S = 120.0  # until the job says its own
 TICK_S = 0.2
@@ -104,6 +105,7 @@ class Agent:
         self._workers: list[Worker] = []
         self._job: dict[str, Any] = {}
         self._prepared: Prepared | None = None
+        self._starter: Starter | None = None
         self._listener: Listener | None = None
         self._listen_when_prepared: Listen | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -307,11 +309,12 @@ class Agent:
         def work() -> Frame:
             try:
                 self._prepared = Prepared(job, num_devices=count_accelerators())
+                self._starter = Starter(job, self._prepared, self._folder)
                 if job.get("save_pid") is not None:
                     self._save_pid(job["save_pid"])
             except Unprepared as problem:
                 return Problem(str(problem), problem.exit_code)
-            return Ready(self._prepared.master_port, self._prepared.notes)
+            return Ready(self._prepared.master_port, self._prepared.notes + self._starter.notes)
 
         def finish(answer: Frame) -> None:
             if self._state is State.WAITING and isinstance(answer, Ready):
@@ -375,7 +378,7 @@ class Agent:
             self._listener = None
 
     def _start(self, start: Start) -> None:
-        if self._state is not State.PREPARED or self._prepared is None:
+        if self._state is not State.PREPARED or self._prepared is None or self._starter is None:
             return
         self._stop_listening()
         self._state = State.RUNNING
@@ -383,31 +386,20 @@ class Agent:
         if start.master_addr:
             self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
             self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
-        program = [] if self._prepared.python is None else [self._prepared.python]
-        hook = self._folder.file("hook") if self._job.get("has_stacks") else None
-        if hook is not None:
-            install_hook(hook)
+        if self._starter.milestones is not None:
+            self._selector.register(self._starter.milestones, selectors.EVENT_READ, self._read_milestones)
         for plan in self._job["ranks"]:
-            env = {**self._prepared.env, **{bytes_of(k): bytes_of(v) for k, v in plan["env"]}}
-            error_file = self._folder.file(f"error-{plan['rank']}.json")
-            if error_file is not None and not self._job.get("is_verbatim", False):
-                env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
-            stacks_file = self._folder.file(f"stacks-{plan['rank']}") if hook else None
-            if hook is not None and stacks_file is not None:
-                add_hook(env, folder=hook, file=stacks_file)
-            cores = self._prepared.cores
-            worker = spawn(
-                rank=plan["rank"],
-                argv=[bytes_of(one) for one in program + plan["arguments"]],
-                env=env,
-                is_verbatim=self._job.get("is_verbatim", False),
-                cores=cores[int(env[b"LOCAL_RANK"])] if cores else None,
-            )
-            worker.error_file, worker.stacks_file = error_file, stacks_file
+            worker = self._starter.start(plan)
             self._workers.append(worker)
             for stream in worker.streams:
                 self._watch(worker, stream)
             self._send(Started(worker.rank, worker.pid))
+        self._starter.end()
+
+    def _read_milestones(self) -> None:
+        if self._starter is not None and self._starter.milestones is not None:
+            for one in self._starter.milestones.read():
+                self._send(one)
 
     def _ask_stacks(self) -> None:
         env = self._prepared.env if self._prepared else {}

@@ -76,7 +76,11 @@ _MODULES = (
     "reach",
     "inspection",
     "preparation",
+    "worker_hook",
     "stack_dump",
+    "milestones",
+    "preload",
+    "starter",
     "agent",
 )  # in import order
 

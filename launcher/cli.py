@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 import traceback
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -231,5 +233,22 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def run_command() -> NoReturn:
+    """The program `dslaunch`: `main`, and then no slow walk through the interpreter's end.
+
+    A thread of a connection that was given up may be inside a library then, which crashed a job that had ended well.
+    """
+    code: int | str | None = 1
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    atexit._run_exitfuncs()  # pdsh, if it still runs
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 0)
+
+
 if __name__ == "__main__":
-    main()
+    run_command()

@@ -13,6 +13,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from typing import Protocol
 
 from .frames import ProtocolError
@@ -104,6 +105,10 @@ class Connections:
         if peer in self.peers and not peer.is_leaving:
             peer.outbox += encode_news(news)
             self._flush(peer)
+
+    def send_all(self, peers: Iterable[Peer], news: News) -> None:
+        for peer in [*peers]:  # one that is lost meanwhile leaves the original
+            self.send(peer, news)
 
     def leave(self, peer: Peer) -> None:
         """Say nothing more. The other side closes, so that nothing that was said gets lost."""

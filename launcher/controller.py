@@ -24,6 +24,7 @@ from .frames import (
     Hello,
     Hold,
     Listening,
+    Milestone,
     Output,
     Ping,
     Pong,
@@ -43,6 +44,7 @@ from .link import Link, LinkEnd
 from .plan import NodePlan, Plan, job_of, origins_of
 from .reachability import MasterSearch
 from .stacks import StackWatch
+from .timings import Timings
 from .verdict import Failure, HostFailure, OutputFailure, Verdict, judge, rank_failure, signal_name
 
 CONNECT_WINDOW = 64  # connections being made at the same time
@@ -50,6 +52,7 @@ STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
 HOLD_S = 3600.0  # for which the workers run on while this process is stopped
 HOLD_DRAIN_S = 1.0
 POLL_S = 0.2
+SILENCE_LOOKS = 20.0  # at all hosts in one heartbeat time
 
 
 class Rest(Protocol):
@@ -134,14 +137,12 @@ class Controller:
         self._is_interrupt_told = False
         self._is_start_allowed = self._is_rest_finished = rest is None
         self._is_output_lost = False
-        self._look_at = 0.0
-        self._began_at = time.monotonic()
-        self.first_output_s: float | None = None  # from the beginning to the first line of any worker
+        self._look_at = self._look_for_silence_at = 0.0
+        self._timings = Timings(plan.world_size)
         self._started_at: float | None = None
         self._stacks = StackWatch(plan.stack_on_hang_s)
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
-        self._phases_s: dict[str, float] = {}
         self._is_ended = threading.Event()
 
     def run(self) -> Verdict:
@@ -163,22 +164,24 @@ class Controller:
             self._failures,
             stopped_at=self._stopped_at,
             interrupted_by=self._interrupted_by,
-            phases_s=self._phases_s,
+            phases_s=self._timings.all_s(),
             started_at=self._started_at,
         )
 
     def _run_phases(self) -> None:
-        self._began_at = began = time.monotonic()
+        self._timings.begin()
         for node in self._nodes:
             self._start_link(node)
         threading.Thread(target=self._keep_pinging, name="ping", daemon=True).start()
-        self._wait("connected", lambda node: node.hello is not None, started_at=began)
+        self._wait("connected", lambda node: node.hello is not None)
         if self._is_failing():
             return
+        self._timings.end("agent")
+        self._timings.end("connected", max(node.link.opened_at for node in self._nodes))
         for node in self._nodes:
             self._send(node, Prepare(job_of(self._plan, node.plan)))
         self._search.listen()
-        self._wait("prepared", lambda node: node.ready is not None, started_at=began)
+        self._wait("prepared", lambda node: node.ready is not None)
         if self._is_failing():
             return
         self._show_notes()
@@ -193,11 +196,9 @@ class Controller:
         self._started_at = time.monotonic()
         for node in self._nodes:
             self._send(node, start)
-        self._wait(
-            "started", lambda node: len(node.pids) == len(node.plan.ranks), started_at=began, is_patient=False
-        )
+        self._wait("started", lambda node: len(node.pids) == len(node.plan.ranks), is_patient=False)
         self._console.end_progress()
-        self._wait("ended", lambda node: node.is_over, started_at=began, is_patient=False)
+        self._wait("ended", lambda node: node.is_over, is_patient=False)
 
     # Events.
 
@@ -205,8 +206,8 @@ class Controller:
         def deliver(item: Frame | LinkEnd, at_s: float) -> None:
             if isinstance(item, Output):
                 self._stacks.last_output_at = at_s
-            if isinstance(item, Output) and self.first_output_s is None:
-                self.first_output_s = at_s - self._began_at
+            if isinstance(item, Output) and self._timings.first_output_s is None:
+                self._timings.first_output_s = at_s - self._timings.began_at
             if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
                 self._console.output(item.rank, item.stream, item.text, node.link.grant)
             else:
@@ -214,9 +215,7 @@ class Controller:
 
         node.link.start(deliver)
 
-    def _wait(
-        self, phase: str, is_there: Callable[[_Node], bool], *, started_at: float, is_patient: bool = True
-    ) -> None:
+    def _wait(self, phase: str, is_there: Callable[[_Node], bool], *, is_patient: bool = True) -> None:
         """Until every host is there. A failure ends the wait; a patient one first hears every host's answer."""
         began = time.monotonic()
         missing = {node: None for node in self._nodes if not is_there(node)}  # a set that keeps its order
@@ -229,7 +228,7 @@ class Controller:
                 if is_there(node) or (is_patient and node.has_failed):
                     missing.pop(node, None)
         if not self._is_failing():
-            self._phases_s[phase] = time.monotonic() - started_at
+            self._timings.end(phase)
 
     def _show_progress(self, phase: str, missing: list[str], began_at: float) -> None:
         if phase == "started":
@@ -245,9 +244,11 @@ class Controller:
         changed: list[_Node] = []
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + POLL_S
-            changed += self._look_for_silence()
             self._look_at_console()
             self._look_at_stacks()
+        if time.monotonic() >= self._look_for_silence_at:
+            self._look_for_silence_at = time.monotonic() + max(POLL_S, self._plan.heartbeat_s / SILENCE_LOOKS)
+            changed += self._look_for_silence()
         try:
             event = self._events.get(timeout=POLL_S)
         except queue.Empty:
@@ -277,6 +278,8 @@ class Controller:
             self._fail_host(node, item.message, at_s, exit_code=item.exit_code)
         elif isinstance(item, Pong):
             node.clock_offset_s = min(node.clock_offset_s, at_s - item.at)
+        elif isinstance(item, Milestone):
+            self._timings.take(item.rank, item.name, min(at_s, item.at + node.clock_offset_s))
         elif isinstance(item, Started | Exited | Stacks):
             self._handle_worker(node, item, at_s)
         elif isinstance(item, Done):
@@ -427,6 +430,8 @@ class Controller:
             silent_s = self._stacks.silence_to_ask_about(now, started_at=self._started_at)
             if silent_s:
                 self._ask_stacks(f"no output for {silent_s:.0f} s")
+        if not self._stacks.is_asked:
+            return
         ended = {rank for node in self._nodes for rank in (node.pids if node.is_over else node.exit_codes)}
         for block in self._stacks.blocks(now, ended=ended):
             self._console.show(block.title, block.lines)
@@ -535,10 +540,7 @@ class Controller:
         )
         self._search.begin(default, more=(first.hello.hostname, first.name))
         while not self._search.is_over and not self._is_failing():
-            began = self._began_at
-            self._wait(
-                "reached", lambda node: self._search.is_answered(node.plan.node_rank), started_at=began
-            )
+            self._wait("reached", lambda node: self._search.is_answered(node.plan.node_rank))
         for node_rank, message in self._search.failures:
             self._fail_host(self._nodes[node_rank], message, time.monotonic())
         for note in self._search.notes:

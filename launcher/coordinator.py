@@ -13,18 +13,18 @@ node that does not come.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import socket
 import threading
 import time
 from enum import Enum
 
+from .admission import Refusal, refusal_of
 from .connections import Connections, Peer
 from .console import Console
 from .errors import EXIT_HOST, EXIT_MISTAKE
+from .failure_log import FailureLog
 from .frames import ProtocolError
 from .news import (
-    PROTOCOL,
     Beat,
     End,
     Ended,
@@ -41,7 +41,6 @@ from .news import (
 LINGER_S = 5.0  # a job that fails before its start tells those who come so much later
 GOODBYE_S = 5.0  # for the others to read the last word
 STOP_MARGIN_S = 15.0  # beyond the workers' grace: more than a controller allows its agent
-MAX_FAILURES = 4096
 MAX_COMPLAINTS = 5
 MAX_REFUSALS = 128
 TICK_S = 0.1
@@ -69,8 +68,7 @@ class Coordinator:
         timeout_s: float,
         second_port: int | None = None,
     ) -> None:
-        self.failures: list[tuple[float, Failed]] = []  # when it happened, what; to be read after `join`
-        self.stopped_at: float | None = None
+        self.failures = FailureLog()  # to be read after `join`
         self._identity = identity
         self._console = console
         self._heartbeat_s = heartbeat_s
@@ -134,7 +132,7 @@ class Coordinator:
         if now >= self._beat_at:
             heartbeats_s = [self._heartbeat_s, *(peer.heartbeat_s for peer in self._members.values())]
             self._beat_at = now + min(*heartbeats_s, 20.0) / 4
-            self._send_all(Beat())
+            self._connections.send_all(self._members.values(), Beat())
 
     def _look_who_is_missing(self, now: float) -> None:
         absent = [
@@ -184,24 +182,12 @@ class Coordinator:
                     "nodes, nor a failure elsewhere that one"
                 )
 
-    def known_failures(self) -> list[tuple[float, Failed]]:
-        """When and what: failures that the stop did not cause, as verdict.py, `judge` has them; to be read after `join`."""
-        stopped_at = float("inf") if self.stopped_at is None else self.stopped_at
-        return [one for one in self.failures if one[0] <= stopped_at or one[1].rank < 0]
-
-    def culprit(self) -> tuple[float, Failed] | None:
-        """The earliest failure before everybody was told to stop; the same rule as verdict.py, `judge`."""
-        stopped_at = float("inf") if self.stopped_at is None else self.stopped_at
-        return min(
-            (one for one in self.failures if one[0] <= stopped_at), key=lambda one: one[0], default=None
-        )
-
     def _say_goodbye(self) -> None:
         """Tell the end, and wait until all have read it: whoever closes before that may take it along."""
-        culprit = self.culprit()
+        culprit = self.failures.culprit()
         if culprit is not None:
             self._tell(*culprit)
-        self._send_all(End())
+        self._connections.send_all(self._members.values(), End())
         for peer in [*self._connections.peers]:
             if peer.node_rank is None:
                 self._connections.drop(peer)
@@ -218,19 +204,20 @@ class Coordinator:
         self._note(at, Failed(node_rank, -1, -1, 0, code, 0, message, 0.0))
 
     def _note(self, at: float, failed: Failed) -> None:
-        if len(self.failures) < MAX_FAILURES:
-            self.failures.append((at, failed._replace(age_s=0.0)))
-        if self.stopped_at is not None:
+        self.failures.add(at, failed)
+        if self.failures.stopped_at is not None:
             return
         now = time.monotonic()
         self._state = State.STOPPING
-        self.stopped_at = now
+        self.failures.stopped_at = now
         self._linger_until = now if self._is_started else now + LINGER_S
         self._end_by = now + (self._kill_grace_s if self._is_started else 0.0) + STOP_MARGIN_S
         self._tell(at, failed)
 
     def _tell(self, at: float, failed: Failed) -> None:
-        self._send_all(failed._replace(age_s=max(0.0, time.monotonic() - at)))
+        self._connections.send_all(
+            self._members.values(), failed._replace(age_s=max(0.0, time.monotonic() - at))
+        )
 
     def lose(self, peer: Peer, message: str, *, at: float | None = None) -> None:
         """A connection ended by itself; `at` is when it was last known to be well."""
@@ -249,12 +236,6 @@ class Coordinator:
         self._expected.discard(rank)
         hint = "the node, its network or its dslaunch is down"
         self._fail(rank, f"{message}; {hint}", at=time.monotonic() if at is None else at)
-
-    def _complain(self, message: str) -> None:
-        self._num_complaints += 1
-        if self._num_complaints <= MAX_COMPLAINTS:
-            last = "; more of that is not shown" if self._num_complaints == MAX_COMPLAINTS else ""
-            self._console.warn(message + last)
 
     # What comes in.
 
@@ -281,32 +262,18 @@ class Coordinator:
     # Who may take part.
 
     def _judge(self, peer: Peer, join: Join) -> None:
-        mine, rank = self._identity, join.node_rank
-        if join.protocol != PROTOCOL:
-            why = f"it speaks protocol {join.protocol}, node 0 speaks {PROTOCOL}; install the same dslaunch everywhere"
-            self._refuse(peer, rank, why)
-        elif not hmac.compare_digest(join.proof.encode(), mine.proof_of(join, peer.nonce).encode()):
-            self._refuse(
-                peer, rank, "its DSLAUNCH_TOKEN is not node 0's; give all nodes the same one, or none of them"
-            )
-        elif join.job_id != mine.job_id:
-            why = f"its --job_id is {join.job_id!r}, node 0's is {mine.job_id!r}; it belongs to another job"
-            self._refuse(peer, rank, why)
-        elif join.hosts_digest != mine.hosts_digest:
-            why = f"hostfile mismatch: node {rank} has {join.hosts}; node 0 has {mine.hosts}"
-            self._refuse_mismatch(peer, rank, f"{why}; give all nodes the same hostfile and options")
-        elif join.program_digest != mine.program_digest:
-            why = f"program mismatch: node {rank} was started with another script or other arguments than node 0"
-            self._refuse_mismatch(peer, rank, f"{why}; give all nodes the same command")
-        elif not 0 <= rank < len(mine.names):
-            self._refuse(peer, rank, f"there is no node {rank}, only 0 to {len(mine.names) - 1}")
-        elif rank in self._members:
-            why = f"node {rank} is here already, from {self._members[rank].where}; every node needs its own --node_rank"
-            self._refuse(peer, rank, why)
-        elif self._is_started or rank in self._ended:
-            self._refuse(peer, rank, "the job is running already; start all nodes again")
-        else:
+        rank = join.node_rank
+        refusal = refusal_of(
+            join,
+            self._identity,
+            nonce=peer.nonce,
+            places={rank: member.where for rank, member in self._members.items()},
+            is_late=self._is_started or rank in self._ended,
+        )
+        if refusal is None:
             self._take_in(peer, join)
+        else:
+            self._refuse(peer, rank, refusal)
 
     def _take_in(self, peer: Peer, join: Join) -> None:
         peer.node_rank, peer.heartbeat_s = join.node_rank, max(1.0, join.heartbeat_s)
@@ -314,27 +281,28 @@ class Coordinator:
         self._beat_at = 0.0
         self._console.debug(f"{self._identity.name_of(join.node_rank)} joined, from {peer.where}")
         self._connections.send(peer, Joined(self._heartbeat_s))
-        if self.failures:
-            self._tell(*self.failures[0])
+        first = self.failures.first_heard()
+        if first is not None:
+            self._tell(*first)
 
-    def _refuse(self, peer: Peer, rank: int, why: str) -> None:
-        if len(self._refusals) < MAX_REFUSALS:
-            self._refusals[rank] = why
-        self._complain(f"a node at {peer.where} that called itself node {rank} was refused: {why}")
-        self._connections.send(peer, Refused(why, EXIT_MISTAKE))
+    def _refuse(self, peer: Peer, rank: int, refusal: Refusal) -> None:
+        """A mismatch ends all nodes, for whoever started them made a mistake; a job that runs is left alone."""
+        self._connections.send(peer, Refused(refusal.why, EXIT_MISTAKE))
         self._connections.leave(peer)
-
-    def _refuse_mismatch(self, peer: Peer, rank: int, why: str) -> None:
-        """A mistake of the person who started the job, so all nodes end; a job that runs is left alone."""
-        self._connections.send(peer, Refused(why, EXIT_MISTAKE))
-        self._connections.leave(peer)
+        if not refusal.is_mismatch:
+            self._note_refusal(peer, rank, refusal.why)
+            return
         if not self._is_started and rank not in self._members:
             self._expected.discard(rank)
         if self._state is State.GATHERING:
-            self._fail(rank, why, at=time.monotonic(), code=EXIT_MISTAKE)
+            self._fail(rank, refusal.why, at=time.monotonic(), code=EXIT_MISTAKE)
 
-    # What goes out.
-
-    def _send_all(self, news: News) -> None:
-        for peer in [*self._members.values()]:
-            self._connections.send(peer, news)
+    def _note_refusal(self, peer: Peer, rank: int, why: str) -> None:
+        if len(self._refusals) < MAX_REFUSALS:
+            self._refusals[rank] = why
+        self._num_complaints += 1
+        if self._num_complaints <= MAX_COMPLAINTS:
+            last = "; more of that is not shown" if self._num_complaints == MAX_COMPLAINTS else ""
+            self._console.warn(
+                f"a node at {peer.where} that called itself node {rank} was refused: {why}{last}"
+            )

@@ -64,6 +64,14 @@ class ClusterFacts:
     timeout_s: float
     took_s: float
 
+    @property
+    def reach(self) -> dict[int, tuple[str, ...]]:
+        """For each node that was asked, and each candidate: empty, or why it was not reached."""
+        return {host.node_rank: host.reach for host in self.hosts if host.reach is not None}
+
+    def name_of(self, node_rank: int) -> str:
+        return next(host.name for host in self.hosts if host.node_rank == node_rank)
+
 
 def read_answer(question: str, facts: object) -> tuple[dict[str, Any] | None, str]:
     """The answer in its form, or None and what is wrong with it."""

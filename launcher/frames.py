@@ -169,6 +169,14 @@ class Stacks(NamedTuple):
     problem: str
 
 
+class Milestone(NamedTuple):
+    """A worker has got so far; `at` is on the node's monotonic clock, seconds. Only if the job asks for it."""
+
+    rank: int
+    name: str
+    at: float
+
+
 class Pong(NamedTuple):
     number: int
     at: float
@@ -201,6 +209,7 @@ Frame = Union[  # noqa: UP007 - `X | Y` at run time would need Python 3.10 on th
     Output,
     Exited,
     Stacks,
+    Milestone,
     Pong,
     Done,
 ]
@@ -227,6 +236,7 @@ _KINDS: dict[str, Any] = {
         Output,
         Exited,
         Stacks,
+        Milestone,
         Pong,
         Done,
     )

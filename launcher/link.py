@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from .channel import Channel
@@ -16,6 +16,11 @@ from .plan import NodePlan
 MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's first bytes
 CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
 MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
+
+# Held by the one thread that takes bytes apart. When thousands of hosts answer at the same moment, as they do at the
+# start, as many threads wake up; waiting for the interpreter itself each of them would wake again every 5 ms, and a
+# machine does nothing else then. Those that wait for a lock sleep.
+_TURN = threading.Lock()
 
 
 class LinkEnd(NamedTuple):
@@ -45,6 +50,7 @@ class Link:
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
+        self.opened_at = 0.0  # when the connection was made, on the monotonic clock
 
     def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         """Connect and read, in a thread of its own."""
@@ -101,6 +107,7 @@ class Link:
                 if self._is_abandoned:
                     return
                 channel = self._connect(self._plan)
+                self.opened_at = time.monotonic()
             if self._is_abandoned:  # the job was given up while we connected
                 channel.close()
                 return
@@ -133,10 +140,41 @@ class Link:
                         raise ProtocolError(f"not an agent: it printed {noise[:60]!r}...")
                     continue
                 is_agent = True
-            for frame in decoder.feed(data):
-                if isinstance(frame, Output):
-                    self._outputs.acquire()
-                deliver(frame, time.monotonic())
+            with _TURN:
+                for frame in _together(decoder.feed(data)):
+                    if isinstance(frame, Output):
+                        self._wait_for_place()
+                    deliver(frame, time.monotonic())
+
+    def _wait_for_place(self) -> None:
+        """Until one more output may be in flight; the other hosts go on meanwhile."""
+        if not self._outputs.acquire(blocking=False):
+            _TURN.release()
+            try:
+                self._outputs.acquire()
+            finally:
+                _TURN.acquire()
+
+
+def _together(frames: list[Frame]) -> Iterator[Frame]:
+    """The same with fewer frames: what one worker wrote in a row, in pieces, is one Output."""
+    waiting: list[Output] = []
+    for frame in frames:
+        is_more = isinstance(frame, Output) and waiting and waiting[-1][:2] == frame[:2]
+        if waiting and not (is_more and waiting[-1].text.endswith("\n")):
+            yield _joined(waiting)
+            waiting = []
+        if isinstance(frame, Output):
+            waiting.append(frame)
+        else:
+            yield frame
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(outputs: list[Output]) -> Output:
+    first = outputs[0]
+    return first if len(outputs) == 1 else first._replace(text="".join(one.text for one in outputs))
 
 
 def _why_ended(channel: Channel) -> str:

@@ -3,7 +3,8 @@
     DIR/<run>/attempt_<n>/rank<nnn>.stdout.log     --log_dir DIR; attempts count from 0, <run> is the time of the start
     DIR/<run>/report.json
     DIR/latest -> <run>
-    DIR/<time>_rank<n>.log                         --enable_each_rank_log DIR: stdout and stderr, as DeepSpeed names it
+    DIR/<time>_rank<n>.log                         --enable_each_rank_log DIR: stdout and stderr, as DeepSpeed names it;
+                                                   <time> is that of the attempt
 
 The files hold whole lines in the order in which the rank wrote them. Of a line that carriage returns overwrite
 (a progress bar) they hold the states that the console shows.
@@ -66,9 +67,8 @@ class RankFiles:
         if self._each_rank_dir is not None:
             option = "--enable_each_rank_log"
             _make_folder(self._each_rank_dir, option)
-            now = time.strftime("%Y%m%d%H%M%S")
-            for rank in ranks:
-                file = _LogFile(self._each_rank_dir / f"{now}_rank{rank}.log", option, self._files)
+            for rank, path in _paths_by_time(self._each_rank_dir, ranks).items():
+                file = _LogFile(path, option, self._files)
                 for stream in STREAM_NAMES:
                     sinks[rank, stream].append(file)
         for file in {one for files in sinks.values() for one in files}:
@@ -179,6 +179,16 @@ def _make_run_folder(log_dir: Path) -> Path:
             raise _cannot_make(folder, "--log_dir", error) from None
         return folder
     raise AssertionError("there is always another number")
+
+
+def _paths_by_time(folder: Path, ranks: Sequence[int]) -> dict[int, Path]:
+    """DeepSpeed's names. Where another attempt or job has that second, the next one that is free: names must not be shared."""
+    for second in itertools.count(int(time.time())):
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(second))
+        paths = {rank: folder / f"{name}_rank{rank}.log" for rank in ranks}
+        if not any(path.exists() for path in paths.values()):
+            return paths
+    raise AssertionError("there is always another second")
 
 
 def _make_folder(folder: Path, option: str) -> None:

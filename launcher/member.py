@@ -6,7 +6,6 @@ One thread connects, reads and writes. It tries until the rendezvous timeout, be
 from __future__ import annotations
 
 import queue
-import select
 import socket
 import threading
 import time
@@ -26,23 +25,19 @@ from .news import (
     Identity,
     Joined,
     News,
-    NewsDecoder,
     Ready,
     Refused,
     Welcome,
-    encode_news,
     failure_of,
     news_of,
 )
+from .news_line import ATTEMPT_S, NewsLine
 from .verdict import Failure, HostFailure, signal_name
 
-ATTEMPT_S = 2.0  # for one connection, or one write
 HANDSHAKE_S = 5.0
 RETRY_S = 0.2
 SECOND_DOOR_AFTER_S = 5.0  # see coordinator.py, [Note: The second door]
 LAST_TRY_S = 5.0  # to tell the others of a failure before node 0 was found
-READ_BYTES = 1 << 14
-TICK_S = 0.1
 
 
 class Part(Protocol):
@@ -95,14 +90,10 @@ class Member:
         self._heartbeat_s = heartbeat_s
         self._timeout_s = timeout_s
         self._outbox: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._sock: socket.socket | None = None
-        self._decoder = NewsDecoder()
-        self._inbox: list[News] = []
+        self._line = NewsLine()
         self._is_at_second_door = False
         self._beat_every_s = min(heartbeat_s, 20.0) / 4
         self._beat_at = 0.0
-        self._heard_at = 0.0
         self._failed_at: float | None = None
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -115,11 +106,10 @@ class Member:
     def close(self) -> None:
         """Hang up, if that did not happen already."""
         self._is_closed = True
-        self._wake()
+        self._line.wake()
         if self._thread is not None:
             self._thread.join(2 * ATTEMPT_S)
-        self._wake_read.close()
-        self._wake_write.close()
+        self._line.close()
 
     # What the controller says.
 
@@ -142,10 +132,7 @@ class Member:
 
     def _say(self, news: News) -> None:
         self._outbox.put(news)
-        self._wake()
-
-    def _wake(self) -> None:
-        self._wake_write.send(b".")
+        self._line.wake()
 
     # The thread.
 
@@ -153,7 +140,7 @@ class Member:
         self._part = part
         try:
             if isinstance(place, socket.socket):
-                self._sock = place
+                self._line.adopt(place)
                 self._shake_hands()
             else:
                 self._find(place)
@@ -166,7 +153,7 @@ class Member:
             if self.told is None:
                 self._part.stop(self._node_0_lost(f"the connection to it ended ({_reason(error)})"))
         finally:
-            self._hang_up()
+            self._line.hang_up()
             self._part.finish()
 
     def _find(self, doors: Doors) -> None:
@@ -180,15 +167,15 @@ class Member:
             ports = [doors.port] if waited_s < SECOND_DOOR_AFTER_S else [doors.port, doors.second_port]
             for port in ports:
                 try:
-                    self._connect(doors.address, port)
+                    self._line.connect(doors.address, port)
                     self._is_at_second_door = port == doors.second_port
                     self._shake_hands()
                     return
                 except (OSError, ProtocolError) as error:
                     reasons[port] = error
-                    self._hang_up()
+                    self._line.hang_up()
             self._console.progress("found", 1, [f"node 0 at {doors.address} port {doors.port}"], began)
-            self._sleep(RETRY_S)
+            self._line.sleep(RETRY_S)
         raise _Over
 
     def _give_up(self, doors: Doors, reasons: dict[int, Exception]) -> None:
@@ -205,18 +192,8 @@ class Member:
         last_try_at = float("inf") if self._failed_at is None else self._failed_at + LAST_TRY_S
         return self._is_closed or time.monotonic() > last_try_at
 
-    def _connect(self, address: str, port: int) -> None:
-        self._sock = socket.create_connection((address, port), timeout=ATTEMPT_S)
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def _hang_up(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-        self._sock, self._decoder, self._inbox = None, NewsDecoder(), []
-
     def _shake_hands(self) -> None:
-        self._heard_at = time.monotonic()
-        welcome = self._next_news()
+        welcome = self._line.next(HANDSHAKE_S)
         if not isinstance(welcome, Welcome):
             raise ProtocolError("it is not a coordinator")
         if welcome.protocol != PROTOCOL:
@@ -225,8 +202,10 @@ class Member:
                     f"node 0 speaks protocol {welcome.protocol}, this node {PROTOCOL}; install the same dslaunch everywhere"
                 )
             )
-        self._send(self._identity.join(self._node_rank, nonce=welcome.nonce, heartbeat_s=self._heartbeat_s))
-        answer = self._next_news()
+        self._line.send(
+            self._identity.join(self._node_rank, nonce=welcome.nonce, heartbeat_s=self._heartbeat_s)
+        )
+        answer = self._line.next(HANDSHAKE_S)
         if isinstance(answer, Refused):
             raise _Over(self._own_failure(answer.message, exit_code=answer.exit_code))
         if not isinstance(answer, Joined):
@@ -234,33 +213,23 @@ class Member:
         self._beat_every_s = min(self._heartbeat_s, max(1.0, answer.heartbeat_s), 20.0) / 4
         self._console.debug("joined node 0")
 
-    def _next_news(self) -> News:
-        """Errors: ProtocolError, OSError if none comes within the time for a handshake."""
-        deadline = time.monotonic() + HANDSHAKE_S
-        while not self._inbox:
-            if time.monotonic() > deadline:
-                raise ProtocolError("it does not answer as a coordinator does")
-            self._read(TICK_S)
-        return self._inbox.pop(0)
-
     def _serve(self) -> None:
         if self._is_closed:
             raise _Over
         now = time.monotonic()
         while not self._outbox.empty():
-            self._send(self._outbox.get())
+            self._line.send(self._outbox.get())
         if now >= self._beat_at:
             self._beat_at = now + self._beat_every_s
-            self._send(Beat())
-        self._read(TICK_S)
-        while self._inbox:
-            self._obey(self._inbox.pop(0))
-        silent_s = time.monotonic() - self._heard_at
+            self._line.send(Beat())
+        for news in self._line.take():
+            self._obey(news)
+        silent_s = time.monotonic() - self._line.heard_at
         if silent_s > self._heartbeat_s:
             raise _Over(
                 None
                 if self.told
-                else self._node_0_lost(f"nothing heard for {silent_s:.0f} s", at=self._heard_at)
+                else self._node_0_lost(f"nothing heard for {silent_s:.0f} s", at=self._line.heard_at)
             )
 
     def _obey(self, news: News) -> None:
@@ -278,33 +247,6 @@ class Member:
             raise _Over
         elif not isinstance(news, Beat):
             raise ProtocolError(f"{type(news).__name__} from the coordinator")
-
-    # Bytes.
-
-    def _send(self, news: News) -> None:
-        if self._sock is None:
-            raise AssertionError("nothing can be sent before there is a connection")
-        self._sock.settimeout(ATTEMPT_S)
-        self._sock.sendall(encode_news(news))
-
-    def _read(self, timeout_s: float) -> None:
-        """Wait for bytes, or until somebody here has something to say."""
-        if self._sock is None:
-            raise AssertionError("nothing can be read before there is a connection")
-        readable, _, _ = select.select([self._sock, self._wake_read], [], [], timeout_s)
-        if self._wake_read in readable:
-            self._wake_read.recv(READ_BYTES)
-        if self._sock in readable:
-            data = self._sock.recv(READ_BYTES)
-            if not data:
-                raise ConnectionResetError("closed by the other side")
-            found = self._decoder.feed(data)
-            self._inbox += found
-            self._heard_at = time.monotonic() if found else self._heard_at
-
-    def _sleep(self, timeout_s: float) -> None:
-        if select.select([self._wake_read], [], [], timeout_s)[0]:
-            self._wake_read.recv(READ_BYTES)
 
     # What is said, and failures of our own making.
 

@@ -100,7 +100,8 @@ def check_options(options: Options, console: Console) -> None:
     if options.restart.is_on or options.restart.max_nodes is not None:
         raise LaunchError(
             "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, --max_nodes, "
-            "--elastic_training); let whoever starts the nodes do that"
+            "--elastic_training); leave them out, and let whoever starts the nodes do that: backoffLimit of a Kubernetes "
+            "Job, or `scontrol requeue` in a Slurm batch script"
         )
     ssh = options.ssh
     is_given = any(
@@ -145,7 +146,7 @@ def run_part(part: Part, console: Console) -> Verdict:
         coordinator.join(GOODBYE_S + 1)
     if member is None:
         return verdict
-    known = [] if coordinator is None else coordinator.known_failures()
+    known = [] if coordinator is None else coordinator.failures.known()
     all_failures = tuple(failure_of(failed, part.identity, now=at) for at, failed in known)
     return whole_verdict(verdict, told=member.told, all_failures=all_failures)
 

@@ -73,11 +73,18 @@ class Plan:
         None  # of silence, 0 for never; None: the workers cannot be asked for stacks
     )
     save_pid: int | None = None  # of this process, if the agents are to write theirs into a file named for it
+    preload: tuple[str, ...] = ()  # modules that each host imports once, to fork its workers from
+    has_timings: bool = False  # the workers tell of their start
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
 
     @property
     def world_size(self) -> int:
         return sum(len(node.ranks) for node in self.nodes)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """In the order of their ranks."""
+        return tuple(node.host.name for node in self.nodes)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
@@ -189,6 +196,10 @@ def job_of(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "python": python_of(plan, node.host),
         "keeps_python": node.host.python is not None,
         "script": plan.program.script,
+        "module": plan.program.head[-1] if plan.program.python and plan.program.script is None else None,
+        "num_head": len(plan.program.head),
+        "preload": list(plan.preload),
+        "has_timings": plan.has_timings,
         "venv_script": plan.venv_script,
         "environment": [[entry.name, list(entry.value)] for entry in environment_of(plan, node.host)],
         "devices": list(node.devices),

@@ -19,6 +19,7 @@ from .restart import Attempt, first_attempt
 from .wording import count
 
 DEFAULT_PORT = 29500
+MAX_PORT = 65535
 
 
 def choose_attempt(options: Options, console: Console) -> Attempt:
@@ -47,6 +48,10 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         raise LaunchError(
             "--module and --no_python exclude each other: a module needs Python; give one of them"
         )
+    if options.start.preload and options.no_python:
+        raise LaunchError(
+            "--preload and --no_python exclude each other: only Python imports modules; give one of them"
+        )
     cwd = current_folder()
     program = plan_program(
         exact(options.program),
@@ -64,8 +69,8 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         nodes=nodes,
         master=Endpoint(
             address=options.master_addr,
-            port=first_port + attempt.number,  # the old one may still be held by what is on its way out
-            is_port_fixed=options.master_port is not None,
+            port=_port_of(attempt, first_port),
+            is_port_fixed=options.master_port is not None and attempt.number == 0,
         ),
         program=program,
         cwd=exact(cwd),
@@ -79,9 +84,20 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         kill_grace_s=options.kill_grace_s,
         heartbeat_s=options.heartbeat_s,
         stack_on_hang_s=options.process.stack_on_hang_s,
+        preload=options.start.preload,
+        has_timings=options.start.shows_timings,
         save_pid=os.getpid() if options.process.saves_pid else None,
         bind_cores=options.binding.cores,
     )
+
+
+def _port_of(attempt: Attempt, first_port: int) -> int:
+    """Another one for each attempt: the old one may still be held by what is on its way out.
+
+    A port that was given is fixed for the first attempt only: nobody asked for the one beside it.
+    """
+    port = first_port + attempt.number
+    return port if port <= MAX_PORT else first_port - attempt.number
 
 
 def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:

@@ -14,6 +14,7 @@ from .console import Console
 from .devices import count_accelerators
 from .errors import LaunchError
 from .frames import Hello
+from .host import MAX_SLOTS
 from .hostfile import Host, read_hostfile
 from .options import Options
 from .options.hosts import read_ssh
@@ -96,7 +97,11 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
         return tuple(probe(nodes, connector(options, nodes)).values())
 
     return with_known_slots(
-        hosts, in_question=in_question, look=look, num_cpu_workers=max(1, options.num_gpus)
+        hosts,
+        in_question=in_question,
+        look=look,
+        num_cpu_workers=max(1, options.num_gpus),
+        warn=console.warn if options.restart.is_on else None,
     )
 
 
@@ -153,13 +158,19 @@ def choose_hosts(options: Options) -> tuple[tuple[Selected, int | None], ...]:
     path = hostfile_path(options)
     hosts = read_hostfile(path) if path is not None else (Host(name="localhost", slots=None),)
     selected = select(
-        tuple(host if host.slots is not None else replace(host, slots=1) for host in hosts),
+        tuple(host if host.slots is not None else replace(host, slots=MAX_SLOTS) for host in hosts),
         include=options.include,
         exclude=options.exclude,
         num_nodes=options.num_nodes,
+    )  # of a host that has not said how many slots it has, any may be named
+    own = {host.name: host for host in hosts}
+    return tuple(
+        (
+            replace(one, host=own[one.host.name]),
+            None if own[one.host.name].slots is None else len(one.devices),
+        )
+        for one in selected
     )
-    is_auto = {host.name for host in hosts if host.slots is None}
-    return tuple((one, None if one.host.name in is_auto else len(one.devices)) for one in selected)
 
 
 def nodes_of(chosen: tuple[tuple[Selected, int | None], ...], options: Options) -> tuple[NodePlan, ...]:

@@ -31,6 +31,7 @@ class MasterSearch:
         self._candidates: list[str] = []  # of this round
         self._first_problems: dict[int, str] = {}  # with the first candidate, by node_rank
         self._problems: dict[int, list[str]] = {}  # of this round's candidates, by node_rank
+        self._unanswered: set[int] = set(self._peers)  # in this round
         self.is_over = not self.is_needed
         self.address = ""
         self.failures: tuple[tuple[int, str], ...] = ()  # node_rank and message of who stands in the way
@@ -63,16 +64,15 @@ class MasterSearch:
 
     def is_answered(self, node_rank: int) -> bool:
         """Whether nothing more is expected of that node in this round; there may be a second one."""
-        if node_rank not in self._peers or self._listening is None:
-            return self._listening is not None
-        return len(self._problems.get(node_rank, ())) == len(self._candidates)
+        return self._listening is not None and node_rank not in self._unanswered
 
     def take(self, node_rank: int, frame: Listening | Reached) -> None:
         """Node 0 listens, or one of its peers tried. In which order hosts say so is open."""
         if isinstance(frame, Reached):
             unanswered = ["was not tried"] * len(self._candidates)
             self._problems[node_rank] = [*frame.problems, *unanswered][: len(self._candidates)]
-            if all(self.is_answered(one) for one in self._peers):
+            self._unanswered.discard(node_rank)
+            if not self._unanswered:
                 self._judge()
             return
         self._listening = frame
@@ -92,6 +92,7 @@ class MasterSearch:
         self.is_over = False
         self._candidates = candidates
         self._problems = {}
+        self._unanswered = set(self._peers)
         for node_rank in self._peers:
             self._send(node_rank, Reach(candidates, self._port, self._token, REACH_TIMEOUT_S))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -12,15 +11,15 @@ from .bootstrap import agent_source
 from .connector import connector
 from .console import Console
 from .controller import Controller
-from .errors import LaunchError
 from .logs import REPORT
 from .options import Options
 from .plan import Plan
 from .plan_text import describe, describe_pdsh
 from .planning import choose_attempt, make_plan
 from .pool import read_pool, select_hosts
+from .report import BegunAttempt, EndedAttempt, write_report
 from .restart import Attempt, decide
-from .verdict import Verdict
+from .timings import describe as describe_timings
 
 OWNERS = (
     "openmpi",
@@ -51,10 +50,16 @@ def run(options: Options) -> int:
         text = describe(plan) if options.launcher != "pdsh" else describe_pdsh(options, plan)
         click.echo(text.encode())  # UTF-8 whatever the locale is
         return 0
-    verdict: Verdict | None = None
+    return _end(options, _run_attempts(options, first, console), console)
+
+
+def _run_attempts(options: Options, first: Attempt, console: Console) -> tuple[EndedAttempt, ...]:
+    """Start the job, and again after failures as the options say."""
+    ended: list[EndedAttempt] = []
     attempt: Attempt | None = first
     while attempt is not None:
         plan = make_plan(options, attempt)
+        begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         controller = Controller(
             plan,
             connect=connector(options, plan.nodes),
@@ -64,26 +69,26 @@ def run(options: Options) -> int:
         )
         verdict = controller.run()
         if options.start.shows_timings:
-            console.say(_timings(verdict, controller.first_output_s))
+            console.say(describe_timings(verdict.phases_s))
         console.report(verdict)
         decision = decide(attempt, verdict, options.restart)
         if decision.why:
             console.say(decision.why)
+        ended.append(begun.end(verdict, decision.why))
         attempt = decision.attempt
-    if verdict is None:
-        raise AssertionError("a job without an attempt")
-    return _end(options, verdict, console)
+    return tuple(ended)
 
 
-def _end(options: Options, verdict: Verdict, console: Console) -> int:
+def _end(options: Options, attempts: tuple[EndedAttempt, ...], console: Console) -> int:
     """Write the report and what is left to say; returns the exit code.
 
     Errors: LaunchError if something cannot be written, unless the job has failed anyway
     """
+    verdict = attempts[-1].verdict
     if console.log_folder is not None:
-        _write_report(console.log_folder / REPORT, verdict, option="--log_dir")
+        write_report(console.log_folder / REPORT, attempts, option="--log_dir")
     if options.report:
-        _write_report(Path(options.report), verdict, option="--report")
+        write_report(Path(options.report), attempts, option="--report")
     console.finish(is_patient=verdict.interrupted_by is None)
     if console.failure is not None and verdict.exit_code == 0:
         raise console.failure
@@ -98,9 +103,10 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     if options.dry_run:
         click.echo(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}".encode())
         return 0
+    begun = BegunAttempt(hosts=plan.host_names)
     verdict = run_owned(job, console)
     console.report(verdict)
-    return _end(options, verdict, console)
+    return _end(options, (begun.end(verdict),), console)
 
 
 def _run_part(options: Options, console: Console) -> int:
@@ -116,26 +122,11 @@ def _run_part(options: Options, console: Console) -> int:
     if options.dry_run:
         click.echo(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}".encode())
         return 0
+    begun = BegunAttempt(hosts=part.plan.host_names)
     verdict = run_part(part, console)
     if options.start.shows_timings:
-        console.say(_timings(verdict, None))
+        console.say(describe_timings(verdict.phases_s))
     console.report(verdict)
     if where := where_its_words_are(verdict, part):
         console.error(where)
-    return _end(options, verdict, console)
-
-
-def _timings(verdict: Verdict, first_output_s: float | None) -> str:
-    """The phases in order of time, each with the seconds from the beginning to its end."""
-    phases = dict(verdict.phases_s)
-    if first_output_s is not None:
-        phases["first output"] = first_output_s
-    shown = (f"{name} {seconds:.2f} s" for name, seconds in sorted(phases.items(), key=lambda item: item[1]))
-    return f"timings: {', '.join(shown)}"
-
-
-def _write_report(path: Path, verdict: Verdict, *, option: str) -> None:
-    try:
-        path.write_text(json.dumps(verdict.to_dict(), indent=2) + "\n")
-    except OSError as error:
-        raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
+    return _end(options, (begun.end(verdict),), console)

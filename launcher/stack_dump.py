@@ -1,80 +1,28 @@
 """The Python stacks of a worker that runs. Sent to the nodes: standard library only.
 
-[Note: How stacks are asked for]
-A job that was started for it (--stack_on_hang) has one folder more in front of PYTHONPATH, with a `sitecustomize.py`,
-which Python runs before the program. It registers faulthandler for a real-time signal, takes the folder out of
-sys.path, PYTHONPATH and sys.modules, and runs the sitecustomize that it hid, if there is one. So the program finds
-sys.argv, __main__, sys.path and its environment as ever, and what it starts is not touched. faulthandler writes the
-stacks in the signal handler, in C, so a rank that waits in a lock or in a library answers too.
-
-The signal would kill a program that does not expect it, so it is sent only to a process whose /proc/PID/status says
-that it is caught. Where none does, py-spy is asked, if the worker's PATH has it.
-
-Weighed and left: starting the script by `runpy` (tracebacks show it, and __main__ is another module), a folder that
-stays on PYTHONPATH, PYTHONFAULTHANDLER (fatal signals only), gdb.
+A job that was started for it has Python write them at a signal: see worker_hook.py, [Note: The hook]. The signal would
+kill a program that does not expect it, so it is sent only to a process whose /proc/PID/status says that it is caught.
+Where none does, py-spy is asked, if the worker's PATH has it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from typing import TYPE_CHECKING
 
 from .preparation import find_program
 from .process_tree import descendants
+from .worker_hook import SIGNAL
 
 if TYPE_CHECKING:
     import subprocess
 
-SIGNAL = signal.SIGRTMIN + 9  # of no meaning to Python, torch, NCCL or systemd
-VARIABLE = b"DSLAUNCH_STACKS"  # number of the signal, colon, file to write to
 ANSWER_TIMEOUT_S = 3.0
 PY_SPY_TIMEOUT_S = 15.0
 MAX_TEXT_BYTES = 1 << 17
-HOOK = """\
-def _begin():
-    import faulthandler, fcntl, importlib.machinery, importlib.util, os, sys
-    here = os.path.dirname(__file__)
-    sys.path[:] = [one for one in sys.path if one != here]
-    sys.path_importer_cache.pop(here, None)
-    left = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one != here]
-    if left:
-        os.environ["PYTHONPATH"] = os.pathsep.join(left)
-    else:
-        os.environ.pop("PYTHONPATH", None)
-    number, _, path = os.environ.pop("DSLAUNCH_STACKS", "").partition(":")
-    try:
-        low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 250)  # out of the way of what the program opens
-        os.close(low)
-        faulthandler.register(int(number), file=high, all_threads=True)
-    except (OSError, ValueError):
-        pass  # without stacks, then
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is None or spec.loader is None:
-        return
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
-_begin()
-"""
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device", "T": "stopped", "t": "traced"}
-
-
-def install_hook(folder: str) -> None:
-    """Write what Python runs first into this new folder."""
-    os.mkdir(folder, 0o700)
-    with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="ascii") as file:
-        file.write(HOOK)
-
-
-def add_hook(env: dict[bytes, bytes], *, folder: str, file: str) -> None:
-    """Have a program that is started with `env` write its stacks to `file` when asked."""
-    before = env.get(b"PYTHONPATH", b"")
-    env[b"PYTHONPATH"] = os.fsencode(folder) + (b":" + before if before else b"")
-    env[VARIABLE] = b"%d:%s" % (SIGNAL, os.fsencode(file))
 
 
 class StackDump:

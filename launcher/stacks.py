@@ -49,6 +49,11 @@ class StackWatch:
         self._why, self._places, self._answers, self._until = why, places, {}, now + TIMEOUT_S
         return True
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether answers are on their way, or wait to be shown."""
+        return bool(self._places)
+
     def take(self, answer: Stacks) -> None:
         if answer.rank in self._places:
             self._answers[answer.rank] = answer

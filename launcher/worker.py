@@ -9,7 +9,7 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .evidence import NUM_KEPT_LINES, NUM_LAST_LINES, Tail
 from .output import LineBuffer
@@ -104,19 +104,38 @@ def spawn(
 
     A program that cannot be executed is a worker that wrote why to stderr and exited 127.
     """
+    parent = os.getpid()
+
+    def fork(out: int, err: int) -> int:
+        # Until the child has let go of our signal handlers, a signal to it would be taken for one to us.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become(argv, env, parent=parent, out=out, err=err, mask=mask, cores=cores)
+            return pid
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return start_worker(rank, fork, is_verbatim=is_verbatim)
+
+
+def start_worker(rank: int, start: Callable[[int, int], int], *, is_verbatim: bool = False) -> Worker:
+    """The worker that `start(out, err)` makes, whose pid it returns; both are the writing ends of pipes.
+
+    Errors: what `start` raises; no pipe is left then
+    """
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
-    parent = os.getpid()
-    # Until the child has let go of our signal handlers, a signal to it would be taken for one to us.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        pid = os.fork()
-        if pid == 0:
-            _become(argv, env, parent=parent, out=out_write, err=err_write, mask=mask, cores=cores)
+        pid = start(out_write, err_write)
+    except BaseException:
+        os.close(out_read)
+        os.close(err_read)
+        raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.close(out_write)
-    os.close(err_write)
+        os.close(out_write)
+        os.close(err_write)
     for fd in (out_read, err_read):
         os.set_blocking(fd, False)
     streams = (Stream(out_read, 1, is_verbatim=is_verbatim), Stream(err_read, 2, is_verbatim=is_verbatim))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,13 @@ from tests.lab import Lab
 LAB_NODES = 4
 LAB_NAME = os.environ.get("DSLAUNCH_LAB_NAME", "tests")  # not the one that `make lab` leaves up
 LAB_WAIT_S = 100  # for another test run on this machine to end; below the time limit of one test
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts() -> None:
+    """Ctrl-C works in what the tests start, even if the tests themselves were started in the background (`&`, nohup)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import EXIT_HOST, LaunchError
 from .owned_job import HOSTFILE
+from .rank_start import RankStart
 
 VERSION_TIMEOUT_S = 20.0
 
@@ -108,91 +109,62 @@ def _output(argv: list[str]) -> str:
     return (done.stdout + done.stderr).decode("utf-8", "replace")
 
 
-def openmpi_command(
-    mpirun: str,
-    slots: tuple[tuple[str, int], ...],
-    start: tuple[str, ...],
-    *,
-    names: tuple[str, ...],
-    launcher_args: tuple[str, ...],
-    is_root: bool,
-) -> tuple[tuple[str, ...], str]:
-    """The command, and the text of its hostfile. `names` are the variables to pass on.
+def openmpi_command(start: RankStart, *, is_root: bool) -> tuple[tuple[str, ...], str]:
+    """The command, and the text of its hostfile.
 
     Each rank has its line in the hostfile, for the `seq` mapper: any other puts the host where mpirun runs first,
     wherever it is in the hostfile (github.com/open-mpi/ompi/issues/5043).
     """
-    argv = [mpirun, "-n", str(_num_ranks(slots)), "--hostfile", HOSTFILE]
+    argv = [start.program, "-n", str(start.num_ranks), "--hostfile", HOSTFILE]
     for option, value in (("--map-by", "seq"), ("--bind-to", "none")):
-        if not _is_given(option, launcher_args):
+        if not _is_given(option, start.launcher_args):
             argv += [option, value]
-    if is_root and "--allow-run-as-root" not in launcher_args:
+    if is_root and "--allow-run-as-root" not in start.launcher_args:
         argv.append("--allow-run-as-root")
-    argv += launcher_args
-    for name in names:
+    argv += start.launcher_args
+    for name in start.names:
         argv += ["-x", name]
-    return (*argv, *start), "".join(f"{host}\n" * number for host, number in slots)
+    return (*argv, *start.words), start.hosts_by_rank
 
 
-def mpich_command(
-    mpirun: str,
-    slots: tuple[tuple[str, int], ...],
-    start: tuple[str, ...],
-    *,
-    names: tuple[str, ...],
-    launcher_args: tuple[str, ...],
-) -> tuple[str, ...]:
+def mpich_command(start: RankStart) -> tuple[str, ...]:
     """The command. Errors: LaunchError for a host that cannot be written into -hosts."""
-    _refuse_colons(slots, "mpich")
-    hosts = ",".join(f"{host}:{number}" for host, number in slots)
-    head = (mpirun, "-n", str(_num_ranks(slots)), "-hosts", hosts)
-    return (*head, *launcher_args, "-genvlist", ",".join(names), *start)
+    _refuse_colons(start, "mpich")
+    hosts = ",".join(f"{host}:{number}" for host, number in start.slots)
+    return (start.program, "-n", str(start.num_ranks), "-hosts", hosts, *_hydra_tail(start))
 
 
-def impi_command(
-    mpirun: str,
-    slots: tuple[tuple[str, int], ...],
-    start: tuple[str, ...],
-    *,
-    names: tuple[str, ...],
-    launcher_args: tuple[str, ...],
-) -> tuple[str, ...]:
+def impi_command(start: RankStart) -> tuple[str, ...]:
     """The command. Errors: LaunchError for hosts with unequal numbers of ranks: there is one number for all."""
-    _refuse_colons(slots, "impi")
-    numbers = sorted({number for _, number in slots})
+    _refuse_colons(start, "impi")
+    numbers = sorted({number for _, number in start.slots})
     if len(numbers) > 1:
         least, most = (
-            next(host for host, count in slots if count == number) for number in (numbers[0], numbers[-1])
+            next(host for host, count in start.slots if count == number)
+            for number in (numbers[0], numbers[-1])
         )
         raise LaunchError(
             f"--launcher=impi needs the same number of slots on every host, but {least} has {numbers[0]} and {most} has "
             f"{numbers[-1]}; use --num_gpus={numbers[0]}, or another launcher"
         )
-    hosts = ",".join(host for host, _ in slots)
-    head = (mpirun, "-n", str(_num_ranks(slots)), "-ppn", str(numbers[0]), "-hosts", hosts)
-    return (*head, "-genv", "I_MPI_PIN", "0", *launcher_args, "-genvlist", ",".join(names), *start)
+    hosts = ",".join(host for host, _ in start.slots)
+    head = (start.program, "-n", str(start.num_ranks), "-ppn", str(numbers[0]), "-hosts", hosts)
+    return (*head, "-genv", "I_MPI_PIN", "0", *_hydra_tail(start))
 
 
-def mvapich_command(
-    mpirun: str,
-    slots: tuple[tuple[str, int], ...],
-    start: tuple[str, ...],
-    *,
-    names: tuple[str, ...],
-    launcher_args: tuple[str, ...],
-    has_gpus: bool,
-) -> tuple[tuple[str, ...], str]:
+def mvapich_command(start: RankStart, *, has_gpus: bool) -> tuple[tuple[str, ...], str]:
     """The command, and the text of its hostfile."""
-    _refuse_colons(slots, "mvapich")
-    argv = [mpirun, "-np", str(_num_ranks(slots)), "-f", HOSTFILE]
+    _refuse_colons(start, "mvapich")
+    argv = [start.program, "-np", str(start.num_ranks), "-f", HOSTFILE]
     for name, value in (*_MVAPICH_SETTINGS, *((("MV2_USE_CUDA", "1"),) if has_gpus else ())):
         argv += ["-genv", name, value]
-    argv += [*launcher_args, "-genvlist", ",".join(names)]
-    return (*argv, *start), "".join(f"{host}:{number}\n" for host, number in slots)
+    hosts = "".join(f"{host}:{number}\n" for host, number in start.slots)
+    return (*argv, *_hydra_tail(start)), hosts
 
 
-def _num_ranks(slots: tuple[tuple[str, int], ...]) -> int:
-    return sum(number for _, number in slots)
+def _hydra_tail(start: RankStart) -> tuple[str, ...]:
+    """How the command of every MPI that comes from MPICH ends."""
+    return (*start.launcher_args, "-genvlist", ",".join(start.names), *start.words)
 
 
 def _is_given(option: str, words: tuple[str, ...]) -> bool:
@@ -202,8 +174,8 @@ def _is_given(option: str, words: tuple[str, ...]) -> bool:
     )
 
 
-def _refuse_colons(slots: tuple[tuple[str, int], ...], launcher: str) -> None:
-    for host, _ in slots:
+def _refuse_colons(start: RankStart, launcher: str) -> None:
+    for host, _ in start.slots:
         if ":" in host:
             raise LaunchError(
                 f"{host}: --launcher={launcher} takes no IPv6 address; write a name into the hostfile that means it"

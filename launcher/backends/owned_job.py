@@ -50,11 +50,6 @@ class OwnedJob:
         return "\n".join(lines)
 
 
-def slots_of(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """The hosts in order, and how many ranks each gets."""
-    return tuple((node.host.name, len(node.ranks)) for node in plan.nodes)
-
-
 def start_command(python: str) -> tuple[str, ...]:
     """What MPI or Slurm starts for every rank."""
     return node_python(START_SHIM, python)

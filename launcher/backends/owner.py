@@ -31,7 +31,8 @@ from ..plan import Plan
 from ..process_tree import become_subreaper, die_with_parent, kill_descendants, reap
 from ..verdict import Failure, HostFailure, Verdict, judge, signal_name
 from . import mpi, slurm
-from .owned_job import HOSTFILE, OwnedJob, payload, refuse_logins, slots_of, start_command
+from .owned_job import HOSTFILE, OwnedJob, payload, refuse_logins, start_command
+from .rank_start import RankStart
 
 # Parts of the options that are about processes which we start ourselves.
 _FOREIGN_PARTS = {
@@ -42,6 +43,10 @@ _FOREIGN_PARTS = {
     "rendezvous": rendezvous.OPTIONS,
     "restart": restart.OPTIONS,
     "start": start.OPTIONS,
+}
+_BATCH_SYSTEM = "the batch system start the job again, or a loop in its script"
+_RESTARTER = dict.fromkeys(mpi.FLAVOURS, _BATCH_SYSTEM) | {
+    "slurm": "Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in the batch script, after a failure"
 }
 DRAIN_S = 5.0
 _FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
@@ -64,26 +69,26 @@ def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
 
 
 def _command(options: Options, plan: Plan) -> OwnedJob:
-    launcher, args = options.launcher, options.backend.launcher_args
-    slots, words, variables = slots_of(plan), start_command(sys.executable), payload(plan, launcher)
-    names = tuple(name for name, _ in variables)
-    program = _find_program(launcher, is_needed=not options.dry_run)
+    launcher, variables = options.launcher, payload(plan, options.launcher)
+    start = RankStart(
+        program=_find_program(launcher, is_needed=not options.dry_run),
+        slots=tuple((node.host.name, len(node.ranks)) for node in plan.nodes),
+        words=start_command(sys.executable),
+        names=tuple(name for name, _ in variables),
+        launcher_args=options.backend.launcher_args,
+    )
     hostfile: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
     if launcher == "openmpi":
-        argv, hostfile = mpi.openmpi_command(
-            program, slots, words, names=names, launcher_args=args, is_root=os.geteuid() == 0
-        )
+        argv, hostfile = mpi.openmpi_command(start, is_root=os.geteuid() == 0)
     elif launcher == "mpich":
-        argv = mpi.mpich_command(program, slots, words, names=names, launcher_args=args)
+        argv = mpi.mpich_command(start)
     elif launcher == "impi":
-        argv = mpi.impi_command(program, slots, words, names=names, launcher_args=args)
+        argv = mpi.impi_command(start)
     elif launcher == "mvapich":
-        argv, hostfile = mpi.mvapich_command(
-            program, slots, words, names=names, launcher_args=args, has_gpus=count_accelerators() > 0
-        )
+        argv, hostfile = mpi.mvapich_command(start, has_gpus=count_accelerators() > 0)
     else:
-        argv, hostfile = slurm.srun_command(program, slots, words, launcher_args=args)
+        argv, hostfile = slurm.srun_command(start)
         settings = (("SLURM_HOSTFILE", HOSTFILE),)
     return OwnedJob(
         backend=launcher,
@@ -107,23 +112,21 @@ def _find_program(launcher: str, *, is_needed: bool) -> str:
 
 def _refuse_foreign_options(options: Options) -> None:
     """An option that has no effect here is a mistake."""
-    without_effect = [
-        [option.opts[0] for option in part]
+    without_effect = {
+        name: [option.opts[0] for option in part]
         for name, part in _FOREIGN_PARTS.items()
         if getattr(options, name) != type(getattr(options, name))()
-    ]
-    without_effect += [
-        [f"--{field.name.removesuffix('_s')}"]
+    } | {
+        field.name: [f"--{field.name.removesuffix('_s')}"]
         for field in fields(options)
         if field.name in _FOREIGN_FIELDS and getattr(options, field.name) != field.default
-    ]
-    if without_effect:
-        names = (
-            " and ".join(without_effect[0]) if len(without_effect[0]) < 3 else ", ".join(without_effect[0])
-        )
+    }
+    for part, given in without_effect.items():  # the first of them is enough
+        names = " and ".join(given) if len(given) < 3 else ", ".join(given)
+        instead = f", and let {_RESTARTER[options.launcher]}" if part == "restart" else ""
         raise LaunchError(
             f"--launcher={options.launcher} starts and watches the processes itself, so what you gave of {names} has no "
-            "effect; leave it out, or use --launcher=ssh"
+            f"effect; leave it out{instead}, or use --launcher=ssh"
         )
 
 

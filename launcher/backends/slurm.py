@@ -15,6 +15,7 @@ from ..errors import EXIT_HOST, LaunchError
 from ..plan import Plan
 from ..verdict import signal_name
 from .owned_job import HOSTFILE
+from .rank_start import RankStart
 
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
 _TASK_ENDED = re.compile(
@@ -41,30 +42,24 @@ def refuse_no_hosts(plan: Plan) -> None:
         raise LaunchError(f"--launcher=slurm needs a hostfile with the names of Slurm's nodes; {_HINT}")
 
 
-def srun_command(
-    srun: str,
-    slots: tuple[tuple[str, int], ...],
-    start: tuple[str, ...],
-    *,
-    launcher_args: tuple[str, ...],
-) -> tuple[tuple[str, ...], str]:
+def srun_command(start: RankStart) -> tuple[tuple[str, ...], str]:
     """The command, and the text of the file that SLURM_HOSTFILE must name: the host of every rank, one per line.
 
-    The first worker that fails ends all of them, and one Ctrl-C is enough.
+    The first worker that fails ends all of them, and one Ctrl-C is enough. srun passes all variables on.
     """
     argv = (
-        srun,
+        start.program,
         "-n",
-        str(sum(number for _, number in slots)),
-        f"--nodes={len(slots)}",
+        str(start.num_ranks),
+        f"--nodes={len(start.slots)}",
         f"--nodelist={HOSTFILE}",
         "--distribution=arbitrary",
         "--kill-on-bad-exit=1",
         "--quit-on-interrupt",
-        *launcher_args,
+        *start.launcher_args,
         "--export=ALL",
     )
-    return (*argv, *start), "".join(f"{host}\n" * number for host, number in slots)
+    return (*argv, *start.words), start.hosts_by_rank
 
 
 def failure_in(line: str) -> tuple[str, int] | None:

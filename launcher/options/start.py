@@ -14,6 +14,16 @@ class StartOptions:
 
     window: int = 64
     shows_timings: bool = False
+    preload: tuple[str, ...] = ()
+
+
+def _module_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = () if value is None else tuple(one.strip() for one in value.split(","))
+    if not all(part.isidentifier() for one in names for part in one.split(".")):
+        raise click.UsageError(
+            f"--preload={value}: not names of modules; write them with commas between, e.g. torch,numpy"
+        )
+    return names
 
 
 OPTIONS: tuple[click.Option, ...] = (
@@ -24,10 +34,18 @@ OPTIONS: tuple[click.Option, ...] = (
         metavar="N",
         help="Make N connections at a time.  [default: 64]",
     ),
-    click.Option(["--timings"], is_flag=True, help="Say at the end how long each phase of the start took."),
+    click.Option(["--timings"], is_flag=True, help="Say how long each phase of the start took."),
+    click.Option(
+        ["--preload"],
+        callback=_module_names,
+        metavar="MODULES",
+        help="Import these modules, e.g. torch, once on each host and fork its workers from there.",
+    ),
 )
 
 
 def read(given: dict[str, Any]) -> StartOptions:
     """The options of this file from all that were given, by parameter name."""
-    return StartOptions(window=given["connect_window"], shows_timings=given["timings"])
+    return StartOptions(
+        window=given["connect_window"], shows_timings=given["timings"], preload=given["preload"]
+    )

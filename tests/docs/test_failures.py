@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dslaunch.launcher.report import BegunAttempt, report_of
 from dslaunch.launcher.verdict import HostFailure, OutputFailure, RankFailure, Verdict, judge
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -64,9 +65,9 @@ def test_an_explained_message_is_one_that_the_program_says(message: str) -> None
 
 def test_every_key_of_the_report_is_explained() -> None:
     verdict = judge([], stopped_at=None, interrupted_by=None, phases_s={})
-    assert {f"`{key}`" for key in verdict.to_dict()} <= set(
-        re.findall(r"^\| (`\w+`) \|", GUIDE, re.MULTILINE)
-    )
+    report = report_of((BegunAttempt(hosts=("w",)).end(verdict),))
+    assert {f"`{key}`" for key in report} <= set(re.findall(r"^\| (`\w+`) \|", GUIDE, re.MULTILINE))
+    assert all(f"`{key}`" in GUIDE for key in report["attempts"][0])
     for kind in (RankFailure, HostFailure, OutputFailure):
         for field in fields(kind):
             assert f"`{field.name}`" in GUIDE, f"{kind.__name__}.{field.name}"

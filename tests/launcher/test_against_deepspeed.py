@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dslaunch.launcher import cli, run
+from dslaunch.launcher import cli, planning, pool, run
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.options import Options
@@ -385,8 +385,8 @@ def theirs(cases: list[Case], tmp_path: Path) -> list[Answer]:
 
 def ours(case: Case, path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Our answer, from the same words to the plan."""
-    monkeypatch.setattr(run, "DEFAULT_HOSTFILE", path.parent / "nowhere")
-    monkeypatch.setattr(run, "count_accelerators", lambda: case.num_devices)
+    monkeypatch.setattr(pool, "DEFAULT_HOSTFILE", path.parent / "nowhere")
+    monkeypatch.setattr(pool, "count_accelerators", lambda: case.num_devices)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if case.visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", case.visible)
@@ -397,7 +397,7 @@ def ours(case: Case, path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
     assert ended.value.code == 0
     console = Console(log_level="critical", err=io.BytesIO())
     try:
-        attempt = run.choose_attempt(taken[0], console)
+        attempt = planning.choose_attempt(taken[0], console)
     except LaunchError as error:
         return f"LaunchError: {error}"
     return [(one.host.name, list(one.devices)) for one in attempt.hosts]

@@ -76,3 +76,30 @@ def test_a_long_list_of_silent_hosts_is_shortened() -> None:
         with_known_slots(
             hosts, in_question=hosts, look=looking({host.name: "no" for host in hosts}), num_cpu_workers=1
         )
+
+
+def test_a_host_that_the_job_can_do_without_counts_as_most_others_until_it_is_tried() -> None:
+    warnings: list[str] = []
+    more = Host(name="more", slots=None)
+    found = with_known_slots(
+        (KNOWN, AUTO, OTHER, more),
+        in_question=(KNOWN, AUTO, OTHER, more),
+        look=looking({"auto": "refused the connection", "other": 3, "more": 3}),
+        num_cpu_workers=1,
+        warn=warnings.append,
+    )
+    assert {host.name: host.slots for host in found} == {"known": 2, "auto": 3, "other": 3, "more": 3}
+    assert warnings == [
+        "slots=auto: auto: refused the connection; it counts as a host with slots=3 until it is tried again"
+    ]
+
+
+def test_if_no_host_can_be_looked_at_the_job_cannot_do_without_them() -> None:
+    with pytest.raises(LaunchError, match="each host: auto: no; other: no; repair that"):
+        with_known_slots(
+            (KNOWN, AUTO, OTHER),
+            in_question=(KNOWN, AUTO, OTHER),
+            look=looking({"auto": "no", "other": "no"}),
+            num_cpu_workers=1,
+            warn=print,
+        )

@@ -14,7 +14,7 @@ from dslaunch.launcher.options import read_parts
 from dslaunch.launcher.options.binding import BindingOptions
 from tests.lab import Lab
 from tests.launcher.command import Command
-from tests.launcher.test_local_job import Job
+from tests.launcher.local_job import Job
 
 
 def options(*words: str) -> BindingOptions:

@@ -81,6 +81,7 @@ OPTIONS = [
     # launcher/options/start.py
     ("--connect_window",),
     ("--timings",),
+    ("--preload",),
     ("-h", "--help"),
 ]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import cli, run
+from dslaunch.launcher import cli, environment, pool
 
 GOLDEN = Path(__file__).parent / "golden"
 Env = Callable[..., str]
@@ -26,14 +27,14 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (tmp_path / ".deepspeed_env").write_text(
         "NCCL_DEBUG=INFO\nPATH=/opt/bin:$PATH\nPATH=/more:$PATH\nMY_TOKEN=secret\nCOPY=$MY_TOKEN\nRANK=9\n"
     )
-    for variable in [*run.os.environ]:
-        if variable.startswith(run.environment.EXPORTED_PREFIXES) or variable == "DS_ENV_FILE":
+    for variable in [*os.environ]:
+        if variable.startswith(environment.EXPORTED_PREFIXES) or variable == "DS_ENV_FILE":
             monkeypatch.delenv(variable)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5 0")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(run, "count_accelerators", lambda: 0)
+    monkeypatch.setattr(pool, "count_accelerators", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
     def shown(*words: str, exit_code: int = 0) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.launcher.command import Command
-from tests.launcher.test_local_job import WORKER, Job, poll
+from tests.launcher.local_job import WORKER, Job, poll
 
 pytestmark = pytest.mark.slow
 

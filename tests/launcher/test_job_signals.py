@@ -16,7 +16,7 @@ import pytest
 from dslaunch.launcher import job_signals
 from tests.lab import Lab
 from tests.launcher.command import Command
-from tests.launcher.test_local_job import WORKER, Job, poll
+from tests.launcher.local_job import WORKER, Job, poll
 
 NOTING = """
 def note(number, frame): say(rank, 'got', signal.Signals(number).name)

@@ -19,7 +19,7 @@ import pytest
 from dslaunch.launcher.cli import dslaunch
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.options.logs import LogOptions, read
-from tests.launcher.test_local_job import WORKER, Job, assert_short, poll
+from tests.launcher.local_job import WORKER, Job, assert_short, poll
 
 
 def read_words(*words: str) -> LogOptions:

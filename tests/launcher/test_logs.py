@@ -100,6 +100,25 @@ def test_one_file_for_both_streams_is_named_as_deepspeed_does(tmp_path: Path) ->
     assert b"".join(found.values()) == b"a\nb\nc\n"
 
 
+def test_attempts_and_jobs_of_one_second_do_not_share_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed's names have no place for the number of an attempt."""
+    monkeypatch.setattr(logs.time, "time", lambda: 1.0e9)
+    files = RankFiles(log_dir=None, each_rank_dir=str(tmp_path))
+    for text in (b"first\n", b"second\n"):
+        files.begin([0, 1])
+        files.put(1, 1, text, None)
+    other_job = RankFiles(log_dir=None, each_rank_dir=str(tmp_path))
+    other_job.begin([1])
+    other_job.put(1, 1, b"third\n", None)
+    assert files.finish(10)
+    assert other_job.finish(10)
+    names = sorted(one.name for one in tmp_path.glob("*_rank1.log"))
+    assert [(tmp_path / name).read_bytes() for name in names] == [b"first\n", b"second\n", b"third\n"]
+    assert all(re.fullmatch(r"\d{14}_rank1\.log", name) for name in names)
+
+
 def test_both_kinds_at_once(tmp_path: Path) -> None:
     files = RankFiles(log_dir=str(tmp_path / "a"), each_rank_dir=str(tmp_path / "b"))
     files.begin([0])

@@ -290,7 +290,9 @@ def test_a_dry_run_says_which_node_this_is(nodes: Nodes) -> None:
         (["-H", "hosts", "--master_addr=x", "--node_rank=2"], "--node_rank=2 is not one of the 2 hosts, 0 to 1"),
         (["-H", "hosts", "--master_addr=x"], "which node is this? Tried --node_rank (not given), SLURM_NODEID (not set)"),
         (["-H", "hosts", "--master_addr=x", "--node_rank=0", "--master_port=5", "--coordinator_port=5"], "--coordinator_port=5 is the master port too"),
-        (["-H", "hosts", "--master_addr=x", "--node_rank=0", "--max_restarts=1"], "--no_ssh starts nothing again"),
+        (["-H", "hosts", "--master_addr=x", "--node_rank=0", "--max_restarts=1"],
+         "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, --max_nodes, "
+         "--elastic_training); leave them out, and let whoever starts the nodes do that: backoffLimit of a Kubernetes Job"),
         (["--launcher=local"], "--no_ssh and --launcher=local exclude each other"),
         (["-H", "auto", "--node_rank=0", "--master_addr=x"], "auto: slots=auto (gamma) cannot be used with --no_ssh"),
     ],

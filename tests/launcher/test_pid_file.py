@@ -11,7 +11,7 @@ import pytest
 from dslaunch.launcher.pid_file import PidFileInUse, write_pid_file
 from tests.lab import Lab
 from tests.launcher.command import Command
-from tests.launcher.test_local_job import WORKER, Job, poll
+from tests.launcher.local_job import WORKER, Job, poll
 
 
 def test_the_file_is_named_for_the_launcher_and_holds_the_agent(tmp_path: Path) -> None:

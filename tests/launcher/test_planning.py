@@ -13,8 +13,11 @@ from dslaunch.launcher import plan_text, planning, pool
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.frames import Hello
+from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.options import Options
 from dslaunch.launcher.plan import NodePlan, Plan
+from dslaunch.launcher.restart import Attempt
+from dslaunch.launcher.selection import Selected
 
 Planned = Callable[..., "tuple[Plan, str]"]
 
@@ -243,6 +246,29 @@ def test_a_slot_beyond_what_was_found_is_refused(planned: Planned, looked_at: li
         planned(hostfile="hosts", include="w2:2")
 
 
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, {"w": None, "k": 2, "v": None}),
+        ({"include": "w:3"}, {"w": None}),
+        ({"include": "v:0,7@k:1"}, {"k": 1, "v": None}),
+        ({"exclude": "w:3@k:1"}, {"w": None, "k": 1, "v": None}),
+        ({"exclude": "w@k"}, {"v": None}),
+        ({"num_nodes": 1}, {"w": None}),
+    ],
+)
+def test_a_command_that_looks_at_no_host_takes_any_slot_of_a_host_with_auto(
+    options: dict[str, Any], chosen: dict[str, int | None], tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("w slots=auto\nk slots=2\nv slots=auto\n")
+    given = Options(program="", hostfile=str(tmp_path / "hosts"), **options)
+    found = pool.choose_hosts(given)
+    assert {one.host.name: num_slots for one, num_slots in found} == chosen
+    assert {one.host.name: one.host.slots for one, _ in found} == {
+        name: {"w": None, "k": 2, "v": None}[name] for name in chosen
+    }
+
+
 # What a person sees.
 
 
@@ -261,3 +287,19 @@ def test_the_plan_shows_what_a_host_has_of_its_own(planned: Planned) -> None:
         "  rank 1, local rank 0: /opt/py -u train.py --local_rank=0",
     ]
     assert "host w0 (node 0, by ssh), devices 0" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "ports"),
+    [
+        (None, [(29500, False), (29501, False), (29502, False)]),
+        (4000, [(4000, True), (4001, False), (4002, False)]),
+        (65534, [(65534, True), (65535, False), (65532, False)]),
+    ],
+)
+def test_each_attempt_has_a_port_of_its_own(given: int | None, ports: list[tuple[int, bool]]) -> None:
+    """A port that was given must be free; the next ones are where to begin to look."""
+    options = Options(program="train.py", master_port=given)
+    hosts = (Selected(host=Host(name="localhost", slots=1), devices=("0",)),)
+    plans = [planning.make_plan(options, Attempt(hosts=hosts, run_id="r", number=one)) for one in range(3)]
+    assert [(plan.master.port, plan.master.is_port_fixed) for plan in plans] == ports

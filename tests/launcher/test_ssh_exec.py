@@ -66,14 +66,22 @@ def test_arguments_and_output_are_the_same_bytes(lab: Lab, folder: Path) -> None
 def test_the_environment_is_a_job_s_without_a_rank(lab: Lab, folder: Path) -> None:
     (folder / ".deepspeed_env").write_text("PROBE=there\n")
     show = (
-        "import os; print(os.getcwd(), *(os.environ.get(n) for n in 'PROBE NCCL_X RANK MASTER_ADDR'.split()))"
+        "import os; print(os.getcwd(), os.environ['PROBE'], os.environ['NCCL_X'], "
+        "*(one for one in os.environ if one.startswith(('RANK', 'LOCAL_', 'WORLD', 'MASTER_', 'TORCHELASTIC_'))))"
     )
     command = execute(lab, folder, "--", sys.executable, "-c", show, env={"NCCL_X": "1"})
     assert command.wait() == 0, command.err
-    assert command.out == f"node[1-4]: {folder} there 1 None None\n"
+    assert command.out == f"node[1-4]: {folder} there 1\n"
     command = execute(lab, folder, "--cwd=/root", "--", "pwd")
     assert command.wait() == 0, command.err
     assert command.out == "node[1-4]: /root\n"
+
+
+def test_a_slot_of_a_host_that_counts_its_own_is_that_host(lab: Lab, folder: Path) -> None:
+    (folder / "hosts").write_text("node1 slots=auto\nnode2 slots=auto\n")
+    command = execute(lab, folder, "-i", "node2:3", "--", "uname", "-n")
+    assert command.wait() == 0, command.err
+    assert command.out == "node2: node2\n"
 
 
 def test_a_failure_or_a_lost_host_does_not_keep_the_others_from_it(lab: Lab, folder: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,8 @@ from tests.lab import Lab
 from tests.launcher.command import Command, poll
 
 pytestmark = pytest.mark.slow
+
+CLOCK_S = 0.01  # between the wall clock, in whole milliseconds, and the one that durations are from
 
 # Says where and what it is, and in an attempt named on its command line fails as told there: attempt:rank:code.
 WORK = """
@@ -23,7 +27,9 @@ here = [pathlib.Path(f"up-{attempt}-{number}") for number in range(int(os.enviro
 here[rank].touch()
 for word in sys.argv[1:]:
     if word == "wait":
-        while attempt == 0 and not pathlib.Path("go").exists(): time.sleep(0.01)
+        while attempt == 0: time.sleep(0.01)
+    elif word.startswith("wait:"):
+        while attempt == int(word[5:]): time.sleep(0.01)
     elif word.count(":") == 2:
         when, who, code = map(int, word.split(":"))
         if when == attempt:
@@ -59,17 +65,67 @@ def hosts(attempt: dict[int, dict[str, str]]) -> str:
     return " ".join(attempt[rank]["host"] for rank in sorted(attempt))
 
 
-def test_a_failed_rank_starts_the_whole_job_again_on_the_same_hosts(lab: Lab, folder: Path) -> None:
-    command = launch(lab, folder, "--num_nodes=2", "--max_restarts=2", "work.py", "--", "0:3:7", "1:0:8")
+@pytest.mark.parametrize("launcher", ["ssh", "pdsh"])
+def test_a_failed_rank_starts_the_whole_job_again_on_the_same_hosts(
+    lab: Lab, folder: Path, launcher: str
+) -> None:
+    words = (f"--launcher={launcher}", "--num_nodes=2", "--max_restarts=2", "--report=report.json")
+    command = launch(lab, folder, *words, "--log_dir=logs", "work.py", "--", "0:3:7", "1:0:8")
     assert command.wait() == 0, command.err
     found = attempts(command)
     assert [hosts(one) for one in found] == ["node1 node1 node2 node2"] * 3
+    assert {said["attempt"] for said in found[2].values()} == {2}
     assert len({one[0]["port"] for one in found}) == 3, "a new port for each attempt"
-    assert len({one[0]["id"] for one in found}) == 1
+    assert all(len({said["port"] for said in one.values()}) == 1 for one in found)
+    assert len({said["id"] for one in found for said in one.values()}) == 1
     assert {said["max"] for one in found for said in one.values()} == {"2"}
-    assert "rank 3 on node2" in command.err
-    assert "dslaunch: starting again (2 of 2 restarts)" in command.err
+    assert_three_attempts_are_told_apart(command.err)
+    check_files(folder / "logs" / "latest")
+    check_report(json.loads((folder / "report.json").read_text()))
+    assert (folder / "logs" / "latest" / "report.json").read_text() == (folder / "report.json").read_text()
     assert lab.wait_until_clean() == []
+
+
+def assert_three_attempts_are_told_apart(err: str) -> None:
+    """What each attempt failed with stands before the sentence on the next one."""
+    places = [
+        err.index(text)
+        for text in (
+            "dslaunch: rank 3 on node2",
+            "dslaunch: starting again (1 of 2 restarts)",
+            "dslaunch: rank 0 on node1",
+            "dslaunch: starting again (2 of 2 restarts)",
+        )
+    ]
+    assert places == sorted(places), err
+
+
+def check_files(run: Path) -> None:
+    """Each attempt has files of its own, and in them is what its ranks said."""
+    for number in range(3):
+        files = sorted((run / f"attempt_{number}").iterdir())
+        assert len(files) == 8
+        said = [json.loads(line) for one in files for line in one.read_text().splitlines()]
+        assert sorted((one["attempt"], one["rank"]) for one in said) == [(number, rank) for rank in range(4)]
+
+
+def check_report(report: dict[str, Any]) -> None:
+    """The last attempt at the top, and below it all of them."""
+    assert (report["exit_code"], report["culprit"]) == (0, None)
+    found = report["attempts"]
+    assert [one["number"] for one in found] == [0, 1, 2]
+    assert [one["hosts"] for one in found] == [["node1", "node2"]] * 3
+    assert [one["exit_code"] for one in found] == [7, 8, 0]
+    assert [one["culprit"] and one["culprit"]["rank"] for one in found] == [3, 0, None]
+    assert [one["decision"] for one in found] == [
+        "starting again (1 of 2 restarts)",
+        "starting again (2 of 2 restarts)",
+        "",
+    ]
+    began = [datetime.fromisoformat(one["began_at"]).timestamp() for one in found]
+    for place, one in enumerate(found[:-1]):
+        assert 0 < one["phases_s"]["started"] < one["duration_s"]
+        assert began[place] + one["duration_s"] <= began[place + 1] + CLOCK_S
 
 
 def test_the_last_failure_is_the_exit_code(lab: Lab, folder: Path) -> None:
@@ -112,6 +168,52 @@ def test_an_elastic_job_goes_on_with_fewer_hosts(lab: Lab, folder: Path) -> None
     second = attempts(command)[-1]
     assert hosts(second) == "node2 node2 node3 node3"
     assert {said["world"] for said in second.values()} == {"4"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--elastic_training", "--min_elastic_nodes=2", "--max_elastic_nodes=3"),
+        ("--num_nodes=2:3", "--max_restarts=3"),
+    ],
+)
+def test_deepspeed_s_words_for_how_many_hosts(lab: Lab, folder: Path, words: tuple[str, ...]) -> None:
+    """Three of four hosts take part; the fourth stands in for a lost one, and without another there are two."""
+    command = launch(lab, folder, *words, "--heartbeat=2", "work.py", "wait", "wait:1")
+    command.wait_for('"attempt": 0', times=6)
+    lab.host("node2").die()
+    command.wait_for('"attempt": 1', times=6)
+    lab.host("node3").die()
+    assert command.wait() == 0, command.err
+    assert [hosts(one) for one in attempts(command)] == [
+        "node1 node1 node2 node2 node3 node3",
+        "node1 node1 node4 node4 node3 node3",
+        "node1 node1 node4 node4",
+    ]
+    assert {said["world"] for said in attempts(command)[2].values()} == {"4"}
+
+
+def test_hosts_that_count_their_own_slots_keep_that_number(lab: Lab, folder: Path) -> None:
+    """They are looked at once, before the first attempt, the spare too."""
+    (folder / "hosts").write_text("".join(f"{node.name} slots=auto\n" for node in lab.nodes[:3]))
+    words = ("--spares=1", "--max_restarts=1", "--heartbeat=2", "work.py", "wait")
+    command = launch(lab, folder, *words)
+    command.wait_for('"attempt": 0', times=2)
+    lab.host("node1").die()
+    assert command.wait() == 0, command.err
+    assert [hosts(one) for one in attempts(command)] == ["node1 node2", "node3 node2"]
+    assert command.err.count("slots=auto: looking at 3 hosts") == 1
+
+
+def test_a_host_that_cannot_count_its_slots_is_replaced_like_any_other(lab: Lab, folder: Path) -> None:
+    (folder / "hosts").write_text("".join(f"{node.name} slots=auto\n" for node in lab.nodes[:3]))
+    lab.host("node1").sshd_kill()
+    command = launch(lab, folder, "--spares=1", "--num_gpus=2", "work.py")
+    assert command.wait() == 0, command.err
+    (only,) = attempts(command)
+    assert hosts(only) == "node3 node3 node2 node2"
+    assert "warning: slots=auto: node1: node1 port 22 refused the connection" in command.err
+    assert "starting with other hosts; node3 instead of node1" in command.err
 
 
 def test_what_fails_at_once_is_not_started_again(lab: Lab, folder: Path) -> None:

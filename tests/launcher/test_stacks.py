@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslaunch.launcher import stack_dump
+from dslaunch.launcher import stack_dump, worker_hook
 from dslaunch.launcher.frames import Stacks
 from dslaunch.launcher.stacks import TIMEOUT_S, Block, StackWatch
 from tests.lab import Lab
 from tests.launcher.command import Command, poll as poll_command
-from tests.launcher.test_local_job import WORKER, Job, poll
+from tests.launcher.local_job import WORKER, Job, poll
 
 # When to ask.
 
@@ -115,8 +115,9 @@ def seen_by_a_program(folder: Path, *, has_hook: bool, python_path: str | None) 
         env[b"PYTHONPATH"] = python_path.encode()
     if has_hook:
         hook = folder / "hook"
-        stack_dump.install_hook(str(hook))
-        stack_dump.add_hook(env, folder=str(hook), file=str(folder / "stacks"))
+        worker_hook.install_hook(str(hook))
+        worker_hook.add_hook(env, folder=str(hook))
+        worker_hook.ask_for(env, stacks_file=str(folder / "stacks"), timings_pipe=str(folder / "timings"))
     done = subprocess.run(
         [sys.executable, "-u", "show.py", "--local_rank=0"],
         cwd=folder,

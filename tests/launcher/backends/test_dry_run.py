@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import cli, run
+from dslaunch.launcher import cli, environment, planning, pool
 from dslaunch.launcher.backends import owner, pdsh
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -24,14 +25,14 @@ DRY_RUNS = {
 @pytest.fixture(autouse=True)
 def _same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slots=4\n")
-    for variable in [*run.os.environ]:
-        if variable.startswith((*run.environment.EXPORTED_PREFIXES, "DS_ENV_FILE", "PDSH_")):
+    for variable in [*os.environ]:
+        if variable.startswith((*environment.EXPORTED_PREFIXES, "DS_ENV_FILE", "PDSH_")):
             monkeypatch.delenv(variable)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NCCL_SECRET", "canary")
-    monkeypatch.setattr(run.socket, "gethostname", lambda: "head.example.com")
-    monkeypatch.setattr(run.sys, "executable", "/opt/py/bin/python")
+    monkeypatch.setattr(pool.socket, "gethostname", lambda: "head.example.com")
+    monkeypatch.setattr(planning.sys, "executable", "/opt/py/bin/python")
     monkeypatch.setattr(owner.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(owner.shutil, "which", lambda name: None)
     monkeypatch.setattr(owner, "count_accelerators", lambda: 0)
@@ -63,8 +64,10 @@ def test_a_dry_run_prints_the_exact_command_line(
         ("--launcher=openmpi --kill_grace=5", "what you gave of --kill_grace has no effect"),
         ("--launcher=mpich --force_multi", "what you gave of --force_multi has no effect"),
         ("--launcher=slurm --ssh_port=22", "what you gave of --ssh_port, --ssh_user, "),
-        ("--launcher=impi --timings", "what you gave of --connect_window and --timings has no effect"),
+        ("--launcher=impi --timings", "what you gave of --connect_window, --timings, --preload has no effect"),
         ("--launcher=mvapich --max_restarts=1", "what you gave of --max_restarts, "),
+        ("--launcher=openmpi --spares=1", "leave it out, and let the batch system start the job again, or a loop in its"),
+        ("--launcher=slurm --elastic_training", "and let Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in"),
         ("--launcher=openmpi -H ports", "node1: port=2222 in the hostfile, but mpirun reaches the hosts by itself"),
         ("--launcher=slurm -H users", "node1: user ada in the hostfile, but srun reaches the hosts by itself"),
         ("--launcher=slurm -H None", "--launcher=slurm needs a hostfile with the names of Slurm's nodes; write"),

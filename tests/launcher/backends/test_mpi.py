@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dslaunch.launcher.backends import mpi
+from dslaunch.launcher.backends.rank_start import RankStart
 from dslaunch.launcher.errors import LaunchError
 
 SAYS = {
@@ -17,7 +19,7 @@ SAYS = {
     "impi": "Intel(R) MPI Library for Linux* OS, Version 2021.11",
     "other": "hello",
 }
-SLOTS = (("w0", 2), ("w1", 3))
+START = RankStart(program="mpirun", slots=(("w0", 2), ("w1", 3)), words=("start",), names=("A", "B"))
 
 
 def install(folder: Path, **programs: str) -> None:
@@ -87,20 +89,18 @@ def test_no_mpirun_or_another_mpi_s_is_said_with_what_to_do(
     ],
 )  # fmt: skip
 def test_launcher_args_win_over_our_own_words(words: list[str], is_root: bool, expected: str) -> None:
-    argv, hostfile = mpi.openmpi_command(
-        "mpirun", SLOTS, ("start",), names=("A", "B"), launcher_args=tuple(words), is_root=is_root
-    )
+    argv, hostfile = mpi.openmpi_command(replace(START, launcher_args=tuple(words)), is_root=is_root)
     assert " ".join(argv) == f"mpirun -n 5 --hostfile <hostfile> {expected} -x A -x B start"
     assert hostfile == "w0\nw0\nw1\nw1\nw1\n"
 
 
 def test_intel_mpi_refuses_hosts_with_unequal_slots() -> None:
     with pytest.raises(LaunchError, match=r"but w0 has 2 and w1 has 3; use --num_gpus=2"):
-        mpi.impi_command("mpirun", SLOTS, ("start",), names=("A",), launcher_args=())
+        mpi.impi_command(START)
 
 
 @pytest.mark.parametrize("command", [mpi.mpich_command, mpi.impi_command])
 def test_hydra_takes_no_ipv6_address(command: object) -> None:
     assert callable(command)
     with pytest.raises(LaunchError, match=r"fd00::1: --launcher=(mpich|impi) takes no IPv6 address"):
-        command("mpirun", (("fd00::1", 2),), ("start",), names=("A",), launcher_args=())
+        command(replace(START, slots=(("fd00::1", 2),)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.backends import slurm
+from dslaunch.launcher.backends.rank_start import RankStart
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.selection import select
@@ -29,7 +30,10 @@ def test_as_many_tasks_as_slots_are_chosen(
     choice: dict[str, str | int], num_ranks: int, hosts: list[str]
 ) -> None:
     slots = tuple((one.host.name, len(one.devices)) for one in select(POOL, **choice))  # type: ignore[arg-type]
-    argv, hostfile = slurm.srun_command("srun", slots, ("start",), launcher_args=("--gpus-per-node=4",))
+    start = RankStart(
+        program="srun", slots=slots, words=("start",), names=("A",), launcher_args=("--gpus-per-node=4",)
+    )
+    argv, hostfile = slurm.srun_command(start)
     assert argv == (
         "srun",
         "-n",

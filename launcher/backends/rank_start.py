@@ -1,0 +1,25 @@
+"""What MPI or Slurm is asked for, before it is put into the words of one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """One process for each rank, on these hosts in this order."""
+
+    program: str  # mpirun, srun or what else they are called
+    slots: tuple[tuple[str, int], ...]  # each host, and how many ranks it gets
+    words: tuple[str, ...]  # the command of every rank
+    names: tuple[str, ...]  # the variables that it needs
+    launcher_args: tuple[str, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(number for _, number in self.slots)
+
+    @property
+    def hosts_by_rank(self) -> str:
+        """A line with its host for each rank."""
+        return "".join(f"{host}\n" * number for host, number in self.slots)

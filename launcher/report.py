@@ -1,0 +1,71 @@
+"""What --report and --log_dir keep of a job: how it ended, and how each of its attempts did."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from .errors import LaunchError
+from .verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempt:
+    """One start of the job and how it ended. `decision` is what was said of the next one; empty: nothing.
+
+    Units: seconds; `began_at` since the epoch
+    """
+
+    number: int
+    hosts: tuple[str, ...]  # in the order of their ranks
+    began_at: float
+    duration_s: float
+    verdict: Verdict
+    decision: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "hosts": list(self.hosts),
+            "began_at": datetime.fromtimestamp(self.began_at).astimezone().isoformat(timespec="milliseconds"),
+            "duration_s": self.duration_s,
+            **self.verdict.to_dict(),
+            "decision": self.decision,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunAttempt:
+    """One start of the job, from now on."""
+
+    hosts: tuple[str, ...]
+    number: int = 0
+    began_at: float = field(default_factory=time.time)
+    _began: float = field(default_factory=time.monotonic)  # a clock that nobody sets
+
+    def end(self, verdict: Verdict, decision: str = "") -> EndedAttempt:
+        return EndedAttempt(
+            number=self.number,
+            hosts=self.hosts,
+            began_at=self.began_at,
+            duration_s=time.monotonic() - self._began,
+            verdict=verdict,
+            decision=decision,
+        )
+
+
+def report_of(attempts: tuple[EndedAttempt, ...]) -> dict[str, Any]:
+    """How the job ended, which is how its last attempt did, and all attempts. The keys: guide-failures.md."""
+    return {**attempts[-1].verdict.to_dict(), "attempts": [one.to_dict() for one in attempts]}
+
+
+def write_report(path: Path, attempts: tuple[EndedAttempt, ...], *, option: str) -> None:
+    """Errors: LaunchError that names the option which asked for it, if the file cannot be written"""
+    try:
+        path.write_text(json.dumps(report_of(attempts), indent=2) + "\n")
+    except OSError as error:
+        raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,50 @@
+"""How long each phase of a start took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+FIRST_OUTPUT = "first output"
+
+
+class Timings:
+    """Seconds from the beginning to the end of each phase that all hosts or all ranks have behind them."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._latest: dict[
+            str, tuple[set[int], float]
+        ] = {}  # of phases that ranks tell: who, and when the last one
+        self.began_at = time.monotonic()
+        self.phases_s: dict[str, float] = {}
+        self.first_output_s: float | None = (
+            None  # to the first line of any rank; set by the threads that read
+        )
+
+    def begin(self) -> None:
+        self.began_at = time.monotonic()
+
+    def end(self, phase: str, at_s: float | None = None) -> None:
+        """All have it behind them, now or at this time of the monotonic clock."""
+        self.phases_s[phase] = max(0.0, (time.monotonic() if at_s is None else at_s) - self.began_at)
+
+    def take(self, rank: int, phase: str, at_s: float) -> None:
+        """One rank has this phase behind it."""
+        ranks, latest = self._latest.get(phase, (set(), 0.0))
+        ranks.add(rank)
+        self._latest[phase] = ranks, max(latest, at_s)
+        if len(ranks) == self._num_ranks:
+            self.end(phase, self._latest[phase][1])
+
+    def all_s(self) -> dict[str, float]:
+        """Every phase, in the order of time."""
+        phases = dict(self.phases_s)
+        if self.first_output_s is not None:
+            phases[FIRST_OUTPUT] = self.first_output_s
+        return dict(sorted(phases.items(), key=lambda one: one[1]))
+
+
+def describe(phases_s: Iterable[tuple[str, float]]) -> str:
+    """One line for people."""
+    return f"timings: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in phases_s)}"

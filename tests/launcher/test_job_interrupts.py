@@ -1,0 +1,87 @@
+"""Interrupts and other signals that end a job on this machine."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.local_job import Start, poll
+
+pytestmark = pytest.mark.slow
+
+SMALL_GRACE = "--kill_grace=0.2"
+
+
+def test_one_interrupt_lets_the_workers_finish_what_they_do_at_sigterm(start: Start) -> None:
+    job = start(
+        """
+        def save(number, frame):
+            say('saving')
+            time.sleep(0.05)
+            say('saved')
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        say('ready')
+        wait()
+        """,
+        "--num_gpus=2",
+    )
+    job.wait_for("ready", times=2)
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert (job.lines(0), job.lines(1)) == (["ready", "saving", "saved"],) * 2
+    assert (
+        "SIGINT (2): stopping 2 workers (SIGTERM, and SIGKILL after 30 s; Ctrl-C again kills them now)"
+        in job.err
+    )
+    assert "failed" not in job.err
+    job.assert_nothing_is_left()
+
+
+def test_a_second_interrupt_kills_at_once(start: Start) -> None:
+    job = start(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); escape(); say('ready'); wait()", "--num_gpus=2"
+    )
+    job.wait_for("ready", times=2)
+    job.signal(signal.SIGINT)
+    job.wait_for_err("stopping 2 workers")
+    job.signal(signal.SIGINT)
+    assert job.wait(10) == 130
+    assert "killing all workers now" in job.err
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_to_the_launcher_end_the_job_too(number: int, code: int, start: Start) -> None:
+    job = start("escape(); say('ready'); wait()", "--num_gpus=2", SMALL_GRACE)
+    job.wait_for("ready", times=2)
+    job.signal(number)
+    assert job.wait() == code
+    job.assert_nothing_is_left()
+
+
+def test_with_nohup_a_hang_up_changes_nothing(start: Start) -> None:
+    job = start(
+        """
+        import pathlib
+        say('ready')
+        while not pathlib.Path('go').exists(): time.sleep(0.005)
+        """,
+        shell='trap "" HUP; exec "$@"',
+    )
+    job.wait_for("ready")
+    job.signal(signal.SIGHUP)
+    (job.folder / "go").touch()
+    assert job.wait() == 0
+
+
+def test_an_interrupt_before_the_workers_start(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "venv.sh").write_text("touch sourcing; exec sleep 1000\n")
+    job = start("say('started')", "--venv_script=venv.sh")
+    poll((tmp_path / "sourcing").exists, "the venv script")
+    job.signal(signal.SIGINT)
+    assert job.wait(10) == 130
+    assert job.out == ""
+    job.assert_nothing_is_left()

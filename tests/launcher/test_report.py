@@ -1,0 +1,71 @@
+"""The report of a job: its last attempt at the top, and all attempts below."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.report import BegunAttempt, EndedAttempt, report_of, write_report
+from dslaunch.launcher.verdict import HostFailure, Verdict
+
+LOST = HostFailure(host="b", message="lost", at_s=9.0)
+FAILED = Verdict(culprit=LOST, others=(), interrupted_by=None, phases_s=(("connected", 0.5),), ran_s=60.0)
+WELL = Verdict(culprit=None, others=(), interrupted_by=None, phases_s=(), ran_s=5.0)
+FIRST = EndedAttempt(
+    number=0,
+    hosts=("a", "b"),
+    began_at=1.0e9,
+    duration_s=61.5,
+    verdict=FAILED,
+    decision="starting again (1 of 1 restarts); c instead of b (lost)",
+)
+SECOND = EndedAttempt(number=1, hosts=("a", "c"), began_at=1.0e9 + 62, duration_s=5.0, verdict=WELL)
+
+
+def test_the_keys_of_the_last_attempt_are_at_the_top() -> None:
+    for last in (FIRST, SECOND):
+        report = report_of((FIRST, last))
+        assert {key: report[key] for key in report if key != "attempts"} == last.verdict.to_dict()
+
+
+def test_every_attempt_has_its_hosts_its_time_how_it_ended_and_what_was_said_of_the_next() -> None:
+    first, second = report_of((FIRST, SECOND))["attempts"]
+    began_at = first.pop("began_at")
+    assert datetime.fromisoformat(began_at).timestamp() == FIRST.began_at
+    assert datetime.fromisoformat(began_at).utcoffset() is not None
+    assert first == {
+        "number": 0,
+        "hosts": ["a", "b"],
+        "duration_s": 61.5,
+        "exit_code": 3,
+        "culprit": {"kind": "host", "host": "b", "message": "lost", "at_s": 9.0, "exit_code": 3},
+        "others": [],
+        "interrupted_by": None,
+        "phases_s": {"connected": 0.5},
+        "decision": "starting again (1 of 1 restarts); c instead of b (lost)",
+    }
+    assert (second["number"], second["hosts"], second["decision"]) == (1, ["a", "c"], "")
+
+
+def test_an_attempt_that_begins_now_ends_later() -> None:
+    begun = BegunAttempt(number=2, hosts=("a",))
+    ended = begun.end(WELL, "why")
+    assert (ended.number, ended.hosts, ended.verdict, ended.decision) == (2, ("a",), WELL, "why")
+    assert ended.began_at == begun.began_at
+    assert 0 < ended.duration_s < 60
+
+
+def test_the_report_is_written_as_json(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.json", (FIRST, SECOND), option="--report")
+    assert json.loads((tmp_path / "report.json").read_text()) == report_of((FIRST, SECOND))
+
+
+def test_a_report_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "report.json"
+    with pytest.raises(LaunchError) as refused:
+        write_report(path, (FIRST,), option="--report")
+    assert str(refused.value) == f"--report={path}: cannot be written: No such file or directory"

@@ -1,0 +1,94 @@
+"""How long each phase of a start took, up to the first collective of all ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.frames import Milestone
+from dslaunch.launcher.milestones import MilestonePipe
+from dslaunch.launcher.timings import Timings, describe
+from tests.launcher.local_job import WORKER, Job
+
+
+def test_a_phase_that_ranks_tell_of_ends_with_the_last_one() -> None:
+    timings = Timings(num_ranks=3)
+    began = timings.began_at
+    for rank, at_s in ((2, 3.0), (0, 5.0), (2, 4.0)):
+        timings.take(rank, "process group", began + at_s)
+    assert timings.all_s() == {}, "rank 1 is not there"
+    timings.take(1, "process group", began + 2.0)
+    assert timings.all_s() == pytest.approx({"process group": 5.0})
+
+
+def test_phases_are_told_in_the_order_of_time() -> None:
+    timings = Timings(num_ranks=1)
+    timings.first_output_s = 1.5
+    timings.end("started", timings.began_at + 2.0)
+    timings.end("connected", timings.began_at + 1.0)
+    assert list(timings.all_s()) == ["connected", "first output", "started"]
+    assert (
+        describe(timings.all_s().items()) == "timings: connected 1.00 s, first output 1.50 s, started 2.00 s"
+    )
+
+
+def test_lines_that_are_no_milestones_are_left_out(tmp_path: Path) -> None:
+    pipe = MilestonePipe(str(tmp_path / "pipe"))
+    try:
+        assert pipe.read() == []
+        fd = os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(fd, b"x 1.0 a\n\n3\n3 \xff b\n4 2.5 first collective\n5 2.5 \xff\n6 3")
+        assert pipe.read() == [Milestone(4, "first collective", 2.5)]
+        os.write(fd, b".5 process group\n")
+        assert pipe.read() == [Milestone(6, "process group", 3.5)]
+        os.close(fd)
+    finally:
+        pipe.close()
+
+
+TRAIN = """
+import torch, torch.distributed as dist
+dist.init_process_group('gloo')
+if rank == 0: time.sleep(0.3)
+if {is_reducing}:
+    ones = torch.ones(2)
+    dist.all_reduce(ones)
+    assert ones.tolist() == [2, 2]
+dist.destroy_process_group()
+say(dist.all_reduce.__name__, dist.all_reduce.__module__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--preload=torch"], ["--stack_on_hang=0"]])
+def test_the_first_collective_is_timed(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKER + TRAIN.format(is_reducing=True))
+    job = Job(tmp_path, ["--timings", "--num_gpus=2", "--report=end.json", *options, "train.py"])
+    began = time.monotonic()
+    try:
+        assert job.wait(60.0) == 0, job.err
+    finally:
+        job.end()
+    assert job.lines(1) == ["all_reduce torch.distributed.distributed_c10d"]
+    found = re.findall(r"([a-z ]+) ([0-9.]+) s", job.err.partition("timings: ")[2].replace(",", ""))
+    names = [name.strip() for name, _ in found]
+    assert names.index("started") < names.index("process group") < names.index("first collective")
+    phases = json.loads((tmp_path / "end.json").read_text())["phases_s"]
+    assert phases["process group"] + 0.3 <= phases["first collective"] < time.monotonic() - began
+
+
+@pytest.mark.slow
+def test_what_only_some_ranks_reach_is_not_a_phase(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKER + TRAIN.format(is_reducing=False))
+    job = Job(tmp_path, ["--timings", "--num_gpus=2", "train.py"])
+    try:
+        assert job.wait(60.0) == 0, job.err
+    finally:
+        job.end()
+    assert "process group" in job.err
+    assert "first collective" not in job.err
