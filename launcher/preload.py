@@ -205,8 +205,6 @@ class Preloader:
         self._link = ours
         self._link.settimeout(IMPORT_TIMEOUT_S)
         self.notes: list[str] = []
-        import subprocess  # here: agents of jobs without --preload start 4 ms sooner
-        import tempfile
 
         with tempfile.TemporaryFile() as printed:
             try:
