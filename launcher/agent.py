@@ -14,9 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 from .background import in_background
 from .devices import count_accelerators
@@ -51,6 +49,11 @@ from .starter import Starter
 from .uplink import Uplink
 from .worker import HANDLED
 from .worker_group import WorkerGroup
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 TICK_S = 0.2
 

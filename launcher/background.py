@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import selectors
 import threading
-from collections.abc import Callable
 
 from .frames import Frame, Problem
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def in_background(

@@ -68,6 +68,8 @@ module.main()
 """
 
 _MODULES = (
+    "record",
+    "json_text",
     "frames",
     "output",
     "devices",
@@ -93,7 +95,7 @@ _MODULES = (
     "agent",
     "keeper",
 )  # in import order
-_RELAY_MODULES = ("frames", "mux", "process_tree", "relay")
+_RELAY_MODULES = ("record", "json_text", "frames", "mux", "process_tree", "relay")
 _SHIM_MODULES = ("frames", "devices", "process_tree", "binding", "reach", "preparation", "worker_shim")
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable
 
 from .frames import Frame, Listen, Listening
 from .reach import Listener, own_addresses, why_not_listening
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class OpenPort:

@@ -6,9 +6,12 @@ import contextlib
 import os
 import selectors
 import time
-from collections.abc import Callable
 
 from .frames import MAGIC, Decoder, Frame, ProtocolError, encode
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FIRST_HEARTBEAT_S = 120.0  # until the job says its own
 READ_BYTES = 1 << 16

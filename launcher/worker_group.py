@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-from collections.abc import Callable
 
 from .evidence import MemoryWatch, evidence_of
 from .frames import Exited, Frame, Output, Stacks, Started, text_of
@@ -14,6 +13,10 @@ from .private_folder import PrivateFolder
 from .process_tree import reap
 from .stack_dump import StackDump
 from .worker import Stream, Worker
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class WorkerGroup:
