@@ -78,6 +78,7 @@ _MODULES = (
     "worker",
     "binding",
     "reach",
+    "open_port",
     "inspection",
     "preparation",
     "worker_hook",
@@ -85,9 +86,15 @@ _MODULES = (
     "milestones",
     "preload",
     "starter",
+    "worker_group",
+    "ending",
+    "uplink",
+    "background",
     "agent",
+    "keeper",
 )  # in import order
 _RELAY_MODULES = ("frames", "mux", "process_tree", "relay")
+_SHIM_MODULES = ("frames", "devices", "process_tree", "binding", "reach", "preparation", "worker_shim")
 
 
 COMPRESSION = 1  # 3 ms once, and a third of the bytes for every host
@@ -125,8 +132,7 @@ def relay_source() -> bytes:
 
 def shim_source() -> str:
     """Python text that is the worker shim with all it needs, for processes that MPI or Slurm starts."""
-    names = (*_MODULES[: _MODULES.index("agent")], "worker_shim")
-    return f"import sys, types\nmodules = {_sources(names)!r}\n{_INSTALL}"
+    return f"import sys, types\nmodules = {_sources(_SHIM_MODULES)!r}\n{_INSTALL}"
 
 
 def _command(code: str, python: str) -> str:

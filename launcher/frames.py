@@ -13,7 +13,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union, get_args
 
 MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; whatever a login script printed stands before it
 MAX_FRAME_BYTES = 64 << 20
@@ -215,34 +215,7 @@ Frame = Union[  # noqa: UP007 - `X | Y` at run time would need Python 3.10 on th
     Pong,
     Done,
 ]
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        Prepare,
-        Start,
-        Listen,
-        Reach,
-        Inspect,
-        Signal,
-        Hold,
-        AskStacks,
-        Stop,
-        Ping,
-        Hello,
-        Ready,
-        Listening,
-        Reached,
-        Facts,
-        Problem,
-        Started,
-        Output,
-        Exited,
-        Stacks,
-        Milestone,
-        Pong,
-        Done,
-    )
-}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Frame)}
 
 
 # Of each field of each kind: whether a value that JSON gave has the type that is declared above.

@@ -205,6 +205,7 @@ class Preloader:
         self._link = ours
         self._link.settimeout(IMPORT_TIMEOUT_S)
         self.notes: list[str] = []
+
         with tempfile.TemporaryFile() as printed:
             try:
                 subprocess.Popen(
