@@ -101,7 +101,17 @@ _MODULES = (
     "keeper",
 )  # in import order
 _RELAY_MODULES = ("record", "json_text", "frames", "mux", "process_tree", "relay")
-_SHIM_MODULES = ("frames", "devices", "process_tree", "binding", "reach", "preparation", "worker_shim")
+_SHIM_MODULES = (
+    "record",
+    "json_text",
+    "frames",
+    "devices",
+    "process_tree",
+    "binding",
+    "reach",
+    "preparation",
+    "worker_shim",
+)
 
 
 COMPRESSION = 1  # 3 ms once, and a third of the bytes for every host
