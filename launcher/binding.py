@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from .record import Record as NamedTuple
 
 
 class Core(NamedTuple):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-
-_NVIDIA_DEVICE = re.compile(r"nvidia\d+")
 
 
 def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
     """GPUs a process started here could use: NVIDIA's device files, else AMD's compute nodes; 0 if there are none."""
-    nvidia = sum(1 for name in _listdir(dev) if _NVIDIA_DEVICE.fullmatch(name))
+    nvidia = sum(name.startswith("nvidia") and name[6:].isdigit() for name in _listdir(dev))
     return nvidia or sum(
         1 for node in _amd_nodes(sys) if _read(os.path.join(node, "gpu_id")).strip() not in ("", "0")
     )

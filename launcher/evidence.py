@@ -5,21 +5,22 @@ library only.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import re
 import signal
 from collections import deque
-from typing import Any
 
+from . import json_text
 from .frames import text_of
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from typing import Any
 
 NUM_LAST_LINES = 20
 NUM_KEPT_LINES = 500  # of stderr: a traceback may be longer than what is shown otherwise
 MAX_LINE_BYTES = 2000  # of a kept line
 
 _TRACEBACK = "Traceback (most recent call last):"
-_RANK_MARK = re.compile(r"\[rank\d+\]: ?")  # torch.distributed puts it before each line of a traceback
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 _KERNEL_LOG_READ_ALL, _KERNEL_LOG_SIZE = 3, 10
 
@@ -90,8 +91,11 @@ def _is_indented(line: str) -> bool:
 
 
 def _unmarked(line: str) -> str:
-    mark = _RANK_MARK.match(line)
-    return line[mark.end() :] if mark else line
+    """Without the `[rank3]: ` that torch.distributed puts before each line of a traceback."""
+    mark, end, text = line.partition("]:")
+    if end and mark.startswith("[rank") and mark[5:].isdigit():
+        return text[1:] if text.startswith(" ") else text
+    return line
 
 
 def read_error_file(path: str) -> tuple[str, list[str]]:
@@ -101,7 +105,7 @@ def read_error_file(path: str) -> tuple[str, list[str]]:
     """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            message = json.load(file)["message"]
+            message = json_text.read(file.read().strip())["message"]
     except (OSError, ValueError, LookupError, TypeError):
         return "", []
     if not isinstance(message, dict):
@@ -231,6 +235,8 @@ def read_kernel_log() -> str | None:
 
 def is_in_kernel_log(log: str, pid: int, *, since_s: float) -> bool:
     """Whether the kernel says that it killed this process for memory, after `since_s` on its clock."""
+    import re  # here: hardly any agent needs it, and it takes 2 ms
+
     for at, victim in re.findall(r"\[ *([\d.]+)\].* Killed process (\d+) ", log):
         if int(victim) == pid and float(at) >= since_s - 1.0:
             return True

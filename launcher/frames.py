@@ -9,11 +9,17 @@ byte that is not UTF-8 stands as a lone surrogate (`surrogateescape`), and the J
 
 from __future__ import annotations
 
-import json
 import math
 import struct
-from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+
+from . import json_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NamedTuple, Union
+else:
+    from .record import Record as NamedTuple
 
 MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; whatever a login script printed stands before it
 MAX_FRAME_BYTES = 64 << 20
@@ -190,34 +196,8 @@ class Done(NamedTuple):
     left_over: int
 
 
-Frame = Union[  # noqa: UP007 - `X | Y` at run time would need Python 3.10 on the nodes
-    Prepare,
-    Start,
-    Listen,
-    Reach,
-    Inspect,
-    Signal,
-    Hold,
-    AskStacks,
-    Stop,
-    Ping,
-    Hello,
-    Ready,
-    Listening,
-    Reached,
-    Facts,
-    Problem,
-    Started,
-    Output,
-    Exited,
-    Stacks,
-    Milestone,
-    Pong,
-    Done,
-]
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
+if TYPE_CHECKING:
+    Frame = Union[  # noqa: UP007 - one name
         Prepare,
         Start,
         Listen,
@@ -241,8 +221,11 @@ _KINDS: dict[str, Any] = {
         Milestone,
         Pong,
         Done,
-    )
-}
+    ]
+    _KINDS: dict[str, Any]
+else:
+    Frame = tuple
+    _KINDS = {kind.__name__: kind for kind in NamedTuple.__subclasses__() if kind.__module__ == __name__}
 
 
 # Of each field of each kind: whether a value that JSON gave has the type that is declared above.
@@ -254,8 +237,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "dict[str, Any]": lambda value: isinstance(value, dict),
 }
 _CHECKS: dict[str, tuple[Callable[[Any], bool], ...]] = {
-    name: tuple(_FITS[getattr(one, "__forward_arg__", one)] for one in kind.__annotations__.values())
-    for name, kind in _KINDS.items()
+    name: tuple(_FITS[kind.__annotations__[field]] for field in kind._fields) for name, kind in _KINDS.items()
 }
 
 
@@ -266,7 +248,7 @@ def encode(frame: Frame) -> bytes:
 
 def pack(frame: tuple[Any, ...]) -> bytes:
     """Any named tuple in the form of a frame."""
-    text = json.dumps([type(frame).__name__, *frame], ensure_ascii=False, separators=(",", ":"))
+    text = json_text.write([type(frame).__name__, *frame])
     body = text.encode("utf-8", "surrogatepass")
     return _LENGTH.pack(len(body)) + body
 
@@ -305,10 +287,11 @@ class Decoder:
 
 def _decode_body(body: bytes) -> Frame:
     try:
-        fields = json.loads(body.decode("utf-8", "surrogatepass"))
+        fields = json_text.read(body.decode("utf-8", "surrogatepass"))
         frame: Frame = _KINDS[fields[0]](*fields[1:])
-        if not all(fits(frame[place]) for place, fits in enumerate(_CHECKS[fields[0]])):
-            raise ValueError("a field of another type")
+        for fits, value in zip(_CHECKS[fields[0]], frame):  # noqa: B905 - equally long; `strict` needs Python 3.10
+            if not fits(value):
+                raise ValueError("a field of another type")
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"not a frame: {body[:80]!r}") from error
     return frame

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import resource
 import socket
 import time
-from collections.abc import Callable
-from typing import Any
 
+from . import json_text
 from .devices import count_accelerators
 from .frames import Facts, bytes_of, text_of
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _MARK = b"dslaunch facts: "  # before what our programs print; whatever else is printed has no meaning
 _ASK_PYTHON = "import platform; print('dslaunch facts: \"' + platform.python_version() + '\"')"
@@ -22,7 +24,7 @@ import json, torch
 cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
 print("\\ndslaunch facts: " + json.dumps([torch.__version__, "CUDA " + cuda if cuda else "HIP " + hip if hip else ""]))
 """
-_DRIVER_VERSION = re.compile(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s")
+_DRIVER_VERSION = r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s"
 _TCP_LISTEN = "0A"
 
 
@@ -116,7 +118,7 @@ def _ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
     for line in reversed(done.stdout.splitlines()):
         if line.startswith(_MARK):
             with contextlib.suppress(ValueError):
-                return json.loads(text_of(line[len(_MARK) :])), ""
+                return json_text.read(text_of(line[len(_MARK) :]).strip()), ""
     lines = text_of(done.stderr).strip().splitlines()
     if lines:
         return None, lines[-1].strip()
@@ -143,7 +145,9 @@ def _gpu(given: dict[str, Any]) -> dict[str, Any]:
         driver = rows[0][0] if rows else ""
         names = [name for _, _, name in rows]
     if not driver:
-        match = _DRIVER_VERSION.search(_read("/proc/driver/nvidia/version"))
+        import re
+
+        match = re.search(_DRIVER_VERSION, _read("/proc/driver/nvidia/version"))
         driver = match.group(1) if match else ""
     return {"driver": driver, "names": names, "num": count_accelerators()}
 

@@ -19,16 +19,19 @@ starts with the same seed in every process anyway.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
-from collections.abc import Iterable
-from typing import Any
 
+from . import json_text
 from .frames import text_of
 from .worker import Worker, start_worker
 from .worker_hook import STACKS, TIMINGS
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 FORK_TIMEOUT_S = 30.0
 IMPORT_TIMEOUT_S = 300.0
@@ -205,6 +208,7 @@ class Preloader:
         self._link = ours
         self._link.settimeout(IMPORT_TIMEOUT_S)
         self.notes: list[str] = []
+
         with tempfile.TemporaryFile() as printed:
             try:
                 subprocess.Popen(
@@ -278,7 +282,7 @@ class Preloader:
     def _send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
         import array
 
-        body = json.dumps(message).encode()
+        body = json_text.write(message).encode("utf-8", "surrogatepass")
         data = struct.pack(">I", len(body)) + body
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # noticed when the answer is read
@@ -294,6 +298,6 @@ class Preloader:
                 if not more:
                     return {}
                 data += more
-            answer: dict[str, Any] = json.loads(data[4:])
+            answer: dict[str, Any] = json_text.read(data[4:].decode("utf-8", "surrogatepass"))
             return answer
         return {}

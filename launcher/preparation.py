@@ -6,11 +6,14 @@ import contextlib
 import errno
 import os
 import socket
-from typing import Any
 
 from .binding import format_ranges, read_cores, share_cores
 from .frames import bytes_of, text_of
 from .reach import listen_on_all
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from typing import Any
 
 VENV_TIMEOUT_S = 60.0
 _VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # the script's name goes this way, not on a command line

@@ -31,7 +31,7 @@ class MasterSearch:
         self._candidates: list[str] = []  # of this round
         self._first_problems: dict[int, str] = {}  # with the first candidate, by node_rank
         self._problems: dict[int, list[str]] = {}  # of this round's candidates, by node_rank
-        self._unanswered: set[int] = set(self._peers)  # in this round
+        self._unanswered: set[int] = set()  # of those who were asked in this round
         self.is_over = not self.is_needed
         self.address = ""
         self.failures: tuple[tuple[int, str], ...] = ()  # node_rank and message of who stands in the way
@@ -68,7 +68,8 @@ class MasterSearch:
 
     def take(self, node_rank: int, frame: Listening | Reached) -> None:
         """Node 0 listens, or one of its peers tried. In which order hosts say so is open."""
-        if self.is_answered(node_rank):  # said without being asked, or twice
+        is_asked = node_rank in self._unanswered if isinstance(frame, Reached) else self._listening is None
+        if not is_asked:  # said without being asked, or twice
             return
         if isinstance(frame, Reached):
             unanswered = ["was not tried"] * len(self._candidates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -58,12 +59,12 @@ class BegunAttempt:
         )
 
 
-def report_of(attempts: tuple[EndedAttempt, ...]) -> dict[str, Any]:
+def report_of(attempts: Sequence[EndedAttempt]) -> dict[str, Any]:
     """How the job ended, which is how its last attempt did, and all attempts. The keys: guide-failures.md."""
     return {**attempts[-1].verdict.to_dict(), "attempts": [one.to_dict() for one in attempts]}
 
 
-def write_report(path: Path, attempts: tuple[EndedAttempt, ...], *, option: str) -> None:
+def write_report(path: Path, attempts: Sequence[EndedAttempt], *, option: str) -> None:
     """Errors: LaunchError that names the option which asked for it, if the file cannot be written"""
     try:
         path.write_text(json.dumps(report_of(attempts), indent=2) + "\n")

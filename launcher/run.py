@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from .bootstrap import agent_source
 from .connector import ways
 from .console import Console
 from .controller import Controller
+from .errors import LaunchError
 from .logs import REPORT
 from .options import Options
 from .plan import Plan
@@ -55,12 +57,21 @@ def run(options: Options) -> int:
             text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
         click.echo(text.encode())  # UTF-8 whatever the locale is
         return 0
-    return _end(options, _run_attempts(options, first, console), console)
-
-
-def _run_attempts(options: Options, first: Attempt, console: Console) -> tuple[EndedAttempt, ...]:
-    """Start the job, and again after failures as the options say."""
     ended: list[EndedAttempt] = []
+    try:
+        _run_attempts(options, first, console, ended)
+    except LaunchError:
+        if ended:  # what is known of the earlier attempts is not lost
+            _write_reports(options, ended, console)
+        raise
+    return _end(options, ended, console)
+
+
+def _run_attempts(options: Options, first: Attempt, console: Console, ended: list[EndedAttempt]) -> None:
+    """Start the job, and again after failures as the options say; each attempt that has ended is added to `ended`.
+
+    Errors: LaunchError if an attempt cannot be made
+    """
     attempt: Attempt | None = first
     while attempt is not None:
         plan = make_plan(options, attempt)
@@ -79,19 +90,22 @@ def _run_attempts(options: Options, first: Attempt, console: Console) -> tuple[E
             console.say(decision.why)
         ended.append(begun.end(verdict, decision.why))
         attempt = decision.attempt
-    return tuple(ended)
 
 
-def _end(options: Options, attempts: tuple[EndedAttempt, ...], console: Console) -> int:
+def _write_reports(options: Options, attempts: Sequence[EndedAttempt], console: Console) -> None:
+    if console.log_folder is not None:
+        write_report(console.log_folder / REPORT, attempts, option="--log_dir")
+    if options.report:
+        write_report(Path(options.report), attempts, option="--report")
+
+
+def _end(options: Options, attempts: Sequence[EndedAttempt], console: Console) -> int:
     """Write the report and what is left to say; returns the exit code.
 
     Errors: LaunchError if something cannot be written, unless the job has failed anyway
     """
     verdict = attempts[-1].verdict
-    if console.log_folder is not None:
-        write_report(console.log_folder / REPORT, attempts, option="--log_dir")
-    if options.report:
-        write_report(Path(options.report), attempts, option="--report")
+    _write_reports(options, attempts, console)
     console.finish(is_patient=verdict.interrupted_by is None)
     if console.failure is not None and verdict.exit_code == 0:
         raise console.failure

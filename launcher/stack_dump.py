@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING
 
 from .preparation import find_program
 from .process_tree import descendants
 from .worker_hook import SIGNAL
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 

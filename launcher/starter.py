@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from .frames import bytes_of
 from .milestones import MilestonePipe
@@ -12,6 +11,10 @@ from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .worker import Worker, spawn
 from .worker_hook import add_hook, ask_for, install_hook
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Starter:

@@ -18,12 +18,17 @@ class Timings:
         ] = {}  # of phases that ranks tell: who, and when the last one
         self.began_at = time.monotonic()
         self.phases_s: dict[str, float] = {}
-        self.first_output_s: float | None = (
+        self._first_output_s: float | None = (
             None  # to the first line of any rank; set by the threads that read
         )
 
     def begin(self) -> None:
         self.began_at = time.monotonic()
+
+    def heard_output(self, at_s: float) -> None:
+        """Some rank wrote something; may be called from any thread."""
+        if self._first_output_s is None:
+            self._first_output_s = at_s - self.began_at
 
     def end(self, phase: str, at_s: float | None = None) -> None:
         """All have it behind them, now or at this time of the monotonic clock."""
@@ -40,8 +45,8 @@ class Timings:
     def all_s(self) -> dict[str, float]:
         """Every phase, in the order of time."""
         phases = dict(self.phases_s)
-        if self.first_output_s is not None:
-            phases[FIRST_OUTPUT] = self.first_output_s
+        if self._first_output_s is not None:
+            phases[FIRST_OUTPUT] = self._first_output_s
         return dict(sorted(phases.items(), key=lambda one: one[1]))
 
 

@@ -9,11 +9,14 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterable
 
 from .evidence import NUM_KEPT_LINES, NUM_LAST_LINES, Tail
 from .output import LineBuffer
 from .process_tree import die_with_parent
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 READ_BYTES = 1 << 16
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)  # by the agent, never ignored

@@ -48,7 +48,7 @@ class MemoryHost:
         self._change = change
         self._code = code
         self._decoder = Decoder()
-        self._num_source_bytes = len(SOURCE)
+        self._has_source = False
         self._to_read: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.heard: list[Frame] = []
         self.is_closed = False
@@ -60,8 +60,8 @@ class MemoryHost:
         return self._to_read.get()
 
     def write(self, data: bytes) -> None:
-        if self._num_source_bytes:
-            self._num_source_bytes -= len(data)
+        if not self._has_source:  # the first that is written, as a whole
+            self._has_source = True
             return
         for frame in self._decoder.feed(data):
             self.heard.append(frame)

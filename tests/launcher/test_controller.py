@@ -10,7 +10,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dslaunch.launcher import controller
+from dslaunch.launcher import roster
 from dslaunch.launcher.channel import Channel
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.controller import Controller
@@ -192,7 +192,7 @@ def test_a_host_that_falls_silent_is_lost_and_the_others_are_stopped() -> None:
 
 
 def test_a_login_that_never_becomes_an_agent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(roster, "HELLO_TIMEOUT_S", 0.3)
     asking = MemoryHost((2, 3), lambda frame: [b"Password: "] if frame is None else [])
     silent = MemoryHost((4, 5), lambda frame: [MAGIC] if frame is None else [])
     verdict, _ = run(MemoryHost((0, 1)), asking, silent)

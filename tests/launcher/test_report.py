@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from datetime import datetime
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.report import BegunAttempt, EndedAttempt, report_of, write_report
 from dslaunch.launcher.verdict import HostFailure, Verdict
+from tests.launcher.local_job import WORKER, Job
 
 LOST = HostFailure(host="b", message="lost", at_s=9.0)
 FAILED = Verdict(culprit=LOST, others=(), interrupted_by=None, phases_s=(("connected", 0.5),), ran_s=60.0)
@@ -42,7 +44,14 @@ def test_every_attempt_has_its_hosts_its_time_how_it_ended_and_what_was_said_of_
         "hosts": ["a", "b"],
         "duration_s": 61.5,
         "exit_code": 3,
-        "culprit": {"kind": "host", "host": "b", "message": "lost", "at_s": 9.0, "exit_code": 3},
+        "culprit": {
+            "kind": "host",
+            "host": "b",
+            "message": "lost",
+            "at_s": 9.0,
+            "exit_code": 3,
+            "is_way_lost": False,
+        },
         "others": [],
         "interrupted_by": None,
         "phases_s": {"connected": 0.5},
@@ -69,3 +78,23 @@ def test_a_report_that_cannot_be_written_names_the_option(tmp_path: Path) -> Non
     with pytest.raises(LaunchError) as refused:
         write_report(path, (FIRST,), option="--report")
     assert str(refused.value) == f"--report={path}: cannot be written: No such file or directory"
+
+
+@pytest.mark.slow
+def test_an_attempt_that_cannot_be_made_loses_no_report_of_the_others(tmp_path: Path) -> None:
+    worker = """
+        for folder in os.listdir('logs'):
+            if folder != 'latest': open(f'logs/{folder}/attempt_1', 'w').close()
+        sys.exit(3)
+    """
+    (tmp_path / "train.py").write_text(WORKER + textwrap.dedent(worker))
+    words = ["--max_restarts=1", "--min_uptime=0", "--log_dir=logs", "--report=end.json", "train.py"]
+    job = Job(tmp_path, words)
+    try:
+        assert job.wait() == 2, job.err
+    finally:
+        job.end()
+    assert "attempt_1" in job.err
+    report = json.loads((tmp_path / "end.json").read_text())
+    assert [one["exit_code"] for one in report["attempts"]] == [3]
+    assert json.loads((tmp_path / "logs" / "latest" / "report.json").read_text()) == report

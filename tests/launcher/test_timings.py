@@ -28,7 +28,8 @@ def test_a_phase_that_ranks_tell_of_ends_with_the_last_one() -> None:
 
 def test_phases_are_told_in_the_order_of_time() -> None:
     timings = Timings(num_ranks=1)
-    timings.first_output_s = 1.5
+    timings.heard_output(timings.began_at + 1.5)
+    timings.heard_output(timings.began_at + 3.0)
     timings.end("started", timings.began_at + 2.0)
     timings.end("connected", timings.began_at + 1.0)
     assert list(timings.all_s()) == ["connected", "first output", "started"]

@@ -1,0 +1,63 @@
+"""JSON by the C functions that `json` is made of. Sent to the nodes: standard library only.
+
+`json` itself imports `re`, 3 ms of CPU on every host of a job. Where a Python has no such functions, or others, it is used.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class _Settings:
+    """What `json.JSONDecoder` has by default."""
+
+    strict = True
+    object_hook = object_pairs_hook = array_hook = None
+    parse_float, parse_int = float, int
+    parse_constant = staticmethod(float)  # NaN, Infinity, -Infinity
+
+
+def _fast() -> tuple[Callable[[Any], str], Callable[[str], Any]]:
+    from _json import encode_basestring, make_encoder, make_scanner
+
+    encode = make_encoder(None, _refuse, encode_basestring, None, ":", ",", False, False, True)
+    scan = make_scanner(_Settings())  # type: ignore[arg-type] # the stubs know it as a class only
+
+    def write(value: Any) -> str:
+        return "".join(encode(value, 0))
+
+    def read(text: str) -> Any:
+        try:
+            value, end = scan(text, 0)
+        except StopIteration:
+            raise ValueError("not JSON") from None
+        if end != len(text):
+            raise ValueError("more than one JSON value")
+        return value
+
+    sample = ['a"\udcff\n', 1, 2.5, None, True, {"k": [[], {}]}]
+    if read(write(sample)) != sample:
+        raise ValueError("other functions than those of CPython")
+    return write, read
+
+
+def _refuse(value: object) -> None:
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def _slow() -> tuple[Callable[[Any], str], Callable[[str], Any]]:
+    import json
+
+    return (
+        lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+        json.loads,
+    )
+
+
+try:
+    write, read = _fast()
+except Exception:  # private functions: whatever they do in another Python
+    write, read = _slow()

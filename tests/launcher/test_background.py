@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import selectors
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dslaunch.launcher.background import in_background
+from dslaunch.launcher.frames import Frame, Pong, Problem
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    with selectors.DefaultSelector() as one:
+        yield one
+
+
+def wait(selector: selectors.BaseSelector) -> None:
+    ((key, _),) = selector.select(TIMEOUT_S)
+    act: Callable[[], None] = key.data
+    act()
+
+
+def test_the_answer_is_taken_by_whoever_waits_and_not_before(selector: selectors.BaseSelector) -> None:
+    may_answer = threading.Event()
+    taken: list[tuple[Frame, threading.Thread]] = []
+
+    def work() -> Frame:
+        assert threading.current_thread() is not threading.main_thread()
+        assert may_answer.wait(TIMEOUT_S)
+        return Pong(1, 2.0)
+
+    in_background(selector, work, lambda answer: taken.append((answer, threading.current_thread())))
+    assert selector.select(0) == []
+    may_answer.set()
+    wait(selector)
+    assert taken == [(Pong(1, 2.0), threading.current_thread())]
+    assert len(selector.get_map()) == 0
+
+
+def test_work_that_fails_is_a_problem_and_a_traceback(
+    selector: selectors.BaseSelector, capfd: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[Frame] = []
+
+    def work() -> Frame:
+        raise ValueError("no such thing")
+
+    in_background(selector, work, taken.append)
+    wait(selector)
+    assert taken == [Problem("cannot prepare the job: ValueError: no such thing", 3)]
+    assert "Traceback" in capfd.readouterr().err
