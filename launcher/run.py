@@ -17,7 +17,7 @@ from .logs import REPORT
 from .options import Options
 from .plan import Plan
 from .plan_text import describe, describe_pdsh
-from .planning import choose_attempt, make_plan
+from .planning import choose_attempt, make_plan, overruled
 from .pool import read_pool, select_hosts
 from .report import BegunAttempt, EndedAttempt, write_report
 from .restart import Attempt, decide
@@ -67,6 +67,13 @@ def run(options: Options) -> int:
     return _end(options, ended, console)
 
 
+def _warn_of_overruled(plan: Plan, console: Console) -> None:
+    for entry in overruled(plan):
+        console.warn(
+            f"{entry.source}: {entry.name} is not used: every rank gets its own from dslaunch; leave it out"
+        )
+
+
 def _run_attempts(options: Options, first: Attempt, console: Console, ended: list[EndedAttempt]) -> None:
     """Start the job, and again after failures as the options say; each attempt that has ended is added to `ended`.
 
@@ -75,6 +82,8 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     attempt: Attempt | None = first
     while attempt is not None:
         plan = make_plan(options, attempt)
+        if attempt is first:
+            _warn_of_overruled(plan, console)
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         groups = plan_groups(plan.nodes, options.tree)
         reach = ways(options, plan.nodes, groups, say=console.say)
@@ -120,6 +129,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     if options.dry_run:
         click.echo(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}".encode())
         return 0
+    _warn_of_overruled(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
     verdict = run_owned(job, console)
     console.report(verdict)
@@ -139,6 +149,7 @@ def _run_part(options: Options, console: Console) -> int:
     if options.dry_run:
         click.echo(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}".encode())
         return 0
+    _warn_of_overruled(part.plan, console)
     begun = BegunAttempt(hosts=part.plan.host_names)
     verdict = run_part(part, console)
     if options.start.shows_timings:

@@ -100,7 +100,8 @@ def test_every_error_and_warning_is_explained(name: str) -> None:
     missing = [
         text
         for text in raised((CHECKOUT / name).read_text())
-        if not any(row.search(text) for row in rows) and text.strip(GAP + ": ;")  # only values: said elsewhere
+        if not any(row.search(text) for row in rows)
+        and text.strip(GAP + ": ;")  # only values: said elsewhere
     ]
     assert missing == []
 
