@@ -19,7 +19,7 @@ from .plan import Plan
 from .plan_text import describe, describe_pdsh
 from .planning import choose_attempt, make_plan, overruled
 from .pool import read_pool, select_hosts
-from .report import BegunAttempt, EndedAttempt, write_report
+from .report import BegunAttempt, EndedAttempt, check_place, write_report
 from .restart import Attempt, decide
 from .timings import describe as describe_timings
 from .tree import gateways_of, plan_groups
@@ -41,6 +41,8 @@ def run(options: Options) -> int:
     console = Console(log_level=options.log_level, logs=options.logs)
     if options.rendezvous.no_ssh_check:
         console.debug("--no_ssh_check has no effect: there is no check apart from connecting")
+    if options.report:
+        check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
         return _run_part(options, console)
     first = choose_attempt(options, console)
