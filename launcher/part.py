@@ -18,6 +18,7 @@ from .member import Doors, Member
 from .news import Identity, failure_of, identify
 from .node_rank import find_node_rank
 from .options import Options
+from .options.start import StartOptions
 from .plan import NodePlan, Plan
 from .reach import own_addresses
 from .verdict import Failure, HostFailure, RankFailure, Verdict
@@ -104,11 +105,19 @@ def check_options(options: Options, console: Console) -> None:
             "Job, or `scontrol requeue` in a Slurm batch script"
         )
     ssh = options.ssh
-    is_given = any(
-        one is not None for one in (ssh.port, ssh.user, ssh.identity, ssh.config, ssh.connect_timeout_s)
-    )
-    if is_given or options.force_multi:
-        console.warn("with --no_ssh the options for SSH and --force_multi have no effect")
+    given = {
+        "--ssh_port": ssh.port is not None,
+        "--ssh_user": ssh.user is not None,
+        "--ssh_identity": ssh.identity is not None,
+        "--ssh_config": ssh.config is not None,
+        "--connect_timeout": ssh.connect_timeout_s is not None,
+        "--connect_window": options.start.window != StartOptions().window,
+        "--force_multi": options.force_multi,
+    }
+    if names := [name for name, is_given in given.items() if is_given]:
+        console.warn(
+            f"no effect with --no_ssh, which connects to no host: {', '.join(names)}; leave that out"
+        )
 
 
 def run_part(part: Part, console: Console) -> Verdict:

@@ -10,7 +10,7 @@ import click
 
 from .bootstrap import agent_source
 from .connector import ways
-from .console import Console
+from .console import LAST_WORDS_S, Console
 from .controller import Controller
 from .errors import LaunchError
 from .logs import REPORT
@@ -39,6 +39,14 @@ def run(options: Options) -> int:
     Errors: LaunchError for a mistake in what was given.
     """
     console = Console(log_level=options.log_level, logs=options.logs)
+    try:
+        return _run(options, console)
+    except LaunchError:
+        console.drain(LAST_WORDS_S)  # warnings that came before it
+        raise
+
+
+def _run(options: Options, console: Console) -> int:
     if options.rendezvous.no_ssh_check:
         console.debug("--no_ssh_check has no effect: there is no check apart from connecting")
     if options.report:
@@ -57,8 +65,7 @@ def run(options: Options) -> int:
         text = describe_pdsh(options, plan) if is_pdsh else describe(plan, gateways=gateways)
         if first.spares:
             text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
-        click.echo(text.encode())  # UTF-8 whatever the locale is
-        return 0
+        return _show_plan(text, console)
     ended: list[EndedAttempt] = []
     try:
         _run_attempts(options, first, console, ended)
@@ -67,6 +74,12 @@ def run(options: Options) -> int:
             _write_reports(options, ended, console)
         raise
     return _end(options, ended, console)
+
+
+def _show_plan(text: str, console: Console) -> int:
+    console.drain(LAST_WORDS_S)
+    click.echo(text.encode())  # UTF-8 whatever the locale is
+    return 0
 
 
 def _warn_of_overruled(plan: Plan, console: Console) -> None:
@@ -129,8 +142,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
 
     plan, job = plan_owned(options, plan)
     if options.dry_run:
-        click.echo(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}".encode())
-        return 0
+        return _show_plan(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}", console)
     _warn_of_overruled(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
     verdict = run_owned(job, console)
@@ -149,8 +161,7 @@ def _run_part(options: Options, console: Console) -> int:
     plan = make_plan(options, Attempt(hosts=selected, run_id=""))
     part = plan_part(options, plan, pool=[host.name for host in pool], environ=os.environ)
     if options.dry_run:
-        click.echo(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}".encode())
-        return 0
+        return _show_plan(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}", console)
     _warn_of_overruled(part.plan, console)
     begun = BegunAttempt(hosts=part.plan.host_names)
     verdict = run_part(part, console)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -481,3 +484,23 @@ def test_a_dry_run_prints_what_would_run_where(
     text = printed.out.replace(str(tmp_path), "/home/ada/job")
     assert "secret" not in text
     assert text == (GOLDEN / f"{name}.txt").read_text(), f"\n{text}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "code"), [("--dry_run t.py", 0), ("--num_gpus=9 t.py", 2)])
+def test_a_warning_is_told_though_the_command_ends_at_once(
+    words: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console writes in a thread of its own, and the program does not wait for threads."""
+    (tmp_path / "hosts").write_text("node1 slots=4\n")
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-m", "dslaunch", "-H", "hosts", *words.split()],
+            cwd=tmp_path,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code
+        assert done.stderr.startswith("dslaunch: warning: CUDA_VISIBLE_DEVICES=0 is not used")

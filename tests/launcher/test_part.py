@@ -275,6 +275,15 @@ def test_one_node_needs_no_coordinator_and_no_address(nodes: Nodes) -> None:
     assert node.out.startswith(f"beta:0 | up 0 0 1 127.0.0.1 {nodes.port}")
 
 
+def test_options_about_connections_are_named_as_without_effect(nodes: Nodes) -> None:
+    node = nodes.start(1, "--dry_run", "--ssh_port=22", "--connect_window=3", "work.py")
+    assert node.wait() == 0
+    assert node.err.splitlines() == [
+        "dslaunch: warning: no effect with --no_ssh, which connects to no host: --ssh_port, --connect_window; leave "
+        "that out"
+    ]
+
+
 def test_a_dry_run_says_which_node_this_is(nodes: Nodes) -> None:
     node = nodes.start(1, "--dry_run", "work.py")
     assert node.wait() == 0, node.err
