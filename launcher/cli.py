@@ -20,6 +20,17 @@ from .prefix_command import PrefixCommand
 from .writer import EXIT_NOT_READ
 
 LAUNCHERS = ("ssh", "local", "pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
+# Options that people know from other launchers: DeepSpeed's, then torchrun's.
+ABSENT = {
+    "--autotuning": "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO stage in the "
+    "ds_config",
+    "--nproc_per_node": "write --num_gpus=N, or slots=N in the hostfile",
+    "--nnodes": "write --num_nodes=N; MIN:MAX is allowed",
+    **dict.fromkeys(
+        ("--rdzv_backend", "--rdzv_endpoint", "--rdzv_id", "--rdzv_conf", "--standalone"),
+        "there is no rendezvous to describe; leave it out (with --no_ssh: --master_addr and --job_id)",
+    ),
+}
 OWN_LAUNCHERS = ("ssh", "local")  # which run no other program that could take --launcher_args
 
 EPILOG = """
@@ -61,6 +72,7 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
 
 @click.command(
     cls=PrefixCommand,
+    absent=ABSENT,
     epilog=EPILOG,
     context_settings={
         "allow_interspersed_args": False,

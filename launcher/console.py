@@ -20,6 +20,7 @@ from .writer import Sink, StreamSink, Writer, unbuffered
 
 PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 2.0
+PROGRESS_GROWTH = 0.25  # of the time waited so far: a wait of five minutes makes about twenty lines, not 150
 LIVE_AFTER_S = 0.3  # on a terminal; a start that is faster shows nothing
 LIVE_EVERY_S = 0.1
 LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
@@ -122,7 +123,7 @@ class Console:
     def progress(
         self, phase: str, num_hosts: int, missing: Sequence[str], began_at: float, *, num_failed: int = 0
     ) -> None:
-        """How far the start is: on a terminal one line that changes in place, else one every two seconds."""
+        """How far the start is: on a terminal one line that changes in place, else lines that become rarer."""
         self._progress(describe_hosts(phase, num_hosts, missing, num_failed), began_at)
 
     def progress_of_workers(self, num_up: int, num_workers: int, began_at: float) -> None:
@@ -136,7 +137,8 @@ class Console:
 
     def _progress(self, text: str, began_at: float) -> None:
         now = time.monotonic()
-        after_s, every_s = PROGRESS_AFTER_S, PROGRESS_EVERY_S
+        waited_s = self._last_progress_at - began_at
+        after_s, every_s = PROGRESS_AFTER_S, max(PROGRESS_EVERY_S, PROGRESS_GROWTH * waited_s)
         if self._terminal is not None:
             after_s, every_s = LIVE_AFTER_S, LIVE_EVERY_S
         if now - began_at < after_s or now - self._last_progress_at < every_s:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import environment
 from .console import Console
+from .environment import EnvEntry
 from .errors import LaunchError
 from .frames import text_of
 from .options import Options
@@ -40,6 +41,16 @@ def choose_attempt(options: Options, console: Console) -> Attempt:
     if not restart.is_on and restart.max_nodes is None:
         return Attempt(hosts=selected, run_id=run_id)
     return first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
+
+
+def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
+    """What files say of variables that every rank gets from us: it has no effect.
+
+    CUDA_VISIBLE_DEVICES is not among them, because a host without GPUs keeps it.
+    """
+    ours = {"MASTER_ADDR", "MASTER_PORT", *(name for name, _ in plan.nodes[0].ranks[0].env)}
+    entries = (*plan.environment, *(entry for node in plan.nodes for entry in node.host.env))
+    return tuple(dict.fromkeys(entry for entry in entries if entry.name in ours))
 
 
 def make_plan(options: Options, attempt: Attempt) -> Plan:

@@ -52,7 +52,8 @@ def read_pool(options: Options, console: Console) -> tuple[Host, ...]:
         )
     if options.num_nodes > 1:
         raise LaunchError(
-            f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there {DEFAULT_HOSTFILE})"
+            f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there {DEFAULT_HOSTFILE}); "
+            "give --hostfile"
         )
     if options.launcher == "ssh" and options.force_multi:
         console.debug("--force_multi: this machine is reached by ssh too")

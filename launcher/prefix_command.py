@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -22,7 +23,14 @@ class _Typed(NamedTuple):
 
 
 class PrefixCommand(click.Command):
-    """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too. Ambiguous or unknown: refused with a hint."""
+    """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too. Ambiguous or unknown: refused with a hint.
+
+    `absent`: options of other launchers that this command does not have, each with what to do instead.
+    """
+
+    def __init__(self, *args: Any, absent: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._absent = absent or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = {
@@ -101,6 +109,9 @@ class PrefixCommand(click.Command):
             return names[0]
         if names:
             raise click.UsageError(f"{word} is ambiguous: it may be {' or '.join(sorted(names))}")
+        for name in self._absent:
+            if name.startswith(word):
+                raise click.UsageError(f"there is no option {name}: {self._absent[name]}")
         close = difflib.get_close_matches(word, [name for name in options if name.startswith("--")], n=3) or [
             "--help for the list"
         ]

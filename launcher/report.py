@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,20 @@ class BegunAttempt:
 def report_of(attempts: Sequence[EndedAttempt]) -> dict[str, Any]:
     """How the job ended, which is how its last attempt did, and all attempts. The keys: guide-failures.md."""
     return {**attempts[-1].verdict.to_dict(), "attempts": [one.to_dict() for one in attempts]}
+
+
+def check_place(path: Path, *, option: str) -> None:
+    """Whether a report can be written there, to be asked before the job and not after it.
+
+    Errors: LaunchError if there is no folder for it, or something else of its name
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise LaunchError(f"{option}={path} is a folder; give the name of a file")
+    if not folder.is_dir():
+        raise LaunchError(f"{option}={path}: there is no folder {folder}; make it, or give another place")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise LaunchError(f"{option}={path}: you may not write there; give another place")
 
 
 def write_report(path: Path, attempts: Sequence[EndedAttempt], *, option: str) -> None:

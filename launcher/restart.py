@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .errors import LaunchError
 from .options.restart import RestartOptions
 from .selection import Selected
 from .verdict import HostFailure, OutputFailure, RankFailure, Verdict
+from .wording import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +46,17 @@ def first_attempt(
     """Divide the chosen hosts into those that take part and the spares.
 
     `num_nodes` below 1 means not given; then --max_nodes, or all but the --spares, take part.
+    Errors: LaunchError if there are not as many spares as were asked for
     """
     wanted = num_nodes if num_nodes > 0 else options.max_nodes
+    num_free = len(selected) - (wanted or 1)
+    if options.spares > max(0, num_free):
+        raise LaunchError(
+            f"--spares={options.spares}: {count(len(selected), 'host')} can take part, and {wanted or 'at least 1'} of "
+            f"them must run the job; give at most {max(0, num_free)}, or add lines to the hostfile"
+        )
     if wanted is None:
-        wanted = max(1, len(selected) - options.spares)
+        wanted = len(selected) - options.spares
     rest = selected[wanted:]
     num_spares = len(rest) if options.max_nodes is not None else options.spares
     return Attempt(run_id=run_id, hosts=selected[:wanted], spares=rest[:num_spares])

@@ -17,9 +17,9 @@ from .logs import REPORT
 from .options import Options
 from .plan import Plan
 from .plan_text import describe, describe_pdsh
-from .planning import choose_attempt, make_plan
+from .planning import choose_attempt, make_plan, overruled
 from .pool import read_pool, select_hosts
-from .report import BegunAttempt, EndedAttempt, write_report
+from .report import BegunAttempt, EndedAttempt, check_place, write_report
 from .restart import Attempt, decide
 from .timings import describe as describe_timings
 from .tree import gateways_of, plan_groups
@@ -41,6 +41,8 @@ def run(options: Options) -> int:
     console = Console(log_level=options.log_level, logs=options.logs)
     if options.rendezvous.no_ssh_check:
         console.debug("--no_ssh_check has no effect: there is no check apart from connecting")
+    if options.report:
+        check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
         return _run_part(options, console)
     first = choose_attempt(options, console)
@@ -53,6 +55,8 @@ def run(options: Options) -> int:
         gateways = gateways_of(plan_groups(plan.nodes, options.tree))
         is_pdsh = options.launcher == "pdsh"
         text = describe_pdsh(options, plan) if is_pdsh else describe(plan, gateways=gateways)
+        if first.spares:
+            text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
         click.echo(text.encode())  # UTF-8 whatever the locale is
         return 0
     ended: list[EndedAttempt] = []
@@ -65,6 +69,13 @@ def run(options: Options) -> int:
     return _end(options, ended, console)
 
 
+def _warn_of_overruled(plan: Plan, console: Console) -> None:
+    for entry in overruled(plan):
+        console.warn(
+            f"{entry.source}: {entry.name} is not used: every rank gets its own from dslaunch; leave it out"
+        )
+
+
 def _run_attempts(options: Options, first: Attempt, console: Console, ended: list[EndedAttempt]) -> None:
     """Start the job, and again after failures as the options say; each attempt that has ended is added to `ended`.
 
@@ -73,6 +84,8 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     attempt: Attempt | None = first
     while attempt is not None:
         plan = make_plan(options, attempt)
+        if attempt is first:
+            _warn_of_overruled(plan, console)
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         groups = plan_groups(plan.nodes, options.tree)
         reach = ways(options, plan.nodes, groups, say=console.say)
@@ -118,6 +131,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     if options.dry_run:
         click.echo(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}".encode())
         return 0
+    _warn_of_overruled(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
     verdict = run_owned(job, console)
     console.report(verdict)
@@ -137,6 +151,7 @@ def _run_part(options: Options, console: Console) -> int:
     if options.dry_run:
         click.echo(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}".encode())
         return 0
+    _warn_of_overruled(part.plan, console)
     begun = BegunAttempt(hosts=part.plan.host_names)
     verdict = run_part(part, console)
     if options.start.shows_timings:

@@ -63,7 +63,11 @@ def _resolve(name: str, user: str | None, port: int | None, options: SshOptions,
     found = _lookup(name, user, port, options)
     address = str(found.get("hostname", name))
     real_port = port or int(_number(found, "port", 22))
-    identities = [options.identity] if options.identity else []
+    if options.identity and not Path(options.identity).expanduser().is_file():
+        raise LaunchError(
+            f"--ssh_identity={options.identity}: there is no such file; give a private key, or leave the option out"
+        )
+    identities = [str(Path(options.identity).expanduser())] if options.identity else []
     identities += [str(Path(one).expanduser()) for one in found.get("identityfile", ())]
     jump = "" if str(found.get("proxyjump", "none")).lower() == "none" else str(found["proxyjump"])
     command = str(found.get("proxycommand", "none"))

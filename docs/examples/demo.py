@@ -236,7 +236,10 @@ def show(results: Results, title: str) -> None:
 
 
 def phases(phases_s: dict[str, float]) -> list[tuple[str, str]]:
-    """What the launcher did, each with how long it took: the report counts from the command's start."""
+    """What the launcher did, each with how long it took: the report counts from the command's start.
+
+    Phases without words of their own here count as part of the next one.
+    """
     words = {
         "connected": "reach the hosts",
         "prepared": "prepare the hosts",
@@ -245,8 +248,9 @@ def phases(phases_s: dict[str, float]) -> list[tuple[str, str]]:
     }
     rows, before = [], 0.0
     for name, at_s in phases_s.items():
-        rows.append((words.get(name, name), f"{at_s - before:.2f} s"))
-        before = at_s
+        if name in words:
+            rows.append((words[name], f"{at_s - before:.2f} s"))
+            before = at_s
     return rows
 
 

@@ -15,6 +15,7 @@ from .owned_job import HOSTFILE
 from .rank_start import RankStart
 
 VERSION_TIMEOUT_S = 20.0
+LOCALHOST = "localhost"  # what this machine is called if there is no hostfile
 
 # What MVAPICH needs to run beside a training program: no binding of its own, and GPU memory handled simply.
 # Source: DeepSpeed 0.19.6 launcher/multinode_runner.py, `MVAPICHRunner.__init__`. A value exported to the workers wins.
@@ -109,11 +110,14 @@ def _output(argv: list[str]) -> str:
     return (done.stdout + done.stderr).decode("utf-8", "replace")
 
 
-def openmpi_command(start: RankStart, *, is_root: bool) -> tuple[tuple[str, ...], str]:
+def openmpi_command(
+    start: RankStart, *, is_root: bool, this_machine: str = ""
+) -> tuple[tuple[str, ...], str]:
     """The command, and the text of its hostfile.
 
     Each rank has its line in the hostfile, for the `seq` mapper: any other puts the host where mpirun runs first,
-    wherever it is in the hostfile (github.com/open-mpi/ompi/issues/5043).
+    wherever it is in the hostfile (github.com/open-mpi/ompi/issues/5043). That mapper does not know `localhost`, so
+    `this_machine` is written for it: the name by which mpirun knows where it runs.
     """
     argv = [start.program, "-n", str(start.num_ranks), "--hostfile", HOSTFILE]
     for option, value in (("--map-by", "seq"), ("--bind-to", "none")):
@@ -124,7 +128,9 @@ def openmpi_command(start: RankStart, *, is_root: bool) -> tuple[tuple[str, ...]
     argv += start.launcher_args
     for name in start.names:
         argv += ["-x", name]
-    return (*argv, *start.words), start.hosts_by_rank
+    hosts = start.hosts_by_rank.splitlines()
+    names = [this_machine if this_machine and host == LOCALHOST else host for host in hosts]
+    return (*argv, *start.words), "".join(f"{name}\n" for name in names)
 
 
 def mpich_command(start: RankStart) -> tuple[str, ...]:

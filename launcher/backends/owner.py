@@ -11,6 +11,7 @@ import os
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,9 @@ def _command(options: Options, plan: Plan) -> OwnedJob:
     hostfile: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
     if launcher == "openmpi":
-        argv, hostfile = mpi.openmpi_command(start, is_root=os.geteuid() == 0)
+        argv, hostfile = mpi.openmpi_command(
+            start, is_root=os.geteuid() == 0, this_machine=socket.gethostname()
+        )
     elif launcher == "mpich":
         argv = mpi.mpich_command(start)
     elif launcher == "impi":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any
 
@@ -27,10 +28,16 @@ The same happens at Ctrl-\\ in its terminal. Ranks show their Python stacks if t
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.argument("pid", type=click.IntRange(min=1), metavar="PID")
+@click.argument("pid", required=False, metavar="PID")
 def command(**given: Any) -> int:
     """Have the dslaunch with process id PID print what each of its ranks does. The job goes on."""
-    pid: int = given["pid"]
+    word: str | None = given["pid"]
+    if word is None or not re.fullmatch("[1-9][0-9]{0,9}", word):
+        raise LaunchError(
+            f"{'which job' if word is None else repr(word) + ' is no process id'}? Write: dslaunch stacks PID, PID being "
+            "that of the dslaunch that runs the job; `pgrep -af dslaunch` shows it"
+        )
+    pid = int(word)
     if not _is_launcher(pid):
         raise LaunchError(
             f"{pid}: no dslaunch that runs a job has this process id here; look with `pgrep -af dslaunch`"

@@ -32,6 +32,10 @@ def _num_nodes(context: click.Context, parameter: click.Parameter, value: str) -
     numbers = [int(word) for word in words]
     if len(numbers) == 1:
         return numbers[0]
+    if all(one.name != "min_nodes" for one in context.command.params):
+        raise click.BadParameter(
+            f"{value!r}: only a job has a smallest number of hosts; write e.g. {numbers[1]}"
+        )
     context.meta[NODE_RANGE] = tuple(numbers)
     return -1
 
@@ -51,7 +55,7 @@ CHOICE_OPTIONS: tuple[click.Option, ...] = (
         default="-1",
         callback=_num_nodes,
         metavar="N",
-        help="Use the first N hosts; MIN:MAX is another way to write --min_nodes=MIN --max_nodes=MAX.",
+        help="Use the first N hosts; for a job, MIN:MAX means --min_nodes=MIN --max_nodes=MAX.",
     ),
 )
 SSH_OPTIONS: tuple[click.Option, ...] = (

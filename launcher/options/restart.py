@@ -40,7 +40,8 @@ OPTIONS: tuple[click.Option, ...] = (
         type=click.IntRange(min=0),
         default=0,
         metavar="K",
-        help="Keep K hosts beyond --num_nodes; one takes the place, and the ranks, of a host that fails.",
+        help="Keep K hosts, those behind --num_nodes or the last ones; one takes the place, and the ranks, of a host "
+        "that fails.",
     ),
     click.Option(
         ["--min_nodes", "--min_elastic_nodes"],

@@ -34,7 +34,34 @@ def _part(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else GAP
 
 
-SPOKEN = [text for path in sorted((CHECKOUT / "launcher").rglob("*.py")) for text in spoken(path.read_text())]
+SAID_WITH = ("LaunchError", "Unprepared", "UsageError", "BadParameter", "refusal", "warn")  # to people
+
+
+def raised(source: str) -> list[str]:
+    """The texts of errors and warnings, each as a whole."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        texts = [text for one in node.args[:1] for text in _texts(one)]
+        if name in SAID_WITH:  # whoever refuses a line of a hostfile adds an example to it
+            found += [f"{text}; write e.g. {GAP}" if name == "refusal" else text for text in texts]
+    return found
+
+
+def _texts(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.JoinedStr):
+        return ["".join(_part(one) for one in node.values)]
+    if isinstance(node, ast.IfExp):
+        return [*_texts(node.body), *_texts(node.orelse)]
+    if isinstance(node, ast.BinOp):
+        return ["".join("".join(_texts(side)) or GAP for side in (node.left, node.right))]
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
+FILES = sorted((CHECKOUT / "launcher").rglob("*.py"))
+SPOKEN = [text for path in FILES for text in spoken(path.read_text())]
 
 
 def explained() -> list[str]:
@@ -42,7 +69,13 @@ def explained() -> list[str]:
     rows = []
     for table in re.findall(r"\| message \| cause .*?(?=\n\n|\Z)", GUIDE, re.DOTALL):
         rows += [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    return [row.strip("`") for row in rows]
+    return [message for row in rows for message in re.findall("`([^`]+)`", row)]
+
+
+def pattern_of(message: str) -> re.Pattern[str]:
+    parts = [part.strip() for part in message.split("...") if part.strip()]
+    assert parts
+    return re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
 
 
 def test_a_text_is_read_with_its_values_left_out() -> None:
@@ -57,10 +90,20 @@ def test_there_are_many_messages() -> None:
 
 @pytest.mark.parametrize("message", explained())
 def test_an_explained_message_is_one_that_the_program_says(message: str) -> None:
-    parts = [part.strip() for part in message.split("...") if part.strip()]
-    assert parts
-    pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+    pattern = pattern_of(message)
     assert any(pattern.search(text) for text in SPOKEN), f"nothing in launcher/ says {message!r}"
+
+
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(CHECKOUT)) for path in FILES))
+def test_every_error_and_warning_is_explained(name: str) -> None:
+    rows = [pattern_of(message) for message in explained()]
+    missing = [
+        text
+        for text in raised((CHECKOUT / name).read_text())
+        if not any(row.search(text) for row in rows)
+        and text.strip(GAP + ": ;")  # only values: said elsewhere
+    ]
+    assert missing == []
 
 
 def test_every_key_of_the_report_is_explained() -> None:

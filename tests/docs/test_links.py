@@ -33,7 +33,7 @@ OTHER_PROGRAMS = {
     **dict.fromkeys(
         ("cpus-per-task", "gpus-per-node", "gpus-per-task", "label", "nodes", "partition", "time"), "Slurm"
     ),
-    "shm-size": "docker",
+    **dict.fromkeys(("network", "shm-size", "ulimit"), "docker"),
     "strict": "mypy",
 }
 NOT_THERE_YET: set[str] = set()  # named in the README as missing

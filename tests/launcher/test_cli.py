@@ -287,6 +287,11 @@ def test_what_follows_the_script_is_the_script_s(
         ("--hostfil3 x t.py", "there is no option --hostfil3; did you mean --hostfile"),
         ("--mastre_port 1 t.py", "there is no option --mastre_port; did you mean --master_port"),
         ("--mastre-port=1 t.py", "there is no option --mastre_port; did you mean --master_port"),
+        ("--autotuning run t.py", "there is no option --autotuning: dslaunch has no autotuner; leave it out"),
+        ("--autotun=run t.py", "there is no option --autotuning: dslaunch has no autotuner; leave it out"),
+        ("--nproc-per-node=8 t.py", "there is no option --nproc_per_node: write --num_gpus=N"),
+        ("--nnodes 2 t.py", "there is no option --nnodes: write --num_nodes=N"),
+        ("--rdzv_endpoint=w0 t.py", "there is no option --rdzv_endpoint: there is no rendezvous to describe"),
         ("--zzzzzz t.py", "there is no option --zzzzzz; did you mean --help for the list?"),
         ("--master 1 t.py", "--master is ambiguous: it may be --master_addr or --master_port"),
         (
@@ -446,6 +451,7 @@ DRY_RUNS = {
         "--venv_script=/opt/my env.sh", "--no_python", "./train.sh",
     ],
     "dry-run-tree": ["-H", "many", "--tree_above=2", "--tree_radix=1", "--no_local_rank", "train.py"],
+    "dry-run-spares": ["-H", "many", "--spares=3", "--no_local_rank", "train.py"],
     "dry-run-local": ["--num_gpus=2", "train.py"],
 }  # fmt: skip
 

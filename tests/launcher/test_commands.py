@@ -51,6 +51,14 @@ def test_the_help_of_dslaunch_names_every_command(capsys: pytest.CaptureFixture[
         ("check --timeout=0", "0.0 is not in the range"),
         ("check train.py", "unexpected extra argument"),
         ("exec", "which command? Write: dslaunch exec [options] -- command [its arguments]"),
+        (
+            "check -H hosts --ssh_identity nokey",
+            "--ssh_identity=nokey: there is no such file; give a private key",
+        ),
+        ("check -H hosts --num_nodes 1:2", "'1:2': only a job has a smallest number of hosts; write e.g. 2"),
+        ("stacks", "which job? Write: dslaunch stacks PID"),
+        ("stacks x", "'x' is no process id? Write: dslaunch stacks PID"),
+        ("stacks 0", "'0' is no process id? Write: dslaunch stacks PID"),
         ("exec -H hosts --no_fild -- x", "there is no option --no_fild; did you mean --no_fold"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import pty
 import re
@@ -174,6 +175,19 @@ def test_waiting_is_said_after_two_seconds_and_then_every_two(monkeypatch: pytes
         "dslaunch: 7 of 8 hosts connected, waiting for w5 (4 s)",
         "dslaunch: 8 of 8 hosts connected (7 s)",
     ]
+
+
+def test_a_long_wait_in_a_pipe_is_said_at_longer_and_longer_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Screen()
+    for tenth in range(3000):
+        monkeypatch.setattr(time, "monotonic", lambda now=100.0 + tenth / 10: now)
+        screen.console.progress("ready", 2, ["w1"], 100.0)
+    said = [int(line.rpartition(b"(")[2].split()[0]) for line in screen.err.splitlines()]
+    assert said[:5] == [2, 4, 6, 8, 10]
+    assert len(said) < 25
+    assert max(after - before for before, after in itertools.pairwise(said)) < 75
 
 
 def test_the_report_names_at_most_four_of_those_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

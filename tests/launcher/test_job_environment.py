@@ -31,6 +31,22 @@ def test_each_rank_gets_its_place(start: Start) -> None:
     ]
 
 
+def test_a_file_that_sets_what_every_rank_gets_from_us_is_told_so(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "variables"
+    file.write_text("MY_OWN=1\nRANK=7\nMASTER_ADDR=node9\n")
+    job = start(
+        "say(os.environ['MY_OWN'], os.environ['RANK'], os.environ['MASTER_ADDR'])",
+        env={"DS_ENV_FILE": str(file)},
+    )
+    assert job.wait() == 0
+    assert job.lines(0) == ["1 0 127.0.0.1"]
+    warned = [line for line in job.err.splitlines() if "warning" in line]
+    assert warned == [
+        f"dslaunch: warning: {file}:{line}: {name} is not used: every rank gets its own from dslaunch; leave it out"
+        for line, name in ((2, "RANK"), (3, "MASTER_ADDR"))
+    ]
+
+
 def test_the_master_may_be_given(start: Start) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]

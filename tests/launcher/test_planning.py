@@ -134,7 +134,10 @@ def test_devices_of_the_hostfile_are_those_of_the_plan(planned: Planned) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_nodes": 2}, "--num_nodes=2 needs a hostfile, and none was given (nor is there {0}/nowhere)"),
+        (
+            {"num_nodes": 2},
+            "--num_nodes=2 needs a hostfile, and none was given (nor is there {0}/nowhere); give --hostfile",
+        ),
         (
             {"include": "127.0.0.1:0"},
             "--include '127.0.0.1:0': no host is named '127.0.0.1'; the hosts are localhost;",

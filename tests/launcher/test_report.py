@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.report import BegunAttempt, EndedAttempt, report_of, write_report
+from dslaunch.launcher.report import BegunAttempt, EndedAttempt, check_place, report_of, write_report
 from dslaunch.launcher.verdict import HostFailure, Verdict
 from tests.launcher.local_job import WORKER, Job
 
@@ -98,3 +99,18 @@ def test_an_attempt_that_cannot_be_made_loses_no_report_of_the_others(tmp_path: 
     report = json.loads((tmp_path / "end.json").read_text())
     assert [one["exit_code"] for one in report["attempts"]] == [3]
     assert json.loads((tmp_path / "logs" / "latest" / "report.json").read_text()) == report
+
+
+def test_a_place_that_cannot_take_a_report_is_refused_before_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    check_place(tmp_path / "new.json", option="--report")
+    check_place(tmp_path / "old.json", option="--report")
+    with pytest.raises(LaunchError, match=r"--report=.* is a folder; give the name of a file"):
+        check_place(tmp_path, option="--report")
+    with pytest.raises(LaunchError, match=r"--report=.*: there is no folder .*nowhere; make it"):
+        check_place(tmp_path / "nowhere" / "report.json", option="--report")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(LaunchError, match="you may not write there"):
+        check_place(tmp_path / "new.json", option="--report")

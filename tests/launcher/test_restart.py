@@ -63,9 +63,9 @@ def shown(decision: Decision) -> tuple[str, str, str]:
         (RestartOptions(max_restarts=1), 2, ("a b", "")),
         (RestartOptions(spares=1), -1, ("a b c", "d")),
         (RestartOptions(spares=1), 2, ("a b", "c")),
-        (RestartOptions(spares=9), 2, ("a b", "c d")),
+        (RestartOptions(spares=2), 2, ("a b", "c d")),
+        (RestartOptions(spares=3), -1, ("a", "b c d")),
         (RestartOptions(max_nodes=3, min_nodes=1), -1, ("a b c", "d")),
-        (RestartOptions(spares=9), -1, ("a", "b c d")),
     ],
 )
 def test_hosts_beyond_those_that_take_part_are_spares(
@@ -73,6 +73,30 @@ def test_hosts_beyond_those_that_take_part_are_spares(
 ) -> None:
     first = first_attempt(selected("a", "b", "c", "d"), options, num_nodes=num_nodes, run_id="r")
     assert (names(first.hosts), names(first.spares)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "num_nodes", "message"),
+    [
+        (
+            RestartOptions(spares=4),
+            -1,
+            "--spares=4: 4 hosts can take part, and at least 1 of them must run the job; give at most 3",
+        ),
+        (
+            RestartOptions(spares=3),
+            2,
+            "--spares=3: 4 hosts can take part, and 2 of them must run the job; give at most 2",
+        ),
+        (RestartOptions(spares=2, max_nodes=3), -1, "--spares=2: 4 hosts can take part, and 3 of them"),
+        (RestartOptions(spares=1, max_nodes=9), -1, "--spares=1: 4 hosts can take part, and 9 of them"),
+    ],
+)
+def test_more_spares_than_there_are_hosts_for_are_refused(
+    options: RestartOptions, num_nodes: int, message: str
+) -> None:
+    with pytest.raises(LaunchError, match=message):
+        first_attempt(selected("a", "b", "c", "d"), options, num_nodes=num_nodes, run_id="r")
 
 
 @pytest.mark.parametrize(

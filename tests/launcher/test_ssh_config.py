@@ -136,7 +136,13 @@ def test_the_connect_timeout_option_wins_over_the_configuration(home: Path) -> N
 
 
 def test_the_identity_option_is_tried_first(home: Path) -> None:
-    assert reached(home, CONFIG, identity="/option").identities == ("/option", "/config")
+    (home / "key").write_text("")
+    assert reached(home, CONFIG, identity="~/key").identities == (str(home / "key"), "/config")
+
+
+def test_an_identity_that_is_not_there_is_refused_though_other_keys_might_do(home: Path) -> None:
+    with pytest.raises(LaunchError, match="--ssh_identity=/option: there is no such file"):
+        reached(home, CONFIG, identity="/option")
 
 
 def test_the_port_of_a_host_is_that_of_its_proxy_command(home: Path) -> None:

@@ -94,6 +94,12 @@ def test_launcher_args_win_over_our_own_words(words: list[str], is_root: bool, e
     assert hostfile == "w0\nw0\nw1\nw1\nw1\n"
 
 
+def test_open_mpi_is_told_the_name_of_this_machine_for_localhost() -> None:
+    start = replace(START, slots=(("localhost", 2), ("w1", 1)))
+    _, hostfile = mpi.openmpi_command(start, is_root=False, this_machine="head")
+    assert hostfile == "head\nhead\nw1\n"
+
+
 def test_intel_mpi_refuses_hosts_with_unequal_slots() -> None:
     with pytest.raises(LaunchError, match=r"but w0 has 2 and w1 has 3; use --num_gpus=2"):
         mpi.impi_command(START)
