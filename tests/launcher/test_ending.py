@@ -95,8 +95,8 @@ def test_asking_again_can_only_shorten_it(top_of: Callable[[str], Top]) -> None:
     top = top_of("sleep 600 & wait")
     poll(lambda: len(top.below()) == 1)
     top.ending.begin(30.0)
-    top.ending.hasten(1000.0)
     top.ending.hasten(3.0)
+    top.ending.hasten(1000.0)
     after = time.monotonic()
     assert not top.ending.go_on(after + 2.5)
     assert len(top.below()) == 1

@@ -159,6 +159,17 @@ def test_the_end_of_the_input_and_nonsense_are_a_hang_up(launcher: Launcher, las
     assert not launcher.uplink.has_unsent
 
 
+def test_a_hang_up_noticed_together_with_room_to_write_is_the_end_of_writing(launcher: Launcher) -> None:
+    launcher.uplink.send(Output(0, 1, "x" * 4 * PIPE_BYTES))
+    launcher.close(launcher.to_agent)
+    os.read(launcher.from_agent, PIPE_BYTES)
+    launcher.act()
+    assert launcher.num_ends == 1
+    assert len(launcher.selector.get_map()) == 0
+    with pytest.raises(BlockingIOError):
+        os.read(launcher.from_agent, PIPE_BYTES)
+
+
 def test_a_launcher_that_does_not_read_any_more_has_hung_up(launcher: Launcher) -> None:
     launcher.close(launcher.from_agent)
     launcher.uplink.send(Pong(1, 2.0))
