@@ -104,17 +104,12 @@ def check_options(options: Options, console: Console) -> None:
             "--elastic_training); leave them out, and let whoever starts the nodes do that: backoffLimit of a Kubernetes "
             "Job, or `scontrol requeue` in a Slurm batch script"
         )
-    ssh = options.ssh
-    given = {
-        "--ssh_port": ssh.port is not None,
-        "--ssh_user": ssh.user is not None,
-        "--ssh_identity": ssh.identity is not None,
-        "--ssh_config": ssh.config is not None,
-        "--connect_timeout": ssh.connect_timeout_s is not None,
-        "--connect_window": options.start.window != StartOptions().window,
-        "--force_multi": options.force_multi,
-    }
-    if names := [name for name, is_given in given.items() if is_given]:
+    names = [*options.ssh.given]
+    if options.start.window != StartOptions().window:
+        names.append("--connect_window")
+    if options.force_multi:
+        names.append("--force_multi")
+    if names:
         console.warn(
             f"no effect with --no_ssh, which connects to no host: {', '.join(names)}; leave that out"
         )

@@ -99,6 +99,8 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
         plan = make_plan(options, attempt)
         if attempt is first:
             _warn_of_overruled(plan, console)
+            if options.ssh.given and not options.restart.is_on and all(node.is_local for node in plan.nodes):
+                console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         groups = plan_groups(plan.nodes, options.tree)
         reach = ways(options, plan.nodes, groups, say=console.say)

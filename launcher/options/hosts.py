@@ -21,6 +21,18 @@ class SshOptions:
     config: str | None = None
     connect_timeout_s: float | None = None
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of those options that were given."""
+        values = {
+            "--ssh_port": self.port,
+            "--ssh_user": self.user,
+            "--ssh_identity": self.identity,
+            "--ssh_config": self.config,
+            "--connect_timeout": self.connect_timeout_s,
+        }
+        return tuple(name for name, value in values.items() if value is not None)
+
 
 NODE_RANGE = f"{__name__}.node_range"  # where a context keeps the MIN:MAX of --num_nodes
 

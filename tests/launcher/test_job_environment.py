@@ -47,6 +47,14 @@ def test_a_file_that_sets_what_every_rank_gets_from_us_is_told_so(start: Start, 
     ]
 
 
+def test_options_for_ssh_are_told_to_have_no_effect_on_this_machine(start: Start) -> None:
+    job = start("say('up')", "--ssh_port=23", "--ssh_user=ada")
+    assert job.wait() == 0
+    assert (
+        "dslaunch: warning: no effect, for all ranks run on this machine: --ssh_port, --ssh_user\n" in job.err
+    )
+
+
 def test_the_master_may_be_given(start: Start) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
