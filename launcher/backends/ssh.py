@@ -299,9 +299,15 @@ def _log_in(
         ) from None
     except (paramiko.SSHException, EOFError, OSError) as error:
         client.close()
-        is_dropped = time.monotonic() - began < hop.connect_timeout_s / 2
+        waited_s = time.monotonic() - began
+        is_dropped = waited_s < hop.connect_timeout_s / 2
+        why = (
+            str(error)
+            if is_dropped
+            else f"silent for {waited_s:.0f} s; is sshd there stopped, or out of memory?"
+        )
         raise (_Dropped if is_dropped else LaunchError)(
-            f"{hop.address} port {hop.port} accepted the connection but does not speak SSH: {error}",
+            f"{hop.address} port {hop.port} accepted the connection but does not speak SSH: {why}",
             exit_code=EXIT_HOST,
         ) from None
     return client

@@ -192,7 +192,10 @@ def test_an_sshd_that_does_not_answer_is_given_up(lab: Lab, folder: Path) -> Non
     lab.host("node1").sshd_stop()
     command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=2", "work.py")
     assert command.wait() == 3
-    assert "dslaunch: node1: node1 port 22 accepted the connection but does not speak SSH" in command.err
+    assert (
+        "dslaunch: node1: node1 port 22 accepted the connection but does not speak SSH: silent for 2 s"
+        in command.err
+    )
     assert_clean(lab)
 
 
