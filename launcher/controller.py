@@ -7,6 +7,7 @@ after the other. Nothing starts anywhere before every host is ready.
 from __future__ import annotations
 
 import queue
+import signal
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -418,7 +419,7 @@ class Controller:
         why = signal_name(self._interrupted_by) if self._interrupted_by else self._failures[0].describe()
         workers = f"{running} {'' if self._interrupted_by else 'other '}worker{'s' if running != 1 else ''}"
         how = f"SIGTERM, and SIGKILL after {grace_s:g} s" if grace_s else "SIGKILL"
-        hint = "; Ctrl-C again kills them now" if self._interrupted_by and grace_s else ""
+        hint = "; Ctrl-C again kills them now" if self._interrupted_by == signal.SIGINT and grace_s else ""
         self._console.say(f"{why}: stopping {workers} ({how}{hint})")
 
     def _stop_all(self, grace_s: float) -> None:
