@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .bootstrap import agent_python
 from .channel import Channel
-from .options import Options
+from .dial import EarlyDials
+from .options import Options, SshOptions
 from .plan import NodePlan
 from .tree import Group
 
@@ -21,20 +23,23 @@ class Ways:
     connect: Callable[[NodePlan], Channel]
     window: int
     summary: Callable[[], str] = lambda: ""
+    close: Callable[[], None] = lambda: None  # what was begun for hosts that nobody connected
 
 
 def ways(
     options: Options, nodes: Sequence[NodePlan], groups: Sequence[Group], *, say: Callable[[str], None]
 ) -> Ways:
     """All hosts from here, or, with groups, most of them through gateways."""
+    window = options.start.window
     if not groups:
-        return Ways(connect=connector(options, nodes), window=options.start.window)
-    from .ssh_config import resolve
+        return _direct_ways(options, nodes, window=window, num_early=window)
+    from .ssh_config import hide_invoke, resolve  # as below
 
     targets = {node.node_rank: resolve(node.host, options.ssh) for node in nodes if not node.is_local}
-    from .backends.ssh_tree import SshTree  # after resolve, which knows how to load paramiko
+    with hide_invoke():
+        from .backends.ssh_tree import SshTree
 
-    tree = SshTree(groups, targets, window=options.start.window, heartbeat_s=options.heartbeat_s, say=say)
+    tree = SshTree(groups, targets, window=window, heartbeat_s=options.heartbeat_s, say=say)
     local = connector(options, ())
     # The tree has a window of its own for connections from here: a host that waits for its gateway must not fill it.
     return Ways(
@@ -46,32 +51,51 @@ def ways(
 
 def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
     """How to reach each host. SSH settings are resolved before anything is connected, so mistakes there come first."""
-    targets = {}
+    return _direct_ways(options, nodes, window=len(nodes), num_early=0).connect
+
+
+def _direct_ways(options: Options, nodes: Sequence[NodePlan], *, window: int, num_early: int) -> Ways:
+    """The same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
+    ways = Ways(connect=_connect_nobody, window=window)
     if others and options.launcher == "pdsh":
         from .backends.pdsh import Pdsh
 
         pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
+        ways = replace(ways, connect=pdsh.connect)
     elif others:
-        from .ssh_config import resolve  # here and below: a local job does not load paramiko (40 ms)
-
-        targets = {node.node_rank: resolve(node.host, options.ssh) for node in others}
-        from .backends.ssh import (
-            SshChannel,
-            SshConnection,
-            SshFiles,
-        )  # after resolve, which knows how to load paramiko
-
-        files = SshFiles()
+        connect_others, close = _by_ssh(others, options.ssh, num_early=num_early)
+        ways = replace(ways, connect=connect_others, close=close)
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
             from .backends.local import LocalChannel
 
             return LocalChannel(end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S)
-        if not targets:
-            return pdsh.connect(node)
-        connection = SshConnection(targets[node.node_rank], files)
+        return ways.connect(node)
+
+    return replace(ways, connect=connect)
+
+
+def _connect_nobody(node: NodePlan) -> Channel:
+    raise AssertionError(f"{node.host.name} is to be connected, and was not among the nodes")
+
+
+def _by_ssh(
+    nodes: Sequence[NodePlan], options: SshOptions, *, num_early: int
+) -> tuple[Callable[[NodePlan], Channel], Callable[[], None]]:
+    """What connects them, and what gives up those that were begun early and are not needed."""
+    from .ssh_config import hide_invoke, resolve  # here and below: a local job does not load paramiko (50 ms)
+
+    targets = {node.node_rank: resolve(node.host, options) for node in nodes}
+    is_loaded = f"{__package__}.backends.ssh" in sys.modules
+    early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
+    with hide_invoke():
+        from .backends.ssh import SshChannel, SshConnection, SshFiles
+    files = SshFiles()
+
+    def connect(node: NodePlan) -> Channel:
+        connection = SshConnection(targets[node.node_rank], files, early.take(node.node_rank))
         return SshChannel(connection, python=agent_python(node.host))
 
-    return connect
+    return connect, early.close

@@ -26,6 +26,14 @@ _BLOCK = re.compile(
     r"\s*(?:host|match)\b(?!\s*=?\s*(?:\*|all)\s*$)", re.IGNORECASE
 )  # all but `Host *`, `Match all`
 _EXEC = re.compile(r"\s*match\b.*\bexec\b", re.IGNORECASE)
+_SETTING = re.compile(r"(\w+)(?:\s*=\s*|\s+)(.+)")  # as paramiko takes a line apart
+_USED = frozenset(  # what makes a difference here
+    (
+        *("user", "port", "hostname", "hostkeyalias", "identityfile", "identitiesonly", "userknownhostsfile"),
+        *("stricthostkeychecking", "proxyjump", "proxycommand", "connecttimeout", "match"),
+        *("canonicalizehostname", "canonicalizemaxdots"),
+    )
+)
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
 
 
@@ -105,8 +113,10 @@ def _resolve_jump(text: str, options: SshOptions, *, depth: int) -> Target:
 def _lookup(name: str, user: str | None, port: int | None, options: SshOptions) -> dict[str, str | list[str]]:
     """What OpenSSH's configuration says of `name`, keys in lower case."""
     files = _read_files(options)
-    with _hide_invoke(is_needed=any(_EXEC.match(line) for _, lines in files for line in lines)):
-        import paramiko  # here, because a local job does not need its 40 ms
+    if all(_says_nothing(line.strip()) for _, lines in files for line in lines):
+        return {}  # as on most machines; so the connections are begun before paramiko is loaded: see dial.py
+    with hide_invoke(is_needed=any(_EXEC.match(line) for _, lines in files for line in lines)):
+        import paramiko  # here, because many jobs do not need it, or not yet: 50 ms
 
     config = paramiko.SSHConfig()
     if user or port:  # said first, so that %r and %p in a ProxyCommand mean them
@@ -121,6 +131,15 @@ def _lookup(name: str, user: str | None, port: int | None, options: SshOptions) 
         return dict(config.lookup(name))
     except (paramiko.SSHException, ImportError) as error:
         raise LaunchError(f"ssh configuration: what it says of {name} cannot be used: {error}") from None
+
+
+def _says_nothing(line: str) -> bool:
+    """Whether a line is none, or a setting of no use here. What cannot be understood is left to paramiko to refuse."""
+    setting = _SETTING.match(line)
+    if setting is None:
+        return not line or line.startswith("#")
+    key = setting[1].lower()
+    return setting[2] == "*" if key == "host" else key not in _USED
 
 
 def _read_files(options: SshOptions) -> list[tuple[Path, list[str]]]:
@@ -143,8 +162,8 @@ def _unusable(path: Path, error: Exception) -> LaunchError:
 
 
 @contextlib.contextmanager
-def _hide_invoke(*, is_needed: bool) -> Iterator[None]:
-    """Let paramiko be loaded without the package invoke, unless there is need of it.
+def hide_invoke(*, is_needed: bool = False) -> Iterator[None]:
+    """Let paramiko be loaded here without the package invoke, unless there is need of it.
 
     It runs the commands of `Match exec` with it, has no other use for it, and can do without; loading it, with asyncio,
     unittest.mock and YAML, takes as long as all the rest of paramiko.

@@ -16,6 +16,7 @@ from pathlib import Path
 import paramiko
 
 from ..bootstrap import remote_command
+from ..dial import Dial, dial
 from ..errors import EXIT_HOST, LaunchError
 from ..ssh_config import Target
 from .known_hosts import KnownHosts
@@ -95,8 +96,8 @@ class _Client(paramiko.SSHClient):
 class SshConnection:
     """A login on another machine, made through all jumps. It ends with the last channel on it, or who holds it."""
 
-    def __init__(self, target: Target, files: SshFiles) -> None:
-        """Log in.
+    def __init__(self, target: Target, files: SshFiles, begun: Dial | None = None) -> None:
+        """Log in, on the TCP connection that was `begun` if there is one.
 
         Errors: LaunchError with what to do about it.
         """
@@ -107,7 +108,7 @@ class SshConnection:
         self._num_holders = 0
         self._timeout_s = target.connect_timeout_s
         try:
-            self.local_address = self._connect_again_and_again(target)
+            self.local_address = self._connect_again_and_again(target, begun)
         except BaseException:
             self._close()
             raise
@@ -150,16 +151,17 @@ class SshConnection:
         for client in reversed(self._clients):
             client.close()
 
-    def _connect_again_and_again(self, target: Target) -> str:
+    def _connect_again_and_again(self, target: Target, begun: Dial | None) -> str:
         """Until the time for a connection is used: a jump host drops some when a whole cluster comes at once."""
         give_up_at = time.monotonic() + target.connect_timeout_s
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return self._connect(target)
+                return self._connect(target, begun)
             except _Dropped as dropped:
                 self._close()
                 self._clients.clear()
+                begun = None
                 time.sleep(random.uniform(0.5, 1.0) * pause_s)
                 pause_s *= 2
                 left_s = round(give_up_at - time.monotonic(), 1)
@@ -167,7 +169,7 @@ class SshConnection:
                     raise LaunchError(str(dropped), exit_code=EXIT_HOST) from None
                 target = replace(target, connect_timeout_s=left_s)
 
-    def _connect(self, target: Target) -> str:
+    def _connect(self, target: Target, begun: Dial | None) -> str:
         """Through all jumps to the target; returns our own address on the way, if it is a direct one."""
         sock: socket.socket | paramiko.Channel | paramiko.ProxyCommand
         through: paramiko.SSHClient | None = None
@@ -178,7 +180,7 @@ class SshConnection:
             elif hop.proxy_command is not None:
                 sock = paramiko.ProxyCommand(hop.proxy_command)
             else:
-                sock = self._socket = _dial(hop)
+                sock = self._socket = dial(hop, begun)
                 if hop is target:
                     local_address = str(sock.getsockname()[0])
             through = _log_in(hop, sock, self._files)
@@ -229,26 +231,6 @@ class SshChannel:
         """End the stream only, which ends what was started; the connection stays until `close`."""
         with contextlib.suppress(OSError, EOFError):
             self._channel.close()
-
-
-def _dial(hop: Target) -> socket.socket:
-    where = f"{hop.address} port {hop.port}"
-    try:
-        sock = socket.create_connection((hop.address, hop.port), timeout=hop.connect_timeout_s)
-    except socket.gaierror:
-        raise _host_error(
-            f"the name {hop.address} is not known; correct the hostfile, DNS or /etc/hosts"
-        ) from None
-    except ConnectionRefusedError:
-        raise _host_error(f"{where} refused the connection; is sshd running there, on this port?") from None
-    except TimeoutError:
-        raise _host_error(
-            f"{where} did not answer within {hop.connect_timeout_s:g} s; is the host up and not behind a firewall?"
-        ) from None
-    except OSError as error:
-        raise _host_error(f"cannot reach {where}: {error.strerror or error}") from None
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
 
 
 def _tunnel(through: paramiko.SSHClient, hop: Target) -> paramiko.Channel:

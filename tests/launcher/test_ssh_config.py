@@ -271,6 +271,7 @@ def test_an_included_file_holds_too(home: Path) -> None:
         ('Match exec "true"\n User from-exec\n', "from-exec", True),
         ('Match host w0 exec "false"\n User from-exec\nHost *\n User other\n', "other", True),
         ("Host *\n User plain\n", "plain", False),
+        ("", getpass.getuser(), False),
     ],
 )
 def test_a_match_exec_is_run_and_what_runs_it_is_not_loaded_otherwise(
@@ -281,10 +282,39 @@ def test_a_match_exec_is_run_and_what_runs_it_is_not_loaded_otherwise(
 import sys
 from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.options.hosts import SshOptions
-from dslaunch.launcher.ssh_config import resolve
+from dslaunch.launcher.ssh_config import hide_invoke, resolve
 print(resolve(Host(name="w0", slots=1), SshOptions(config={str(tmp_path / "config")!r})).user)
-import dslaunch.launcher.backends.ssh
+with hide_invoke():
+    import dslaunch.launcher.backends.ssh
 print("invoke" in sys.modules)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ran.stdout.split() == [user, str(is_invoke_loaded)], ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "is_paramiko_loaded"),
+    [
+        ("", False),
+        ("# User ada\n\nHost *\n  SendEnv LANG LC_*\n  HashKnownHosts yes\n", False),
+        ("Host=*\nServerAliveInterval=5\n", False),
+        ("Host *\n  User ada\n", True),
+        ("Host w0\n  ForwardAgent no\n", True),
+        ("CanonicalizeHostname no\n", True),
+    ],
+)
+def test_a_configuration_that_says_nothing_of_use_is_not_given_to_paramiko(
+    config: str, is_paramiko_loaded: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(config)
+    program = f"""
+import sys
+from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.options.hosts import SshOptions
+from dslaunch.launcher.ssh_config import resolve
+resolve(Host(name="w0", slots=1), SshOptions(config={str(tmp_path / "config")!r}))
+print("paramiko" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stdout.split() == [str(is_paramiko_loaded)], ran.stderr

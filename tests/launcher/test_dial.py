@@ -1,0 +1,152 @@
+"""Connections to sshd that are begun early, on real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslaunch.launcher.dial import Dial, EarlyDials, dial
+from dslaunch.launcher.errors import EXIT_HOST, LaunchError
+from dslaunch.launcher.ssh_config import Target
+
+DEADLINE_S = 20.0
+
+HOP = Target(
+    address="127.0.0.2",
+    port=22,
+    user="ada",
+    identities=(),
+    has_only_these_identities=False,
+    host_key_name="w0",
+    known_hosts=(),
+    unknown_host_keys="refuse",
+    proxy_command=None,
+    jumps=(),
+    connect_timeout_s=DEADLINE_S,
+)
+
+
+@pytest.fixture
+def sshd() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        server.settimeout(DEADLINE_S)
+        yield server
+
+
+def port_of(server: socket.socket) -> int:
+    return int(server.getsockname()[1])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        return port_of(server)
+
+
+def test_a_connection_that_was_begun_early_is_the_one_that_is_used(sshd: socket.socket) -> None:
+    hop = replace(HOP, port=port_of(sshd))
+    early = EarlyDials({3: hop})
+    accepted, peer = sshd.accept()
+    with accepted, dial(hop, early.take(3)) as sock:
+        assert sock.getsockname() == peer
+        accepted.sendall(b"SSH-2.0")
+        assert sock.recv(7) == b"SSH-2.0"
+
+
+def test_what_nobody_took_is_closed(sshd: socket.socket) -> None:
+    early = EarlyDials({0: replace(HOP, port=port_of(sshd))})
+    accepted, _ = sshd.accept()
+    early.close()
+    with accepted:
+        accepted.settimeout(DEADLINE_S)
+        assert accepted.recv(1) == b""
+    assert early.take(0) is None
+
+
+@pytest.mark.parametrize("way", [{"jumps": (HOP,)}, {"proxy_command": "nc w0 22"}])
+def test_a_host_behind_another_is_not_dialled(way: dict[str, Any], sshd: socket.socket) -> None:
+    direct = replace(HOP, port=port_of(sshd))
+    early = EarlyDials({0: replace(direct, **way), 1: direct})
+    accepted, peer = sshd.accept()
+    with accepted, dial(direct, early.take(1)) as sock:
+        assert sock.getsockname() == peer
+    assert early.take(0) is None
+
+
+def test_a_name_that_nobody_knows_does_not_keep_the_next_host_from_being_dialled(sshd: socket.socket) -> None:
+    early = EarlyDials({0: replace(HOP, address="no..name"), 1: replace(HOP, port=port_of(sshd))})
+    accepted, _ = sshd.accept()
+    accepted.close()
+    assert early.take(0) is None
+    early.close()
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.2", "127.0.0.2 port {port} refused the connection; is sshd running there, on this port?"),
+        ("no..name", "the name no..name is not known; correct the hostfile, DNS or /etc/hosts"),
+        ("224.0.0.1", "cannot reach 224.0.0.1 port {port}: Network is unreachable"),
+    ],
+)
+def test_a_host_that_cannot_be_reached_is_told_of_in_one_sentence(
+    address: str, message: str, is_early: bool
+) -> None:
+    hop = replace(HOP, address=address, port=free_port())
+    with pytest.raises(LaunchError) as raised:
+        dial(hop, EarlyDials({0: hop}).take(0) if is_early else None)
+    assert str(raised.value) == message.format(port=hop.port)
+    assert raised.value.exit_code == EXIT_HOST
+
+
+def test_a_host_that_does_not_answer_is_given_up_when_the_time_is_over() -> None:
+    with socket.create_server(("127.0.0.2", 0), backlog=0) as full:
+        hop = replace(HOP, port=port_of(full), connect_timeout_s=0.1)
+        waiting = [Dial(hop), Dial(hop)]
+        for one in waiting:
+            one.begin()
+        with pytest.raises(LaunchError, match=r"did not answer within 0\.1 s; is"):
+            dial(hop)
+        for one in waiting:
+            one.close()
+
+
+def test_the_next_address_of_a_host_is_tried_when_the_first_fails(
+    sshd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.2", port))
+        for port in (free_port(), port_of(sshd))
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with dial(HOP) as sock:
+        assert sock.getpeername() == sshd.getsockname()
+
+
+@pytest.mark.slow
+def test_a_job_dials_before_it_loads_paramiko(sshd: socket.socket, tmp_path: Path) -> None:
+    """This paramiko takes until the test says so; a job that loads it first dials too late."""
+    (tmp_path / "paramiko.py").write_text("import sys\nsys.stdin.readline()\nraise SystemExit(7)\n")
+    (tmp_path / "hosts").write_text(f"127.0.0.2 slots=1 port={port_of(sshd)}\n")
+    (tmp_path / "config").write_text("")
+    job = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "dslaunch", "-H", tmp_path / "hosts"),
+            *("--ssh_config", tmp_path / "config", "train.py"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+    )
+    accepted, _ = sshd.accept()
+    accepted.close()
+    job.communicate(b"\n")
+    assert job.returncode == 7
