@@ -7,14 +7,9 @@ keeper's part.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
-import signal
-import socket
 import sys
 import time
-from enum import Enum
 
 from .background import in_background
 from .devices import count_accelerators
@@ -40,6 +35,7 @@ from .frames import (
     bytes_of,
 )
 from .inspection import answer
+from .lean import Selector, name_of_signal, signal, suppress
 from .open_port import OpenPort
 from .pid_file import PidFileInUse, write_pid_file
 from .preparation import Prepared, Unprepared
@@ -58,7 +54,7 @@ if TYPE_CHECKING:
 TICK_S = 0.2
 
 
-class State(Enum):
+class State:
     """WAITING for a job; PREPARED to start it; RUNNING it; STOPPING it (nothing new starts); ENDED."""
 
     WAITING = 1
@@ -74,7 +70,7 @@ class Agent:
     def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
         self._state = State.WAITING
-        self._selector = selectors.DefaultSelector()
+        self._selector = Selector()
         self._uplink = Uplink(
             self._selector,
             obey=self._obey,
@@ -96,17 +92,15 @@ class Agent:
         self._watch_signals()
         self._uplink.send(
             Hello(
-                hostname=socket.gethostname(),
+                hostname=os.uname().nodename,
                 python=sys.version.split()[0],
                 reached_at=_address_reached(),
                 num_devices=count_accelerators(),
                 pid=os.getpid(),
             )
         )
-        while self._state is not State.ENDED or self._uplink.has_unsent:
-            for key, _ in self._selector.select(TICK_S):
-                act: Callable[[], None] = key.data
-                act()
+        while self._state != State.ENDED or self._uplink.has_unsent:
+            self._selector.wait(TICK_S)
             self._tick()
 
     # Signals and time.
@@ -117,10 +111,10 @@ class Agent:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for signum in HANDLED:
             signal.signal(signum, lambda signum, frame: None)  # the wake-up pipe carries the number
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._read_signals)
+        self._selector.on_read(self._wake_read, self._read_signals)
 
     def _read_signals(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             for number in os.read(self._wake_read, 1024):
                 if number not in (signal.SIGCHLD, 0):
                     self._told_to_stop_by = self._told_to_stop_by or number
@@ -129,13 +123,13 @@ class Agent:
     def _tick(self) -> None:
         now = time.monotonic()
         self._uplink.check_silence(now)
-        if self._state is State.RUNNING or self._state is State.STOPPING:
+        if self._state == State.RUNNING or self._state == State.STOPPING:
             self._workers.send_stacks(now)
-            self._workers.collect(is_our_kill=self._state is State.STOPPING)
-            if self._state is State.RUNNING and self._workers.is_reported:
+            self._workers.collect(is_our_kill=self._state == State.STOPPING)
+            if self._state == State.RUNNING and self._workers.is_reported:
                 self._state = State.STOPPING
                 self._ending.begin_with_left_over()
-        if self._state is State.STOPPING and self._ending.go_on(now):
+        if self._state == State.STOPPING and self._ending.go_on(now):
             self._end()
 
     # The end.
@@ -153,8 +147,8 @@ class Agent:
         """Nothing of the job is left."""
         self._state = State.ENDED
         if self._told_to_stop_by:  # so the job did not end well, even if every worker exits with 0
-            name = signal.Signals(self._told_to_stop_by).name
-            with contextlib.suppress(OSError):
+            name = name_of_signal(self._told_to_stop_by)
+            with suppress(OSError):
                 os.write(2, b"it got %s, or the process above it was killed\n" % name.encode())
         else:
             self._folder.remove()  # first: the next attempt of the job may follow at once
@@ -212,7 +206,7 @@ class Agent:
             return Ready(self._prepared.master_port, self._prepared.notes + self._starter.notes)
 
         def finish(answer: Frame) -> None:
-            if self._state is State.WAITING and isinstance(answer, Ready):
+            if self._state == State.WAITING and isinstance(answer, Ready):
                 self._state = State.PREPARED
                 self._open_port.choose(answer.master_port)
             self._uplink.send(answer)
@@ -228,7 +222,7 @@ class Agent:
             ) from None
 
     def _start(self, start: Start) -> None:
-        if self._state is not State.PREPARED or self._prepared is None or self._starter is None:
+        if self._state != State.PREPARED or self._prepared is None or self._starter is None:
             return
         self._open_port.close()
         self._state = State.RUNNING

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import selectors
-import threading
+from _thread import start_new_thread  # threading takes 2 ms
 
 from .frames import Frame, Problem
+from .lean import Selector
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def in_background(
-    selector: selectors.BaseSelector, work: Callable[[], Frame], finish: Callable[[Frame], None]
-) -> None:
+def in_background(selector: Selector, work: Callable[[], Frame], finish: Callable[[Frame], None]) -> None:
     """Work in a thread; whoever waits at the selector calls `finish` with the answer, in their own.
 
     Work that fails is answered with a Problem, and its traceback goes to stderr.
@@ -33,12 +31,12 @@ def in_background(
             os.close(done_write)
 
     def end() -> None:
-        selector.unregister(done_read)
+        selector.forget(done_read)
         os.close(done_read)
         finish(answers[0])
 
-    selector.register(done_read, selectors.EVENT_READ, end)
-    threading.Thread(target=run, daemon=True).start()
+    selector.on_read(done_read, end)
+    start_new_thread(run, ())
 
 
 def print_traceback() -> None:

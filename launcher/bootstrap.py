@@ -75,6 +75,7 @@ module.main()
 _MODULES = (
     "record",
     "json_text",
+    "lean",
     "frames",
     "output",
     "devices",
@@ -100,10 +101,11 @@ _MODULES = (
     "agent",
     "keeper",
 )  # in import order
-_RELAY_MODULES = ("record", "json_text", "frames", "mux", "process_tree", "relay")
+_RELAY_MODULES = ("record", "json_text", "lean", "frames", "mux", "process_tree", "relay")
 _SHIM_MODULES = (
     "record",
     "json_text",
+    "lean",
     "frames",
     "devices",
     "process_tree",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
+from .lean import signal
 from .process_tree import descendants, kill_descendants
 from .worker_group import WorkerGroup
 

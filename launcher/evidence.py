@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
-from collections import deque
 
 from . import json_text
 from .frames import text_of
+from .lean import deque, signal
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
-import socket
 import time
 
 from . import json_text
 from .devices import count_accelerators
 from .frames import Facts, bytes_of, text_of
+from .lean import suppress
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def _system(given: dict[str, Any]) -> dict[str, Any]:
     import shutil  # here and below: agents of jobs, which ask nothing, start 3 ms sooner
 
     return {
-        "hostname": socket.gethostname(),
+        "hostname": os.uname().nodename,
         "boot_id": _read("/proc/sys/kernel/random/boot_id").strip(),
         "kernel": os.uname().release,
         "machine": os.uname().machine,
@@ -117,7 +116,7 @@ def _ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
         return None, os.strerror(error.errno or 0)
     for line in reversed(done.stdout.splitlines()):
         if line.startswith(_MARK):
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 return json_text.read(text_of(line[len(_MARK) :]).strip()), ""
     lines = text_of(done.stderr).strip().splitlines()
     if lines:
@@ -132,7 +131,7 @@ def _gpu(given: dict[str, Any]) -> dict[str, Any]:
 
     driver = ""
     names: list[str] = []
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    with suppress(OSError, subprocess.SubprocessError):
         lines = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"],
             stdin=subprocess.DEVNULL,
@@ -161,7 +160,7 @@ def _port_owner(given: dict[str, Any]) -> dict[str, Any]:
             if words[3] == _TCP_LISTEN and int(words[1].rpartition(":")[2], 16) == given["port"]:
                 inodes.add(f"socket:[{words[9]}]")
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if any(os.readlink(f"/proc/{pid}/fd/{fd}") in inodes for fd in os.listdir(f"/proc/{pid}/fd")):
                 return {"owner": f"{_read(f'/proc/{pid}/comm').strip()} (process {pid})"}
     return {"owner": ""}

@@ -6,21 +6,20 @@ the agent is killed, the keeper kills everything below itself; if the keeper is 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import signal
 import time
 
 from .agent import Agent
 from .background import print_traceback
+from .lean import signal, suppress
 from .private_folder import PrivateFolder
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 
 
 def main() -> None:
     """Be the keeper of an agent."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.setsid()
     become_subreaper()
     keeper = os.getpid()
@@ -37,7 +36,7 @@ def main() -> None:
             print_traceback()  # reaches the launcher as the end of this host's stderr
         finally:
             folder.remove()
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.kill(keeper, signal.SIGCONT)  # in case somebody stopped it
             os._exit(status)
     _keep(child, folder)
@@ -47,7 +46,7 @@ def _keep(child: int, folder: PrivateFolder) -> None:
     """Outlive the agent, then leave nothing of it behind."""
 
     def pass_on(signum: int, frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(child, signal.SIGTERM)
 
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

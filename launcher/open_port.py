@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import selectors
-
 from .frames import Frame, Listen, Listening
+from .lean import Selector
 from .reach import Listener, own_addresses, why_not_listening
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 class OpenPort:
     """Open from when the launcher asks, or from when the job's port is chosen, until the job starts or ends."""
 
-    def __init__(self, selector: selectors.BaseSelector, send: Callable[[Frame], None]) -> None:
+    def __init__(self, selector: Selector, send: Callable[[Frame], None]) -> None:
         self._selector = selector
         self._send = send
         self._listener: Listener | None = None
@@ -34,7 +33,7 @@ class OpenPort:
             return
         self.close()
         self._listener = listener
-        self._selector.register(listener, selectors.EVENT_READ, listener.accept)
+        self._selector.on_read(listener.fileno(), listener.accept)
         self._send(Listening(port, own_addresses(), ""))
 
     def choose(self, job_port: int) -> None:
@@ -45,6 +44,6 @@ class OpenPort:
     def close(self) -> None:
         """Nothing happens if it is not open."""
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            self._selector.forget(self._listener.fileno())
             self._listener.close()
             self._listener = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+
+from .lean import suppress
 
 
 class PidFileInUse(Exception):
@@ -32,7 +33,7 @@ def write_pid_file(launcher_pid: int, pid: int, *, folder: str = "/tmp") -> str:
 
 
 def _remove_if_stale(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         with open(path, encoding="ascii", errors="replace") as file:
             text = file.read()
         if text.isdigit() and os.path.exists(f"/proc/{text}"):

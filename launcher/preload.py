@@ -18,13 +18,12 @@ starts with the same seed in every process anyway.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import struct
 
 from . import json_text
 from .frames import text_of
+from .lean import suppress
 from .worker import Worker, start_worker
 from .worker_hook import STACKS, TIMINGS
 
@@ -201,7 +200,8 @@ class Preloader:
 
         Errors: Unpreloaded
         """
-        import subprocess  # here and below: agents of jobs that preload nothing start sooner
+        import socket  # here and below: agents of jobs that preload nothing start sooner
+        import subprocess
         import tempfile
 
         ours, theirs = socket.socketpair()
@@ -281,18 +281,19 @@ class Preloader:
 
     def _send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
         import array
+        import socket
 
         body = json_text.write(message).encode("utf-8", "surrogatepass")
         data = struct.pack(">I", len(body)) + body
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # noticed when the answer is read
+        with suppress(BrokenPipeError, ConnectionResetError):  # noticed when the answer is read
             sent = self._link.sendmsg([data], rights)
             self._link.sendall(data[sent:])
 
     def _receive(self) -> dict[str, Any]:
         """The next answer; empty if the process ended or is silent for too long."""
         data = b""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             while len(data) < 4 or len(data) < 4 + struct.unpack(">I", data[:4])[0]:
                 more = self._link.recv(1 << 16)
                 if not more:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import socket
 
 from .binding import format_ranges, read_cores, share_cores
 from .frames import bytes_of, text_of
+from .lean import suppress
 from .reach import listen_on_all
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -237,6 +236,8 @@ class PortClaim:
         """Port 0 means any. Errors: OSError, EADDRINUSE if the port is taken."""
         with listen_on_all(port) as server:
             self.port: int = server.getsockname()[1]
+        import socket  # here: it takes 3 ms, and only the first host of a job needs it
+
         self._mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._mark.bind(b"\0dslaunch master port %d" % self.port)
 
@@ -247,5 +248,5 @@ class PortClaim:
 
 def _claim_any() -> PortClaim:
     while True:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             return PortClaim(0)

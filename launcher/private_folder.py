@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+
+from .lean import suppress
 
 
 class PrivateFolder:
@@ -32,13 +33,13 @@ class PrivateFolder:
         """A file elsewhere that is to be removed together with the folder, by whoever does that."""
         self._outside.append(path)
         if self._path is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.symlink(path, os.path.join(self._path, f"outside-{len(self._outside)}"))
 
     def remove(self) -> None:
         """Remove it with all that is in it; nothing happens the second time."""
         for path in {*self._outside, *self._links()}:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(path)
         self._outside.clear()
         if self._path is not None:

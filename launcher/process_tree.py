@@ -7,10 +7,10 @@ job, and walking parent links in /proc finds all of it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import signal
+
+from .lean import signal, suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,7 +62,7 @@ def kill_descendants(root: int, signum: int = signal.SIGKILL) -> list[int]:
     """Send `signum` to every process below `root`; returns whom it was sent to. Repeat until it returns none."""
     pids = descendants(root)
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or became another user's
+        with suppress(ProcessLookupError, PermissionError):  # it ended, or became another user's
             os.kill(pid, signum)
     return pids
 

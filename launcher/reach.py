@@ -6,13 +6,19 @@ was meant from whoever else answers: an address such as Docker's 172.17.0.1 is o
 
 from __future__ import annotations
 
-import contextlib
+import _socket  # socket takes 3 ms more, and only the first host of a job needs it
 import errno
 import os
-import socket
 import struct
-import threading
 import time
+from _thread import allocate_lock, start_new_thread
+
+from .lean import suppress
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    import socket
+    from _thread import LockType
 
 MAX_OPEN = 4096  # connections that are held; more come from strangers only
 _CLOSE_WITH_RESET = struct.pack("ii", 1, 0)  # so that no connection lingers on the port that rank 0 will take
@@ -42,9 +48,9 @@ class Listener:
 
     def accept(self) -> None:
         """Answer whoever connected. They close the connection, or we do at the end."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             connection, _ = self._server.accept()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _CLOSE_WITH_RESET)
+            connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _CLOSE_WITH_RESET)
             connection.setblocking(False)
             self._open.append(connection)
             connection.send(self._token)
@@ -58,6 +64,8 @@ class Listener:
 
 def listen_on_all(port: int) -> socket.socket:
     """A listening socket on every address of this host, IPv4 and IPv6; port 0 means any."""
+    import socket
+
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", port), backlog=1024)
@@ -67,46 +75,70 @@ def try_addresses(addresses: list[str], port: int, token: str, timeout_s: float)
     """Try all at the same time. For each: empty if the host that is meant answered, else why not."""
     problems = [f"did not answer within {timeout_s:g} s" for _ in addresses]
 
-    def work(place: int) -> None:
+    def work(place: int, done: LockType) -> None:
         problems[place] = _try(addresses[place], port, token, timeout_s)
+        done.release()
 
-    threads = [
-        threading.Thread(target=work, args=(place,), daemon=True)  # looking up a name may take any time
-        for place in range(len(addresses))
-    ]
-    for thread in threads:
-        thread.start()
+    locks = [allocate_lock() for _ in addresses]
+    for place, lock in enumerate(locks):
+        lock.acquire()
+        start_new_thread(work, (place, lock))  # looking up a name may take any time
     deadline = time.monotonic() + timeout_s + 0.5
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    for lock in locks:
+        lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
     return list(problems)
 
 
 def _try(address: str, port: int, token: str, timeout_s: float) -> str:
     expected = token.encode()
     data = b""
+    connection = None
     try:
-        with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            while len(data) < len(expected):
-                part = connection.recv(len(expected) - len(data))
-                if not part:
-                    break
-                data += part
-    except socket.gaierror:
+        connection = _connect(address, port, timeout_s)
+        while len(data) < len(expected):
+            part = connection.recv(len(expected) - len(data))
+            if not part:
+                break
+            data += part
+    except _socket.gaierror:
         return "is not a name that is known there"
-    except socket.timeout:  # noqa: UP041 - two classes before Python 3.10
+    except _socket.timeout:
         return f"did not answer within {timeout_s:g} s"
     except ConnectionRefusedError:
         return "refused the connection"
     except OSError as error:
         return f"cannot be reached: {os.strerror(error.errno) if error.errno else error}"
+    finally:
+        if connection is not None:
+            connection.close()
     return "" if data == expected else "is another host or program"
+
+
+def _connect(address: str, port: int, timeout_s: float) -> _socket.socket:
+    """As socket.create_connection().
+
+    Errors: OSError of the last address that the name has.
+    """
+    failure = OSError(f"{address} has no address")
+    for family, kind, protocol, _, where in _socket.getaddrinfo(address, port, 0, _socket.SOCK_STREAM):
+        connection = _socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(where)
+        except OSError as error:
+            connection.close()
+            failure = error
+        else:
+            return connection
+    raise failure
 
 
 def own_addresses() -> list[str]:
     """The addresses of this host that others might reach, in the kernel's order: no loopback, none of one link only."""
+    import socket
+
     found: list[str] = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+    with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
         netlink.settimeout(2.0)
         netlink.send(_REQUEST_ADDRESSES)
         while True:
@@ -133,7 +165,7 @@ def _address_in(message: bytes) -> list[str]:
         attributes[kind] = message[place + _ATTRIBUTE.size : place + length]
         place += (length + 3) & ~3
     packed = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS, b""))
-    if family not in (socket.AF_INET, socket.AF_INET6) or scope in (_SCOPE_LINK, _SCOPE_HOST):
+    if family not in (_socket.AF_INET, _socket.AF_INET6) or scope in (_SCOPE_LINK, _SCOPE_HOST):
         return []
     import ipaddress  # here: it takes 1.5 ms, and only the first host of a job is asked
 

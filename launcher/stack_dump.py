@@ -7,10 +7,10 @@ Where none does, py-spy is asked, if the worker's PATH has it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
+from .lean import suppress
 from .preparation import find_program
 from .process_tree import descendants
 from .worker_hook import SIGNAL
@@ -45,7 +45,7 @@ class StackDump:
         self._asked = next((one for one in (pid, *descendants(pid)) if file and catches(one, SIGNAL)), None)
         self._start = os.path.getsize(file) if file and self._asked else 0
         if self._asked is not None:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.kill(self._asked, SIGNAL)
             return
         program = find_program(b"py-spy", env)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
 import time
 
 from .frames import MAGIC, Decoder, Frame, ProtocolError, encode
+from .lean import Selector
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class Uplink:
 
     def __init__(
         self,
-        selector: selectors.BaseSelector,
+        selector: Selector,
         *,
         obey: Callable[[Frame], None],
         pause: Callable[[bool], None],
@@ -50,7 +49,7 @@ class Uplink:
         self._heard_at = time.monotonic()
         for fd in fds:
             os.set_blocking(fd, False)
-        selector.register(self._in, selectors.EVENT_READ, self._read)
+        selector.on_read(self._in, self._read)
 
     @property
     def has_unsent(self) -> bool:
@@ -77,11 +76,11 @@ class Uplink:
         except OSError:
             self._hang_up()
             return
-        is_waiting = self._out in self._selector.get_map()
+        is_waiting = self._out in self._selector
         if self._outbox and not is_waiting:
-            self._selector.register(self._out, selectors.EVENT_WRITE, self._flush)
+            self._selector.on_write(self._out, self._flush)
         elif is_waiting and not self._outbox:
-            self._selector.unregister(self._out)
+            self._selector.forget(self._out)
         if len(self._outbox) > OUTBOX_HIGH_BYTES:
             self._pause(True)
         elif len(self._outbox) < OUTBOX_LOW_BYTES:
@@ -109,8 +108,7 @@ class Uplink:
         if self._is_connected:
             self._is_connected = False
             for fd in (self._in, self._out):
-                with contextlib.suppress(KeyError):
-                    self._selector.unregister(fd)
+                self._selector.forget(fd)
             self._outbox.clear()
             self._pause(False)
         self._end()

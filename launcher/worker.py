@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import signal
 import struct
 import termios
 import time
 
 from .evidence import NUM_KEPT_LINES, NUM_LAST_LINES, Tail
+from .lean import signal, suppress
 from .output import LineBuffer
 from .process_tree import die_with_parent
 
@@ -91,7 +90,7 @@ class Worker:
         try:
             (os.killpg if is_for_group else os.kill)(self.pid, signum)
         except ProcessLookupError:  # it was forked just now and has no group yet
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import selectors
-import signal
 
 from .evidence import MemoryWatch, evidence_of
 from .frames import Exited, Frame, Output, Stacks, Started, text_of
+from .lean import Selector, signal
 from .milestones import MilestonePipe
 from .private_folder import PrivateFolder
 from .process_tree import reap
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 class WorkerGroup:
     """Passes on what they write and how they end. While it is paused their pipes are left alone, so they wait."""
 
-    def __init__(self, selector: selectors.BaseSelector, send: Callable[[Frame], None]) -> None:
+    def __init__(self, selector: Selector, send: Callable[[Frame], None]) -> None:
         self._selector = selector
         self._send = send
         self._workers: list[Worker] = []
@@ -34,9 +33,7 @@ class WorkerGroup:
         """The first worker is about to be started."""
         self._memory = MemoryWatch()
         if milestones is not None:
-            self._selector.register(
-                milestones, selectors.EVENT_READ, lambda: self._read_milestones(milestones)
-            )
+            self._selector.on_read(milestones.fileno(), lambda: self._read_milestones(milestones))
 
     def add(self, worker: Worker) -> None:
         """One that was started just now."""
@@ -69,7 +66,7 @@ class WorkerGroup:
         for worker in self._workers:
             for stream in worker.streams:
                 if stream.is_open and is_paused:
-                    self._selector.unregister(stream.fd)
+                    self._selector.forget(stream.fd)
                 elif stream.is_open:
                     self._watch(worker, stream)
 
@@ -108,7 +105,7 @@ class WorkerGroup:
             self._send(one)
 
     def _watch(self, worker: Worker, stream: Stream) -> None:
-        self._selector.register(stream.fd, selectors.EVENT_READ, lambda: self._read_output(worker, stream))
+        self._selector.on_read(stream.fd, lambda: self._read_output(worker, stream))
 
     def _read_output(self, worker: Worker, stream: Stream) -> bool:
         """Pass on what is there; returns whether more may be waiting."""
@@ -116,7 +113,7 @@ class WorkerGroup:
             return False
         text, may_have_more = stream.read()
         if not stream.is_open and not self._is_paused:
-            self._selector.unregister(stream.fd)
+            self._selector.forget(stream.fd)
         if text:
             self._send(Output(worker.rank, stream.number, text_of(text)))
         return may_have_more

@@ -19,7 +19,8 @@ stays on PYTHONPATH, PYTHONFAULTHANDLER (fatal signals only), gdb.
 from __future__ import annotations
 
 import os
-import signal
+
+from .lean import signal
 
 SIGNAL = signal.SIGRTMIN + 9  # of no meaning to Python, torch, NCCL or systemd
 STACKS_VARIABLE = b"DSLAUNCH_STACKS"  # number of the signal, colon, file to write to

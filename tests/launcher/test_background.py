@@ -1,30 +1,29 @@
 from __future__ import annotations
 
-import selectors
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from dslaunch.launcher.background import in_background
 from dslaunch.launcher.frames import Frame, Pong, Problem
+from dslaunch.launcher.lean import Selector
 
 TIMEOUT_S = 20.0
 
 
 @pytest.fixture
-def selector() -> Iterator[selectors.BaseSelector]:
-    with selectors.DefaultSelector() as one:
-        yield one
+def selector() -> Iterator[Selector]:
+    one = Selector()
+    yield one
+    one.close()
 
 
-def wait(selector: selectors.BaseSelector) -> None:
-    ((key, _),) = selector.select(TIMEOUT_S)
-    act: Callable[[], None] = key.data
-    act()
+def wait(selector: Selector) -> None:
+    assert selector.wait(TIMEOUT_S) == 1
 
 
-def test_the_answer_is_taken_by_whoever_waits_and_not_before(selector: selectors.BaseSelector) -> None:
+def test_the_answer_is_taken_by_whoever_waits_and_not_before(selector: Selector) -> None:
     may_answer = threading.Event()
     taken: list[tuple[Frame, threading.Thread]] = []
 
@@ -34,15 +33,15 @@ def test_the_answer_is_taken_by_whoever_waits_and_not_before(selector: selectors
         return Pong(1, 2.0)
 
     in_background(selector, work, lambda answer: taken.append((answer, threading.current_thread())))
-    assert selector.select(0) == []
+    assert selector.wait(0) == 0
     may_answer.set()
     wait(selector)
     assert taken == [(Pong(1, 2.0), threading.current_thread())]
-    assert len(selector.get_map()) == 0
+    assert len([*selector]) == 0
 
 
 def test_work_that_fails_is_a_problem_and_a_traceback(
-    selector: selectors.BaseSelector, capfd: pytest.CaptureFixture[str]
+    selector: Selector, capfd: pytest.CaptureFixture[str]
 ) -> None:
     taken: list[Frame] = []
 

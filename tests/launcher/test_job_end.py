@@ -117,5 +117,7 @@ def test_the_report_is_a_file(start: Start, tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_is_one_line(start: Start) -> None:
     job = start("", "--report=no/such/folder")
     assert job.wait() == 2
-    assert job.err.splitlines()[-1].startswith("dslaunch: --report=no/such/folder: cannot be written: ")
+    assert job.err.splitlines()[-1].startswith(
+        "dslaunch: --report=no/such/folder: there is no folder no/such"
+    )
     assert_short(job)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from dslaunch.launcher.frames import Frame, Listen, Listening
+from dslaunch.launcher.lean import Selector
 from dslaunch.launcher.open_port import OpenPort
 from dslaunch.launcher.reach import listen_on_all
 
 
 class Node:
     def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
+        self.selector = Selector()
         self.sent: list[Frame] = []
         self.port = OpenPort(self.selector, self.sent.append)
 
     @property
     def is_open(self) -> bool:
-        return len(self.selector.get_map()) == 1
+        return len([*self.selector]) == 1
 
 
 @pytest.fixture
@@ -47,8 +47,7 @@ def test_a_port_that_is_named_is_open_at_once_and_answers_with_the_token(node: N
     node.port.open(Listen(free_port, "token"), job_port=None)
     assert answers(node) == [(free_port, True)]
     with socket.create_connection(("127.0.0.1", free_port), timeout=20) as connection:
-        for key, _ in node.selector.select(20):
-            key.data()
+        node.selector.wait(20)
         assert connection.recv(100) == b"token"
 
 

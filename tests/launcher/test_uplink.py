@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import selectors
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from dslaunch.launcher.frames import MAGIC, Decoder, Frame, Hold, Output, Ping, Pong, encode
+from dslaunch.launcher.lean import Selector
 from dslaunch.launcher.uplink import (
     FIRST_HEARTBEAT_S,
     OUTBOX_HIGH_BYTES,
@@ -27,7 +27,7 @@ class Launcher:
     """The other end, in the same thread: it reads and writes only when a test says so."""
 
     def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
+        self.selector = Selector()
         read_in, self.to_agent = os.pipe()
         self.from_agent, write_out = os.pipe()
         fcntl.fcntl(write_out, F_SETPIPE_SZ, PIPE_BYTES)
@@ -54,8 +54,7 @@ class Launcher:
 
     def act(self) -> None:
         """Whatever the agent can do now without waiting, once."""
-        for key, _ in self.selector.select(0):
-            key.data()
+        self.selector.wait(0)
 
     def read(self) -> None:
         """All that is in the pipe now; then the agent may go on."""
@@ -101,12 +100,12 @@ def test_what_the_pipe_does_not_take_waits_and_arrives_whole_and_in_order(launch
 
 
 def test_the_pipe_is_watched_only_while_something_waits_for_it(launcher: Launcher) -> None:
-    assert len(launcher.selector.get_map()) == 1
+    assert len([*launcher.selector]) == 1
     launcher.uplink.send(Output(0, 1, "x" * 2 * PIPE_BYTES))
-    assert len(launcher.selector.get_map()) == 2
+    assert len([*launcher.selector]) == 2
     while launcher.uplink.has_unsent:
         launcher.read()
-    assert len(launcher.selector.get_map()) == 1
+    assert len([*launcher.selector]) == 1
 
 
 def test_workers_are_paused_above_the_high_mark_and_go_on_below_the_low_one(launcher: Launcher) -> None:
@@ -154,7 +153,7 @@ def test_the_end_of_the_input_and_nonsense_are_a_hang_up(launcher: Launcher, las
     assert launcher.num_ends == 1
     assert not launcher.uplink.has_unsent
     assert not launcher.is_paused, "the workers' pipes have to be emptied, or they never end"
-    assert len(launcher.selector.get_map()) == 0
+    assert len([*launcher.selector]) == 0
     launcher.uplink.send(Pong(1, 2.0))
     assert not launcher.uplink.has_unsent
 
@@ -165,7 +164,7 @@ def test_a_hang_up_noticed_together_with_room_to_write_is_the_end_of_writing(lau
     os.read(launcher.from_agent, PIPE_BYTES)
     launcher.act()
     assert launcher.num_ends == 1
-    assert len(launcher.selector.get_map()) == 0
+    assert len([*launcher.selector]) == 0
     with pytest.raises(BlockingIOError):
         os.read(launcher.from_agent, PIPE_BYTES)
 
@@ -175,7 +174,7 @@ def test_a_launcher_that_does_not_read_any_more_has_hung_up(launcher: Launcher) 
     launcher.uplink.send(Pong(1, 2.0))
     assert launcher.num_ends == 1
     assert not launcher.uplink.has_unsent
-    assert len(launcher.selector.get_map()) == 0
+    assert len([*launcher.selector]) == 0
 
 
 @pytest.mark.parametrize(

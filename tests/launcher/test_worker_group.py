@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import pytest
 
 from dslaunch.launcher import worker_group
 from dslaunch.launcher.frames import Exited, Frame, Milestone, Output, Started
+from dslaunch.launcher.lean import Selector
 from dslaunch.launcher.milestones import MilestonePipe
 from dslaunch.launcher.worker import start_worker
 from dslaunch.launcher.worker_group import WorkerGroup
@@ -22,7 +22,7 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[Frame] = []
         self.ended: list[tuple[int, int]] = []
-        self.selector = selectors.DefaultSelector()
+        self.selector = Selector()
         self.group = WorkerGroup(self.selector, self.sent.append)
         self.ends: dict[tuple[int, int], int] = {}
         monkeypatch.setattr(worker_group, "reap", self._reap)
@@ -50,15 +50,14 @@ class Node:
         self.group.collect(is_our_kill=False)
 
     def act(self) -> None:
-        for key, _ in self.selector.select(0):
-            key.data()
+        self.selector.wait(0)
 
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     one = Node(monkeypatch)
     yield one
-    for fd in [*one.ends.values(), *(key.fd for key in one.selector.get_map().values())]:
+    for fd in [*one.ends.values(), *one.selector]:
         os.close(fd)
     one.selector.close()
 
@@ -85,7 +84,7 @@ def test_all_that_a_worker_wrote_comes_before_its_end(node: Node) -> None:
     assert isinstance(exited, Exited)
     assert (exited.rank, exited.code, exited.signal, exited.evidence) == (0, 0, 0, {})
     assert node.group.is_reported
-    assert len(node.selector.get_map()) == 0
+    assert len([*node.selector]) == 0
 
 
 def test_a_pipe_that_somebody_else_holds_open_does_not_delay_the_report(node: Node) -> None:
@@ -93,7 +92,7 @@ def test_a_pipe_that_somebody_else_holds_open_does_not_delay_the_report(node: No
     node.write(0, b"mine\n")
     node.end(0, 0, is_closed=False)
     assert kinds(node.sent) == ["Started", "Output", "Exited"]
-    assert len(node.selector.get_map()) == 0
+    assert len([*node.selector]) == 0
 
 
 @pytest.mark.parametrize(
