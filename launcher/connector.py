@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from .bootstrap import agent_python
 from .channel import Channel
 from .dial import EarlyDials
+from .lean_paramiko import lean_paramiko
 from .options import Options, SshOptions
 from .plan import NodePlan
 from .tree import Group
@@ -33,10 +34,10 @@ def ways(
     window = options.start.window
     if not groups:
         return _direct_ways(options, nodes, window=window, num_early=window)
-    from .ssh_config import hide_invoke, resolve  # as below
+    from .ssh_config import resolve  # as below
 
     targets = {node.node_rank: resolve(node.host, options.ssh) for node in nodes if not node.is_local}
-    with hide_invoke():
+    with lean_paramiko():
         from .backends.ssh_tree import SshTree
 
     tree = SshTree(groups, targets, window=window, heartbeat_s=options.heartbeat_s, say=say)
@@ -85,12 +86,12 @@ def _by_ssh(
     nodes: Sequence[NodePlan], options: SshOptions, *, num_early: int
 ) -> tuple[Callable[[NodePlan], Channel], Callable[[], None]]:
     """What connects them, and what gives up those that were begun early and are not needed."""
-    from .ssh_config import hide_invoke, resolve  # here and below: a local job does not load paramiko (50 ms)
+    from .ssh_config import resolve  # here and below: a local job does not load paramiko (50 ms)
 
     targets = {node.node_rank: resolve(node.host, options) for node in nodes}
     is_loaded = f"{__package__}.backends.ssh" in sys.modules
     early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
-    with hide_invoke():
+    with lean_paramiko():
         from .backends.ssh import SshChannel, SshConnection, SshFiles
     files = SshFiles()
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import glob
 import re
 import shlex
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import LaunchError
 from .hostfile import Host
+from .lean_paramiko import lean_paramiko
 from .options.hosts import SshOptions
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -115,7 +113,7 @@ def _lookup(name: str, user: str | None, port: int | None, options: SshOptions) 
     files = _read_files(options)
     if all(_says_nothing(line.strip()) for _, lines in files for line in lines):
         return {}  # as on most machines; so the connections are begun before paramiko is loaded: see dial.py
-    with hide_invoke(is_needed=any(_EXEC.match(line) for _, lines in files for line in lines)):
+    with lean_paramiko(needs_invoke=any(_EXEC.match(line) for _, lines in files for line in lines)):
         import paramiko  # here, because many jobs do not need it, or not yet: 50 ms
 
     config = paramiko.SSHConfig()
@@ -159,23 +157,6 @@ def _read_files(options: SshOptions) -> list[tuple[Path, list[str]]]:
 
 def _unusable(path: Path, error: Exception) -> LaunchError:
     return LaunchError(f"{path}: cannot be used as an ssh configuration: {error}")
-
-
-@contextlib.contextmanager
-def hide_invoke(*, is_needed: bool = False) -> Iterator[None]:
-    """Let paramiko be loaded here without the package invoke, unless there is need of it.
-
-    It runs the commands of `Match exec` with it, has no other use for it, and can do without; loading it, with asyncio,
-    unittest.mock and YAML, takes as long as all the rest of paramiko.
-    """
-    if is_needed or "paramiko" in sys.modules or "invoke" in sys.modules:
-        yield
-        return
-    sys.modules["invoke"] = None  # type: ignore[assignment] # which says: there is none
-    try:
-        yield
-    finally:
-        del sys.modules["invoke"]
 
 
 def _lines(path: Path, *, depth: int) -> list[str]:

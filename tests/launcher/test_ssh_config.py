@@ -282,9 +282,10 @@ def test_a_match_exec_is_run_and_what_runs_it_is_not_loaded_otherwise(
 import sys
 from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.options.hosts import SshOptions
-from dslaunch.launcher.ssh_config import hide_invoke, resolve
+from dslaunch.launcher.lean_paramiko import lean_paramiko
+from dslaunch.launcher.ssh_config import resolve
 print(resolve(Host(name="w0", slots=1), SshOptions(config={str(tmp_path / "config")!r})).user)
-with hide_invoke():
+with lean_paramiko():
     import dslaunch.launcher.backends.ssh
 print("invoke" in sys.modules)
 """
