@@ -117,8 +117,15 @@ class Agent:
         with suppress(BlockingIOError):
             for number in os.read(self._wake_read, 1024):
                 if number not in (signal.SIGCHLD, 0):
-                    self._told_to_stop_by = self._told_to_stop_by or number
-                    self._stop(self._grace_s)
+                    self._be_told_to_stop(number)
+
+    def _be_told_to_stop(self, number: int) -> None:
+        """The host wants this end, not the launcher, and not the workers: so that is said before they end."""
+        if not self._told_to_stop_by:
+            self._told_to_stop_by = number
+            why = f"the agent ended: it got {name_of_signal(number)}, or the process above it was killed"
+            self._uplink.send(Problem(why, 3))
+        self._stop(self._grace_s)
 
     def _tick(self) -> None:
         now = time.monotonic()

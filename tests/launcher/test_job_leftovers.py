@@ -29,7 +29,7 @@ def test_nothing_is_left_when_a_process_of_ours_is_killed(victim: str, start: St
     ]()
     process.kill()
     job.assert_nothing_is_left(10)
-    assert job.wait() == (137 if victim in ("launcher", "keeper") else 3)
+    assert job.wait() == (137 if victim == "launcher" else 3)
     assert_short(job)
 
 
