@@ -34,9 +34,10 @@ def ways(
     window = options.start.window
     if not groups:
         return _direct_ways(options, nodes, window=window, num_early=window)
-    from .ssh_config import resolve  # as below
+    from .ssh_config import Configuration  # as below
 
-    targets = {node.node_rank: resolve(node.host, options.ssh) for node in nodes if not node.is_local}
+    configuration = Configuration(options.ssh)
+    targets = {node.node_rank: configuration.resolve(node.host) for node in nodes if not node.is_local}
     with lean_paramiko():
         from .backends.ssh_tree import SshTree
 
@@ -86,9 +87,10 @@ def _by_ssh(
     nodes: Sequence[NodePlan], options: SshOptions, *, num_early: int
 ) -> tuple[Callable[[NodePlan], Channel], Callable[[], None]]:
     """What connects them, and what gives up those that were begun early and are not needed."""
-    from .ssh_config import resolve  # here and below: a local job does not load paramiko (50 ms)
+    from .ssh_config import Configuration  # here and below: a local job does not load paramiko (50 ms)
 
-    targets = {node.node_rank: resolve(node.host, options) for node in nodes}
+    configuration = Configuration(options)
+    targets = {node.node_rank: configuration.resolve(node.host) for node in nodes}
     is_loaded = f"{__package__}.backends.ssh" in sys.modules
     early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
     with lean_paramiko():

@@ -8,11 +8,15 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import LaunchError
 from .hostfile import Host
 from .lean_paramiko import lean_paramiko
 from .options.hosts import SshOptions
+
+if TYPE_CHECKING:
+    import paramiko
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
@@ -52,21 +56,66 @@ class Target:
     connect_timeout_s: float
 
 
-def resolve(host: Host, options: SshOptions) -> Target:
-    """How to reach a host.
+class Configuration:
+    """What OpenSSH's files and the options say, for all hosts of a job; each file is read once."""
 
-    Errors: LaunchError if a configuration file cannot be read or understood.
-    Source: ssh_config(5); the first value found wins: hostfile, command line, configuration, default.
-    """
-    return _resolve(host.name, host.user or options.user, host.port or options.port, options, depth=0)
+    def __init__(self, options: SshOptions) -> None:
+        """Errors: LaunchError if a file cannot be read."""
+        self.options = options
+        self._files = _read_files(options)
+        lines = [line.strip() for _, lines in self._files for line in lines]
+        # Without use on most machines; so the connections are begun before paramiko is loaded: see dial.py.
+        self._is_of_use = not all(_says_nothing(line) for line in lines)
+        self._has_exec = any(_EXEC.match(line) for line in lines)
+        self._parsed: dict[tuple[str | None, int | None], paramiko.SSHConfig] = {}
+
+    def resolve(self, host: Host) -> Target:
+        """How to reach a host.
+
+        Errors: LaunchError if a configuration file cannot be understood.
+        Source: ssh_config(5); the first value found wins: hostfile, command line, configuration, default.
+        """
+        options = self.options
+        return _resolve(host.name, host.user or options.user, host.port or options.port, self, depth=0)
+
+    def lookup(self, name: str, user: str | None, port: int | None) -> dict[str, str | list[str]]:
+        """What the files say of `name`, keys in lower case."""
+        if not self._is_of_use:
+            return {}
+        with lean_paramiko(needs_invoke=self._has_exec):
+            import paramiko  # here, because many jobs do not need it, or not yet: 50 ms
+
+        if (user, port) not in self._parsed:
+            self._parsed[user, port] = self._parse(user, port)
+        try:
+            return dict(self._parsed[user, port].lookup(name))
+        except (paramiko.SSHException, ImportError) as error:
+            raise LaunchError(f"ssh configuration: what it says of {name} cannot be used: {error}") from None
+
+    def _parse(self, user: str | None, port: int | None) -> paramiko.SSHConfig:
+        import paramiko  # as above
+
+        config = paramiko.SSHConfig()
+        if user or port:  # said first, so that %r and %p in a ProxyCommand mean them
+            said = [f"User {user}"] * bool(user) + [f"Port {port}"] * bool(port)
+            config.parse(["Host *", *said])
+        for path, lines in self._files:
+            try:
+                config.parse(lines)
+            except paramiko.ConfigParseError as error:
+                raise _unusable(path, error) from None
+        return config
 
 
-def _resolve(name: str, user: str | None, port: int | None, options: SshOptions, *, depth: int) -> Target:
+def _resolve(
+    name: str, user: str | None, port: int | None, configuration: Configuration, *, depth: int
+) -> Target:
     if depth > MAX_DEPTH:
         raise LaunchError(
             f"ssh configuration: ProxyJump of {name} leads through more than {MAX_DEPTH} hosts; is it a circle?"
         )
-    found = _lookup(name, user, port, options)
+    options = configuration.options
+    found = configuration.lookup(name, user, port)
     address = str(found.get("hostname", name))
     real_port = port or int(_number(found, "port", 22))
     if options.identity and not Path(options.identity).expanduser().is_file():
@@ -89,46 +138,23 @@ def _resolve(name: str, user: str | None, port: int | None, options: SshOptions,
         known_hosts=(*(str(Path(one).expanduser()) for one in known_hosts), *SYSTEM_KNOWN_HOSTS),
         unknown_host_keys=_unknown_host_keys(str(found.get("stricthostkeychecking", "ask")).lower()),
         proxy_command=None if command.lower() == "none" or jump else command,
-        jumps=_resolve_jumps(jump, options, depth=depth + 1),
+        jumps=_resolve_jumps(jump, configuration, depth=depth + 1),
         connect_timeout_s=options.connect_timeout_s or _number(found, "connecttimeout", CONNECT_TIMEOUT_S),
     )
 
 
-def _resolve_jumps(text: str, options: SshOptions, *, depth: int) -> tuple[Target, ...]:
+def _resolve_jumps(text: str, configuration: Configuration, *, depth: int) -> tuple[Target, ...]:
     """All hosts on the way. The first one may have a way of its own; the others are reached through it."""
-    jumps = tuple(_resolve_jump(one, options, depth=depth) for one in text.split(",") if one.strip())
+    jumps = tuple(_resolve_jump(one, configuration, depth=depth) for one in text.split(",") if one.strip())
     return (*jumps[0].jumps, *jumps) if jumps else ()
 
 
-def _resolve_jump(text: str, options: SshOptions, *, depth: int) -> Target:
+def _resolve_jump(text: str, configuration: Configuration, *, depth: int) -> Target:
     match = _JUMP.fullmatch(text.strip())
     if match is None:
         raise LaunchError(f"ssh configuration: ProxyJump {text!r} is not [user@]host[:port]")
     port = int(match["port"]) if match["port"] else None
-    return _resolve(match["host"].strip("[]"), match["user"], port, options, depth=depth)
-
-
-def _lookup(name: str, user: str | None, port: int | None, options: SshOptions) -> dict[str, str | list[str]]:
-    """What OpenSSH's configuration says of `name`, keys in lower case."""
-    files = _read_files(options)
-    if all(_says_nothing(line.strip()) for _, lines in files for line in lines):
-        return {}  # as on most machines; so the connections are begun before paramiko is loaded: see dial.py
-    with lean_paramiko(needs_invoke=any(_EXEC.match(line) for _, lines in files for line in lines)):
-        import paramiko  # here, because many jobs do not need it, or not yet: 50 ms
-
-    config = paramiko.SSHConfig()
-    if user or port:  # said first, so that %r and %p in a ProxyCommand mean them
-        said = [f"User {user}"] * bool(user) + [f"Port {port}"] * bool(port)
-        config.parse(["Host *", *said])
-    for path, lines in files:
-        try:
-            config.parse(lines)
-        except paramiko.ConfigParseError as error:
-            raise _unusable(path, error) from None
-    try:
-        return dict(config.lookup(name))
-    except (paramiko.SSHException, ImportError) as error:
-        raise LaunchError(f"ssh configuration: what it says of {name} cannot be used: {error}") from None
+    return _resolve(match["host"].strip("[]"), match["user"], port, configuration, depth=depth)
 
 
 def _says_nothing(line: str) -> bool:

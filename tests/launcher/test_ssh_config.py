@@ -12,7 +12,7 @@ from dslaunch.launcher import ssh_config
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
 from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.options import SshOptions
-from dslaunch.launcher.ssh_config import Target, resolve
+from dslaunch.launcher.ssh_config import Configuration, Target
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +29,11 @@ def reached(
 ) -> Target:
     """How the host is reached with this text in ~/.ssh/config."""
     (home / ".ssh" / "config").write_text(text)
-    return resolve(Host(name=name, slots=1, **(host or {})), SshOptions(**options))
+    return Configuration(SshOptions(**options)).resolve(Host(name=name, slots=1, **(host or {})))
 
 
 def test_without_any_configuration_the_defaults_of_ssh_hold(home: Path) -> None:
-    assert resolve(Host(name="w0", slots=1), SshOptions()) == Target(
+    assert Configuration(SshOptions()).resolve(Host(name="w0", slots=1)) == Target(
         address="w0",
         port=22,
         user=getpass.getuser(),
@@ -264,6 +264,16 @@ def test_an_included_file_holds_too(home: Path) -> None:
     assert reached(home, "Include more\nHost *\n User other").user == "included"
 
 
+def test_a_file_is_read_once_for_all_hosts(home: Path) -> None:
+    path = home / ".ssh" / "config"
+    path.write_text("Host w0\n User ada\nHost w*\n User bob\n Port 2222\n")
+    configuration = Configuration(SshOptions())
+    path.unlink()
+    hosts = (Host(name="w0", slots=1), Host(name="w1", slots=1), Host(name="w1", slots=1, port=22))
+    found = [configuration.resolve(host) for host in hosts]
+    assert [(one.user, one.port) for one in found] == [("ada", 2222), ("bob", 2222), ("bob", 22)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "user", "is_invoke_loaded"),
@@ -283,8 +293,8 @@ import sys
 from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.options.hosts import SshOptions
 from dslaunch.launcher.lean_paramiko import lean_paramiko
-from dslaunch.launcher.ssh_config import resolve
-print(resolve(Host(name="w0", slots=1), SshOptions(config={str(tmp_path / "config")!r})).user)
+from dslaunch.launcher.ssh_config import Configuration
+print(Configuration(SshOptions(config={str(tmp_path / "config")!r})).resolve(Host(name="w0", slots=1)).user)
 with lean_paramiko():
     import dslaunch.launcher.backends.ssh
 print("invoke" in sys.modules)
@@ -313,8 +323,8 @@ def test_a_configuration_that_says_nothing_of_use_is_not_given_to_paramiko(
 import sys
 from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.options.hosts import SshOptions
-from dslaunch.launcher.ssh_config import resolve
-resolve(Host(name="w0", slots=1), SshOptions(config={str(tmp_path / "config")!r}))
+from dslaunch.launcher.ssh_config import Configuration
+Configuration(SshOptions(config={str(tmp_path / "config")!r})).resolve(Host(name="w0", slots=1))
 print("paramiko" in sys.modules)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
