@@ -1,6 +1,6 @@
 """`python -m dslaunch` is the `dslaunch` command."""
 
-from .launcher.cli import run_command
+from .launcher.program import run
 
 if __name__ == "__main__":
-    run_command()
+    run()

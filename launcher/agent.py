@@ -34,10 +34,7 @@ from .frames import (
     Stop,
     bytes_of,
 )
-from .inspection import answer
 from .lean import Selector, name_of_signal, signal, suppress
-from .open_port import OpenPort
-from .pid_file import PidFileInUse, write_pid_file
 from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .reach import try_addresses
@@ -50,6 +47,8 @@ TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from .open_port import OpenPort
 
 TICK_S = 0.2
 
@@ -69,6 +68,7 @@ class Agent:
 
     def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
+        self._num_devices = count_accelerators()
         self._state = State.WAITING
         self._selector = Selector()
         self._uplink = Uplink(
@@ -79,7 +79,7 @@ class Agent:
         )
         self._workers = WorkerGroup(self._selector, self._uplink.send)
         self._ending = Ending(self._workers)
-        self._open_port = OpenPort(self._selector, self._uplink.send)
+        self._open_port: OpenPort | None = None  # of the first host only
         self._grace_s = LEFT_OVER_GRACE_S
         self._told_to_stop_by = 0  # a signal to this process; the launcher did not want this end
         self._job: dict[str, Any] = {}
@@ -95,13 +95,22 @@ class Agent:
                 hostname=os.uname().nodename,
                 python=sys.version.split()[0],
                 reached_at=_address_reached(),
-                num_devices=count_accelerators(),
+                num_devices=self._num_devices,
                 pid=os.getpid(),
             )
         )
-        while self._state != State.ENDED or self._uplink.has_unsent:
+        while self._state != State.ENDED or self._is_awaited:
             self._selector.wait(TICK_S)
             self._tick()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the launcher may still want something of an agent whose job is over.
+
+        It hangs up when all hosts are done: until then the end of this process would only take time from those that are
+        not, where they share something.
+        """
+        return self._uplink.has_unsent if self._told_to_stop_by else self._uplink.is_connected
 
     # Signals and time.
 
@@ -147,7 +156,7 @@ class Agent:
             self._ending.hasten(grace_s)
             return
         self._state = State.STOPPING
-        self._open_port.close()
+        self._close_port()
         self._ending.begin(grace_s)
 
     def _end(self) -> None:
@@ -169,13 +178,11 @@ class Agent:
         elif isinstance(frame, Hold):
             self._uplink.hold_s = frame.for_s
         elif isinstance(frame, Listen):
-            self._open_port.open(frame, job_port=self._prepared.master_port if self._prepared else None)
+            self._listen(frame)
         elif isinstance(frame, Reach):
             self._in_background(lambda: Reached(try_addresses(*frame)))
-        elif isinstance(frame, Inspect) and frame.question == "clock":  # a thread would take time
-            self._uplink.send(answer(*frame))
         elif isinstance(frame, Inspect):
-            self._in_background(lambda: answer(*frame))
+            self._inspect(frame)
         else:
             self._obey_for_job(frame)
 
@@ -191,6 +198,27 @@ class Agent:
         elif isinstance(frame, Stop):
             self._stop(frame.grace_s)
 
+    # These load what they need when they are called: most agents never are.
+
+    def _listen(self, frame: Listen) -> None:
+        from .open_port import OpenPort
+
+        if self._open_port is None:
+            self._open_port = OpenPort(self._selector, self._uplink.send)
+        self._open_port.open(frame, job_port=self._prepared.master_port if self._prepared else None)
+
+    def _close_port(self) -> None:
+        if self._open_port is not None:
+            self._open_port.close()
+
+    def _inspect(self, frame: Inspect) -> None:
+        from .inspection import answer
+
+        if frame.question == "clock":  # a thread would take time
+            self._uplink.send(answer(*frame))
+        else:
+            self._in_background(lambda: answer(*frame))
+
     def _in_background(self, work: Callable[[], Frame]) -> None:
         in_background(self._selector, work, self._uplink.send)
 
@@ -204,7 +232,7 @@ class Agent:
 
         def work() -> Frame:
             try:
-                self._prepared = Prepared(job, num_devices=count_accelerators())
+                self._prepared = Prepared(job, num_devices=self._num_devices)
                 self._starter = Starter(job, self._prepared, self._folder)
                 if job.get("save_pid") is not None:
                     self._save_pid(job["save_pid"])
@@ -215,12 +243,15 @@ class Agent:
         def finish(answer: Frame) -> None:
             if self._state == State.WAITING and isinstance(answer, Ready):
                 self._state = State.PREPARED
-                self._open_port.choose(answer.master_port)
+                if self._open_port is not None:
+                    self._open_port.choose(answer.master_port)
             self._uplink.send(answer)
 
         in_background(self._selector, work, finish)
 
     def _save_pid(self, launcher_pid: int) -> None:
+        from .pid_file import PidFileInUse, write_pid_file
+
         try:
             self._folder.add_outside(write_pid_file(launcher_pid, os.getpid()))
         except (PidFileInUse, OSError) as error:
@@ -231,7 +262,7 @@ class Agent:
     def _start(self, start: Start) -> None:
         if self._state != State.PREPARED or self._prepared is None or self._starter is None:
             return
-        self._open_port.close()
+        self._close_port()
         self._state = State.RUNNING
         if start.master_addr:
             self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)

@@ -6,11 +6,12 @@ shell (sh, bash, zsh, fish, csh), hence one line without quotes or backslashes i
 
 from __future__ import annotations
 
-import json
+import functools
 import marshal
 import re
 import shlex
 import sys
+import threading
 import zlib
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
@@ -33,43 +34,72 @@ _FIND_PYTHON = (
     "echo no python on this host: tried $0, python3 and python >&2; exit 127"
 )
 
-# Compiling the modules takes a host 30 ms of CPU, so they come compiled too, for hosts with the launcher's own Python.
-_READ = """
-import marshal, os, sys, types, zlib
-def read(size):
-    parts = []
-    while size:
-        part = os.read(0, min(size, 1 << 16))
-        if not part: sys.exit(1)
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-compiled, text = read(SIZES[0]), read(SIZES[1])
-if (sys.implementation.cache_tag, sys.modules["_frozen_importlib_external"].MAGIC_NUMBER) == PYTHON:
-    modules = marshal.loads(zlib.decompress(compiled))
-else:
-    import json
-    modules = json.loads(zlib.decompress(text))
-"""
+# What a node asks for if its Python is another one than the launcher's.
+WANTS_TEXT = b"\0dslaunch wants text\n"
+_SIZE_DIGITS = 10
 
-# Makes modules of their source or code; then the last of them takes over. What was loaded stays, so it is not searched
-# for garbage: that would take 1 ms here, and 1 ms again in each of the agent's two processes.
-_INSTALL = """
-import gc
+# The first line of the stream, kept short because it is read byte by byte: reads the loader, and runs it.
+_FIRST = """import os
+def read(size):
+ parts = []
+ while size:
+  part = os.read(0, min(size, 65536))
+  if not part: os._exit(1)
+  parts.append(part)
+  size -= len(part)
+ return b"".join(parts)
+exec(read(SIZE))"""
+
+# Compiling the modules takes a host 30 ms of CPU, so they come compiled, for hosts with the launcher's own Python.
+# Nothing is searched for garbage before all is loaded: that would take 1 ms here, and 1 ms in each process of an agent.
+_LOAD = f"""
+import gc, marshal, sys, zlib
 gc.disable()
-package = types.ModuleType("dslaunch_node")
-package.__path__ = []
-sys.modules["dslaunch_node"] = package
-for name, source in modules:
-    module = types.ModuleType("dslaunch_node." + name)
-    module.__package__ = "dslaunch_node"
-    sys.modules[module.__name__] = module
-    if isinstance(source, str):
-        source = compile(source, "dslaunch_node/" + name + ".py", "exec")
-    exec(source, module.__dict__)
+compiled = read(SIZE)
+if (sys.implementation.cache_tag, sys.modules["_frozen_importlib_external"].MAGIC_NUMBER) == PYTHON:
+    install, modules, later = marshal.loads(zlib.decompress(compiled))
+else:
+    os.write(1, {WANTS_TEXT!r})
+    import json
+    install, modules, later = json.loads(zlib.decompress(read(int(read({_SIZE_DIGITS})))))
+exec(install)
 gc.freeze()
 gc.enable()
 module.main()
+"""
+
+# Makes modules of their source or code, and has the others made when somebody imports them.
+_INSTALL = """
+import sys
+Module = type(sys)
+def run(source, module):
+    if isinstance(source, bytes):
+        source = marshal.loads(zlib.decompress(source))
+    elif isinstance(source, str):
+        source = compile(source, module.__name__.replace(".", "/") + ".py", "exec")
+    exec(source, module.__dict__)
+class Later:
+    def find_spec(self, name, path=None, target=None):
+        source = later.get(name.rpartition(".")[2]) if path is package.__path__ else None
+        return source and sys.modules["_frozen_importlib"].ModuleSpec(name, self, loader_state=source)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        run(module.__spec__.loader_state, module)
+package = Module("dslaunch_node")
+package.__path__ = []
+sys.modules["dslaunch_node"] = package
+sys.meta_path.append(Later())
+if is_future_new := "__future__" not in sys.modules:  # `from __future__ import` loads it from disk: 0.3 ms
+    sys.modules["__future__"] = Module("__future__")
+    sys.modules["__future__"].annotations = None
+for name, source in modules:
+    module = Module("dslaunch_node." + name)
+    module.__package__ = "dslaunch_node"
+    sys.modules[module.__name__] = module
+    run(source, module)
+if is_future_new:
+    del sys.modules["__future__"]
 """
 
 _MODULES = (
@@ -81,18 +111,10 @@ _MODULES = (
     "devices",
     "evidence",
     "private_folder",
-    "pid_file",
     "process_tree",
     "worker",
-    "binding",
     "reach",
-    "open_port",
-    "inspection",
     "preparation",
-    "worker_hook",
-    "stack_dump",
-    "milestones",
-    "preload",
     "starter",
     "worker_group",
     "ending",
@@ -101,6 +123,18 @@ _MODULES = (
     "agent",
     "keeper",
 )  # in import order
+_MODULES_OF_FEW = (  # what most agents never import
+    "binding",
+    "inspection",
+    "listener",
+    "milestones",
+    "open_port",
+    "own_addresses",
+    "pid_file",
+    "preload",
+    "stack_dump",
+    "worker_hook",
+)
 _RELAY_MODULES = ("record", "json_text", "lean", "frames", "mux", "process_tree", "relay")
 _SHIM_MODULES = (
     "record",
@@ -110,13 +144,13 @@ _SHIM_MODULES = (
     "devices",
     "process_tree",
     "binding",
-    "reach",
     "preparation",
     "worker_shim",
 )
 
 
-COMPRESSION = 1  # 3 ms once, and a third of the bytes for every host
+_BUILDING = threading.Lock()
+COMPRESSION = 1  # 3 ms once, and half of the bytes for every host
 
 
 def agent_python(host: Host) -> str:
@@ -140,30 +174,62 @@ def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
 
 
 def agent_source() -> bytes:
-    """What goes down the stream before any frame: the loader as one line, then the agent's modules, twice."""
-    return _bundled(_MODULES)
+    """What goes down the stream before any frame: a loader, and the agent's modules as this Python compiles them.
+
+    A node with another Python writes WANTS_TEXT before anything else; `agent_text` is the answer. Any thread may call:
+    the first one puts it together, which takes 8 ms.
+    """
+    with _BUILDING:
+        return _agent_source()
+
+
+@functools.cache
+def _agent_source() -> bytes:
+    return _compiled(_MODULES, _MODULES_OF_FEW)
+
+
+def agent_text() -> bytes:
+    """The agent's modules as text."""
+    return _text(_MODULES, _MODULES_OF_FEW)
 
 
 def relay_source() -> bytes:
-    """The same for a relay on a gateway."""
-    return _bundled(_RELAY_MODULES)
+    """As `agent_source`, for a relay on a gateway."""
+    return _compiled(_RELAY_MODULES)
+
+
+def relay_text() -> bytes:
+    """As `agent_text`, for a relay on a gateway."""
+    return _text(_RELAY_MODULES)
 
 
 def shim_source() -> str:
     """Python text that is the worker shim with all it needs, for processes that MPI or Slurm starts."""
-    return f"import sys, types\nmodules = {_sources(_SHIM_MODULES)!r}\n{_INSTALL}"
+    return f"modules, later = {_sources(_SHIM_MODULES)!r}, {{}}\n{_INSTALL}module.main()\n"
 
 
 def _command(code: str, python: str) -> str:
     return "exec " + " ".join(shlex.quote(word) for word in node_python(code, python))
 
 
-def _bundled(names: tuple[str, ...]) -> bytes:
-    compiled = zlib.compress(marshal.dumps([(name, _code(name)) for name in names]), COMPRESSION)
-    text = zlib.compress(json.dumps(_sources(names)).encode(), COMPRESSION)
+def _compiled(names: tuple[str, ...], names_of_few: tuple[str, ...] = ()) -> bytes:
+    modules = [(name, _code(name)) for name in names]
+    later = {name: _packed(marshal.dumps(_code(name))) for name in names_of_few}
+    code = _packed(marshal.dumps((compile(_INSTALL, "dslaunch_node", "exec"), modules, later)))
     python = (sys.implementation.cache_tag, MAGIC_NUMBER)
-    loader = f"SIZES = {len(compiled), len(text)!r}\nPYTHON = {python!r}\n{_READ}{_INSTALL}"
-    return repr(loader).encode() + b"\n" + compiled + text
+    loader = f"SIZE = {len(code)}\nPYTHON = {python!r}\n{_LOAD}".encode()
+    return repr(_FIRST.replace("SIZE", str(len(loader)))).encode() + b"\n" + loader + code
+
+
+def _text(names: tuple[str, ...], names_of_few: tuple[str, ...] = ()) -> bytes:
+    import json  # here: hardly any job needs it
+
+    text = _packed(json.dumps((_INSTALL, _sources(names), dict(_sources(names_of_few)))).encode())
+    return b"%0*d" % (_SIZE_DIGITS, len(text)) + text
+
+
+def _packed(data: bytes) -> bytes:
+    return zlib.compress(data, COMPRESSION)
 
 
 def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
 import sys
-import traceback
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -233,6 +230,8 @@ def main(argv: list[str] | None = None) -> None:
         code = error.exit_code
     except (LaunchError, click.ClickException) as error:
         if is_debugging and isinstance(error, LaunchError):
+            import traceback  # here: most runs end without, and it takes 2 ms
+
             traceback.print_exc()
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"dslaunch: {message}", file=sys.stderr)
@@ -243,24 +242,3 @@ def main(argv: list[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         code = 130
     sys.exit(code)
-
-
-def run_command() -> NoReturn:
-    """The program `dslaunch`: `main`, and then no slow walk through the interpreter's end.
-
-    A thread of a connection that was given up may be inside a library then, which crashed a job that had ended well.
-    """
-    code: int | str | None = 1
-    try:
-        main()
-    except SystemExit as end:
-        code = end.code
-    atexit._run_exitfuncs()  # pdsh, if it still runs
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there
-            stream.flush()
-    os._exit(code if isinstance(code, int) else 0)
-
-
-if __name__ == "__main__":
-    run_command()

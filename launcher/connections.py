@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from .frames import ProtocolError
+from .listener import listen_on_all
 from .news import PROTOCOL, News, NewsDecoder, Welcome, encode_news
-from .reach import listen_on_all
 
 HANDSHAKE_S = 10.0
 MAX_STRANGERS = 128
@@ -65,7 +65,7 @@ class Connections:
 
     def open_door(self, port: int, *, is_second: bool = False) -> int:
         """Answer on this port, on all addresses; returns the port. Errors: OSError if it cannot be bound."""
-        door = listen_on_all(port)
+        door = socket.socket(fileno=listen_on_all(port).detach())
         door.setblocking(False)
         self._doors[is_second] = door
         self._selector.register(door, selectors.EVENT_READ, is_second)

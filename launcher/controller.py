@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .channel import Channel
 from .console import Console
 from .contradiction import Phase, contradiction
-from .endpoint import master_address
+from .endpoint import is_for_others, master_address
 from .frames import (
     Done,
     Exited,
@@ -71,7 +71,6 @@ class Controller:
         plan: Plan,
         *,
         connect: Callable[[NodePlan], Channel],
-        agent_source: bytes,
         console: Console,
         window: int = CONNECT_WINDOW,
         rest: Rest | None = None,
@@ -79,7 +78,7 @@ class Controller:
         self._plan = plan
         self._console = console
         self._events: queue.SimpleQueue[_Event | _SignalReceived | Word] = queue.SimpleQueue()
-        self._roster = Roster(plan.nodes, connect=connect, agent_source=agent_source, window=window)
+        self._roster = Roster(plan.nodes, connect=connect, window=window)
         self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
         self._job = RunningJob(self._roster, console, stack_on_hang_s=plan.stack_on_hang_s)
         self._rest = RestTalk(rest)
@@ -148,25 +147,13 @@ class Controller:
         self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
 
     def _prepare(self) -> None:
-        for host in self._roster:
-            host.send(Prepare(job_of(self._plan, host.plan)))
-        self._search.listen()
         self._wait("prepared", lambda host: host.ready is not None)
 
     def _find_master(self) -> None:
         """Where all others reach node 0; whoever does not has failed."""
         for note in self._roster.notes():
             self._console.say(note)
-        first, *others = self._roster
-        if first.hello is None:
-            raise AssertionError("node 0 is asked for its address before it said hello")
-        default = self._plan.master.address or master_address(
-            is_one_machine=not self._search.is_needed,
-            reached_at=first.hello.reached_at,
-            hostname=first.hello.hostname,
-            address_to_peers=next((one.link.local_address for one in others if one.link.local_address), ""),
-        )
-        self._search.begin(default, more=(first.hello.hostname, first.name))
+        self._begin_search()
         while not self._search.is_over and not self._is_failing():
             self._wait("reached", lambda host: self._search.is_answered(host.plan.node_rank))
         for node_rank, message in self._search.failures:
@@ -175,6 +162,18 @@ class Controller:
             self._console.say(note)
         for warning in self._search.warnings:
             self._console.warn(warning)
+
+    def _begin_search(self) -> None:
+        first, *others = self._roster
+        if self._search.is_begun or first.hello is None:
+            return
+        default = self._plan.master.address or master_address(
+            is_one_machine=not self._search.is_needed,
+            reached_at=first.hello.reached_at,
+            hostname=first.hello.hostname,
+            address_to_peers=next((one.link.local_address for one in others if one.link.local_address), ""),
+        )
+        self._search.begin(default, more=(first.hello.hostname, first.name))
 
     def _wait_for_start(self) -> None:
         self._rest.ready()
@@ -261,13 +260,10 @@ class Controller:
         if why_not:
             self._fail_host(host, why_not, at_s)
         elif isinstance(item, Hello):
-            host.hello = item
-            host.send(Ping(0))  # at once: the answer tells how far the two clocks are apart
-            self._console.debug(
-                f"{host.name}: agent {item.pid}, Python {item.python}, {item.num_devices} GPUs"
-            )
+            self._greet(host, item)
         elif isinstance(item, Ready):
             host.ready = item
+            self._search.prepare(host.plan.node_rank)
         elif isinstance(item, Listening | Reached):
             self._search.take(host.plan.node_rank, item)
         elif isinstance(item, Problem):
@@ -284,6 +280,19 @@ class Controller:
                 )
         elif isinstance(item, LinkEnd):
             self._fail_host(host, item.message, at_s, is_way_lost=item.is_way_lost)
+
+    def _greet(self, host: HostState, hello: Hello) -> None:
+        """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
+        host.hello = hello
+        # The answer to the ping tells how far the two clocks are apart.
+        host.send(Ping(0), Prepare(job_of(self._plan, host.plan)))
+        self._console.debug(
+            f"{host.name}: agent {hello.pid}, Python {hello.python}, {hello.num_devices} GPUs"
+        )
+        if host.plan.node_rank == 0:
+            self._search.listen()
+            if self._plan.master.address or is_for_others(hello.reached_at):
+                self._begin_search()  # nothing that is not known yet would change the address to try first
 
     def _handle_worker(
         self, host: HostState, item: Started | Exited | Stacks | Milestone, at_s: float

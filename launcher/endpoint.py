@@ -16,12 +16,23 @@ def master_address(*, is_one_machine: bool, reached_at: str, address_to_peers: s
     """
     if is_one_machine:
         return LOOPBACK
+    if not _is_address(reached_at):  # sshd says UNKNOWN if it does not know
+        reached_at = ""
     for address in (reached_at, address_to_peers):
-        if address and not _is_loopback(address):
+        if is_for_others(address):
             return address.partition("%")[0]
     are_all_loopback = bool(address_to_peers)
     return (reached_at or LOOPBACK) if are_all_loopback else hostname
 
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+def is_for_others(address: str) -> bool:
+    """Whether another machine can mean the same by this address; not if it is none, or a loopback address."""
+    return _is_address(address) and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True

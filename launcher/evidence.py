@@ -4,7 +4,6 @@ library only.
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 from . import json_text
@@ -223,6 +222,8 @@ def read_kernel_log() -> str | None:
     """The kernel's log; None where this process may not read it, or sees other pids than the kernel."""
     if os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
         return None
+    import ctypes  # here and below: few agents need these, and they take 2 ms
+
     libc = ctypes.CDLL(None)
     size = libc.klogctl(_KERNEL_LOG_SIZE, None, 0)
     if size <= 0:
@@ -234,7 +235,7 @@ def read_kernel_log() -> str | None:
 
 def is_in_kernel_log(log: str, pid: int, *, since_s: float) -> bool:
     """Whether the kernel says that it killed this process for memory, after `since_s` on its clock."""
-    import re  # here: hardly any agent needs it, and it takes 2 ms
+    import re
 
     for at, victim in re.findall(r"\[ *([\d.]+)\].* Killed process (\d+) ", log):
         if int(victim) == pid and float(at) >= since_s - 1.0:
@@ -291,7 +292,7 @@ def _monotonic_of_kernel() -> float:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
+        with open(path, "rb", 0) as file:
+            return text_of(file.read())
     except OSError:
         return ""

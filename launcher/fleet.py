@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from .bootstrap import agent_source
 from .channel import Channel
 from .frames import Frame, Hello, Ping, encode
 from .link import Link, LinkEnd
@@ -52,10 +51,8 @@ class Fleet:
         self._pinged_at = time.monotonic()
         self._looked_at = 0.0
         places = threading.BoundedSemaphore(window)
-        source = agent_source()
         self.links = {
-            node.node_rank: Link(node, connect=self._timed_connect, agent_source=source, window=places)
-            for node in nodes
+            node.node_rank: Link(node, connect=self._timed_connect, window=places) for node in nodes
         }
 
     def __enter__(self) -> Fleet:

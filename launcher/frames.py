@@ -9,9 +9,6 @@ byte that is not UTF-8 stands as a lone surrogate (`surrogateescape`), and the J
 
 from __future__ import annotations
 
-import math
-import struct
-
 from . import json_text
 
 TYPE_CHECKING = False
@@ -23,7 +20,8 @@ else:
 
 MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; whatever a login script printed stands before it
 MAX_FRAME_BYTES = 64 << 20
-_LENGTH = struct.Struct(">I")
+_LENGTH_BYTES = 4
+_MAX_FLOAT = 1.7976931348623157e308
 
 
 class ProtocolError(Exception):
@@ -231,7 +229,7 @@ else:
 # Of each field of each kind: whether a value that JSON gave has the type that is declared above.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int,
-    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "float": lambda value: type(value) in (int, float) and abs(value) <= _MAX_FLOAT,
     "str": lambda value: isinstance(value, str),
     "list[str]": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
     "dict[str, Any]": lambda value: isinstance(value, dict),
@@ -250,7 +248,7 @@ def pack(frame: tuple[Any, ...]) -> bytes:
     """Any named tuple in the form of a frame."""
     text = json_text.write([type(frame).__name__, *frame])
     body = text.encode("utf-8", "surrogatepass")
-    return _LENGTH.pack(len(body)) + body
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
 def cut(pending: bytearray, *, max_bytes: int) -> list[bytes]:
@@ -260,14 +258,14 @@ def cut(pending: bytearray, *, max_bytes: int) -> list[bytes]:
     """
     bodies: list[bytes] = []
     start = 0
-    while len(pending) - start >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(pending, start)
+    while len(pending) - start >= _LENGTH_BYTES:
+        length = int.from_bytes(pending[start : start + _LENGTH_BYTES], "big")
         if length > max_bytes:
             raise ProtocolError(f"a frame of {length} bytes; at most {max_bytes} are allowed")
-        end = start + _LENGTH.size + length
+        end = start + _LENGTH_BYTES + length
         if len(pending) < end:
             break
-        bodies.append(bytes(pending[start + _LENGTH.size : end]))
+        bodies.append(bytes(pending[start + _LENGTH_BYTES : end]))
         start = end
     del pending[:start]
     return bodies

@@ -34,6 +34,8 @@ _SHOWN_LENGTH = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
+    """One line of a hostfile, as errors quote it."""
+
     source: str
     number: int
     text: str

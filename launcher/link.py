@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from .bootstrap import WANTS_TEXT, agent_source, agent_text
 from .channel import Channel, RelayedStream, WayLost
 from .errors import LaunchError
 from .frames import MAGIC, Decoder, Frame, Output, ProtocolError
@@ -38,12 +39,10 @@ class Link:
         plan: NodePlan,
         *,
         connect: Callable[[NodePlan], Channel],
-        agent_source: bytes,
         window: threading.BoundedSemaphore,
     ) -> None:
         self._plan = plan
         self._connect = connect
-        self._agent_source = agent_source
         self._window = window
         self._channel: Channel | None = None
         self._is_abandoned = False
@@ -119,7 +118,7 @@ class Link:
                 return
             if isinstance(channel, RelayedStream):
                 self._way_silent_s = channel.way_silent_s
-            channel.write(self._agent_source)
+            channel.write(agent_source())
             self._channel = channel
             self._read(channel, deliver)
             end = LinkEnd(_why_ended(channel))
@@ -133,7 +132,7 @@ class Link:
     def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         decoder = Decoder()
         noise = b""
-        is_agent = False
+        is_agent = is_asked = False
         while True:
             self._reading_since = time.monotonic()
             data = channel.read()
@@ -144,6 +143,9 @@ class Link:
                 noise += data
                 _, magic, data = noise.partition(MAGIC)
                 if not magic:
+                    if WANTS_TEXT in noise and not is_asked:
+                        is_asked = True
+                        channel.write(agent_text())
                     if len(noise) > MAX_NOISE_BYTES:
                         raise ProtocolError(f"not an agent: it printed {noise[:60]!r}...")
                     continue

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .frames import Frame, Listen, Listening
 from .lean import Selector
-from .reach import Listener, own_addresses, why_not_listening
+from .listener import Listener, why_not_listening
+from .own_addresses import own_addresses
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .backends.local import LocalChannel
-from .bootstrap import agent_source
 from .console import Console
 from .controller import Controller
 from .coordinator import GOODBYE_S, Coordinator
@@ -19,8 +18,8 @@ from .news import Identity, failure_of, identify
 from .node_rank import find_node_rank
 from .options import Options
 from .options.start import StartOptions
+from .own_addresses import own_addresses
 from .plan import NodePlan, Plan
-from .reach import own_addresses
 from .verdict import Failure, HostFailure, RankFailure, Verdict
 
 TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
@@ -131,7 +130,6 @@ def run_part(part: Part, console: Console) -> Verdict:
     controller = Controller(
         part.own_plan,
         connect=lambda node: LocalChannel(end_within_s=part.plan.kill_grace_s + LOCAL_STOP_MARGIN_S),
-        agent_source=agent_source(),
         console=console,
         rest=member,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,6 +111,8 @@ class PrefixCommand(click.Command):
         for name in self._absent:
             if name.startswith(word):
                 raise click.UsageError(f"there is no option {name}: {self._absent[name]}")
+        import difflib  # here: it takes 1 ms
+
         close = difflib.get_close_matches(word, [name for name in options if name.startswith("--")], n=3) or [
             "--help for the list"
         ]

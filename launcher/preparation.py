@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import _socket  # what socket is made of; that takes 10 ms more
 import errno
 import os
 
-from .binding import format_ranges, read_cores, share_cores
 from .frames import bytes_of, text_of
 from .lean import suppress
-from .reach import listen_on_all
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
@@ -63,6 +62,8 @@ class Prepared:
             self.python = text_of(after)
 
     def _bind(self, asked: list[int], *, num_ranks: int) -> None:
+        from .binding import format_ranges, read_cores, share_cores  # here: few jobs ask for it
+
         if b"KMP_AFFINITY" in self.env:
             raise Unprepared(
                 "--bind_cores_to_rank, but KMP_AFFINITY is set and binds threads by itself; unset it",
@@ -234,11 +235,12 @@ class PortClaim:
 
     def __init__(self, port: int) -> None:
         """Port 0 means any. Errors: OSError, EADDRINUSE if the port is taken."""
-        with listen_on_all(port) as server:
-            self.port: int = server.getsockname()[1]
-        import socket  # here: it takes 3 ms, and only the first host of a job needs it
+        from .listener import listen_on_all  # here: only the first host of a job needs it
 
-        self._mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server = listen_on_all(port)
+        self.port: int = server.getsockname()[1]
+        server.close()
+        self._mark = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._mark.bind(b"\0dslaunch master port %d" % self.port)
 
     def __del__(self) -> None:

@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from .bootstrap import agent_source
 from .channel import Channel
 from .controller import CONNECT_WINDOW
 from .frames import Frame, Hello
@@ -29,10 +28,7 @@ def probe(
     """
     events: queue.SimpleQueue[tuple[int, Frame | LinkEnd]] = queue.SimpleQueue()
     window = threading.BoundedSemaphore(CONNECT_WINDOW)
-    source = agent_source()
-    links = {
-        node.node_rank: Link(node, connect=connect, agent_source=source, window=window) for node in nodes
-    }
+    links = {node.node_rank: Link(node, connect=connect, window=window) for node in nodes}
     answers: dict[int, Hello | str] = {}
 
     def deliver_for(node_rank: int) -> Callable[[Frame | LinkEnd, float], None]:

@@ -25,7 +25,8 @@ class MasterSearch:
         self._token = secrets.token_hex(16)
         self._peers = tuple(node.node_rank for node in plan.nodes[1:])
         self._listening: Listening | None = None
-        self._is_begun = False
+        self._prepared: set[int] = set()  # by node_rank: who can be asked
+        self.is_begun = False
         self._names_of_first: tuple[str, ...] = ()
         self._more: list[str] = []
         self._candidates: list[str] = []  # of this round
@@ -53,14 +54,20 @@ class MasterSearch:
             self._send(0, Listen(0, self._token))
 
     def begin(self, default: str, *, more: Iterable[str] = ()) -> None:
-        """All are prepared: try `default`; `more` are further names of node 0, tried after its own addresses."""
+        """Try `default`; `more` are further names of node 0, tried after its own addresses."""
         self.address = default
+        self.is_begun = True
         if self.is_over:
             return
-        self._is_begun = True
         self._names_of_first = tuple(more)
         if self._listening is not None:
             self._try_default(self._listening)
+
+    def prepare(self, node_rank: int) -> None:
+        """That node is prepared, so it can try."""
+        self._prepared.add(node_rank)
+        if node_rank in self._unanswered:
+            self._ask(node_rank)
 
     def is_answered(self, node_rank: int) -> bool:
         """Whether nothing more is expected of that node in this round; there may be a second one."""
@@ -68,7 +75,9 @@ class MasterSearch:
 
     def take(self, node_rank: int, frame: Listening | Reached) -> None:
         """Node 0 listens, or one of its peers tried. In which order hosts say so is open."""
-        is_asked = node_rank in self._unanswered if isinstance(frame, Reached) else self._listening is None
+        is_asked = self._listening is None
+        if isinstance(frame, Reached):
+            is_asked = node_rank in self._unanswered and node_rank in self._prepared
         if not is_asked:  # said without being asked, or twice
             return
         if isinstance(frame, Reached):
@@ -82,7 +91,7 @@ class MasterSearch:
         if frame.problem:
             self.is_over = True
             self.failures = ((0, f"{frame.problem}, though it was free just now; start the job again"),)
-        elif self._is_begun:
+        elif self.is_begun:
             self._try_default(frame)
 
     def _try_default(self, listening: Listening) -> None:
@@ -97,7 +106,11 @@ class MasterSearch:
         self._problems = {}
         self._unanswered = set(self._peers)
         for node_rank in self._peers:
-            self._send(node_rank, Reach(candidates, self._port, self._token, REACH_TIMEOUT_S))
+            if node_rank in self._prepared:
+                self._ask(node_rank)
+
+    def _ask(self, node_rank: int) -> None:
+        self._send(node_rank, Reach(self._candidates, self._port, self._token, REACH_TIMEOUT_S))
 
     def _judge(self) -> None:
         """All answered: the address is found, or there are more to try, or somebody reaches none."""

@@ -40,9 +40,9 @@ class HostState:
         """Workers that started and have not ended."""
         return 0 if self.is_over else len(self.pids) - len(self.exit_codes)
 
-    def send(self, frame: Frame) -> None:
+    def send(self, *frames: Frame) -> None:
         if not self.is_over:
-            self.link.send(encode(frame))
+            self.link.send(b"".join(map(encode, frames)))
 
     def why_silent(self, heartbeat_s: float) -> tuple[str, float] | None:
         """Why it must be given up, and since when it has been so; None if all is well."""
@@ -66,14 +66,13 @@ class Roster:
         nodes: Sequence[NodePlan],
         *,
         connect: Callable[[NodePlan], Channel],
-        agent_source: bytes,
         window: int,
     ) -> None:
         places = threading.BoundedSemaphore(window)
         self.hosts = tuple(
             HostState(
                 plan=node,
-                link=Link(node, connect=connect, agent_source=agent_source, window=places),
+                link=Link(node, connect=connect, window=places),
                 ranks=frozenset(one.rank for one in node.ranks),
             )
             for node in nodes
@@ -112,7 +111,9 @@ class Roster:
             while not self._is_closed.wait(seconds if number else 0.0):
                 number += 1
                 for host in self.hosts:
-                    if host.link.is_open:
+                    if (
+                        host.hello is not None
+                    ):  # before that, nothing may come between the agent and its source
                         host.send(Ping(number))
 
         threading.Thread(target=ping, name="ping", daemon=True).start()

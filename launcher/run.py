@@ -8,14 +8,12 @@ from pathlib import Path
 
 import click
 
-from .bootstrap import agent_source
 from .connector import Ways, ways
 from .console import LAST_WORDS_S, Console
 from .errors import LaunchError
 from .logs import REPORT
 from .options import Options
 from .plan import Plan
-from .plan_text import describe, describe_pdsh
 from .planning import choose_attempt, make_plan, overruled
 from .pool import read_pool, select_hosts
 from .report import BegunAttempt, EndedAttempt, check_place, write_report
@@ -61,6 +59,8 @@ def _run(options: Options, console: Console) -> int:
     if options.dry_run:
         plan = make_plan(options, first)
         gateways = gateways_of(plan_groups(plan.nodes, options.tree))
+        from .plan_text import describe, describe_pdsh  # here and below: jobs do not show their plan
+
         is_pdsh = options.launcher == "pdsh"
         text = describe_pdsh(options, plan) if is_pdsh else describe(plan, gateways=gateways)
         if first.spares:
@@ -122,9 +122,7 @@ def _run_attempt(plan: Plan, reach: Ways, console: Console) -> Verdict:
     # Here, because it takes 10 ms, and the first hosts are being connected already.
     from .controller import Controller
 
-    controller = Controller(
-        plan, connect=reach.connect, agent_source=agent_source(), console=console, window=reach.window
-    )
+    controller = Controller(plan, connect=reach.connect, console=console, window=reach.window)
     return controller.run()
 
 
@@ -154,6 +152,8 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
 
     plan, job = plan_owned(options, plan)
     if options.dry_run:
+        from .plan_text import describe
+
         return _show_plan(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}", console)
     _warn_of_overruled(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
@@ -173,6 +173,8 @@ def _run_part(options: Options, console: Console) -> int:
     plan = make_plan(options, Attempt(hosts=selected, run_id=""))
     part = plan_part(options, plan, pool=[host.name for host in pool], environ=os.environ)
     if options.dry_run:
+        from .plan_text import describe
+
         return _show_plan(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}", console)
     _warn_of_overruled(part.plan, console)
     begun = BegunAttempt(hosts=part.plan.host_names)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 
 from .frames import bytes_of
-from .milestones import MilestonePipe
-from .preload import Preloader, Unpreloaded
 from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .worker import Worker, spawn
-from .worker_hook import add_hook, ask_for, install_hook
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from typing import Any
+
+    from .milestones import MilestonePipe
+    from .preload import Preloader
 
 
 class Starter:
@@ -30,12 +30,14 @@ class Starter:
         self._folder = folder
         self.notes: list[str] = []  # what a person should know
         self._pipe = folder.file("timings") if job.get("has_timings") else None
-        self.milestones = MilestonePipe(self._pipe) if self._pipe is not None else None
+        self.milestones = self._listen_to_milestones()
         self._preloader = self._preload(job["preload"]) if job.get("preload") else None
         self._hook = None
         if job.get("has_stacks") or (self.milestones is not None and self._preloader is None):
             self._hook = folder.file("hook")
         if self._hook is not None:
+            from .worker_hook import install_hook
+
             install_hook(self._hook)
 
     def start(self, plan: dict[str, Any]) -> Worker:
@@ -46,8 +48,10 @@ class Starter:
             env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
         stacks_file = None
         if self._job.get("has_stacks") and self._hook is not None:
+            from .worker_hook import ask_for
+
             stacks_file = self._folder.file(f"stacks-{plan['rank']}")
-        ask_for(env, stacks_file=stacks_file)
+            ask_for(env, stacks_file=stacks_file)
         worker = self._fork(plan, env) or self._execute(plan, env)
         worker.error_file, worker.stacks_file = error_file, stacks_file
         return worker
@@ -57,7 +61,18 @@ class Starter:
         if self._preloader is not None:
             self._preloader.close()
 
+    # What only some jobs ask for is loaded when one does.
+
+    def _listen_to_milestones(self) -> MilestonePipe | None:
+        if self._pipe is None:
+            return None
+        from .milestones import MilestonePipe
+
+        return MilestonePipe(self._pipe)
+
     def _preload(self, modules: list[str]) -> Preloader | None:
+        from .preload import Preloader, Unpreloaded
+
         said = f"--preload={','.join(modules)}"
         try:
             preloader = Preloader(
@@ -80,6 +95,8 @@ class Starter:
         """From the preloader; None if there is none, or it has died."""
         if self._preloader is None:
             return None
+        from .preload import Unpreloaded
+
         try:
             return self._preloader.spawn(
                 rank=plan["rank"],
@@ -94,6 +111,8 @@ class Starter:
 
     def _execute(self, plan: dict[str, Any], env: dict[bytes, bytes]) -> Worker:
         if self._hook is not None:
+            from .worker_hook import add_hook, ask_for
+
             add_hook(env, folder=self._hook)
             ask_for(env, timings_pipe=self._pipe)
         return spawn(

@@ -45,7 +45,7 @@ class Uplink:
         self._in, self._out = fds
         self._decoder = Decoder()
         self._outbox = bytearray(MAGIC)  # goes out with the first frame
-        self._is_connected = True
+        self.is_connected = True  # to a launcher that listens
         self._heard_at = time.monotonic()
         for fd in fds:
             os.set_blocking(fd, False)
@@ -54,11 +54,11 @@ class Uplink:
     @property
     def has_unsent(self) -> bool:
         """Whether frames are left that may still reach the launcher."""
-        return self._is_connected and bool(self._outbox)
+        return self.is_connected and bool(self._outbox)
 
     def send(self, frame: Frame) -> None:
         """Now, or as soon as the launcher reads on; dropped if it is gone."""
-        if self._is_connected:
+        if self.is_connected:
             self._outbox += encode(frame)
             self._flush()
 
@@ -105,8 +105,8 @@ class Uplink:
 
     def _hang_up(self) -> None:
         """The launcher is gone: nobody reads what we write."""
-        if self._is_connected:
-            self._is_connected = False
+        if self.is_connected:
+            self.is_connected = False
             for fd in (self._in, self._out):
                 self._selector.forget(fd)
             self._outbox.clear()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
-import termios
+import sys
 import time
 
 from .evidence import NUM_KEPT_LINES, NUM_LAST_LINES, Tail
@@ -52,7 +51,9 @@ class Stream:
     def limit(self) -> None:
         """The worker has ended: what is in the pipe now is all it wrote. What others add, who hold it open, is not read."""
         if self.is_open:
-            (self._last_bytes,) = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, b"\0" * 4))
+            from termios import FIONREAD  # here, because it has time now
+
+            self._last_bytes = int.from_bytes(fcntl.ioctl(self.fd, FIONREAD, bytes(4)), sys.byteorder)
 
     def _close(self) -> bytes:
         """Stop reading; returns the unfinished last line."""

@@ -7,15 +7,16 @@ import os
 from .evidence import MemoryWatch, evidence_of
 from .frames import Exited, Frame, Output, Stacks, Started, text_of
 from .lean import Selector, signal
-from .milestones import MilestonePipe
 from .private_folder import PrivateFolder
 from .process_tree import reap
-from .stack_dump import StackDump
 from .worker import Stream, Worker
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .milestones import MilestonePipe
+    from .stack_dump import StackDump
 
 
 class WorkerGroup:
@@ -26,7 +27,7 @@ class WorkerGroup:
         self._send = send
         self._workers: list[Worker] = []
         self._is_paused = False
-        self._memory = MemoryWatch()
+        self._memory: MemoryWatch | None = None  # until the first worker is started
         self._stack_dumps: dict[Worker, StackDump] = {}
 
     def begin(self, milestones: MilestonePipe | None) -> None:
@@ -77,7 +78,7 @@ class WorkerGroup:
             for worker in self._workers:
                 if worker.pid == pid:
                     worker.end(status)
-                    if status:
+                    if status and self._memory is not None:
                         worker.is_out_of_memory, worker.facts = self._memory.explain(
                             pid, status, is_our_kill=is_our_kill
                         )
@@ -86,6 +87,8 @@ class WorkerGroup:
 
     def ask_stacks(self, env: dict[bytes, bytes], folder: PrivateFolder) -> None:
         """Find out what each of them does, which takes a while; `send_stacks` says it then."""
+        from .stack_dump import StackDump  # here: few jobs are asked
+
         for worker in self._workers:
             if worker.status is None and worker not in self._stack_dumps:
                 own_file = folder.file(f"spy-{worker.rank}")

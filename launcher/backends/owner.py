@@ -232,7 +232,8 @@ def _wait(
         interrupts.append(number)
         if len(interrupts) == 1:
             passed_on = signal.SIGTERM if number == signal.SIGHUP else number
-            console.say(f"{signal_name(number)}: stopping {job.argv[0]}; Ctrl-C again kills it")
+            hint = "; Ctrl-C again kills it" if number == signal.SIGINT else ""
+            console.say(f"{signal_name(number)}: stopping {job.argv[0]}{hint}")
             process.send_signal(passed_on)
         else:
             console.say(f"killing {job.argv[0]} and all it started on this machine")

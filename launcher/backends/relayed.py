@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..bootstrap import ANNOUNCED, relay_source
+from ..bootstrap import ANNOUNCED, WANTS_TEXT, relay_source, relay_text
 from ..channel import Channel, WayLost
 from ..errors import EXIT_HOST, LaunchError
 from ..frames import ProtocolError
@@ -43,6 +43,9 @@ class Relay:
         self._heard_at = time.monotonic()
         self._ended_at: float | None = None
         self._is_given_up = False
+        self._has_begun = (
+            threading.Event()
+        )  # it runs, or has ended: nothing may come between it and its source
         self.why_ended = ""
         stream.write(relay_source())
         self._reader = threading.Thread(target=self._read, name=f"relay on {gateway}", daemon=True)
@@ -62,6 +65,7 @@ class Relay:
             number = self._num_opened
             channel = self._channels[number] = RelayedChannel(self, number, on_close)
         try:
+            self._has_begun.wait(timeout_s)
             self.send(pack(Kind.OPEN, number, json.dumps(argv).encode()))
             channel.wait_until_announced(timeout_s)
         except OSError as error:
@@ -127,6 +131,7 @@ class Relay:
         finally:
             self.why_ended = why or "the connection ended"
             self._ended_at = time.monotonic()
+            self._has_begun.set()
             self._wake_all()
             if self._channels:
                 self._on_end()
@@ -137,9 +142,13 @@ class Relay:
             self._heard_at = time.monotonic()
             if not is_relay:
                 noise, magic, data = (noise + data).partition(MAGIC)
-                noise = noise[-len(MAGIC) :]
+                if WANTS_TEXT in noise and not magic:
+                    noise = b""
+                    self._stream.write(relay_text())
+                noise = noise[-len(MAGIC) - len(WANTS_TEXT) :]
                 is_relay = bool(magic)
             if is_relay:
+                self._has_begun.set()
                 for parcel in unpacker.feed(data):
                     channel = self._channels.get(parcel.stream)
                     if channel is not None:

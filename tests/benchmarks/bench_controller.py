@@ -149,9 +149,7 @@ def run_once(num_hosts: int) -> tuple[float, float, float]:
     began = time.perf_counter()
     out = io.BytesIO()
     console = Console(log_level="info", out=out, err=io.BytesIO())
-    controller = Controller(
-        plan, connect=lambda node: channels[node.node_rank], agent_source=SOURCE, console=console
-    )
+    controller = Controller(plan, connect=lambda node: channels[node.node_rank], console=console)
     verdict = controller.run()
     console.drain()
     wall = time.perf_counter() - began

@@ -40,7 +40,7 @@ from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
 from dslaunch.launcher.selection import Selected
 from dslaunch.launcher.verdict import HostFailure, RankFailure, Verdict
-from tests.launcher.memory_host import SOURCE, Change, MemoryHost
+from tests.launcher.memory_host import Change, MemoryHost
 
 WITHIN_S = 20.0  # every job here ends in well below a second on an idle machine
 
@@ -75,7 +75,7 @@ def run(*hosts: MemoryHost | Exception, heartbeat_s: float = 60.0) -> tuple[Verd
     console = Console(log_level="info", out=io.BytesIO(), err=err)
     plan = plan_of(len(hosts), heartbeat_s=heartbeat_s)
     began = time.monotonic()
-    verdict = Controller(plan, connect=connect, agent_source=SOURCE, console=console).run()
+    verdict = Controller(plan, connect=connect, console=console).run()
     assert time.monotonic() - began < WITHIN_S
     console.report(verdict)
     console.drain()
@@ -161,7 +161,7 @@ def test_all_hosts_that_do_wrong_are_in_one_report() -> None:
 
 def test_an_answer_that_was_not_asked_for_changes_nothing() -> None:
     """The look for the master address is over when all have answered, not when one has answered often enough."""
-    early: list[Frame | bytes] = [Ready(29500, []), Reached([]), Reached(["x"])]
+    early: list[Frame | bytes] = [Reached([]), Reached(["x"]), Ready(29500, [])]
     verdict, _ = run(
         MemoryHost((0, 1), after(Listen, *[Listening(29500, ["10.0.0.1"], "")] * 3)),
         MemoryHost((2, 3), after(Prepare, *early)),

@@ -52,7 +52,6 @@ class Heard:
         self.link = Link(
             NodePlan(node_rank=0, host=Host(name=name, slots=1), is_local=True, devices=(), ranks=()),
             connect=connect,
-            agent_source=b"",
             window=threading.BoundedSemaphore(1),
         )
         self.link.start(lambda item, at_s: self.items.put(item))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -9,8 +10,8 @@ import pytest
 
 from dslaunch.launcher.frames import Frame, Listen, Listening
 from dslaunch.launcher.lean import Selector
+from dslaunch.launcher.listener import listen_on_all
 from dslaunch.launcher.open_port import OpenPort
-from dslaunch.launcher.reach import listen_on_all
 
 
 class Node:
@@ -34,7 +35,7 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture
 def free_port() -> int:
-    with listen_on_all(0) as server:
+    with contextlib.closing(listen_on_all(0)) as server:
         return int(server.getsockname()[1])
 
 
@@ -72,7 +73,7 @@ def test_nothing_is_opened_that_was_not_asked_for(node: Node, free_port: int) ->
 
 
 def test_a_port_that_is_taken_is_a_problem_that_says_why(node: Node) -> None:
-    with listen_on_all(0) as server:
+    with contextlib.closing(listen_on_all(0)) as server:
         port = int(server.getsockname()[1])
         node.port.open(Listen(port, "token"), job_port=None)
     assert answers(node) == [(port, False)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher import preparation
+from dslaunch.launcher import listener, preparation
 from dslaunch.launcher.environment import EnvEntry, expand
 from dslaunch.launcher.frames import bytes_of, text_of
 from dslaunch.launcher.preparation import Prepared, Unprepared, apply_environment, find_program
@@ -277,7 +277,7 @@ def test_a_port_that_only_root_may_use_is_not_called_busy(
     def forbid(port: int) -> socket.socket:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(preparation, "listen_on_all", forbid)
+    monkeypatch.setattr(listener, "listen_on_all", forbid)
     job.update(master_port=80, is_port_fixed=True)
     assert refusal(job) == ("--master_port=80 cannot be used here: Permission denied; choose another", 3)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import select
 import socket
@@ -9,17 +10,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from dslaunch.launcher.reach import Listener, listen_on_all, own_addresses, try_addresses, why_not_listening
+from dslaunch.launcher.listener import Listener, listen_on_all, why_not_listening
+from dslaunch.launcher.own_addresses import own_addresses
+from dslaunch.launcher.reach import try_addresses
 
 TIMEOUT_S = 5.0
 TOKEN = "0123456789abcdef"
 
 
+def free_port() -> int:
+    server = listen_on_all(0)
+    number: int = server.getsockname()[1]
+    server.close()
+    return number
+
+
 @pytest.fixture
 def port() -> Iterator[int]:
     """The port of a listener that answers in a thread."""
-    with listen_on_all(0) as free:
-        number: int = free.getsockname()[1]
+    number = free_port()
     listener = Listener(number, TOKEN)
     is_over = threading.Event()
 
@@ -52,8 +61,7 @@ def test_who_has_another_token_is_somebody_else(port: int) -> None:
 
 
 def test_who_stays_connected_is_not_in_the_way_of_who_takes_the_port_next() -> None:
-    with listen_on_all(0) as free:
-        port: int = free.getsockname()[1]
+    port = free_port()
     listener = Listener(port, TOKEN)
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as stranger:
         while select.select([listener], [], [], 0)[0]:
@@ -85,8 +93,7 @@ def test_a_program_that_says_nothing_is_given_up() -> None:
 
 
 def test_what_refuses_or_has_no_name_is_said() -> None:
-    with listen_on_all(0) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
     problems = try_addresses(["127.0.0.1", "no such name"], port, TOKEN, TIMEOUT_S)
     assert problems == ["refused the connection", "is not a name that is known there"]
 
@@ -96,7 +103,7 @@ def test_no_address_needs_no_time() -> None:
 
 
 def test_a_port_that_is_taken_is_said_to_be() -> None:
-    with listen_on_all(0) as taken:
+    with contextlib.closing(listen_on_all(0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use") as error:
             Listener(port, TOKEN)

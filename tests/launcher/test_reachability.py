@@ -49,6 +49,7 @@ class Cluster:
         self._problem = problem
         self._inbox: list[tuple[int, Listening | Reached]] = []
         self._token = ""
+        self.ready = [node.node_rank for node in plan.nodes]
 
     def _send(self, node_rank: int, frame: Frame) -> None:
         if isinstance(frame, Listen):
@@ -64,6 +65,8 @@ class Cluster:
     def find(self, default: str) -> MasterSearch:
         self.search.listen()
         self._deliver()
+        for node_rank in self.ready:
+            self.search.prepare(node_rank)
         self.search.begin(default, more=("n0.example", "n0"))
         assert self.search.is_over == (not self._inbox)
         assert self.search.is_over or self.search.is_answered(0)
@@ -74,6 +77,21 @@ class Cluster:
     def _deliver(self) -> None:
         while self._inbox:
             self.search.take(*self._inbox.pop(0))
+
+
+def test_who_is_not_ready_is_asked_when_it_is() -> None:
+    cluster = Cluster(plan_of(3), ["10.0.0.1"], {})
+    search = cluster.search
+    search.listen()
+    cluster._deliver()
+    search.begin("10.0.0.1")
+    assert (cluster.tried, search.is_answered(1), search.is_over) == ([], False, False)
+    search.prepare(2)
+    cluster._deliver()
+    assert (cluster.tried, search.is_answered(2), search.is_over) == ([(2, ["10.0.0.1"])], True, False)
+    search.prepare(1)
+    cluster._deliver()
+    assert (cluster.tried[1:], search.is_over, search.address) == ([(1, ["10.0.0.1"])], True, "10.0.0.1")
 
 
 def test_if_all_reach_the_first_address_nothing_else_is_tried() -> None:
@@ -138,6 +156,8 @@ def test_nobody_tries_before_node_0_listens() -> None:
     sent: list[tuple[int, Frame]] = []
     search = MasterSearch(plan_of(3), lambda rank, frame: sent.append((rank, frame)))
     search.listen()
+    for node_rank in range(3):
+        search.prepare(node_rank)
     search.begin("10.0.0.1")
     assert [type(frame) for _, frame in sent] == [Listen]
     assert not any(search.is_answered(rank) for rank in range(3))
@@ -172,6 +192,7 @@ def test_an_answer_of_the_wrong_length_counts_as_not_tried() -> None:
     search = MasterSearch(plan, lambda rank, frame: None)
     search.take(0, Listening(4000, [], ""))
     search.begin("10.0.0.1")
+    search.prepare(1)
     assert not search.is_answered(1)
     search.take(1, Reached([]))
     assert search.is_answered(1)

@@ -149,7 +149,7 @@ def test_signals_are_passed_on_and_nothing_is_left(
     assert procfs.wait_until(back.is_up, timeout_s=30), command.err
     for number, signum in enumerate(signals):
         if number:
-            assert procfs.wait_until(lambda: "Ctrl-C again" in command.err, timeout_s=10), command.err
+            assert procfs.wait_until(lambda: ": stopping " in command.err, timeout_s=10), command.err
         command.process.send_signal(signum)
     assert command.wait(30) == code, command.err + command.out
     assert procfs.wait_until(back.is_clean, timeout_s=30), left_over(back.lab)

@@ -197,7 +197,6 @@ def test_the_silence_of_a_relay_is_not_that_of_a_host_behind_it(relay: Relay) ->
     link = Link(
         node,
         connect=lambda node: relay.open(python(DEAF), timeout_s=TIMEOUT_S),
-        agent_source=b"",
         window=threading.BoundedSemaphore(1),
     )
     link.start(lambda item, at_s: None)
