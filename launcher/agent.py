@@ -271,6 +271,7 @@ class Agent:
         for plan in self._job["ranks"]:
             self._workers.add(self._starter.start(plan))
         self._starter.end()
+        self._workers.watch_memory()
 
 
 def _address_reached() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from dataclasses import replace
 from pathlib import Path
 
 from . import environment
@@ -32,7 +31,7 @@ def choose_attempt(options: Options, console: Console) -> Attempt:
     selected = select_hosts(hosts, options)
     restart, run_id = options.restart, uuid.uuid4().hex[:12]
     if restart.is_on and options.num_nodes > 0:  # the hosts that this leaves out may be spares
-        selected = select_hosts(hosts, replace(options, num_nodes=-1))
+        selected = select_hosts(hosts, options._replace(num_nodes=-1))
     if restart.min_nodes is not None and len(selected) < restart.min_nodes:
         raise LaunchError(
             f"--min_nodes={restart.min_nodes}, but there {'is' if len(selected) == 1 else 'are'} only "

@@ -27,12 +27,11 @@ class WorkerGroup:
         self._send = send
         self._workers: list[Worker] = []
         self._is_paused = False
-        self._memory: MemoryWatch | None = None  # until the first worker is started
+        self._memory: MemoryWatch | None = None  # until all workers are started
         self._stack_dumps: dict[Worker, StackDump] = {}
 
     def begin(self, milestones: MilestonePipe | None) -> None:
         """The first worker is about to be started."""
-        self._memory = MemoryWatch()
         if milestones is not None:
             self._selector.on_read(milestones.fileno(), lambda: self._read_milestones(milestones))
 
@@ -42,6 +41,10 @@ class WorkerGroup:
         for stream in worker.streams:
             self._watch(worker, stream)
         self._send(Started(worker.rank, worker.pid))
+
+    def watch_memory(self) -> None:
+        """All are started, just now: what the kernel does from here on explains how they end."""
+        self._memory = MemoryWatch()
 
     @property
     def is_ended(self) -> bool:

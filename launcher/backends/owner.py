@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..console import Console
@@ -120,9 +120,9 @@ def _refuse_foreign_options(options: Options) -> None:
         for name, part in _FOREIGN_PARTS.items()
         if getattr(options, name) != type(getattr(options, name))()
     } | {
-        field.name: [f"--{field.name.removesuffix('_s')}"]
-        for field in fields(options)
-        if field.name in _FOREIGN_FIELDS and getattr(options, field.name) != field.default
+        name: [f"--{name.removesuffix('_s')}"]
+        for name, default in options._field_defaults.items()
+        if name in _FOREIGN_FIELDS and getattr(options, name) != default
     }
     for part, given in without_effect.items():  # the first of them is enough
         names = " and ".join(given) if len(given) < 3 else ", ".join(given)

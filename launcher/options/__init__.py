@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -19,10 +18,10 @@ from .start import StartOptions
 from .tree import TreeOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(NamedTuple):
     """One `dslaunch` command. `hostfile` is None if it was not given; -1 means not given for the counts."""
 
+    program: str
     hostfile: str | None = None
     include: str = ""
     exclude: str = ""
@@ -50,7 +49,6 @@ class Options:
     restart: RestartOptions = RestartOptions()
     start: StartOptions = StartOptions()
     tree: TreeOptions = TreeOptions()
-    program: str
     arguments: tuple[str, ...] = ()
 
 

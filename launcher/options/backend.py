@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendOptions:
+class BackendOptions(NamedTuple):
     """How MPI, Slurm and pdsh are driven, where one of them starts the processes."""
 
     launcher_args: tuple[str, ...] = ()  # words for pdsh, mpirun or srun, as a shell would split them

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -12,8 +11,7 @@ from ..binding import parse_ranges
 from ..errors import LaunchError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BindingOptions:
+class BindingOptions(NamedTuple):
     """`cores` is None without binding, empty for all cores that the host allows."""
 
     cores: tuple[int, ...] | None = None

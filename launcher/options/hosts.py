@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from .seconds import seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshOptions:
+class SshOptions(NamedTuple):
     """How to reach hosts; a value in the hostfile wins, then these, then ~/.ssh/config, then SSH's defaults."""
 
     port: int | None = None

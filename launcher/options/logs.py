@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -13,8 +12,7 @@ from ..prefix import FIELDS, check_template
 from ..rank_set import parse_ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
+class LogOptions(NamedTuple):
     """None means not given. `ranks` are those that the console shows."""
 
     log_dir: str | None = None

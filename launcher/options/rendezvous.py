@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -12,8 +11,7 @@ from ..errors import LaunchError
 TIMEOUT_S = 300.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousOptions:
+class RendezvousOptions(NamedTuple):
     """`coordinator_port` 0 means no coordinator. None means not given."""
 
     no_ssh: bool = False

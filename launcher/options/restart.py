@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -12,8 +11,7 @@ from ..errors import LaunchError
 ELASTIC_RESTARTS = 100  # what --elastic_training alone means
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartOptions:
+class RestartOptions(NamedTuple):
     """`min_nodes` and `max_nodes` are None if not given; `spares` counts hosts beyond those that take part."""
 
     max_restarts: int = 0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartOptions:
+class StartOptions(NamedTuple):
     """`window` counts the connections that are being made at the same time."""
 
     window: int = 64

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from ..errors import LaunchError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeOptions:
+class TreeOptions(NamedTuple):
     """`above` None: every host is reached from here."""
 
     above: int | None = None

@@ -34,7 +34,9 @@ def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
     return path
 
 
-LIST_ADDRESSES = "from dslaunch.launcher.own_addresses import own_addresses; print(*own_addresses(), sep='\\n')"
+LIST_ADDRESSES = (
+    "from dslaunch.launcher.own_addresses import own_addresses; print(*own_addresses(), sep='\\n')"
+)
 
 
 def ip(host: Host, words: str) -> None:
