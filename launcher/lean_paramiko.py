@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
-from importlib.util import LazyLoader, find_spec, module_from_spec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,16 +36,6 @@ def _real_metadata() -> Any:
     return importlib.import_module(_METADATA)
 
 
-def _load_when_used(name: str) -> None:
-    """Let the module be loaded by whoever uses it, not by who imports it: paramiko makes files for a forwarded agent only."""
-    spec = find_spec(name)
-    if name in sys.modules or spec is None or spec.loader is None:
-        return
-    spec.loader = LazyLoader(spec.loader)
-    module = sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-
 @contextlib.contextmanager
 def lean_paramiko(*, needs_invoke: bool = False) -> Iterator[None]:
     """Let paramiko be loaded here.
@@ -60,7 +50,6 @@ def lean_paramiko(*, needs_invoke: bool = False) -> Iterator[None]:
     if hides_invoke:
         sys.modules["invoke"] = None  # type: ignore[assignment] # which says: there is none
     sys.modules.setdefault(_METADATA, _Metadata(_METADATA))
-    _load_when_used("tempfile")
     try:
         yield
     finally:

@@ -51,10 +51,3 @@ was = answer
 print(was == answer)
 """
     assert ran(program) == "True"
-
-
-@pytest.mark.slow
-def test_a_module_that_paramiko_imports_for_rare_cases_is_loaded_when_it_is_used() -> None:
-    is_loaded = "'mkdtemp' in object.__getattribute__(sys.modules['tempfile'], '__dict__')"
-    program = f"{LOAD}print({is_loaded})\nimport tempfile\nprint(bool(tempfile.gettempdir()), {is_loaded})"
-    assert ran(program) == "False\nTrue True"
