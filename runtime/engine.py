@@ -94,10 +94,11 @@ class Engine(nn.Module):
                 f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss that the "
                 "model computed, outside torch.no_grad()"
             )
-        self._model.rebind_gradients()
+        self._model.begin_backward()
         if scale_wrt_gas and self.config.gradient_accumulation_steps > 1:
             loss = loss / self.config.gradient_accumulation_steps
         loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        self._model.end_backward()
         return loss
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -130,8 +131,7 @@ class Engine(nn.Module):
             raise ConfigError(
                 "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
             )
-        self._model.rebind_gradients()
-        self._model.reduce_gradients()
+        self._model.finish_gradients()
         self._grad_norm = global_grad_norm(self._model.trained, self._comm)
         self._was_step_applied = isfinite(self._grad_norm)
         if self._was_step_applied:

@@ -257,11 +257,11 @@ def _stage3(name: str, kind: Kind) -> Iterator[Key]:
 
 
 _ZERO = (
-    _used("zero_optimization.stage", "0: nothing is sharded; 1: optimizer states are"),
+    _used("zero_optimization.stage", "0: nothing is sharded; 1: optimizer states are; 2: gradients too"),
     _used("zero_optimization.reduce_bucket_size", "elements that are reduced together"),
     _hint("zero_optimization.allgather_bucket_size", COUNT, "reduce_bucket_size sets both"),
     _hint("zero_optimization.allgather_partitions", BOOL, "always so"),
-    _hint("zero_optimization.reduce_scatter", BOOL, "always so in stage 1"),
+    _hint("zero_optimization.reduce_scatter", BOOL, "always so in stages 1 and 2"),
     _hint("zero_optimization.contiguous_gradients", BOOL, "always so"),
     _hint("zero_optimization.overlap_comm", BOOL),
     _hint("zero_optimization.round_robin_gradients", BOOL),

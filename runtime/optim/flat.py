@@ -55,7 +55,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         for part, states in zip(self.parts, self.states, strict=True):
             shard = Shard(
                 master=part.master,
-                grad=part.grad_shard,
+                grad=part.gradients.shard,
                 param_out=part.param_shard if part.has_separate_master else None,
                 segments=part.segments(),
             )
@@ -66,7 +66,7 @@ class FlatOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
         for part in self.parts:
-            part.zero_gradients()
+            part.gradients.zero()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is being built; afterwards the flat buffers are laid out for good."""

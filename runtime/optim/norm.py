@@ -26,10 +26,10 @@ def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
     Order: a collective
     """
     mesh = comm.mesh
-    device = parts[0].grads.flat.device
+    device = parts[0].master.device
     partial = torch.zeros((), dtype=torch.float64, device=device)
     for part in parts:
-        chunk = part.grads.shard(mesh.chunk_index, num_shards=mesh.world.size)
+        chunk = part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
         partial += _squares(chunk)
     partials = comm.all_gather_float64(partial).tolist()
     total = 0.0

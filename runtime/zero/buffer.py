@@ -17,9 +17,19 @@ class FlatBuffer:
     def __init__(self, layout: FlatLayout, *, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
         self.flat = torch.zeros(layout.numel, dtype=dtype, device=device)  # [numel]
+        self._nbytes = self.flat.nbytes
         self.views: tuple[Tensor, ...] = tuple(
             self.flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in layout.slots
         )
+
+    def free(self) -> None:
+        """Give the memory back; the views stay, and must not be read before `allocate`."""
+        self.flat.untyped_storage().resize_(0)
+
+    def allocate(self) -> None:
+        """Take memory again, all zero."""
+        self.flat.untyped_storage().resize_(self._nbytes)
+        self.flat.zero_()
 
     def shard(self, index: int, *, num_shards: int) -> Tensor:
         """Return the view [numel / num_shards] of one shard."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
@@ -12,11 +11,11 @@ from torch import nn
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
 from .partition import UnitPlan, cut_into_units
-from .policy import Placement, Policy, ReduceAt
+from .policy import Placement, Policy
+from .reducer import make_reducer
 from .unit import NO_GROUP, Member, SubBuffer, Unit
 
 TRAINED_DTYPES = (torch.float32, torch.bfloat16)
-_IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other is added up
 
 
 class ShardedModel:
@@ -41,10 +40,7 @@ class ShardedModel:
 
         Errors: ConfigError if the ranks hold different models, or a trained parameter has a dtype we cannot train
         """
-        if (
-            Placement.SHARDED in (policy.parameters, policy.gradients)
-            or policy.reduce_at is not ReduceAt.BOUNDARY
-        ):
+        if policy.parameters is Placement.SHARDED:
             raise AssertionError(f"{policy} is not built yet; the config reader lets no such stage through")
         self.policy = policy
         self.comm = comm
@@ -54,30 +50,43 @@ class ShardedModel:
         _check_trained_dtypes(members, param_dtype)
         _check_agreement(members, comm)
         self.units = tuple(
-            Unit(plan.name, _parts(run, param_dtype=param_dtype, device=device, comm=comm))
+            Unit(plan.name, _parts(run, param_dtype=param_dtype, device=device, comm=comm, policy=policy))
             for plan, run in zip(plans, members, strict=True)
         )
         _place_rest(module, device=device, comm=comm)
         self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
+        self._reducer = make_reducer(self.trained, comm)
 
-    def rebind_gradients(self) -> None:
-        """Take over what the user did to `p.grad` since the last call; see `SubBuffer.rebind_gradients`."""
-        for part in self.trained:
-            part.rebind_gradients()
+    def begin_backward(self) -> None:
+        """Make everything ready for gradients.
+
+        Errors: ConfigError if the user did something to `p.grad` that has no meaning
+        """
+        self._adopt_gradients()
+        self._reducer.begin_backward()
+
+    def end_backward(self) -> None:
+        """Autograd has come to its end."""
+        self._reducer.end_backward()
 
     def zero_gradients(self) -> None:
         """Set all gradients to zero."""
+        self._reducer.forget()
         for part in self.trained:
-            part.zero_gradients()
+            part.gradients.zero()
         for unit in self.units:
             for part in unit.parts:
                 if not part.is_trained:
                     for member in part.members:
                         member.param.grad = None
 
-    def reduce_gradients(self) -> None:
-        """Average the gradients over all ranks; each rank's shard is meaningful afterwards."""
-        self._in_order(self.comm.reduce(part.grads.flat) for part in self.trained)
+    def finish_gradients(self) -> None:
+        """Each rank's shard of the gradients is the average over all ranks afterwards.
+
+        Errors: as begin_backward
+        """
+        self._adopt_gradients()
+        self._reducer.finish()
 
     def start_gather(self, part: SubBuffer) -> Pending:
         """Begin to give every rank the parameters that the others' optimizers have updated."""
@@ -91,18 +100,14 @@ class ShardedModel:
 
     def release(self) -> None:
         """Free gradients and masters; the parameters stay where they are."""
+        self._reducer.release()
         for part in self.trained:
             part.release()
         self.trained = ()
 
-    def _in_order(self, collectives: Iterable[Pending]) -> None:
-        under_way: deque[Pending] = deque()
-        for pending in collectives:
-            under_way.append(pending)
-            if len(under_way) == _IN_FLIGHT:
-                under_way.popleft().wait()
-        for pending in under_way:
-            pending.wait()
+    def _adopt_gradients(self) -> None:
+        for part in self.trained:
+            part.adopt_gradients()
 
 
 def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
@@ -114,12 +119,20 @@ def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
 
 
 def _parts(
-    members: Sequence[Member], *, param_dtype: torch.dtype | None, device: torch.device, comm: Collectives
+    members: Sequence[Member],
+    *,
+    param_dtype: torch.dtype | None,
+    device: torch.device,
+    comm: Collectives,
+    policy: Policy,
 ) -> list[SubBuffer]:
     by_role: dict[tuple[torch.dtype, bool], list[Member]] = {}
     for member in members:
         by_role.setdefault((param_dtype or member.param.dtype, member.is_trained), []).append(member)
-    return [SubBuffer(run, dtype=dtype, device=device, comm=comm) for (dtype, _), run in by_role.items()]
+    return [
+        SubBuffer(run, dtype=dtype, device=device, comm=comm, gradients=policy.gradients)
+        for (dtype, _), run in by_role.items()
+    ]
 
 
 def _check_trained_dtypes(units: Iterable[Sequence[Member]], param_dtype: torch.dtype | None) -> None:

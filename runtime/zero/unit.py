@@ -4,7 +4,7 @@ One buffer per dtype and role
 -----------------------------
 A flat buffer has one dtype, and only trained parameters need gradients and optimizer states. So a unit holds one
 `SubBuffer` per (dtype, is_trained). The model's parameters keep their identity, name, shape and leaf-ness: `p.data`
-becomes a view of the flat parameters once, and `p.grad` a view of the flat gradients, into which autograd adds.
+becomes a view of the flat parameters once; what becomes of `p.grad` is the matter of gradients.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from ..comm.collectives import Collectives
 from ..errors import ConfigError
 from .buffer import FlatBuffer
+from .gradients import Gradients, make_gradients
 from .layout import Segment, plan_layout
+from .policy import Placement
 
 NO_GROUP = -1  # a parameter that no optimizer group contains
 
@@ -53,7 +55,13 @@ class SubBuffer:
     """
 
     def __init__(
-        self, members: Sequence[Member], *, dtype: torch.dtype, device: torch.device, comm: Collectives
+        self,
+        members: Sequence[Member],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        comm: Collectives,
+        gradients: Placement,
     ) -> None:
         self.members = tuple(members)
         self.is_trained = members[0].is_trained
@@ -69,22 +77,31 @@ class SubBuffer:
         self.param_shard = self.values.shard(self.shard_index, num_shards=self.num_shards)  # [shard]
         # [shard] float32, what the optimizer updates; float32 parameters are their own master
         self.master = self._take_over(comm)
-        self._grads: FlatBuffer | None = None
+        self._gradients: Gradients | None = None
         if self.is_trained:
-            self._grads = FlatBuffer(self.layout, dtype=dtype, device=device)
-            self.rebind_gradients()
+            self._gradients = make_gradients(
+                gradients,
+                [member.name for member in members],
+                [member.param for member in members],
+                self.layout,
+                dtype=dtype,
+                device=device,
+                index=self.shard_index,
+                num_shards=self.num_shards,
+            )
 
     @property
-    def grads(self) -> FlatBuffer:
-        """The flat gradients of trained parameters, in the parameters' dtype."""
-        if self._grads is None:
+    def gradients(self) -> Gradients:
+        """The gradients of trained parameters."""
+        if self._gradients is None:
             raise AssertionError(f"{self.members[0].name} is frozen and has no gradients")
-        return self._grads
+        return self._gradients
 
-    @property
-    def grad_shard(self) -> Tensor:
-        """[shard] This rank's shard of the gradients, reduced in place."""
-        return self.grads.shard(self.shard_index, num_shards=self.num_shards)
+    def grad_chunk(self, index: int, *, num_chunks: int) -> Tensor:
+        """Return a part of this rank's shard of the reduced gradients: chunk `index` of the whole buffer's."""
+        start, stop = self.layout.shard_range(index, num_shards=num_chunks)
+        own_start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
+        return self.gradients.shard[start - own_start : stop - own_start]
 
     @property
     def has_separate_master(self) -> bool:
@@ -95,14 +112,12 @@ class SubBuffer:
         """Return this rank's runs of equal optimizer group."""
         return self.layout.segments(self.shard_index, num_shards=self.num_shards)
 
-    def rebind_gradients(self) -> None:
-        """Make every `p.grad` the view of the flat gradients again.
+    def adopt_gradients(self) -> None:
+        """Take over what the user did to `p.grad`; see `Gradients.adopt`.
 
-        The user may have set it to None, which means zero, or to a tensor of their own, which is taken over; autograd
-        replaces it under `create_graph`.
         Errors: ConfigError if a parameter no longer lies in the flat buffer
         """
-        for member, value, grad in zip(self.members, self.values.views, self.grads.views, strict=True):
+        for member, value in zip(self.members, self.values.views, strict=True):
             param = member.param
             if param.data_ptr() != value.data_ptr() or param.dtype != value.dtype:
                 raise ConfigError(
@@ -110,20 +125,7 @@ class SubBuffer:
                     f"had placed it in a flat {value.dtype} buffer on {value.device}; convert or move the model before "
                     "initialize(), and later change a parameter's values only in place"
                 )
-            if param.grad is grad:
-                continue
-            if param.grad is None:
-                grad.zero_()
-            else:
-                grad.copy_(param.grad)
-            param.grad = grad
-
-    def zero_gradients(self) -> None:
-        """Set every gradient to zero; `p.grad` is the view of the flat gradients afterwards."""
-        for member, grad in zip(self.members, self.grads.views, strict=True):
-            if member.param.grad is not grad:
-                member.param.grad = grad
-        self.grads.flat.zero_()
+        self.gradients.adopt()
 
     def refresh_master(self) -> None:
         """Take the parameters' values into the master, if it is a copy."""
@@ -132,9 +134,8 @@ class SubBuffer:
 
     def release(self) -> None:
         """Free gradients and master; the parameters stay where they are."""
-        for member in self.members:
-            member.param.grad = None
-        self._grads = None
+        self.gradients.release()
+        self._gradients = None
         self.master = self.param_shard
 
     def _take_over(self, comm: Collectives) -> Tensor:

@@ -61,7 +61,7 @@ def test_ten_steps_equal_plain_pytorch_on_the_whole_batch(
     ranks: Ranks, world_size: int, clipping: float
 ) -> None:
     expected, norms = _reference(clipping)
-    for stage in (0, 1):
+    for stage in (0, 1, 2):
         for result in ranks(_train, {"stage": stage, "gradient_clipping": clipping}, world_size=world_size):
             assert worst_difference(result["params"], expected) <= FP32_DRIFT
             assert result["norms"] == pytest.approx(norms, rel=1e-5)  # torch's norm is float32
@@ -70,16 +70,17 @@ def test_ten_steps_equal_plain_pytorch_on_the_whole_batch(
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_stages_give_the_same_bits_norms_included(ranks: Ranks, world_size: int) -> None:
-    first, second = (
+    first, *others = (
         ranks(_train, {"stage": stage, "gradient_clipping": 0.05}, world_size=world_size)[0]
-        for stage in (0, 1)
+        for stage in (0, 1, 2)
     )
-    assert_same_bits(first["params"], second["params"])
-    assert first["norms"] == second["norms"]
+    for other in others:
+        assert_same_bits(first["params"], other["params"])
+        assert first["norms"] == other["norms"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 2])
 def test_all_ranks_have_the_same_parameters_and_order_of_collectives(ranks: Ranks, stage: int) -> None:
     results = ranks(_train, {"stage": stage}, 3, world_size=3)
     for other in results[1:]:
@@ -99,10 +100,13 @@ def test_bf16_stages_give_the_same_bits_and_stay_near_one_process(ranks: Ranks) 
     changes = {"bf16": {"enabled": True}, "gradient_clipping": 0.05, "optimizer": sgd}
     alone = ranks(_train, {**changes, "stage": 0}, world_size=1)[0]
     for world_size in (2, 4):
-        both = [ranks(_train, {**changes, "stage": stage}, world_size=world_size)[0] for stage in (0, 1)]
-        assert_same_bits(both[0]["params"], both[1]["params"])
-        assert all(tensor.dtype == torch.bfloat16 for tensor in both[0]["params"].values())
-        assert worst_difference(both[0]["params"], alone["params"]) <= BF16_DRIFT
+        first, *others = [
+            ranks(_train, {**changes, "stage": stage}, world_size=world_size)[0] for stage in (0, 1, 2)
+        ]
+        for other in others:
+            assert_same_bits(first["params"], other["params"])
+        assert all(tensor.dtype == torch.bfloat16 for tensor in first["params"].values())
+        assert worst_difference(first["params"], alone["params"]) <= BF16_DRIFT
 
 
 def _bf16_by_hand() -> dict[str, Tensor]:
@@ -161,7 +165,7 @@ def _train_dyadic(rank: int, stage: int, gas: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_accumulation_gives_the_same_bits_when_sums_are_exact(ranks: Ranks, world_size: int) -> None:
     expected = ranks(_train_dyadic, 0, 1, world_size=1)[0]
-    for stage in (0, 1):
+    for stage in (0, 1, 2):
         for gas in (1, 2, 4):
             assert_same_bits(ranks(_train_dyadic, stage, gas, world_size=world_size)[0], expected)
 
@@ -169,9 +173,11 @@ def test_accumulation_gives_the_same_bits_when_sums_are_exact(ranks: Ranks, worl
 @pytest.mark.slow
 def test_accumulation_equals_the_whole_batch(ranks: Ranks) -> None:
     expected, _ = _reference()
-    for gas in (2, 3):
-        result = ranks(_train, {"stage": 1, "gradient_accumulation_steps": gas}, world_size=2)[0]
-        assert worst_difference(result["params"], expected) <= FP32_DRIFT
+    for stage in (1, 2):
+        for gas in (2, 3):
+            changes = {"stage": stage, "gradient_accumulation_steps": gas}
+            result = ranks(_train, changes, world_size=2)[0]
+            assert worst_difference(result["params"], expected) <= FP32_DRIFT
 
 
 @pytest.mark.slow
@@ -181,7 +187,7 @@ def test_a_step_sends_twice_the_parameters_times_n_minus_1_over_n(
     ranks: Ranks, world_size: int, element_bytes: int
 ) -> None:
     bf16 = {"bf16": {"enabled": element_bytes == 2}}
-    for stage in (0, 1):
+    for stage in (0, 1, 2):
         one, three = (
             ranks(_train, {**bf16, "stage": stage}, steps, world_size=world_size)[0] for steps in (1, 3)
         )
@@ -203,7 +209,7 @@ def _train_without_collectives(rank: int, stage: int) -> dict[str, int]:
     return _train(rank, {"stage": stage}, 2)["bytes"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 2])
 def test_one_rank_sends_nothing(ranks: Ranks, stage: int) -> None:
     assert ranks(_train_without_collectives, stage, world_size=1) == [{}]
 

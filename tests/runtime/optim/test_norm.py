@@ -51,10 +51,10 @@ def _norm(rank: int, stage: int, bf16: bool) -> tuple[float, float]:
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_the_norm_is_clip_grad_norms_before_clipping(ranks: Ranks, world_size: int, bf16: bool) -> None:
-    both = [ranks(_norm, stage, bf16, world_size=world_size) for stage in (0, 1)]
-    assert both[0] == both[1]  # equal to the bit, across stages
-    for norm, expected in both[0]:
-        assert norm == both[0][0][0]  # and across ranks
+    first, *others = [ranks(_norm, stage, bf16, world_size=world_size) for stage in (0, 1, 2)]
+    assert all(other == first for other in others)  # equal to the bit, across stages
+    for norm, expected in first:
+        assert norm == first[0][0]  # and across ranks
         assert norm == pytest.approx(expected, rel=1e-6)  # torch adds in float32
 
 

@@ -1,0 +1,191 @@
+"""The gradients of one sub-buffer: where autograd leaves them, and what is kept of them between backwards.
+
+Replicated gradients are one flat buffer for good, into whose views autograd adds. Sharded ones have a flat buffer only
+while a backward fills it: each parameter's gradient is handed in when autograd has finished it, and when the ranks have
+averaged the whole, each keeps its own shard and adds to it from one micro batch to the next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .buffer import FlatBuffer
+from .layout import FlatLayout
+from .policy import Placement
+
+
+class Gradients(ABC):
+    """Of the parameters in `params`, in the order of the layout's slots."""
+
+    def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer) -> None:
+        self._names, self._params = tuple(names), tuple(params)
+        self._whole = whole
+
+    @property
+    def flat(self) -> Tensor:
+        """[numel] What the ranks average in place."""
+        return self._whole.flat
+
+    @property
+    @abstractmethod
+    def shard(self) -> Tensor:
+        """[shard] This rank's part of the average, for the optimizer."""
+
+    @abstractmethod
+    def adopt(self) -> None:
+        """Take over what the user did to `p.grad` since the last call.
+
+        Errors: ConfigError if that has no meaning
+        """
+
+    @abstractmethod
+    def keep(self) -> None:
+        """The ranks have averaged `flat`."""
+
+    @abstractmethod
+    def zero(self) -> None:
+        """Set every gradient to zero."""
+
+    def release(self) -> None:
+        """Let the parameters go."""
+        for param in self._params:
+            param.grad = None
+
+
+class ReplicatedGradients(Gradients):
+    """`p.grad` is a view of the flat buffer; None, which the user may set, means zero."""
+
+    def __init__(
+        self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer, *, shard: Tensor
+    ) -> None:
+        super().__init__(names, params, whole)
+        self._shard = shard
+        self.adopt()
+
+    @property
+    def shard(self) -> Tensor:
+        return self._shard
+
+    def adopt(self) -> None:
+        """Make every `p.grad` the view again: autograd replaces it under `create_graph`, users may too."""
+        for param, view in zip(self._params, self._whole.views, strict=True):
+            if param.grad is view:
+                continue
+            if param.grad is None:
+                view.zero_()
+            else:
+                view.copy_(param.grad)
+            param.grad = view
+
+    def keep(self) -> None:
+        """It lies in the shard already."""
+
+    def zero(self) -> None:
+        for param, view in zip(self._params, self._whole.views, strict=True):
+            if param.grad is not view:
+                param.grad = view
+        self.flat.zero_()
+
+
+class ShardedGradients(Gradients):
+    """`p.grad` is None outside a backward. The shard is float32 whatever the parameters are: it costs 1/N."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        params: Sequence[nn.Parameter],
+        whole: FlatBuffer,
+        *,
+        index: int,
+        num_shards: int,
+    ) -> None:
+        super().__init__(names, params, whole)
+        self._start, self._stop = whole.layout.shard_range(index, num_shards=num_shards)
+        self._shard = torch.zeros(self._stop - self._start, dtype=torch.float32, device=whole.flat.device)
+        self._is_zero = True
+        self._is_allocated = False
+        self._arrived: set[int] = set()  # places of parameters
+        whole.free()
+
+    @property
+    def shard(self) -> Tensor:
+        return self._shard
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether autograd has finished every parameter's gradient in this backward."""
+        return len(self._arrived) == len(self._params)
+
+    @torch.no_grad()
+    def hand_in(self, place: int) -> None:
+        """Autograd has finished the gradient of the parameter at `place`; reentrant checkpointing does so twice."""
+        self.begin()
+        param, view = self._params[place], self._whole.views[place]
+        if param.grad is not None:
+            if place in self._arrived:
+                view.add_(param.grad)
+            else:
+                view.copy_(param.grad)
+            param.grad = None
+        self._arrived.add(place)
+
+    def begin(self) -> None:
+        """Have a flat buffer: of a parameter that hands nothing in, the gradient is zero."""
+        if not self._is_allocated:
+            self._is_allocated = True
+            self._whole.allocate()
+
+    def forget(self) -> None:
+        """A backward failed: what was handed in is lost."""
+        self._arrived.clear()
+        if self._is_allocated:
+            self._is_allocated = False
+            self._whole.free()
+
+    def adopt(self) -> None:
+        for name, param in zip(self._names, self._params, strict=True):
+            if param.grad is not None:
+                raise ConfigError(
+                    f"parameter '{name}' was given a gradient by hand, but this ZeRO stage shards gradients: they are what "
+                    "backward adds up, and p.grad is None outside it; let the loss say it, or use stage 0 or 1"
+                )
+
+    def keep(self) -> None:
+        own = self.flat[self._start : self._stop]
+        if self._is_zero:
+            self._shard.copy_(own)
+        else:
+            self._shard.add_(own)
+        self._is_zero = False
+        self.forget()
+
+    def zero(self) -> None:
+        self.forget()
+        for param in self._params:
+            param.grad = None
+        if not self._is_zero:
+            self._shard.zero_()
+        self._is_zero = True
+
+
+def make_gradients(
+    placement: Placement,
+    names: Sequence[str],
+    params: Sequence[nn.Parameter],
+    layout: FlatLayout,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    index: int,
+    num_shards: int,
+) -> Gradients:
+    """Gradients of this placement, for shard `index`. Nothing is sharded over one rank: that would be a copy."""
+    whole = FlatBuffer(layout, dtype=dtype, device=device)
+    if placement is Placement.SHARDED and num_shards > 1:
+        return ShardedGradients(names, params, whole, index=index, num_shards=num_shards)
+    return ReplicatedGradients(names, params, whole, shard=whole.shard(index, num_shards=num_shards))

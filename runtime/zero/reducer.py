@@ -1,0 +1,211 @@
+"""When the gradients of a model are averaged over the ranks, and in which order.
+
+At the boundary, all are, in definition order. In every backward, each sub-buffer is as soon as autograd has finished it, so
+that its memory is free for the next; but every rank must ask for the same collectives in the same order, and which
+parameters a rank's data reaches, and when, may differ. So all follow the order in which rank 0 finished in the first
+backward, and whoever has finished something else waits with it; what a backward does not reach is zero, and goes at its end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..comm.collectives import Collectives, Pending
+from ..errors import ConfigError
+from .gradients import ShardedGradients
+from .unit import SubBuffer
+
+IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other is added up
+
+
+class Reducer(Protocol):
+    """Order: a collective, one way or the other"""
+
+    def begin_backward(self) -> None:
+        """A backward of the engine's is about to run."""
+
+    def end_backward(self) -> None:
+        """It has run."""
+
+    def finish(self) -> None:
+        """At a boundary: all shards are averages afterwards."""
+
+    def forget(self) -> None:
+        """Nothing of a backward that failed is under way afterwards, nor counts."""
+
+    def release(self) -> None:
+        """Stop watching the parameters."""
+
+
+class BoundaryReducer:
+    """All at the boundary."""
+
+    def __init__(self, parts: Sequence[SubBuffer], comm: Collectives) -> None:
+        self._parts = tuple(parts)
+        self._queue = _Queue(comm)
+
+    def begin_backward(self) -> None:
+        """Nothing happens in a backward."""
+
+    def end_backward(self) -> None:
+        """Nor at its end."""
+
+    def finish(self) -> None:
+        for part in self._parts:
+            self._queue.put(part)
+        self._queue.drain()
+
+    def forget(self) -> None:
+        """Nothing is under way between two calls."""
+
+    def release(self) -> None:
+        """Nothing is watched."""
+
+
+class BackwardReducer:
+    """Each sub-buffer in every backward, while that goes on."""
+
+    def __init__(self, parts: Sequence[SubBuffer], comm: Collectives) -> None:
+        self._parts = tuple(parts)
+        self._comm = comm
+        self._queue = _Queue(comm)
+        self._order: tuple[int, ...] = ()  # places of parts; empty until a first backward has shown it
+        self._num_expected: dict[int, int] = {}  # hand-ins, by place; reentrant checkpointing makes them more
+        self._num_handed_in: dict[int, int] = {}  # in this backward, by place, the last one last
+        self._num_asked = 0  # of the order
+        self._is_engines = False  # this backward has somebody who calls end_backward
+        self._is_under_way = False
+        self._hooks = [
+            member.param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook(place, place_in_part)
+            )
+            for place, part in enumerate(self._parts)
+            for place_in_part, member in enumerate(part.members)
+        ]
+
+    def begin_backward(self) -> None:
+        self.forget()
+        self._is_engines = True
+
+    def end_backward(self) -> None:
+        places = self._order or tuple(reversed(range(len(self._parts))))
+        for place in places[self._num_asked :]:
+            self._ask(place)
+        self._queue.drain()
+        if not self._order:
+            self._learn_order()
+        self._reset()
+
+    def finish(self) -> None:
+        """Every backward has left averages, but for one whose end autograd did not tell, as it failed before."""
+        if self._is_under_way:
+            self.end_backward()
+
+    def forget(self) -> None:
+        self._queue.abandon()
+        self._reset()
+
+    def release(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, place: int, place_in_part: int) -> Callable[[Tensor], None]:
+        def hand_in(_: Tensor) -> None:
+            self._watch_end()
+            if place in self._order[: self._num_asked]:
+                raise _late(self._parts[place], place_in_part)
+            _sharded(self._parts[place]).hand_in(place_in_part)
+            self._num_handed_in[place] = self._num_handed_in.pop(place, 0) + 1
+            self._go_on()
+
+        return hand_in
+
+    def _watch_end(self) -> None:
+        """Of a backward that the user runs without the engine, autograd tells the end."""
+        if not self._is_under_way and not self._is_engines:
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+        self._is_under_way = True
+
+    def _go_on(self) -> None:
+        """Ask for what is next, as far as it is finished."""
+        while self._num_asked < len(self._order) and self._is_finished(self._order[self._num_asked]):
+            self._num_asked += 1
+            self._ask(self._order[self._num_asked - 1])
+
+    def _is_finished(self, place: int) -> bool:
+        is_complete = _sharded(self._parts[place]).is_complete
+        return is_complete and self._num_handed_in[place] >= self._num_expected.get(place, 0)
+
+    def _ask(self, place: int) -> None:
+        part = self._parts[place]
+        _sharded(part).begin()
+        self._queue.put(part)
+
+    def _learn_order(self) -> None:
+        seen = self._comm.all_gather_objects(self._num_handed_in)
+        for counts in seen:
+            for place, count in counts.items():
+                self._num_expected[place] = max(count, self._num_expected.get(place, 0))
+        finished = [place for place, count in seen[0].items() if count >= len(self._parts[place].members)]
+        rest = [place for place in reversed(range(len(self._parts))) if place not in finished]
+        self._order = (*finished, *rest)
+
+    def _reset(self) -> None:
+        for part in self._parts:
+            _sharded(part).forget()
+        self._num_handed_in.clear()
+        self._num_asked = 0
+        self._is_engines = self._is_under_way = False
+
+
+def _late(part: SubBuffer, place_in_part: int) -> ConfigError:
+    return ConfigError(
+        f"parameter '{part.members[place_in_part].name}' got more gradients in this backward than in the first one, after "
+        "what it had was averaged over the ranks: reentrant activation checkpointing uses it more often now; write "
+        "use_reentrant=False, or use stage 0 or 1"
+    )
+
+
+class _Queue:
+    """Collectives under way, at most IN_FLIGHT."""
+
+    def __init__(self, comm: Collectives) -> None:
+        self._comm = comm
+        self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
+
+    def put(self, part: SubBuffer) -> None:
+        self._under_way.append((part, self._comm.reduce(part.gradients.flat)))
+        if len(self._under_way) == IN_FLIGHT:
+            self._finish_first()
+
+    def drain(self) -> None:
+        while self._under_way:
+            self._finish_first()
+
+    def abandon(self) -> None:
+        while self._under_way:
+            _, pending = self._under_way.popleft()
+            pending.wait()  # the memory is in use until then
+
+    def _finish_first(self) -> None:
+        part, pending = self._under_way.popleft()
+        pending.wait()
+        part.gradients.keep()
+
+
+def make_reducer(parts: Sequence[SubBuffer], comm: Collectives) -> Reducer:
+    """What suits the gradients' placement: shards can only be filled in backward."""
+    is_sharded = any(isinstance(part.gradients, ShardedGradients) for part in parts)
+    return BackwardReducer(parts, comm) if is_sharded else BoundaryReducer(parts, comm)
+
+
+def _sharded(part: SubBuffer) -> ShardedGradients:
+    gradients = part.gradients
+    if not isinstance(gradients, ShardedGradients):
+        raise AssertionError(f"the gradients of {part.members[0].name} are not sharded")
+    return gradients
