@@ -36,7 +36,8 @@ demo: setup
 	$(BIN)/python docs/examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not lab" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m lab
 
 check: setup
 	$(BIN)/ruff check .

@@ -30,6 +30,10 @@ WAKE_UP_S = 60.0  # the longest wait for bytes; nothing depends on it
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would print we report ourselves, once
 
 
+# What paramiko raises, beside OSError, when a message cannot be sent.
+_BROKEN = (paramiko.SSHException, EOFError)
+
+
 class _Dropped(LaunchError):
     """sshd closed the connection before it said anything, as one does that has too many logins at the same time."""
 
@@ -160,7 +164,8 @@ class SshConnection:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
         for client in reversed(self._clients):
-            client.close()
+            with contextlib.suppress(OSError, *_BROKEN):
+                client.close()
 
     def _connect_again_and_again(self, target: Target, begun: Dial | None) -> str:
         """Until the time for a connection is used: a jump host drops some when a whole cluster comes at once."""
@@ -219,7 +224,10 @@ class SshChannel:
         return self._channel.recv(READ_BYTES)
 
     def write(self, data: bytes) -> None:
-        self._channel.sendall(data)
+        try:
+            self._channel.sendall(data)
+        except _BROKEN as error:  # of a ProxyCommand that was killed
+            raise OSError(f"the connection is broken: {error}") from None
 
     def error_text(self) -> str:
         data = b""
@@ -242,7 +250,7 @@ class SshChannel:
 
     def hang_up(self) -> None:
         """End the stream only, which ends what was started; the connection stays until `close`."""
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, *_BROKEN):
             self._channel.close()
 
 

@@ -25,7 +25,7 @@ from tests.benchmarks.launch_results import markdown, publish, write  # noqa: E4
 from tests.lab import Lab, LabError  # noqa: E402
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-QUICK = Size(counts=(1, 2, 4), num_runs=1, num_warm_ups=0, num_local_workers=2)
+QUICK = Size(counts=(1, 2), num_runs=1, num_warm_ups=0, num_local_workers=2)
 GUIDE = CHECKOUT / "docs" / "benchmarks.md"
 
 

@@ -162,7 +162,7 @@ def test_an_ssh_that_is_killed_is_a_lost_host(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder)
     (ssh,) = [one.pid for one in lab.head.processes() if one.argv.startswith("ssh -W")]
     os.kill(ssh, signal.SIGKILL)
-    assert command.wait() == 3
+    assert command.wait() == 3, command.err
     assert "dslaunch: node2: " in command.err
     assert_clean(lab)
 
