@@ -38,14 +38,13 @@ class Broken:
         paramiko.ProxyCommandFailure("ssh -W", "Broken pipe"),
         paramiko.SSHException("gone"),
         EOFError(),
-        OSError(),
     ],
 )
 def test_what_cannot_be_sent_is_an_os_error_and_the_end_is_silent(error: Exception) -> None:
     """Who writes to many hosts, as the thread that pings them, must not end with the first broken one."""
     connection = Broken(error)
     channel = SshChannel(cast(SshConnection, connection))
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="the connection is broken"):
         channel.write(b"ping")
     channel.close()
     assert connection.is_released
