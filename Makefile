@@ -49,6 +49,8 @@ bench: setup
 	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
 bench-launch: setup
+	@# as pip does for who installs it: the editable installation may have no compiled modules
+	$(BIN)/python -m compileall -q launcher dslaunch
 	$(BIN)/python tests/benchmarks/bench_hosts.py --publish
 
 lab: setup

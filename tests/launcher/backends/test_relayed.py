@@ -12,7 +12,7 @@ import pytest
 
 from dslaunch.launcher.backends.local import LocalChannel
 from dslaunch.launcher.backends.relayed import Relay, RelayedChannel
-from dslaunch.launcher.bootstrap import ANNOUNCED
+from dslaunch.launcher.bootstrap import ANNOUNCED, READ_LOADER
 from dslaunch.launcher.channel import WayLost
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.hostfile import Host
@@ -52,8 +52,12 @@ def read(channel: RelayedChannel, num_bytes: int) -> bytes:
 
 
 def relay_process() -> psutil.Process:
-    """The relay: what this process started and what has children."""
-    (found,) = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
+    """The relay: what this process started that runs a bootstrap. Other tests' children may be there too."""
+    (found,) = (
+        one
+        for one in psutil.Process().children()
+        if one.status() != psutil.STATUS_ZOMBIE and one.cmdline()[-1:] == [READ_LOADER]
+    )
     return found
 
 
