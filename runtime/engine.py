@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from .config import Config
 from .errors import ConfigError
 from .optim.flat import FlatOptimizer
 from .optim.norm import clip_factor, global_grad_norm
+from .readings import Readings
 from .zero.model import ShardedModel
 from .zero.policy import Placement, policy_for_stage
 from .zero.unit import SubBuffer
 
 
-class Engine(nn.Module):
+class Engine(Readings, nn.Module):
     """DeepSpeed's engine, hence its many methods. Attributes that it does not have itself are the module's.
 
     One optimizer step
@@ -78,6 +80,7 @@ class Engine(nn.Module):
             optimizer.attach(self._model.trained)
         self._progress = Progress()
         self._forced_boundary: bool | None = None
+        self._is_in_no_sync = False
         self._grad_norm: float | None = None
         self._was_step_applied = False
 
@@ -95,17 +98,43 @@ class Engine(nn.Module):
                 "model computed, outside torch.no_grad()"
             )
         self._model.begin_backward()
-        if scale_wrt_gas and self.config.gradient_accumulation_steps > 1:
-            loss = loss / self.config.gradient_accumulation_steps
+        if scale_wrt_gas:
+            loss = self.scale(loss)
         loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         self._model.end_backward()
         return loss
 
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss as a part of the mean over the accumulated micro batches.
+
+        `engine.scale(loss).backward()` does what `engine.backward(loss)` does, for code that calls backward by itself.
+        """
+        steps = self.config.gradient_accumulation_steps
+        return loss / steps if steps > 1 else loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Say that the micro batches inside end no optimizer step: `step()` is an error there.
+
+        Nothing is sent in vain without it either. Replicated gradients (stages 0 and 1) are averaged at the boundary only;
+        sharded ones (stage 2) are averaged in every backward, here too: to wait would cost the memory that is saved.
+        """
+        was, self._is_in_no_sync = self._is_in_no_sync, True
+        try:
+            yield
+        finally:
+            self._is_in_no_sync = was
+
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """End the micro batch; at a boundary, update the parameters. See "One optimizer step".
 
-        Order: a collective at a boundary
+        Order:  a collective at a boundary
+        Errors: ConfigError inside no_sync()
         """
+        if self._is_in_no_sync:
+            raise ConfigError(
+                "engine.step() inside engine.no_sync(); leave the block before the micro batch that ends a step"
+            )
         self._was_step_applied = False
         if self.is_gradient_accumulation_boundary():
             self._optimizer_step(lr_kwargs or {})
@@ -120,6 +149,36 @@ class Engine(nn.Module):
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Decide from now on whether `step()` is a boundary; None counts micro batches again."""
         self._forced_boundary = is_boundary
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Change the number of samples per optimizer step, by the number of micro batches; call it at a boundary.
+
+        Errors: ValueError if it is not a multiple of the ranks' micro batches
+        """
+        unit = self.config.micro_batch_size * self.world_size
+        if train_batch_size < unit or train_batch_size % unit:
+            raise ValueError(
+                f"train_batch_size {train_batch_size} is not a multiple of {unit}: {self.config.micro_batch_size} samples "
+                f"on each of {self.world_size} ranks"
+            )
+        self._set_batch(
+            train_batch_size=train_batch_size, gradient_accumulation_steps=train_batch_size // unit
+        )
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Change the number of samples per micro batch and rank; the number of micro batches stays.
+
+        Errors: ValueError unless it is at least 1
+        """
+        if micro_batch_size < 1:
+            raise ValueError(f"train_micro_batch_size_per_gpu {micro_batch_size} is not a positive number")
+        steps = self.config.gradient_accumulation_steps
+        self._set_batch(
+            train_batch_size=micro_batch_size * steps * self.world_size, micro_batch_size=micro_batch_size
+        )
+
+    def _set_batch(self, **changes: int) -> None:
+        self.config = self.config.model_copy(update=changes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
@@ -214,71 +273,6 @@ class Engine(nn.Module):
             config=self.config,
             comm=self._comm,
         )
-
-    # ---- what users read
-
-    @property
-    def micro_steps(self) -> int:
-        return self._progress.micro_steps
-
-    @property
-    def global_steps(self) -> int:
-        return self._progress.global_steps
-
-    @property
-    def global_samples(self) -> int:
-        return self._progress.global_samples
-
-    @property
-    def skipped_steps(self) -> int:
-        return self._progress.skipped_steps
-
-    def was_step_applied(self) -> bool:
-        """Whether the last `step()` updated the parameters."""
-        return self._was_step_applied
-
-    def get_global_grad_norm(self) -> float | None:
-        """Return the last step's gradient norm, before clipping, the same on all ranks; None before the first."""
-        return self._grad_norm
-
-    def get_lr(self) -> list[float]:
-        """Return each parameter group's learning rate."""
-        return [float(group["lr"]) for group in self._groups()]
-
-    def get_mom(self) -> list[Any]:
-        """Return each parameter group's momentum, or betas."""
-        return [
-            group["betas"] if "betas" in group else group.get("momentum", 0.0) for group in self._groups()
-        ]
-
-    def train_batch_size(self) -> int:
-        return self.config.train_batch_size
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return self.config.micro_batch_size
-
-    def gradient_accumulation_steps(self) -> int:
-        return self.config.gradient_accumulation_steps
-
-    def gradient_clipping(self) -> float:
-        return self.config.gradient_clipping
-
-    def zero_optimization_stage(self) -> int:
-        return self._policy.stage
-
-    def bfloat16_enabled(self) -> bool:
-        return self.config.bf16.enabled
-
-    def comm_bytes(self) -> dict[str, int]:
-        """Return the bytes that this rank has sent, by kind of collective (ring formulas; see `Meter`)."""
-        return self._comm.meter.bytes_by_kind()
-
-    def comm_order_hash(self) -> int:
-        """Return a hash of the order of collectives so far; equal on all ranks unless one has gone astray."""
-        return self._comm.meter.order_hash
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [] if self.optimizer is None else self.optimizer.param_groups
 
     # ---- the module behind
 

@@ -1,0 +1,153 @@
+"""The parts of a step that a training loop decides by itself: scaling, no_sync, batch sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dslaunch
+from dslaunch.runtime.errors import ConfigError
+from tests.runtime.models import (
+    assert_same_bits,
+    batch,
+    loss_of,
+    make_config,
+    make_model,
+    snapshot,
+    worst_difference,
+)
+from tests.runtime.ranks import Ranks
+
+STEPS = 4
+DRIFT = 1e-6  # as in test_stages.py
+
+
+def _engine(**changes: Any) -> dslaunch.Engine:
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(**changes))
+    return engine
+
+
+def _train(rank: int, stage: int, how: str) -> dict[str, Tensor]:
+    engine = _engine(stage=stage, gradient_accumulation_steps=2)
+    for step in range(STEPS):
+        first, second = (micro.chunk(engine.world_size)[rank] for micro in batch(step).chunk(2))
+        if how == "scale":
+            engine.scale(loss_of(engine, first)).backward()
+            engine.step()
+            engine.scale(loss_of(engine, second)).backward()
+        elif how == "no_sync":  # as accelerate does it: a boundary is what its user says
+            engine.set_gradient_accumulation_boundary(True)
+            with engine.no_sync():
+                engine.backward(loss_of(engine, first))
+            engine.backward(loss_of(engine, second))
+        else:
+            engine.backward(loss_of(engine, first))
+            engine.step()
+            engine.backward(loss_of(engine, second))
+        engine.step()
+    return snapshot(engine.module.named_parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("how", ["scale", "no_sync"])
+def test_each_way_to_accumulate_gives_the_same_bits(ranks: Ranks, stage: int, how: str) -> None:
+    expected = ranks(_train, stage, "backward and step", world_size=2)
+    for found, wanted in zip(ranks(_train, stage, how, world_size=2), expected, strict=True):
+        assert_same_bits(found, wanted)
+
+
+def _step_in_no_sync(rank: int) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
+    engine = _engine()
+    before = snapshot(engine.module.named_parameters())
+    with engine.no_sync():
+        engine.backward(loss_of(engine, batch(0)))
+        with engine.no_sync():
+            pass
+        with pytest.raises(ConfigError) as refused:
+            engine.step()
+    after = snapshot(engine.module.named_parameters())
+    engine.step()  # outside it is allowed again
+    return str(refused.value), before, after
+
+
+def test_a_step_inside_no_sync_is_an_error_and_changes_nothing(ranks: Ranks) -> None:
+    message, before, after = ranks(_step_in_no_sync, world_size=1)[0]
+    assert message.startswith("engine.step() inside engine.no_sync()")
+    assert_same_bits(before, after)
+
+
+def _grow(rank: int, stage: int) -> tuple[dict[str, Tensor], tuple[int, int, int], int]:
+    """Half of each batch at first, then all of it in two micro batches."""
+    engine = _engine(stage=stage, train_batch_size=6)
+    for step in range(STEPS):
+        if step == 2:
+            engine.set_train_batch_size(12)
+        micros = batch(step).chunk(2)[: 2 if step >= 2 else 1]
+        for micro in micros:
+            engine.backward(loss_of(engine, micro.chunk(engine.world_size)[rank]))
+            engine.step()
+    sizes = (
+        engine.train_batch_size(),
+        engine.train_micro_batch_size_per_gpu(),
+        engine.gradient_accumulation_steps(),
+    )
+    return snapshot(engine.module.named_parameters()), sizes, engine.global_samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_batch_may_grow_by_more_micro_batches(ranks: Ranks, stage: int) -> None:
+    expected = make_model()
+    optimizer = torch.optim.AdamW(expected.parameters(), lr=0.01, weight_decay=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(expected, batch(step)[: 12 if step >= 2 else 6]).backward()
+        optimizer.step()
+    for params, sizes, num_samples in ranks(_grow, stage, world_size=2):
+        assert worst_difference(params, snapshot(expected.named_parameters())) <= DRIFT
+        assert sizes == (12, 3, 2)
+        assert num_samples == 6 + 6 + 12 + 12
+
+
+def _sizes(rank: int) -> tuple[list[str], tuple[int, int, int]]:
+    engine = _engine(gradient_accumulation_steps=2)  # 12 samples: 3 on each of 2 ranks, twice
+    messages = []
+    for wrong in (0, 5, 7, -6):
+        with pytest.raises(ValueError, match="is not a multiple") as refused:
+            engine.set_train_batch_size(wrong)
+        messages.append(str(refused.value))
+    with pytest.raises(ValueError, match="not a positive number"):
+        engine.set_train_micro_batch_size(0)
+    engine.set_train_micro_batch_size(4)
+    return messages, (
+        engine.train_batch_size(),
+        engine.train_micro_batch_size_per_gpu(),
+        engine.gradient_accumulation_steps(),
+    )
+
+
+@pytest.mark.slow
+def test_sizes_that_do_not_fit_are_refused_and_a_micro_batch_may_grow(ranks: Ranks) -> None:
+    for messages, sizes in ranks(_sizes, world_size=2):
+        assert messages[1] == "train_batch_size 5 is not a multiple of 6: 3 samples on each of 2 ranks"
+        assert sizes == (16, 4, 2)
+
+
+def _getters(rank: int, stage: int) -> tuple[bool, bool, bool]:
+    engine = _engine(stage=stage)
+    return (
+        engine.zero_optimization(),
+        engine.zero_optimization_partition_gradients(),
+        engine.zero_optimization_partition_weights(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"), [(0, (False, False, False)), (1, (True, False, False)), (2, (True, True, False))]
+)
+def test_what_is_sharded_can_be_asked(ranks: Ranks, stage: int, expected: tuple[bool, bool, bool]) -> None:
+    assert ranks(_getters, stage, world_size=1) == [expected]
