@@ -88,6 +88,7 @@ class Controller:
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
         self._is_output_lost = False
         self._look_at = self._look_for_silence_at = 0.0
+        self._heard_at = 0.0  # when the last event that was dealt with came in
         self._started_at: float | None = None
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
@@ -202,7 +203,7 @@ class Controller:
                 if is_there(host) or (is_patient and host.has_failed):
                     missing.pop(host, None)
         if not self._is_failing():
-            self._timings.end(phase)
+            self._timings.end(phase, self._heard_at)  # not now: output may have come in while we were busy
 
     def _show_progress(self, phase: str, missing: dict[HostState, None], began_at: float) -> None:
         if phase == "started":
@@ -248,6 +249,7 @@ class Controller:
         elif isinstance(event, Word):
             self._hear(event)
         else:
+            self._heard_at = event.at_s
             self._handle(event.host, event.item, event.at_s)
             changed.append(event.host)
         self._tell_rest()
