@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.dial import Dial, EarlyDials, dial
+from dslaunch.launcher.dial import Dial, EarlyDials, PromptSocket, dial
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.ssh_config import Target
 
@@ -150,3 +150,17 @@ def test_a_job_dials_before_it_loads_paramiko(sshd: socket.socket, tmp_path: Pat
     accepted.close()
     job.communicate(b"\n")
     assert job.returncode == 7
+
+
+@pytest.mark.skipif(
+    not hasattr(socket, "TCP_QUICKACK"), reason="only Linux lets a program acknowledge at once"
+)
+def test_what_is_received_is_acknowledged_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, PromptSocket() as ours:
+        ours.connect(server.getsockname())
+        theirs, _ = server.accept()
+        with theirs:
+            ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+            theirs.sendall(b"hello")
+            assert ours.recv(5) == b"hello"
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1

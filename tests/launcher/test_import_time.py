@@ -159,3 +159,9 @@ def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name:
                 own, outer = sources.keys(), sys.stdlib_module_names
                 named = [node.module.partition(".")[0]] if node.module else [one.name for one in node.names]
                 assert set(named) <= set(own if node.level else outer)
+
+
+@pytest.mark.slow
+def test_to_try_an_address_loads_neither_socket_nor_international_names(tmp_path: Path) -> None:
+    program = "from dslaunch.launcher.reach import try_addresses; try_addresses(['127.0.0.1'], 1, '', 0.1)"
+    assert not loaded_by(program, tmp_path) & {"socket", "encodings.idna", "stringprep"}

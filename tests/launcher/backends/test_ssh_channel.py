@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any, cast
 
 import paramiko
 import pytest
 
-from dslaunch.launcher.backends.ssh import SshChannel, SshConnection
+from dslaunch.launcher.backends.ssh import SshChannel, SshConnection, _transport
 
 
 class Broken:
@@ -48,3 +49,11 @@ def test_what_cannot_be_sent_is_an_os_error_and_the_end_is_silent(error: Excepti
         channel.write(b"ping")
     channel.close()
     assert connection.is_released
+
+
+def test_a_cipher_that_needs_no_mac_is_asked_for_first_and_none_is_left_out() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        found = _transport(ours).get_security_options().ciphers
+    assert "-gcm@" in found[0]
+    assert set(found) == set(paramiko.Transport._preferred_ciphers)
