@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 from .errors import EXIT_HOST, LaunchError
 from .frames import Hello
@@ -46,7 +45,7 @@ def with_known_slots(
             warn(
                 f"slots=auto: {name}: {why}; it counts as a host with slots={known[name]} until it is tried again"
             )
-    return tuple(replace(host, slots=known.get(host.name, host.slots)) for host in hosts)
+    return tuple(host._replace(slots=known.get(host.name, host.slots)) for host in hosts)
 
 
 def _no_look(silent: dict[str, str]) -> LaunchError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .bootstrap import agent_python
 from .channel import Channel
@@ -17,8 +17,7 @@ from .tree import Group
 LOCAL_STOP_MARGIN_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class Ways(NamedTuple):
     """How a job reaches its hosts. `window`: how many may be on their way at the same time; `summary` is for --timings."""
 
     connect: Callable[[NodePlan], Channel]
@@ -64,10 +63,10 @@ def _direct_ways(options: Options, nodes: Sequence[NodePlan], *, window: int, nu
         from .backends.pdsh import Pdsh
 
         pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
-        ways = replace(ways, connect=pdsh.connect)
+        ways = ways._replace(connect=pdsh.connect)
     elif others:
         connect_others, close = _by_ssh(others, options.ssh, num_early=num_early)
-        ways = replace(ways, connect=connect_others, close=close)
+        ways = ways._replace(connect=connect_others, close=close)
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
@@ -76,7 +75,7 @@ def _direct_ways(options: Options, nodes: Sequence[NodePlan], *, window: int, nu
             return LocalChannel(end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S)
         return ways.connect(node)
 
-    return replace(ways, connect=connect)
+    return ways._replace(connect=connect)
 
 
 def _connect_nobody(node: NodePlan) -> Channel:

@@ -26,8 +26,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import LaunchError
 
@@ -79,8 +79,7 @@ _TOKEN_IN_DOUBLE_QUOTES = re.compile(r'\\(["\\$`])|' + _VARIABLE)
 _TOKEN_IN_RAW = re.compile(r"\\(\$)|" + _VARIABLE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvEntry:
+class EnvEntry(NamedTuple):
     """One assignment, to be made on each node. See [Note: Order of the entries]."""
 
     name: str

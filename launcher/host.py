@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .environment import EnvEntry
 from .errors import LaunchError
@@ -30,8 +28,7 @@ _MAX_DEVICE_DIGITS = 4
 Pairs = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(NamedTuple):
     """One machine of the pool. Its place in the hostfile is its node rank."""
 
     name: (
@@ -128,6 +125,8 @@ def device_id(text: str) -> str | None:
 def unknown_key(key: str, *, given: Mapping[str, str], place: Place) -> LaunchError:
     """The refusal of a key that does not exist, with the one that was perhaps meant."""
     left = [known for known in (*KEYS, "env.NAME") if known not in given]
+    import difflib  # here: it takes 1 ms
+
     near = difflib.get_close_matches(key.lower(), left, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return place.refusal(

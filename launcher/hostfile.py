@@ -12,9 +12,9 @@ A file whose name ends in .yaml or .yml says the same in YAML: see hostfile_yaml
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from .environment import EnvEntry, value_parts
 from .errors import LaunchError
@@ -32,8 +32,7 @@ _SECRET = re.compile(r"((?:^|\s)env\.[^\s=]*=).+", re.DOTALL)
 _SHOWN_LENGTH = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _Line(NamedTuple):
     """One line of a hostfile, as errors quote it."""
 
     source: str
@@ -89,7 +88,7 @@ def parse_hostfile(text: str, *, source: str) -> tuple[Host, ...]:
         words = _split(raw, line)
         if not words:
             continue
-        line = replace(line, target=words[0])
+        line = line._replace(target=words[0])
         found = _parse_line(line, words[1:])
         for host in found:
             first = line_of.get(host_key(host.name))
@@ -132,7 +131,7 @@ def _split(raw: str, line: _Line) -> list[str]:
 
 def _parse_line(line: _Line, options: list[str]) -> tuple[Host, ...]:
     if "=" in line.target:
-        raise replace(line, target="worker-1").refusal(
+        raise line._replace(target="worker-1").refusal(
             "a line begins with the host's name", example=(("slots", "8"),)
         )
     values: dict[str, str] = {}

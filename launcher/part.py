@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .backends.local import LocalChannel
 from .console import Console
@@ -38,7 +38,7 @@ class Part:
 
     @property
     def own_plan(self) -> Plan:
-        return replace(self.plan, nodes=(self.node,))
+        return self.plan._replace(nodes=(self.node,))
 
     def describe(self) -> str:
         port = self.coordinator_port
@@ -71,10 +71,9 @@ def plan_part(options: Options, plan: Plan, *, pool: Sequence[str], environ: Map
         raise LaunchError(
             f"--coordinator_port={port} is the master port too, which rank 0 needs; choose another"
         )
-    plan = replace(
-        plan,
-        master=replace(plan.master, is_port_fixed=True),
-        nodes=tuple(replace(node, is_local=node.node_rank == node_rank) for node in plan.nodes),
+    plan = plan._replace(
+        master=plan.master._replace(is_port_fixed=True),
+        nodes=tuple(node._replace(is_local=node.node_rank == node_rank) for node in plan.nodes),
     )
     return Part(
         plan=plan,
@@ -184,8 +183,8 @@ def whole_verdict(
         return verdict
     ours = [one for one in (verdict.culprit, *verdict.others) if one is not None]
     culprit = next((one for one in ours if _is_same(one, told)), told)
-    return replace(
-        verdict, culprit=culprit, others=tuple(one for one in all_failures if not _is_same(one, culprit))
+    return verdict._replace(
+        culprit=culprit, others=tuple(one for one in all_failures if not _is_same(one, culprit))
     )
 
 

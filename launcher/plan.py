@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .environment import EnvEntry
 from .hostfile import Host
@@ -13,8 +11,7 @@ from .prefix import Origin
 from .selection import Selected
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlan:
+class RankPlan(NamedTuple):
     """One process to start. `rank` is unique in the job, both ranks count from 0.
 
     On hosts with unequal slots `local_rank` is `rank % slots`, a rotation: programs written for DeepSpeed assert it.
@@ -26,8 +23,7 @@ class RankPlan:
     arguments: tuple[str, ...]  # what follows the interpreter; the whole command with --no_python
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlan:
+class NodePlan(NamedTuple):
     """One host's part of the job. `is_local` means no SSH: the host is this machine."""
 
     node_rank: int
@@ -37,8 +33,7 @@ class NodePlan:
     ranks: tuple[RankPlan, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """Where rank 0 listens. `address` None: node 0's, as the others reach it. A port that is not fixed may move."""
 
     address: str | None
@@ -46,8 +41,7 @@ class Endpoint:
     is_port_fixed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(NamedTuple):
     """What each rank runs. `python` is None with --no_python; `script` is a file that must exist on the hosts."""
 
     python: str | None
@@ -57,8 +51,7 @@ class Program:
     takes_local_rank: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """A whole job."""
 
     nodes: tuple[NodePlan, ...]
@@ -85,9 +78,6 @@ class Plan:
     def host_names(self) -> tuple[str, ...]:
         """In the order of their ranks."""
         return tuple(node.host.name for node in self.nodes)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
 
 
 def plan_program(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def choose_hosts(options: Options) -> tuple[tuple[Selected, int | None], ...]:
     path = hostfile_path(options)
     hosts = read_hostfile(path) if path is not None else (Host(name="localhost", slots=None),)
     selected = select(
-        tuple(host if host.slots is not None else replace(host, slots=MAX_SLOTS) for host in hosts),
+        tuple(host if host.slots is not None else host._replace(slots=MAX_SLOTS) for host in hosts),
         include=options.include,
         exclude=options.exclude,
         num_nodes=options.num_nodes,
@@ -167,7 +166,7 @@ def choose_hosts(options: Options) -> tuple[tuple[Selected, int | None], ...]:
     own = {host.name: host for host in hosts}
     return tuple(
         (
-            replace(one, host=own[one.host.name]),
+            one._replace(host=own[one.host.name]),
             None if own[one.host.name].slots is None else len(one.devices),
         )
         for one in selected

@@ -13,7 +13,6 @@ relative to the current folder, as everywhere on the command line, not to the fi
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -128,6 +127,8 @@ def _text(value: Node, where: str, *, may_be_empty: bool = False) -> str:
 def _unknown(key: str, options: Mapping[str, click.Option], source: str) -> LaunchError:
     known = [name[2:] for name in options if name.startswith("--") and name[2:] not in _NOT_IN_A_FILE]
     is_reserved = key in _NOT_IN_A_FILE
+    import difflib  # here: it takes 1 ms
+
     near = difflib.get_close_matches(
         key.lower().lstrip("-").replace("-", "_"), [*known, "script", "args"], n=1
     )

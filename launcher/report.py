@@ -6,17 +6,15 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import LaunchError
 from .verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedAttempt:
+class EndedAttempt(NamedTuple):
     """One start of the job and how it ended. `decision` is what was said of the next one; empty: nothing.
 
     Units: seconds; `began_at` since the epoch
@@ -40,14 +38,14 @@ class EndedAttempt:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BegunAttempt:
     """One start of the job, from now on."""
 
-    hosts: tuple[str, ...]
-    number: int = 0
-    began_at: float = field(default_factory=time.time)
-    _began: float = field(default_factory=time.monotonic)  # a clock that nobody sets
+    def __init__(self, *, hosts: tuple[str, ...], number: int = 0) -> None:
+        self.hosts = hosts
+        self.number = number
+        self.began_at = time.time()
+        self._began = time.monotonic()  # a clock that nobody sets
 
     def end(self, verdict: Verdict, decision: str = "") -> EndedAttempt:
         return EndedAttempt(

@@ -8,7 +8,7 @@ started again: it would fail again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .errors import LaunchError
 from .options.restart import RestartOptions
@@ -17,8 +17,7 @@ from .verdict import HostFailure, OutputFailure, RankFailure, Verdict
 from .wording import count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One start of the job: its hosts in rank order, the spares that are left, and how many starts came before.
 
     `num_restarts` counts restarts of a job that had run; one whose hosts could not be used had not, and is free.
@@ -32,8 +31,7 @@ class Attempt:
     last_culprit: str | None = None  # the host whose rank failed first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """What comes next: another attempt or, if that is None, the end. `why` is one sentence; empty: nothing to say."""
 
     attempt: Attempt | None
@@ -96,8 +94,7 @@ def _without(
         )
         return Decision(attempt=None, why=why)
     culprit = verdict.culprit
-    following = replace(
-        attempt,
+    following = attempt._replace(
         hosts=hosts,
         spares=spares,
         number=attempt.number + 1,

@@ -13,10 +13,9 @@ Of a host with devices= in the hostfile, slots are the device ids of that list.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import LaunchError
 from .host import MAX_SLOTS, Host, device_id, host_key, is_ipv6
@@ -27,16 +26,14 @@ _NO_DEVICE = ("", "-1", "NoDevFiles")  # what people, CUDA and Slurm write to hi
 _HOSTS_LISTED = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selected:
+class Selected(NamedTuple):
     """A host that takes part, with the devices its processes use."""
 
     host: Host
     devices: tuple[str, ...]  # one per process, in local rank order: ("0", "1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Item:
+class _Item(NamedTuple):
     """What one item says of one host. `slots` is not looked at yet: None for all of them."""
 
     option: str
@@ -277,6 +274,8 @@ def _index(digits: str) -> int:
 
 
 def _unknown_host(name: str, item: str, hosts: Sequence[Host], *, option: str) -> LaunchError:
+    import difflib  # here: it takes 1 ms
+
     near = difflib.get_close_matches(host_key(name), [host_key(host.name) for host in hosts], n=1)
     hint = next((f"; did you mean {_shown(host)!r}?" for host in hosts if [host_key(host.name)] == near), "")
     return LaunchError(

@@ -6,9 +6,8 @@ import getpass
 import glob
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import LaunchError
 from .hostfile import Host
@@ -39,8 +38,7 @@ _USED = frozenset(  # what makes a difference here
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(NamedTuple):
     """One SSH connection, fully resolved. `jumps` are the hosts to go through, nearest first."""
 
     address: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .options.tree import TreeOptions
 from .plan import NodePlan
@@ -18,8 +18,7 @@ from .plan import NodePlan
 MAX_GATEWAYS = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(NamedTuple):
     """Hosts with one connection from here: to the gateway, which is one of the job's hosts as well."""
 
     gateway: NodePlan

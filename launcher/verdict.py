@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import EXIT_HOST
 from .frames import Exited
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
+class RankFailure(NamedTuple):
     """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock.
 
     The fields with defaults are what its agent found out. Their names are keys of the report: guide-failures.md.
@@ -37,8 +35,7 @@ class RankFailure:
         return f"rank {self.rank} on {self.host} (local rank {self.local_rank}, pid {self.pid}) {how}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFailure:
+class HostFailure(NamedTuple):
     """A host that could not be used, or was lost. `at_s` is when it was last heard of.
 
     `is_way_lost`: lost with the host through which it was reached, and nothing is known against it.
@@ -59,8 +56,7 @@ class HostFailure:
         return f"{self.host}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputFailure:
+class OutputFailure(NamedTuple):
     """Our own stdout or stderr cannot be written to any more."""
 
     message: str
@@ -74,8 +70,7 @@ class OutputFailure:
 Failure = RankFailure | HostFailure | OutputFailure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The end of a job. `culprit` is what failed first; the rest failed before it was known, or was stopped."""
 
     culprit: Failure | None
@@ -170,7 +165,7 @@ def _read(value: Any) -> Any:
 
 def _to_dict(failure: Failure) -> dict[str, Any]:
     kind = {RankFailure: "rank", HostFailure: "host", OutputFailure: "output"}[type(failure)]
-    found = {"kind": kind, **asdict(failure)}
+    found = {"kind": kind, **failure._asdict()}
     if isinstance(failure, RankFailure) and failure.signal:
         found["signal_name"] = signal_name(failure.signal)
     return found

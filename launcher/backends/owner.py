@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from ..console import Console
@@ -65,7 +64,7 @@ def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
         slurm.refuse_no_hosts(plan)
     name = plan.nodes[0].host.name
     address = plan.master.address or (LOOPBACK if len(plan.nodes) == 1 else name)
-    plan = replace(plan, master=replace(plan.master, address=address, is_port_fixed=True))
+    plan = plan._replace(master=plan.master._replace(address=address, is_port_fixed=True))
     return plan, _command(options, plan)
 
 

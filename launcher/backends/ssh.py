@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +184,7 @@ class SshConnection:
                 left_s = round(give_up_at - time.monotonic(), 1)
                 if left_s <= 0:
                     raise LaunchError(str(dropped), exit_code=EXIT_HOST) from None
-                target = replace(target, connect_timeout_s=left_s)
+                target = target._replace(connect_timeout_s=left_s)
 
     def _connect(self, target: Target, begun: Dial | None) -> str:
         """Through all jumps to the target; returns our own address on the way, if it is a direct one."""

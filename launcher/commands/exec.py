@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -73,11 +72,11 @@ def command(**given: Any) -> int:
         force_multi=given["force_multi"],
         kill_grace_s=given["kill_grace"],
     )
-    once = tuple(replace(one, devices=("0",)) for one, _ in choose_hosts(options))
+    once = tuple(one._replace(devices=("0",)) for one, _ in choose_hosts(options))
     plan = make_plan(options, Attempt(hosts=once, run_id=""))
     if given["cwd"] is not None:
-        own = (replace(node, host=replace(node.host, cwd=None)) for node in plan.nodes)
-        plan = replace(plan, nodes=tuple(own), cwd=exact(given["cwd"]))
+        own = (node._replace(host=node.host._replace(cwd=None)) for node in plan.nodes)
+        plan = plan._replace(nodes=tuple(own), cwd=exact(given["cwd"]))
     console = Console(log_level="info")
     output = HostOutput([node.host.name for node in plan.nodes], console.put, is_folding=not given["no_fold"])
     ended = EachHost(

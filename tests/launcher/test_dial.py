@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def free_port() -> int:
 
 
 def test_a_connection_that_was_begun_early_is_the_one_that_is_used(sshd: socket.socket) -> None:
-    hop = replace(HOP, port=port_of(sshd))
+    hop = HOP._replace(port=port_of(sshd))
     early = EarlyDials({3: hop})
     accepted, peer = sshd.accept()
     with accepted, dial(hop, early.take(3)) as sock:
@@ -61,7 +60,7 @@ def test_a_connection_that_was_begun_early_is_the_one_that_is_used(sshd: socket.
 
 
 def test_what_nobody_took_is_closed(sshd: socket.socket) -> None:
-    early = EarlyDials({0: replace(HOP, port=port_of(sshd))})
+    early = EarlyDials({0: HOP._replace(port=port_of(sshd))})
     accepted, _ = sshd.accept()
     early.close()
     with accepted:
@@ -72,8 +71,8 @@ def test_what_nobody_took_is_closed(sshd: socket.socket) -> None:
 
 @pytest.mark.parametrize("way", [{"jumps": (HOP,)}, {"proxy_command": "nc w0 22"}])
 def test_a_host_behind_another_is_not_dialled(way: dict[str, Any], sshd: socket.socket) -> None:
-    direct = replace(HOP, port=port_of(sshd))
-    early = EarlyDials({0: replace(direct, **way), 1: direct})
+    direct = HOP._replace(port=port_of(sshd))
+    early = EarlyDials({0: direct._replace(**way), 1: direct})
     accepted, peer = sshd.accept()
     with accepted, dial(direct, early.take(1)) as sock:
         assert sock.getsockname() == peer
@@ -81,7 +80,7 @@ def test_a_host_behind_another_is_not_dialled(way: dict[str, Any], sshd: socket.
 
 
 def test_a_name_that_nobody_knows_does_not_keep_the_next_host_from_being_dialled(sshd: socket.socket) -> None:
-    early = EarlyDials({0: replace(HOP, address="no..name"), 1: replace(HOP, port=port_of(sshd))})
+    early = EarlyDials({0: HOP._replace(address="no..name"), 1: HOP._replace(port=port_of(sshd))})
     accepted, _ = sshd.accept()
     accepted.close()
     assert early.take(0) is None
@@ -100,7 +99,7 @@ def test_a_name_that_nobody_knows_does_not_keep_the_next_host_from_being_dialled
 def test_a_host_that_cannot_be_reached_is_told_of_in_one_sentence(
     address: str, message: str, is_early: bool
 ) -> None:
-    hop = replace(HOP, address=address, port=free_port())
+    hop = HOP._replace(address=address, port=free_port())
     with pytest.raises(LaunchError) as raised:
         dial(hop, EarlyDials({0: hop}).take(0) if is_early else None)
     assert str(raised.value) == message.format(port=hop.port)
@@ -109,7 +108,7 @@ def test_a_host_that_cannot_be_reached_is_told_of_in_one_sentence(
 
 def test_a_host_that_does_not_answer_is_given_up_when_the_time_is_over() -> None:
     with socket.create_server(("127.0.0.2", 0), backlog=0) as full:
-        hop = replace(HOP, port=port_of(full), connect_timeout_s=0.1)
+        hop = HOP._replace(port=port_of(full), connect_timeout_s=0.1)
         waiting = [Dial(hop), Dial(hop)]
         for one in waiting:
             one.begin()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from dslaunch.launcher.frames import Frame, Listen, Listening, Reach, Reached
@@ -188,7 +186,7 @@ def test_a_port_that_was_taken_in_between_fails_node_0() -> None:
 
 
 def test_an_answer_of_the_wrong_length_counts_as_not_tried() -> None:
-    plan = replace(plan_of(2), nodes=plan_of(2).nodes)
+    plan = plan_of(2)._replace(nodes=plan_of(2).nodes)
     search = MasterSearch(plan, lambda rank, frame: None)
     search.take(0, Listening(4000, [], ""))
     search.begin("10.0.0.1")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +193,8 @@ def test_every_way_to_name_the_program(
     (tmp_path / "run.sh").write_text(f'#!/bin/sh\nexec {sys.executable} show.py "$@"\n')
     (tmp_path / "run.sh").chmod(0o755)
     plan = plan_of(tmp_path, "x", script=script, **program)
-    plan = replace(
-        plan, environment=(EnvEntry(name="PYTHONPATH", value=(str(tmp_path),), source="the shell"),)
+    plan = plan._replace(
+        environment=(EnvEntry(name="PYTHONPATH", value=(str(tmp_path),), source="the shell"),)
     )
     done = start(plan, "openmpi", {"OMPI_COMM_WORLD_RANK": "0"})
     assert done.returncode == 0, done.stderr
@@ -212,7 +211,7 @@ def test_the_worker_ignores_no_signal_that_python_ignores(tmp_path: Path) -> Non
 def test_a_venv_script_chooses_the_python(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text("import os; print(os.environ['FROM_SCRIPT'])")
     (tmp_path / "venv.sh").write_text("FROM_SCRIPT=yes; export FROM_SCRIPT; echo noise\n")
-    plan = replace(plan_of(tmp_path), venv_script=str(tmp_path / "venv.sh"))
+    plan = plan_of(tmp_path)._replace(venv_script=str(tmp_path / "venv.sh"))
     done = start(plan, "slurm", {"SLURM_PROCID": "0"})
     assert (done.returncode, done.stdout) == (0, b"yes\n"), done.stderr
 
