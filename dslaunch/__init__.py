@@ -18,6 +18,9 @@ if TYPE_CHECKING:
         init_distributed as init_distributed,
         initialize as initialize,
     )
+    from .runtime.zero import api
+
+    zero = api
 
 _HOME_OF = {
     "CheckpointError": ".runtime.errors",
@@ -28,10 +31,14 @@ _HOME_OF = {
     "initialize": ".runtime.initialize",
 }
 
-__all__ = sorted(["__version__", *_HOME_OF])
+_MODULE_OF = {"zero": ".runtime.zero.api"}
+
+__all__ = sorted(["__version__", *_HOME_OF, *_MODULE_OF])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return import_module(_MODULE_OF[name], __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'dslaunch' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_HOME_OF[name], __name__), name)

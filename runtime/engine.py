@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from .checkpoint.progress import Progress
 from .checkpoint.save import save_checkpoint
 from .checkpoint.training import Training
 from .comm.collectives import Collectives, Pending
-from .comm.mesh import make_mesh
+from .comm.mesh import make_mesh, make_shard_axis
 from .config import Config
 from .errors import ConfigError
 from .optim.flat import FlatOptimizer
 from .optim.norm import clip_factor, global_grad_norm
 from .readings import Readings
+from .zero.leaf import is_leaf
 from .zero.model import ShardedModel
 from .zero.policy import Placement, policy_for_stage
 from .zero.unit import SubBuffer
@@ -66,13 +68,22 @@ class Engine(Readings, nn.Module):
                 f"zero_optimization.stage {self._policy.stage} shards an optimizer's states and there is no optimizer; "
                 "name one in the ds_config, or give one to initialize()"
             )
-        self._comm = Collectives(make_mesh(shard_size=self._policy.shard_axis_size(self.world_size)))
+        shard_size = self._policy.shard_axis_size(self.world_size)
+        mesh = make_mesh(shard_size=shard_size)
+        is_sharded = self._policy.parameters is Placement.SHARDED
+        self._comm = Collectives(
+            mesh, gather_axis=make_shard_axis(shard_size=shard_size) if is_sharded else None
+        )
         self._model = ShardedModel(
             module,
             policy=self._policy,
             groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
             param_dtype=torch.bfloat16 if config.bf16.enabled else None,
-            max_unit_numel=config.zero.reduce_bucket_numel,
+            max_unit_numel=self._policy.max_unit_numel(
+                reduce_bucket=config.zero.reduce_bucket_numel,
+                prefetch_bucket=config.zero.prefetch_bucket_numel,
+            ),
+            is_leaf=partial(is_leaf, config=config.zero.leaf_module),
             device=device,
             comm=self._comm,
         )
@@ -197,7 +208,7 @@ class Engine(Readings, nn.Module):
             self._update(optimizer, clip_factor(self._grad_norm, max_norm=self.config.gradient_clipping))
         else:
             self._progress.skipped_steps += 1
-        self._model.zero_gradients()
+        self._model.end_step()
         if self._was_step_applied and self.lr_scheduler is not None:
             self.lr_scheduler.step(**lr_kwargs)
         self._progress.global_steps += 1
@@ -208,7 +219,7 @@ class Engine(Readings, nn.Module):
         gathers: list[Pending] = []
 
         def start_gather(part: SubBuffer) -> None:  # while the next shard is being updated
-            gathers.append(self._model.start_gather(part))
+            gathers.append(self._model.publish(part))
 
         optimizer.step(grad_scale=grad_scale, after_part=start_gather)
         for gather in gathers:
@@ -291,8 +302,15 @@ class Engine(Readings, nn.Module):
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the module's state_dict."""
-        return self.module.state_dict(*args, **kwargs)
+        """Return the module's state_dict; where parameters are sharded, with copies of all of them on every rank.
+
+        Order: a collective where parameters are sharded
+        """
+        with self._model.gathered():
+            state: dict[str, Any] = self.module.state_dict(*args, **kwargs)
+            if not self.zero_optimization_partition_weights():
+                return state
+            return _cloned(state)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -302,11 +320,23 @@ class Engine(Readings, nn.Module):
             raise ConfigError(
                 "load_state_dict(assign=True) would replace parameters that lie in flat buffers"
             )
-        result = self.module.load_state_dict(state_dict, strict)
-        self._model.refresh_masters()
+        with self._model.gathered():
+            result = self.module.load_state_dict(state_dict, strict)
+            self._model.take_edits()
         return result
 
     def destroy(self) -> None:
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
         self._model.release()
         self.optimizer = None
+
+
+def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state_dict with copies of its tensors, of tied ones the same copy."""
+    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    return {
+        name: copies.setdefault((value.data_ptr(), value.shape), value.clone())
+        if isinstance(value, Tensor)
+        else value
+        for name, value in state.items()
+    }

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import CheckpointError
 from ..optim.flat import FlatOptimizer
-from ..zero.layout import Slot
 from ..zero.unit import Member, SubBuffer
 from .format import FORMAT, LATEST_FILE, STATE_FILE
 from .rng import restore_rng_state
@@ -78,11 +76,12 @@ def _read(folder: Path, tag: str | None) -> tuple[Path, dict[str, Any]]:
     return path.parent, saved
 
 
-def _members(training: Training) -> Iterator[tuple[SubBuffer, Member, Slot]]:
+def _members(training: Training) -> Iterator[tuple[SubBuffer, Member, int]]:
+    """Every parameter, with its place in its sub-buffer."""
     for unit in training.model.units:
         for part in unit.parts:
-            for member, slot in zip(part.members, part.layout.slots, strict=True):
-                yield part, member, slot
+            for place, member in enumerate(part.members):
+                yield part, member, place
 
 
 def _check(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
@@ -134,12 +133,12 @@ def _listed(names: set[str]) -> str:
 
 @torch.no_grad()
 def _apply(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
-    for part, member, slot in _members(training):
+    for part, member, place in _members(training):
         if member.name in saved["parameters"]:
             whole = saved["parameters"][member.name]
-            member.param.copy_(whole)
+            part.load(place, whole)
             if part.is_trained:
-                _copy_fragment(part, slot, whole, part.master)
+                part.copy_fragment(place, whole, part.master)
     training.module.load_state_dict(saved["buffers"], strict=False)
     if plan.with_optimizer and training.optimizer is not None:
         _apply_optimizer(training.optimizer, saved["optimizer"])
@@ -161,17 +160,10 @@ def _apply_optimizer(optimizer: FlatOptimizer, saved: dict[str, Any]) -> None:
     for group, hyper in zip(optimizer.param_groups, saved["groups"], strict=True):
         group.update(hyper)
     for part, states in zip(optimizer.parts, optimizer.states, strict=True):
-        for member, slot in zip(part.members, part.layout.slots, strict=True):
+        for place, member in enumerate(part.members):
             for name, whole in saved["states"].get(member.name, {}).items():
                 if name in states:
-                    _copy_fragment(part, slot, whole, states[name])
-
-
-def _copy_fragment(part: SubBuffer, slot: Slot, whole: Tensor, shard: Tensor) -> None:
-    fragment = part.layout.fragment(slot, part.shard_index, num_shards=part.num_shards)
-    if fragment is not None:
-        source = whole.reshape(-1)[fragment.offset_in_param : fragment.offset_in_param + fragment.numel]
-        shard[fragment.offset_in_shard : fragment.offset_in_shard + fragment.numel].copy_(source)
+                    part.copy_fragment(place, whole, states[name])
 
 
 def _apply_rng(training: Training, saved: dict[str, Any]) -> None:

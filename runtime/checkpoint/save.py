@@ -68,7 +68,7 @@ def _gather(training: Training) -> tuple[dict[str, Tensor], dict[str, Any] | Non
     parameters: dict[str, Tensor] = {}
     for unit in training.model.units:
         for part in unit.parts:
-            if part.is_trained:
+            if part.is_trained or part.is_sharded:
                 parameters |= _whole(part, part.master, training.comm)
             elif training.comm.mesh.world.index == 0:
                 parameters |= _by_name(part, part.values.flat)

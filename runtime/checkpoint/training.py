@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..config import Config
@@ -33,4 +33,10 @@ class Training:
             for name, param in self.module.named_parameters(remove_duplicate=False)
             if param.is_floating_point()
         }
-        return {name: value for name, value in self.module.state_dict().items() if name not in in_units}
+        # keep_vars, because detaching a parameter asks for its values, which may be sharded
+        state = self.module.state_dict(keep_vars=True)
+        return {
+            name: value.detach() if isinstance(value, Tensor) else value
+            for name, value in state.items()
+            if name not in in_units
+        }

@@ -38,6 +38,11 @@ class Pending:
         self._steps = steps
         self._work = next(steps, None)
 
+    @classmethod
+    def done(cls) -> Pending:
+        """One that has nothing to do."""
+        return cls(_no_steps())
+
     def wait(self) -> None:
         """Block (NCCL: make the current stream wait) until the result is in place."""
         while self._work is not None:
@@ -51,9 +56,11 @@ class Collectives:
     Order: all ranks of an axis must call the same methods in the same order
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, *, gather_axis: Axis | None = None) -> None:
+        """`gather_axis` is the shard axis once more: what gather_from() sends goes beside the rest, in its own order."""
         self.mesh = mesh
         self.meter = Meter()
+        self._gather_axis = gather_axis or mesh.shard
 
     def reduce(self, flat: Tensor) -> Pending:
         """Average `flat` over all ranks; only this rank's shard of it is meaningful afterwards.
@@ -66,13 +73,17 @@ class Collectives:
         """Fill `flat` from the shards that the ranks of the shard axis hold in their places of it."""
         return Pending(self._all_gather_steps(flat, self.mesh.shard))
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Overwrite `tensor` on every rank with rank 0's."""
+    def gather_from(self, shard: Tensor, flat: Tensor) -> Pending:
+        """Fill `flat` [n] with the `shard` [n/N] of every rank of the shard axis, in order."""
+        return Pending(self._gather_from_steps(shard, flat))
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """Overwrite `tensor` on every rank with that of rank `source`."""
         world = self.mesh.world
         if world.is_alone or tensor.numel() == 0:
             return
-        self._record("broadcast", tensor, sent_bytes=tensor.nbytes if world.index == 0 else 0)
-        dist.broadcast(tensor, src=0, group=world.group)
+        self._record("broadcast", tensor, sent_bytes=tensor.nbytes if world.index == source else 0)
+        dist.broadcast(tensor, src=source, group=world.group)
 
     def all_gather_float64(self, value: Tensor) -> Tensor:
         """Return every rank's one number, [world] float64, in rank order."""
@@ -154,8 +165,19 @@ class Collectives:
         self._record("all_gather", flat, sent_bytes=_ring_bytes(flat, axis))
         yield _started(_all_gather(flat, _chunk(flat, axis), group=axis.group, async_op=True))
 
+    def _gather_from_steps(self, shard: Tensor, flat: Tensor) -> _Steps:
+        axis = self._gather_axis
+        sent_bytes = _ring_bytes(flat, axis)
+        self.meter.record("parameters", nbytes=flat.nbytes, sent_bytes=sent_bytes, lane=1)
+        yield _started(_all_gather(flat, shard, group=axis.group, async_op=True))
+
     def _record(self, kind: str, tensor: Tensor, *, sent_bytes: int) -> None:
         self.meter.record(kind, nbytes=tensor.nbytes, sent_bytes=sent_bytes)
+
+
+def _no_steps() -> _Steps:
+    """No step at all."""
+    yield from ()
 
 
 def _is_native(flat: Tensor) -> bool:

@@ -65,10 +65,20 @@ def make_mesh(*, shard_size: int) -> Mesh:
     )
 
 
-def _make_axis(lines: list[range], *, rank: int, world_size: int) -> Axis:
+def make_shard_axis(*, shard_size: int) -> Axis:
+    """Make the shard axis of such a mesh once more, with process groups of its own.
+
+    Order: every rank must call this in the same order
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rows = [range(row * shard_size, (row + 1) * shard_size) for row in range(world_size // shard_size)]
+    return _make_axis(rows, rank=rank, world_size=world_size, is_default_for_all=False)
+
+
+def _make_axis(lines: list[range], *, rank: int, world_size: int, is_default_for_all: bool = True) -> Axis:
     own = next(line for line in lines if rank in line)
     group: dist.ProcessGroup | None = None
-    if 1 < len(own) < world_size:
+    if 1 < len(own) < world_size or (len(own) > 1 and not is_default_for_all):
         for line in lines:  # every rank takes part in the making of every group
             made = dist.new_group(list(line))
             group = made if line is own else group

@@ -14,12 +14,20 @@ class Meter:
 
     def __init__(self) -> None:
         self._bytes: dict[str, int] = {}
-        self.order_hash = 0  # equal on all ranks that issued the same collectives in the same order
+        self._hashes = [0, 0]  # by lane
 
-    def record(self, kind: str, *, nbytes: int, sent_bytes: int) -> None:
-        """Note one collective over `nbytes` of which this rank sends `sent_bytes`."""
+    @property
+    def order_hash(self) -> int:
+        """Equal on all ranks that issued the same collectives in the same order, in each lane."""
+        return crc32(repr(self._hashes).encode()) if any(self._hashes) else 0
+
+    def record(self, kind: str, *, nbytes: int, sent_bytes: int, lane: int = 0) -> None:
+        """Note one collective over `nbytes` of which this rank sends `sent_bytes`.
+
+        A lane is a communicator of its own: what the two send may pass each other in any way.
+        """
         self._bytes[kind] = self._bytes.get(kind, 0) + sent_bytes
-        self.order_hash = crc32(f"{kind} {nbytes}".encode(), self.order_hash)
+        self._hashes[lane] = crc32(f"{kind} {nbytes}".encode(), self._hashes[lane])
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Return the bytes sent so far, by kind of collective."""

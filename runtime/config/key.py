@@ -247,21 +247,29 @@ _PRECISION = (
     _refused("data_types.buffer_dtype", _DTYPE, off=()),
 )
 
-_STAGE_3_ONLY = "only stage 3 has a use for it"
+_GATHERED = "state_dict() is always whole"
 
 
-def _stage3(name: str, kind: Kind) -> Iterator[Key]:
+def _stage3(name: str, kind: Kind, note: str = "") -> Iterator[Key]:
     """DeepSpeed takes these with and without their prefix."""
     for spelling in (f"stage3_{name}", name):
-        yield _hint(f"zero_optimization.{spelling}", kind, _STAGE_3_ONLY)
+        yield _hint(f"zero_optimization.{spelling}", kind, note)
 
 
 _ZERO = (
-    _used("zero_optimization.stage", "0: nothing is sharded; 1: optimizer states are; 2: gradients too"),
+    _used(
+        "zero_optimization.stage",
+        "0: nothing is sharded; 1: optimizer states are; 2: gradients too; 3: parameters too",
+    ),
     _used("zero_optimization.reduce_bucket_size", "elements that are reduced together"),
+    _used(
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "at stage 3, elements that are gathered together; the next ones are under way meanwhile "
+        "(also: prefetch_bucket_size)",
+    ),
     _hint("zero_optimization.allgather_bucket_size", COUNT, "reduce_bucket_size sets both"),
     _hint("zero_optimization.allgather_partitions", BOOL, "always so"),
-    _hint("zero_optimization.reduce_scatter", BOOL, "always so in stages 1 and 2"),
+    _hint("zero_optimization.reduce_scatter", BOOL, "always so in stages 1, 2 and 3"),
     _hint("zero_optimization.contiguous_gradients", BOOL, "always so"),
     _hint("zero_optimization.overlap_comm", BOOL),
     _hint("zero_optimization.round_robin_gradients", BOOL),
@@ -270,22 +278,30 @@ _ZERO = (
     _hint("zero_optimization.load_from_fp32_weights", BOOL, "always so"),
     _hint("zero_optimization.elastic_checkpoint", BOOL, "any checkpoint loads at any world size"),
     _hint("zero_optimization.enable_sanity_checks", BOOL),
-    _hint("zero_optimization.sub_group_size", COUNT, _STAGE_3_ONLY),
-    _hint("zero_optimization.memory_efficient_linear", BOOL, _STAGE_3_ONLY),
-    _hint("zero_optimization.override_module_apply", BOOL, _STAGE_3_ONLY),
-    _hint("zero_optimization.pipeline_loading_checkpoint", BOOL, _STAGE_3_ONLY),
-    _hint("zero_optimization.log_trace_cache_warnings", BOOL, _STAGE_3_ONLY),
-    _hint("zero_optimization.stage3_gather_fp16_weights_on_model_save", BOOL, _STAGE_3_ONLY),
-    _hint("zero_optimization.leaf_module.classes", TEXTS, _STAGE_3_ONLY),
-    _hint("zero_optimization.leaf_module.names", TEXTS, _STAGE_3_ONLY),
-    _hint("zero_optimization.leaf_module.name_suffixes", TEXTS, _STAGE_3_ONLY),
-    *_stage3("prefetch_bucket_size", COUNT),
-    *_stage3("param_persistence_threshold", COUNT),
-    *_stage3("model_persistence_threshold", COUNT),
-    *_stage3("max_live_parameters", COUNT),
-    *_stage3("max_reuse_distance", COUNT),
-    *_stage3("gather_16bit_weights_on_model_save", BOOL),
-    *_stage3("module_granularity_threshold", COUNT),
+    _hint("zero_optimization.sub_group_size", COUNT, "reduce_bucket_size sets what is updated together"),
+    _hint("zero_optimization.memory_efficient_linear", BOOL, "no linear layer keeps its weight"),
+    _hint("zero_optimization.override_module_apply", BOOL, "nothing of torch is overridden"),
+    _hint("zero_optimization.pipeline_loading_checkpoint", BOOL),
+    _hint(
+        "zero_optimization.log_trace_cache_warnings", BOOL, "the order of modules is a hint, and may change"
+    ),
+    _hint("zero_optimization.stage3_gather_fp16_weights_on_model_save", BOOL, _GATHERED),
+    _used(
+        "zero_optimization.leaf_module.classes",
+        "names of classes whose modules are gathered as one at stage 3",
+    ),
+    _used("zero_optimization.leaf_module.names", "full names of such modules"),
+    _used("zero_optimization.leaf_module.name_suffixes", "ends of full names of such modules"),
+    *_stage3("param_persistence_threshold", COUNT, "small parameters travel with the others of their unit"),
+    *_stage3("model_persistence_threshold", COUNT, "as above"),
+    *_stage3(
+        "max_live_parameters", COUNT, "two units beside those in use; prefetch_bucket_size sets their size"
+    ),
+    *_stage3("max_reuse_distance", COUNT, "what comes next is kept, nothing else"),
+    *_stage3("gather_16bit_weights_on_model_save", BOOL, _GATHERED),
+    *_stage3(
+        "module_granularity_threshold", COUNT, "whole blocks are gathered, as large as prefetch_bucket_size"
+    ),
     *_stage3("use_all_reduce_for_fetch_params", BOOL),
     *_stage3("allgather_sequential", BOOL),
     *_stage3("partition_stream_chunk_size", COUNT),

@@ -14,6 +14,9 @@ _AUTO = "auto"
 _TOP = "the top level"
 
 
+_SHORT = "prefetch_bucket_size"
+
+
 @dataclass(slots=True, kw_only=True)
 class Sifted:
     """A config taken apart: what is used, and what there is to say about the rest."""
@@ -35,10 +38,26 @@ def rename_old(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
         else:
             values["bf16"] = values.pop("bfloat16")
             sifted.old_names.append("bfloat16 (now bf16)")
-    if isinstance(zero := values.get("zero_optimization"), bool):
+    zero = values.get("zero_optimization")
+    if isinstance(zero, dict) and _SHORT in zero:
+        values["zero_optimization"] = _with_long_name(zero, sifted)
+    if isinstance(zero, bool):
         values["zero_optimization"] = {"stage": int(zero)}
         sifted.old_names.append(f'zero_optimization {show(zero)} (now {{"stage": {int(zero)}}})')
     return values
+
+
+def _with_long_name(zero: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
+    """DeepSpeed takes this key with and without its prefix."""
+    zero = dict(zero)
+    value = zero.pop(_SHORT)
+    if f"stage3_{_SHORT}" in zero:
+        path = f"zero_optimization.{_SHORT}"
+        sifted.problems[path] = f"{path} is another name of stage3_{_SHORT}, which is given too; keep one"
+    else:
+        zero[f"stage3_{_SHORT}"] = value
+        sifted.old_names.append(f"zero_optimization.{_SHORT} (now stage3_{_SHORT})")
+    return zero
 
 
 def _autos(value: Any, path: str) -> Iterator[str]:

@@ -86,7 +86,11 @@ def _lr_or_list(value: Any) -> float | tuple[float, ...]:
 
 BOOL = Kind(words="true or false", accepts=lambda value: isinstance(value, bool))
 TEXT = Kind(words="a text", accepts=lambda value: isinstance(value, str))
-TEXTS = Kind(words="a list of texts", accepts=lambda value: value == [] or _is_list_of(TEXT.accepts)(value))
+TEXTS = Kind(
+    words="a list of texts",
+    accepts=lambda value: value == [] or _is_list_of(TEXT.accepts)(value),
+    convert=tuple,
+)
 OBJECT = Kind(words="an object: { ... }", accepts=lambda value: isinstance(value, dict))
 LIST = Kind(words="a list: [ ... ]", accepts=lambda value: isinstance(value, (list, tuple)))
 ANY = Kind(words="anything", accepts=lambda value: True)
@@ -138,4 +142,5 @@ Size = Annotated[float, BeforeValidator(SIZE.read)]
 Ratio = Annotated[float, BeforeValidator(RATIO.read)]
 Beta = Annotated[float, BeforeValidator(BETA.read)]
 Betas = Annotated[tuple[float, float], BeforeValidator(BETAS.read)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(TEXTS.read)]
 Lrs = Annotated[float | tuple[float, ...], BeforeValidator(LRS.read)]

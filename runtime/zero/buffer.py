@@ -27,9 +27,8 @@ class FlatBuffer:
         self.flat.untyped_storage().resize_(0)
 
     def allocate(self) -> None:
-        """Take memory again, all zero."""
+        """Take memory again; what is in it is to be overwritten."""
         self.flat.untyped_storage().resize_(self._nbytes)
-        self.flat.zero_()
 
     def shard(self, index: int, *, num_shards: int) -> Tensor:
         """Return the view [numel / num_shards] of one shard."""

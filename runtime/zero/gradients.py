@@ -139,6 +139,7 @@ class ShardedGradients(Gradients):
         if not self._is_allocated:
             self._is_allocated = True
             self._whole.allocate()
+            self._whole.flat.zero_()
 
     def forget(self) -> None:
         """A backward failed: what was handed in is lost."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from zlib import crc32
 
 import torch
@@ -10,9 +11,12 @@ from torch import nn
 
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
-from .partition import UnitPlan, cut_into_units
-from .policy import Placement, Policy
+from .access import Access
+from .home import move_in
+from .partition import IsLeaf, UnitPlan, cut_into_units
+from .policy import Policy
 from .reducer import make_reducer
+from .residents import Residents
 from .unit import NO_GROUP, Member, SubBuffer, Unit
 
 TRAINED_DTYPES = (torch.float32, torch.bfloat16)
@@ -33,6 +37,7 @@ class ShardedModel:
         groups: Sequence[Sequence[torch.Tensor]],
         param_dtype: torch.dtype | None,
         max_unit_numel: int,
+        is_leaf: IsLeaf,
         device: torch.device,
         comm: Collectives,
     ) -> None:
@@ -40,22 +45,28 @@ class ShardedModel:
 
         Errors: ConfigError if the ranks hold different models, or a trained parameter has a dtype we cannot train
         """
-        if policy.parameters is Placement.SHARDED:
-            raise AssertionError(f"{policy} is not built yet; the config reader lets no such stage through")
         self.policy = policy
         self.comm = comm
-        plans = cut_into_units(module, max_numel=max_unit_numel)
+        plans = cut_into_units(module, max_numel=max_unit_numel, is_leaf=is_leaf)
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
         _check_trained_dtypes(members, param_dtype)
         _check_agreement(members, comm)
         self.units = tuple(
-            Unit(plan.name, _parts(run, param_dtype=param_dtype, device=device, comm=comm, policy=policy))
+            Unit(
+                plan.name,
+                _parts(run, param_dtype=param_dtype, device=device, comm=comm, policy=policy),
+                plan.modules,
+            )
             for plan, run in zip(plans, members, strict=True)
         )
+        self._residents = Residents(self.units)
+        is_sharded = any(part.is_sharded for unit in self.units for part in unit.parts)
+        self._access = Access(module, self.units, self._residents) if is_sharded else None
         _place_rest(module, device=device, comm=comm)
         self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
         self._reducer = make_reducer(self.trained, comm)
+        move_in(self)
 
     def begin_backward(self) -> None:
         """Make everything ready for gradients.
@@ -63,11 +74,18 @@ class ShardedModel:
         Errors: ConfigError if the user did something to `p.grad` that has no meaning
         """
         self._adopt_gradients()
+        self._residents.begin_backward()
         self._reducer.begin_backward()
 
     def end_backward(self) -> None:
         """Autograd has come to its end."""
+        self._residents.end_backward()
         self._reducer.end_backward()
+
+    def end_step(self) -> None:
+        """The gradients have been used: set them to zero, and keep of sharded parameters nothing but the shards."""
+        self._residents.end_step()
+        self.zero_gradients()
 
     def zero_gradients(self) -> None:
         """Set all gradients to zero."""
@@ -88,18 +106,37 @@ class ShardedModel:
         self._adopt_gradients()
         self._reducer.finish()
 
-    def start_gather(self, part: SubBuffer) -> Pending:
-        """Begin to give every rank the parameters that the others' optimizers have updated."""
-        return self.comm.gather(part.values.flat)
+    def publish(self, part: SubBuffer) -> Pending:
+        """Begin to give every rank the parameters that the others' optimizers have updated, where all hold all."""
+        return Pending.done() if part.is_sharded else self.comm.gather(part.values.flat)
 
-    @torch.no_grad()
-    def refresh_masters(self) -> None:
-        """Make the float32 masters follow parameters that were written from outside."""
-        for part in self.trained:
-            part.refresh_master()
+    @contextmanager
+    def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
+        """Have the parameters of these units, default all, here.
+
+        Order: a collective
+        """
+        with self._residents.held(self.units if units is None else units):
+            yield
+
+    def take_edits(self) -> None:
+        """Take over, in shards and float32 masters, what was written to parameters from outside."""
+        for unit in self.units:
+            for part in unit.parts:
+                part.take_edits()
+
+    def lend(self, unit: Unit) -> None:
+        """Have this unit here until the forward that is under way ends."""
+        self._residents.lend(unit)
 
     def release(self) -> None:
-        """Free gradients and masters; the parameters stay where they are."""
+        """Free gradients and masters; every rank has all parameters from then on.
+
+        Order: a collective where parameters are sharded
+        """
+        if self._access is not None:
+            self._access.release()
+            self._residents.hold_all()
         self._reducer.release()
         for part in self.trained:
             part.release()
@@ -130,7 +167,7 @@ def _parts(
     for member in members:
         by_role.setdefault((param_dtype or member.param.dtype, member.is_trained), []).append(member)
     return [
-        SubBuffer(run, dtype=dtype, device=device, comm=comm, gradients=policy.gradients)
+        SubBuffer(run, dtype=dtype, device=device, comm=comm, policy=policy)
         for (dtype, _), run in by_role.items()
     ]
 

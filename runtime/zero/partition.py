@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -11,6 +11,7 @@ from ..errors import ConfigError
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"
+IsLeaf = Callable[[str, nn.Module], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,50 +20,61 @@ class UnitPlan:
 
     name: str
     params: tuple[tuple[str, nn.Parameter], ...]
+    modules: tuple[nn.Module, ...]  # whose forward uses them, with all below
 
     @property
     def numel(self) -> int:
         return sum(param.numel() for _, param in self.params)
 
 
-def cut_into_units(module: nn.Module, *, max_numel: int) -> tuple[UnitPlan, ...]:
+def cut_into_units(
+    module: nn.Module, *, max_numel: int, is_leaf: IsLeaf = lambda name, module: False
+) -> tuple[UnitPlan, ...]:
     """Return the units of a model, in definition order, the root unit last.
 
-    Each child of a ModuleList or Sequential is a unit; neighbours are merged while they stay within `max_numel`.
-    All other parameters, and those that two units share, form the root unit.
+    Each child of a ModuleList or Sequential is a unit, and beside these each module that has none of them inside;
+    neighbours are merged while they stay within `max_numel`. All other parameters, and those that two units share,
+    form the root unit, which is always there. A module that `is_leaf(name, module)` is not looked into.
     Errors: ConfigError for a parameter without storage, or two that share one without being the same object
     """
     params = dict(module.named_parameters())
     _check_storage(params)
-    blocks = [(name, {id(param) for param in child.parameters()}) for name, child in _blocks(module, "")]
+    blocks = list(_blocks(module, "", is_leaf))
     owner_of = _owners(blocks)
     plans = [
         UnitPlan(
-            name=name, params=tuple(item for item in params.items() if owner_of.get(id(item[1])) == index)
+            name=name,
+            params=tuple(item for item in params.items() if owner_of.get(id(item[1])) == index),
+            modules=(child,),
         )
-        for index, (name, _) in enumerate(blocks)
+        for index, (name, child) in enumerate(blocks)
     ]
     rest = tuple(item for item in params.items() if id(item[1]) not in owner_of)
     merged = _merge([plan for plan in plans if plan.params], max_numel=max_numel)
-    return (*merged, UnitPlan(name=ROOT, params=rest)) if rest else merged
+    return (*merged, UnitPlan(name=ROOT, params=rest, modules=(module,)))
 
 
-def _blocks(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def _blocks(module: nn.Module, prefix: str, is_leaf: IsLeaf) -> Iterator[tuple[str, nn.Module]]:
     is_container = isinstance(module, _CONTAINERS)
     for name, child in module.named_children():
         full_name = f"{prefix}{name}"
-        if is_container and not isinstance(child, _CONTAINERS):
+        is_block = not isinstance(child, _CONTAINERS)
+        if is_leaf(full_name, child) or (is_block and (is_container or not _has_container(child))):
             yield full_name, child
         else:
-            yield from _blocks(child, f"{full_name}.")
+            yield from _blocks(child, f"{full_name}.", is_leaf)
 
 
-def _owners(blocks: list[tuple[str, set[int]]]) -> dict[int, int]:
+def _has_container(module: nn.Module) -> bool:
+    return any(isinstance(one, _CONTAINERS) for one in module.modules())
+
+
+def _owners(blocks: list[tuple[str, nn.Module]]) -> dict[int, int]:
     """Return the block of each parameter that exactly one block uses."""
     owner_of: dict[int, int] = {}
     shared: set[int] = set()
-    for index, (_, ids) in enumerate(blocks):
-        for param_id in ids:
+    for index, (_, child) in enumerate(blocks):
+        for param_id in {id(param) for param in child.parameters()}:
             if owner_of.setdefault(param_id, index) != index:
                 shared.add(param_id)
     return {param_id: index for param_id, index in owner_of.items() if param_id not in shared}
@@ -79,6 +91,7 @@ def _merge(plans: list[UnitPlan], *, max_numel: int) -> tuple[UnitPlan, ...]:
         UnitPlan(
             name=run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}",
             params=tuple(item for plan in run for item in plan.params),
+            modules=tuple(module for plan in run for module in plan.modules),
         )
         for run in runs
     )

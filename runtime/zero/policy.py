@@ -51,6 +51,11 @@ class Policy:
         """Whether any of the three values is sharded."""
         return Placement.SHARDED in (self.parameters, self.gradients, self.optimizer)
 
+    def max_unit_numel(self, *, reduce_bucket: int, prefetch_bucket: int) -> int:
+        """Return how large units may be made by merging: a few whole ones are in memory, of whatever is sharded."""
+        is_sharded = self.parameters is Placement.SHARDED
+        return min(reduce_bucket, prefetch_bucket) if is_sharded else reduce_bucket
+
     def shard_axis_size(self, world_size: int) -> int:
         """Return the number of ranks over which values are sharded; the rest of the ranks replicate."""
         return world_size if self.is_sharded else 1

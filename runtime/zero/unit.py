@@ -16,12 +16,13 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from ..comm.collectives import Collectives
+from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
 from .buffer import FlatBuffer
 from .gradients import Gradients, make_gradients
 from .layout import Segment, plan_layout
-from .policy import Placement
+from .placeholder import Placeholder
+from .policy import Placement, Policy
 
 NO_GROUP = -1  # a parameter that no optimizer group contains
 
@@ -30,9 +31,8 @@ class UnitState(Enum):
     """Where a unit's parameters are, and what that costs this rank. n = the unit's elements, N = ranks per shard axis."""
 
     FREED = "freed"  # n/N elements: the shard; each parameter is a placeholder of its true shape
-    GATHERING = "gathering"  # n elements: allocated and being filled; not to be read yet
-    LIVE = "live"  # n elements: every parameter can be used
-    HELD = "held"  # n elements: as LIVE, and kept after its use until the end of the step
+    GATHERING = "gathering"  # n/N + n elements: allocated and being filled; not to be read yet
+    LIVE = "live"  # n/N + n elements: every parameter can be used; n where nothing is sharded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,13 @@ class SubBuffer:
         dtype: torch.dtype,
         device: torch.device,
         comm: Collectives,
-        gradients: Placement,
+        policy: Policy,
     ) -> None:
         self.members = tuple(members)
         self.is_trained = members[0].is_trained
+        self._comm = comm
         mesh = comm.mesh
+        self.is_sharded = policy.parameters is Placement.SHARDED and not mesh.shard.is_alone
         self.layout = plan_layout(
             [tuple(member.param.shape) for member in members],
             groups=[member.group for member in members],
@@ -77,10 +79,13 @@ class SubBuffer:
         self.param_shard = self.values.shard(self.shard_index, num_shards=self.num_shards)  # [shard]
         # [shard] float32, what the optimizer updates; float32 parameters are their own master
         self.master = self._take_over(comm)
+        self._placeholders: tuple[Placeholder, ...] = ()
+        if self.is_sharded:
+            self._keep_shard_only()
         self._gradients: Gradients | None = None
         if self.is_trained:
             self._gradients = make_gradients(
-                gradients,
+                policy.gradients,
                 [member.name for member in members],
                 [member.param for member in members],
                 self.layout,
@@ -117,6 +122,9 @@ class SubBuffer:
 
         Errors: ConfigError if a parameter no longer lies in the flat buffer
         """
+        if self.is_sharded:  # whoever converts or moves a freed parameter is told so at once
+            self.gradients.adopt()
+            return
         for member, value in zip(self.members, self.values.views, strict=True):
             param = member.param
             if param.data_ptr() != value.data_ptr() or param.dtype != value.dtype:
@@ -126,6 +134,57 @@ class SubBuffer:
                     "initialize(), and later change a parameter's values only in place"
                 )
         self.gradients.adopt()
+
+    # What follows, up to `refresh_master`, is for sharded parameters.
+
+    def start_gather(self) -> Pending:
+        """Begin to bring all values here; `show` when that is done."""
+        self.values.allocate()
+        return self._comm.gather_from(self.param_shard, self.values.flat)
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Let the parameters have their values.
+
+        Errors: ConfigError if somebody has written to one meanwhile
+        """
+        for placeholder, view in zip(self._placeholders, self.values.views, strict=True):
+            placeholder.take_away(view)
+
+    @torch.no_grad()
+    def hide(self) -> None:
+        """Let the parameters be placeholders, and give the memory back."""
+        for placeholder in self._placeholders:
+            placeholder.put()
+        self.values.free()
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the values that are here differ from this rank's shard of them."""
+        own = self.values.shard(self.shard_index, num_shards=self.num_shards)
+        return not torch.equal(own, self.param_shard)
+
+    @torch.no_grad()
+    def take_edits(self) -> None:
+        """Take into this rank's shard, and into the master, what was written to the parameters while they were here."""
+        if self.is_sharded:
+            self.param_shard.copy_(self.values.shard(self.shard_index, num_shards=self.num_shards))
+        self.refresh_master()
+
+    def load(self, place: int, whole: Tensor) -> None:
+        """Set the member at `place` to values of its shape, wherever they lie."""
+        if not self.is_sharded:
+            self.members[place].param.copy_(whole)
+            return
+        self.copy_fragment(place, whole, self.param_shard)
+
+    def copy_fragment(self, place: int, whole: Tensor, shard: Tensor) -> None:
+        """Copy what this rank's shard holds of a value of the member at `place` into `shard`, [shard] of any dtype."""
+        slot = self.layout.slots[place]
+        fragment = self.layout.fragment(slot, self.shard_index, num_shards=self.num_shards)
+        if fragment is not None:
+            source = whole.reshape(-1)[fragment.offset_in_param : fragment.offset_in_param + fragment.numel]
+            shard[fragment.offset_in_shard : fragment.offset_in_shard + fragment.numel].copy_(source)
 
     def refresh_master(self) -> None:
         """Take the parameters' values into the master, if it is a copy."""
@@ -157,11 +216,67 @@ class SubBuffer:
         shard = whole.shard(self.shard_index, num_shards=self.num_shards)
         return shard.clone() if self.has_separate_master else shard
 
+    def _keep_shard_only(self) -> None:
+        self.param_shard = self.param_shard.clone()
+        if not self.has_separate_master:
+            self.master = self.param_shard
+        self._placeholders = tuple(
+            Placeholder(member.name, member.param, dtype=view.dtype, device=view.device)
+            for member, view in zip(self.members, self.values.views, strict=True)
+        )
+        self.hide()
+
 
 class Unit:
-    """Parameters that move together, and their state."""
+    """Parameters that move together, and their state. `modules` are those whose forward uses them."""
 
-    def __init__(self, name: str, parts: Sequence[SubBuffer]) -> None:
+    def __init__(self, name: str, parts: Sequence[SubBuffer], modules: Sequence[nn.Module]) -> None:
         self.name = name
         self.parts = tuple(parts)
-        self.state = UnitState.LIVE
+        self.modules = tuple(modules)
+        self._sharded = tuple(part for part in parts if part.is_sharded)
+        self.state = UnitState.FREED if self._sharded else UnitState.LIVE
+        self._gathers: list[Pending] = []
+        self.num_gathers = 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether any of it is; so there is something to gather."""
+        return bool(self._sharded)
+
+    def start_gather(self) -> None:
+        """Begin to bring the values here, unless they are or that has been begun.
+
+        Order: a collective
+        """
+        if self.state is UnitState.FREED:
+            self._gathers = [part.start_gather() for part in self._sharded]
+            self.state = UnitState.GATHERING
+            self.num_gathers += 1
+
+    def make_live(self) -> None:
+        """Bring the values here and wait until they are.
+
+        Order:  a collective
+        Errors: ConfigError if somebody has written to a freed parameter
+        """
+        self.start_gather()
+        if self.state is UnitState.GATHERING:
+            self._finish_gathers()
+            self.state = UnitState.LIVE
+            for part in self._sharded:
+                part.show()
+
+    def free(self) -> None:
+        """Keep this rank's shards only; nothing happens where nothing is sharded."""
+        if not self._sharded or self.state is UnitState.FREED:
+            return
+        self._finish_gathers()
+        self.state = UnitState.FREED
+        for part in self._sharded:
+            part.hide()
+
+    def _finish_gathers(self) -> None:
+        for gather in self._gathers:
+            gather.wait()
+        self._gathers = []

@@ -92,9 +92,10 @@ def train_plain(
 
 
 def snapshot(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies by name."""
-    items = named.items() if isinstance(named, Mapping) else named
-    return {name: tensor.detach().clone() for name, tensor in items}
+    """Copies by name; of sharded parameters, the whole ones: a collective."""
+    items = dict(named)
+    with dslaunch.zero.GatheredParameters(items.values()):
+        return {name: tensor.detach().clone() for name, tensor in items.items()}
 
 
 def worst_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:

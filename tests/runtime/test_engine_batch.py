@@ -52,7 +52,7 @@ def _train(rank: int, stage: int, how: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("how", ["scale", "no_sync"])
 def test_each_way_to_accumulate_gives_the_same_bits(ranks: Ranks, stage: int, how: str) -> None:
     expected = ranks(_train, stage, "backward and step", world_size=2)

@@ -86,7 +86,7 @@ def test_digits_on_two_hosts_at_stages_0_and_2_equal_one_process(lab: Lab, folde
     assert by_stage[0] == by_stage[2], "bit-identical: the same sums in the same order"
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_bytes_on_the_wire_are_those_of_the_formula(lab: Lab, folder: Path, stage: int) -> None:
     """Per step each rank sends 2 * psi * (N - 1) / N elements; one rank per host, so the interface counts them."""
     (folder / "exchange.py").write_text(EXCHANGE)

@@ -125,13 +125,13 @@ OTHER_WORLD = 1e-6
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrote", WORLDS)
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_any_stage_and_world_reads_what_any_other_wrote(
     ranks: Ranks, tmp_path: Path, stage: int, wrote: int
 ) -> None:
     """The state is equal to the bit; so are the next steps if the world is the same."""
     saved, later, lr = ranks(_save, str(tmp_path), stage, False, world_size=wrote)[0]
-    for reader_stage in (0, 1, 2):
+    for reader_stage in (0, 1, 2, 3):
         for reads in WORLDS:
             loaded, continued, new_lr, counters = ranks(
                 _load, str(tmp_path), reader_stage, False, world_size=reads

@@ -128,9 +128,9 @@ BAD = [
     ({"bf16": True}, "bf16 true is not an object: { ... }"),
     ({"zero_optimization": 1}, "zero_optimization 1 is not an object: { ... }"),
     ({"zero_optimization": {"reduce_bucket_size": 0.5}}, "zero_optimization.reduce_bucket_size 0.5 is not a whole number, 0 or above"),
-    ({"zero_optimization": {"stage": 7}}, "zero_optimization.stage 7 is not a ZeRO stage; 0, 1 and 2 are available"),
-    ({"zero_optimization": {"stage": "1"}}, 'zero_optimization.stage "1" is not a ZeRO stage; 0, 1 and 2 are available'),
-    ({"zero_optimization": {"stage": True}}, "zero_optimization.stage true is not a ZeRO stage; 0, 1 and 2 are available"),
+    ({"zero_optimization": {"stage": 7}}, "zero_optimization.stage 7 is not a ZeRO stage; there are 0, 1, 2 and 3"),
+    ({"zero_optimization": {"stage": "1"}}, 'zero_optimization.stage "1" is not a ZeRO stage; there are 0, 1, 2 and 3'),
+    ({"zero_optimization": {"stage": True}}, "zero_optimization.stage true is not a ZeRO stage; there are 0, 1, 2 and 3"),
     ({"zero_optimization": {"overlap_comm": 1}}, "zero_optimization.overlap_comm 1 is not true or false"),
     ({"fp16": {"enabled": False, "loss_scale": "big"}}, 'fp16.loss_scale "big" is not a number, 0 or above'),
     ({"checkpoint": {"tag_validation": "loud"}}, 'checkpoint.tag_validation "loud" is not "Ignore", "Warn" or "Fail"'),
@@ -161,7 +161,6 @@ BAD = [
     ({"scheduler": {"type": "StepLR", "params": {"gama": 0.1}}}, "scheduler.params.gama is not a known key; did you mean gamma?; scheduler.params takes: STEP_LR\nds_config: scheduler.params.step_size is missing"),
     ({"scheduler": {"type": "StepLR", "params": {"step_size": 1, "gamma": math.inf}}}, "scheduler.params.gamma Infinity is not what a JSON file can hold"),
     # refused by name
-    ({"zero_optimization": {"stage": 3}}, f"zero_optimization.stage 3 {NOT_HERE}; 0, 1 and 2 are"),
     ({"fp16": {"enabled": True}}, f'fp16.enabled true {NOT_HERE}; false is; use "bf16": {{"enabled": true}}, or leave both out for float32'),
     ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled true contradicts bf16.enabled true; keep bf16"),
     ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, f'zero_optimization.offload_optimizer.device "cpu" {NOT_HERE}; "none" is'),
@@ -188,7 +187,7 @@ BAD = [
     ({"a\nb": 1}, f'"a\\nb" is not a known key; {TOP}'),
     ({"bf16.enabled": True}, f"bf16.enabled is not a known key; write it as the key enabled inside bf16; {TOP}"),
     ({"bf16": {"loss_scale": 0}}, "bf16.loss_scale is not a known key; it is known as fp16.loss_scale or amp.loss_scale; bf16 takes: enabled"),
-    ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?; zero_optimization takes: stage, reduce_bucket_size"),
+    ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?; zero_optimization takes: stage, reduce_bucket_size, stage3_prefetch_bucket_size, leaf_module"),
     ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, buffer_count, pin_memory, pipeline_read, pipeline_write, fast_init, ratio, super_offload, cpuadam_cores_perc"),
     ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}}, "optimizer.scheduler is not a known key; it is known as scheduler; optimizer takes: type, params"),
     ({"bfloat16": {}, "bf16": {}}, "bfloat16 is the old name of bf16, which is given too; keep bf16"),
@@ -226,7 +225,6 @@ def test_all_that_is_wrong_is_reported_at_once_one_line_each() -> None:
         "ds_config: optimizer.params.lr -1 is not a number, 0 or above",
         'ds_config: optimizer.params.eps "small" is not a number, 0 or above',
         "ds_config: scheduler.params.total_num_steps is missing",
-        "ds_config: zero_optimization.stage 3 is not available in this version; 0, 1 and 2 are",
         "ds_config: train_batch_size 30 is not a multiple of train_micro_batch_size_per_gpu 4 * world_size 2 = 8; 24 and 32 are",
         "ds_config: gradient_clipping -1 is not a number, 0 or above",
     ]
@@ -325,7 +323,12 @@ WHOLE: dict[str, Any] = {
         },
     },
     "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000},
+    "zero_optimization": {
+        "stage": 1,
+        "reduce_bucket_size": 1_000_000,
+        "stage3_prefetch_bucket_size": 2_000_000,
+        "leaf_module": {"classes": ["MoE"], "names": [], "name_suffixes": [".mlp"]},
+    },
 }
 
 

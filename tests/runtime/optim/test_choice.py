@@ -61,7 +61,7 @@ def test_a_users_optimizer_is_taken_over_with_its_hyper_parameters(
 ) -> None:
     expected = make_model()
     train_plain(expected, make(expected.parameters()), steps=10)
-    for stage in (0, 1, 2):
+    for stage in (0, 1, 2, 3):
         for result in ranks(_train, make, as_callable, stage, world_size=2):
             assert worst_difference(result, snapshot(expected.named_parameters())) <= DRIFT
 

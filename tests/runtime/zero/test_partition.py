@@ -21,22 +21,34 @@ def _cut(module: nn.Module, max_numel: int = 1) -> dict[str, list[str]]:
 
 def test_children_of_lists_are_units_and_the_rest_is_the_root() -> None:
     assert _cut(Uneven()) == {
+        "first": ["first.weight", "first.bias"],
         "blocks.0.0": ["blocks.0.0.weight", "blocks.0.0.bias"],
         "blocks.0.2": ["blocks.0.2.weight", "blocks.0.2.bias"],
         "blocks.1.0": ["blocks.1.0.weight", "blocks.1.0.bias"],
         "blocks.1.2": ["blocks.1.2.weight", "blocks.1.2.bias"],
         "blocks.2.0": ["blocks.2.0.weight", "blocks.2.0.bias"],
         "blocks.2.2": ["blocks.2.2.weight", "blocks.2.2.bias"],
-        "root": ["first.weight", "first.bias", "norm.weight", "norm.bias", "last.weight", "last.bias"],
+        "norm": ["norm.weight", "norm.bias"],
+        "last": ["last.weight", "last.bias"],
+        "root": [],
     }
 
 
 @pytest.mark.parametrize(
     ("max_numel", "names"),
     [
-        (BLOCK, ["blocks.0.0 to blocks.0.2", "blocks.1.0 to blocks.1.2", "blocks.2.0 to blocks.2.2", "root"]),
-        (2 * BLOCK, ["blocks.0.0 to blocks.1.2", "blocks.2.0 to blocks.2.2", "root"]),
-        (10**9, ["blocks.0.0 to blocks.2.2", "root"]),
+        (
+            BLOCK,
+            [
+                "first to blocks.0.0",
+                "blocks.0.2 to blocks.1.0",
+                "blocks.1.2 to blocks.2.0",
+                "blocks.2.2 to last",
+                "root",
+            ],
+        ),
+        (2 * BLOCK, ["first to blocks.1.0", "blocks.1.2 to last", "root"]),
+        (10**9, ["first to last", "root"]),
     ],
 )
 def test_neighbours_are_merged_up_to_the_bucket(max_numel: int, names: list[str]) -> None:
@@ -50,7 +62,7 @@ def test_a_list_inside_a_block_does_not_cut_the_block() -> None:
             self.mlp = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
     model = nn.ModuleDict({"body": nn.ModuleList([Block(), Block()])})
-    assert list(_cut(model)) == ["body.0", "body.1"]
+    assert list(_cut(model)) == ["body.0", "body.1", "root"]
 
 
 def test_a_parameter_of_two_units_belongs_to_the_root() -> None:
@@ -59,8 +71,18 @@ def test_a_parameter_of_two_units_belongs_to_the_root() -> None:
     assert _cut(model) == {"0": ["0.bias"], "1": ["1.bias"], "root": ["0.weight"]}
 
 
-def test_a_model_without_parameters_has_no_units() -> None:
-    assert _cut(nn.Sequential(nn.Tanh(), nn.ModuleList())) == {}
+def test_a_leaf_is_not_looked_into() -> None:
+    experts = nn.ModuleDict(
+        {"router": nn.Linear(2, 2), "experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(2))}
+    )
+    model = nn.ModuleDict({"moe": experts, "head": nn.Linear(2, 2)})
+    assert list(_cut(model)) == ["moe.router", "moe.experts.0", "moe.experts.1", "head", "root"]
+    plans = cut_into_units(model, max_numel=1, is_leaf=lambda name, module: module is experts)
+    assert [plan.name for plan in plans] == ["moe", "head", "root"]
+
+
+def test_a_model_without_parameters_has_an_empty_root() -> None:
+    assert _cut(nn.Sequential(nn.Tanh(), nn.ModuleList())) == {"root": []}
 
 
 def test_parameters_that_share_storage_but_are_two_objects_are_refused() -> None:

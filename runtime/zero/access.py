@@ -1,0 +1,180 @@
+"""Parameters are here when they are used: four nets, each of which catches what the others let through.
+
+1. Modules. The forward of every module brings its unit, unless one of the same unit is under way. This is the usual way; it
+   serves modules that are called past the one that owns them, and checkpoints that compute a part of a unit again.
+2. Outputs. A gradient that reaches what a unit returned brings the unit, before its own operations run.
+3. Saved values. What autograd saves of a unit's memory is noted as a place in it, and read again when it is needed: so the
+   memory may go meanwhile, and operations that no output leads to (views changed in place, tensors in objects) find it.
+4. Attributes. `module.weight` brings the unit of a parameter that is used outside its module, while a forward runs.
+
+Nothing of this is installed where no parameter is sharded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .placeholder import FreedParameter
+from .residents import Residents, in_backward
+from .unit import SubBuffer, Unit
+
+_Pack = Callable[[Tensor], Any]
+_Unpack = Callable[[Any], Tensor]
+
+
+class _Place(NamedTuple):
+    """Of a saved tensor in a unit's memory."""
+
+    unit: Unit
+    part: SubBuffer
+    offset: int | torch.SymInt
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class Access:
+    """The nets around one model."""
+
+    def __init__(self, module: nn.Module, units: Sequence[Unit], residents: Residents) -> None:
+        self._residents = residents
+        self._module = module
+        self._part_at = {
+            part.values.flat.untyped_storage()._cdata: (unit, part)
+            for unit in units
+            for part in unit.parts
+            if part.is_sharded
+        }
+        self._unit_of = {
+            id(member.param): unit for unit in units for part in unit.parts for member in part.members
+        }
+        self._root = units[-1]
+        for one, unit, is_top in _modules_of(units):
+            self._wrap(one, unit, is_top=is_top)
+            one._parameters = _Parameters(one._parameters, self._lend)
+
+    def release(self) -> None:
+        """Take the nets away."""
+        for one in self._module.modules():
+            if hasattr(one.forward, "_is_dslaunch"):
+                del one.forward
+            if isinstance(one._parameters, _Parameters):
+                one._parameters = dict(one._parameters)
+
+    # ---- 1: modules
+
+    def _wrap(self, module: nn.Module, unit: Unit, *, is_top: bool) -> None:
+        original = module.forward
+
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or self._residents.is_inside(unit):
+                return original(*args, **kwargs)
+            return self._run(unit, original, is_top, args, kwargs)
+
+        forward._is_dslaunch = True  # type: ignore[attr-defined]
+        module.forward = forward
+
+    def _run(self, unit: Unit, original: Callable[..., Any], is_top: bool, args: Any, kwargs: Any) -> Any:
+        # A checkpoint counts what is saved when it computes again: there must be as many of our places as the first time.
+        is_part_of_checkpoint = in_backward() and not is_top
+        net = nullcontext() if is_part_of_checkpoint else self._saved_values()
+        self._residents.enter(unit)
+        try:
+            with net:
+                output = original(*args, **kwargs)
+        finally:
+            self._residents.leave(unit)
+        # What the root returns, another unit has returned just before, and that one's values are needed first.
+        if torch.is_grad_enabled() and not is_part_of_checkpoint and unit is not self._root:
+            self._watch_output(output, unit)
+        return output
+
+    # ---- 2: outputs
+
+    def _watch_output(self, output: Any, unit: Unit) -> None:
+        def arrive(grad: Tensor) -> None:
+            self._hold_if_a_graph_is_made()
+            self._residents.arrive(unit)
+
+        for one in (output,) if isinstance(output, Tensor) else tree_leaves(output):
+            if isinstance(one, Tensor) and one.grad_fn is not None:
+                one.register_hook(arrive)  # type: ignore[no-untyped-call]
+
+    def _hold_if_a_graph_is_made(self) -> None:
+        if torch.is_grad_enabled():
+            self._residents.hold_all()
+
+    # ---- 3: saved values
+
+    def _saved_values(self) -> AbstractContextManager[object]:
+        below = _top_hooks()
+        if below is not None and getattr(below[0], "_is_dslaunch", False):
+            return nullcontext()
+        pack_below, unpack_below = below or (None, None)
+
+        def pack(tensor: Tensor) -> Any:
+            found = self._part_at.get(tensor.untyped_storage()._cdata)
+            if found is None:
+                return tensor if pack_below is None else (pack_below(tensor),)
+            unit, part = found
+            if tensor.dtype != part.values.flat.dtype:  # seen as another dtype, which a place does not say
+                return tensor.clone() if pack_below is None else (pack_below(tensor.clone()),)
+            return _Place(unit, part, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+        def unpack(saved: Any) -> Tensor:
+            if isinstance(saved, _Place):
+                self._hold_if_a_graph_is_made()
+                self._residents.need(saved.unit)
+                return saved.part.values.flat.as_strided(saved.size, saved.stride, saved.offset)
+            if unpack_below is None:
+                whole: Tensor = saved
+                return whole
+            return unpack_below(saved[0])
+
+        pack._is_dslaunch = True  # type: ignore[attr-defined]
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    # ---- 4: attributes
+
+    def _lend(self, param: nn.Parameter) -> None:
+        unit = self._unit_of.get(id(param))
+        if unit is not None and self._residents.is_running and not torch.compiler.is_compiling():
+            self._residents.lend(unit)
+
+
+class _Parameters(dict[str, Any]):
+    """A module's parameters; to ask for one by name brings its values."""
+
+    def __init__(self, params: dict[str, Any], lend: Callable[[nn.Parameter], None]) -> None:
+        super().__init__(params)
+        self._lend = lend
+
+    def __getitem__(self, name: str) -> Any:
+        param = super().__getitem__(name)
+        if type(param) is FreedParameter:
+            self._lend(param)
+        return param
+
+
+def _modules_of(units: Sequence[Unit]) -> Iterator[tuple[nn.Module, Unit, bool]]:
+    """Every module once, with its unit, and whether it is one of the unit's tops. The last unit is the root."""
+    seen: set[int] = set()
+    for unit in units:
+        for top in unit.modules:
+            for one in top.modules():
+                if id(one) not in seen:
+                    seen.add(id(one))
+                    yield one, unit, one is top
+
+
+def _top_hooks() -> tuple[_Pack, _Unpack] | None:
+    """The hooks that autograd would use now."""
+    top: tuple[_Pack, _Unpack] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top

@@ -1,0 +1,150 @@
+"""What a parameter is while its values are elsewhere: of its true shape and dtype, and loud when it is used.
+
+A freed parameter keeps its identity. Its data is one NaN that is expanded to its shape, so it costs no memory, and its
+class becomes FreedParameter, which lets its description be asked for and refuses everything else. So a mistake is one
+sentence, and neither wrong numbers nor a crash in memory that was given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .home import home_of
+
+_PROPERTIES = (
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "grad",
+    "grad_fn",
+    "requires_grad",
+    "is_leaf",
+    "is_cuda",
+    "is_cpu",
+    "is_meta",
+    "is_sparse",
+    "is_sparse_csr",
+    "is_quantized",
+    "is_nested",
+    "is_xla",
+    "is_mps",
+    "is_xpu",
+    "itemsize",
+    "names",
+    "retains_grad",
+    "_version",
+    "_backward_hooks",
+    "_post_accumulate_grad_hooks",
+)
+_METHODS = (
+    "size",
+    "dim",
+    "numel",
+    "nelement",
+    "element_size",
+    "is_floating_point",
+    "is_complex",
+    "__len__",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "requires_grad_",
+    "__hash__",
+)
+_SETTERS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _descriptions() -> frozenset[Callable[..., Any]]:
+    properties = [getattr(torch.Tensor, name, None) for name in _PROPERTIES]
+    setters: list[Any] = [getattr(torch.Tensor, name, None) for name in _SETTERS]
+    return frozenset(
+        [
+            *(one.__get__ for one in properties if one is not None),
+            *(one.__set__ for one in setters if hasattr(one, "__set__")),
+            *(getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name)),
+            torch.is_floating_point,
+            torch.is_complex,
+            torch.numel,
+        ]
+    )
+
+
+_DESCRIPTIONS = _descriptions()
+
+
+class FreedParameter(nn.Parameter):
+    """A parameter whose values are sharded over the ranks at the moment."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Describe the parameter, or refuse.
+
+        Errors: ConfigError with the parameter's name
+        """
+        if func in _DESCRIPTIONS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        what = getattr(func, "__name__", "an operation")
+        if what in ("__get__", "__set__"):
+            what = getattr(getattr(func, "__self__", None), "__name__", what)
+        freed = [one for one in _leaves((*args, *(kwargs or {}).values())) if type(one) is cls]
+        raise ConfigError(
+            f"parameter '{_name_of(freed[0]) if freed else '?'}' was asked for {what}, but its values are sharded over the ranks: it has them "
+            "while the module that owns it runs, and inside `with dslaunch.zero.GatheredParameters(params):`"
+        )
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"FreedParameter('{_name_of(self)}', {tuple(self.shape)}, {self.dtype})"
+
+
+class Placeholder:
+    """One parameter's data while it is freed, and whether somebody has written to it."""
+
+    def __init__(self, name: str, param: nn.Parameter, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._name, self._param = name, param
+        # A subclass has a meaning of its own, which another class would take from it.
+        self._is_plain = type(param) is nn.Parameter
+        self._nan = torch.full((), float("nan"), dtype=dtype, device=device).expand(param.shape)
+        self._version = 0
+
+    def put(self) -> None:
+        """Let it stand for the values."""
+        self._param.data = self._nan
+        self._version = self._param._version
+        if self._is_plain:
+            self._param.__class__ = FreedParameter
+
+    def take_away(self, values: Tensor) -> None:
+        """Let the parameter have its values again.
+
+        Errors: ConfigError if somebody has written to it meanwhile
+        """
+        if self._is_plain:
+            self._param.__class__ = nn.Parameter
+        is_written = self._param._version != self._version or self._param.data_ptr() != self._nan.data_ptr()
+        self._param.data = values
+        if is_written:
+            raise ConfigError(
+                f"parameter '{self._name}' was written while its values were sharded over the ranks, so that is lost; "
+                "write inside `with dslaunch.zero.GatheredParameters([param], modifier_rank=0):`"
+            )
+
+
+def _name_of(param: Tensor) -> str:
+    home = home_of(param)
+    return "?" if home is None else home.name
+
+
+def _leaves(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        found += _leaves(value) if isinstance(value, (tuple, list)) else [value]
+    return found

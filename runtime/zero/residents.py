@@ -1,0 +1,179 @@
+"""Which units have their parameters here, and when they come and go.
+
+A unit comes when a module of it is entered, or when a backward reaches it. It goes when another one comes, unless a forward
+that is under way uses it, somebody holds it, or it is the next one anyway. The order in which units came last time
+tells which is next: that one is gathered while the present one computes. A wrong guess costs one gather and nothing else.
+
+Every rank must need the same units in the same order, for each coming is a collective. What a rank's data changes inside a
+unit does not matter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from .unit import Unit, UnitState
+
+_AHEAD = 2  # units that are kept if they come next; the first of them is gathered
+
+
+def in_backward() -> bool:
+    """Whether autograd runs this: a hook of it, or a forward that is computed again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class Route:
+    """The order in which units came, as a hint for the next time."""
+
+    def __init__(self) -> None:
+        self._last: dict[bool, tuple[Unit, ...]] = {}  # by whether gradients were wanted
+        self._now: list[Unit] = []
+        self._has_grad = False
+
+    def begin(self) -> None:
+        """A forward of the whole model begins."""
+        if self._now:
+            self._last[self._has_grad] = tuple(self._now)
+        self._now = []
+        self._has_grad = torch.is_grad_enabled()
+
+    def go_to(self, unit: Unit) -> None:
+        self._now.append(unit)
+
+    def ahead(self) -> tuple[Unit, ...]:
+        """The units that came next last time, nearest first; none if this time has been different."""
+        last, place = self._last.get(self._has_grad, ()), len(self._now)
+        is_known = 0 < place <= len(last) and last[place - 1] is self._now[-1]
+        return last[place : place + _AHEAD] if is_known else ()
+
+
+class Residents:
+    """The units of one model. Order: every method that brings a unit is a collective."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._units = tuple(units)
+        self._route = Route()
+        self._current: Unit | None = None
+        self._in_use: Counter[Unit] = Counter()  # forwards under way
+        self._held: Counter[Unit] = Counter()
+        self._lent: set[Unit] = set()  # to whoever asked, until the forward or the backward ends
+        self._is_engines = False  # this backward has somebody who calls end_backward
+        self._is_end_awaited = False
+
+    # ---- forward
+
+    def is_inside(self, unit: Unit) -> bool:
+        """Whether a forward of this unit is under way."""
+        return self._in_use[unit] > 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any forward is under way, or a backward."""
+        return self._in_use.total() > 0 or in_backward()
+
+    def enter(self, unit: Unit) -> None:
+        """A forward of this unit begins."""
+        is_again = in_backward()
+        if not is_again and not self._in_use.total():
+            self._route.begin()
+            self._current = None
+        self._in_use[unit] += 1
+        # An operation of the backward that computes this again may have values of any unit at hand.
+        self._come(unit, may_free=not is_again)
+
+    def leave(self, unit: Unit) -> None:
+        """It has ended."""
+        self._in_use[unit] -= 1
+        if not self._in_use.total() and not in_backward():
+            self._lent.clear()
+            self._current = None  # a backward comes to it anew
+            self._free_but(self._route.ahead() if torch.is_grad_enabled() else ())
+
+    # ---- backward
+
+    def begin_backward(self) -> None:
+        """A backward of the engine's is about to run."""
+        self._is_engines = True
+
+    def arrive(self, unit: Unit) -> None:
+        """A backward is about to go through this unit."""
+        self._watch_end()
+        self._come(unit, may_free=True)
+
+    def need(self, unit: Unit) -> None:
+        """Some operation is about to use this unit; others that it uses stay, too."""
+        if in_backward():
+            self._watch_end()
+        self._come(unit, may_free=False)
+
+    def lend(self, unit: Unit) -> None:
+        """As `need`, until the forward or backward that is under way ends."""
+        self.need(unit)
+        self._lent.add(unit)
+
+    def end_backward(self) -> None:
+        """It has run, or failed."""
+        self._is_engines = self._is_end_awaited = False
+        self._lent.clear()
+        self._current = None
+        self._free_but(())
+
+    def hold_all(self) -> None:
+        """Keep all units until the end of the step: a backward that makes a graph leaves their values in it."""
+        for unit in self._units:
+            unit.make_live()
+            self._held[unit] = max(1, self._held[unit])
+
+    # ---- beside both
+
+    @contextmanager
+    def held(self, units: Sequence[Unit]) -> Iterator[None]:
+        """Have these units here, whatever else happens."""
+        for unit in units:
+            unit.start_gather()
+            self._held[unit] += 1
+        try:
+            for unit in units:
+                unit.make_live()
+            yield
+        finally:
+            for unit in units:
+                self._held[unit] -= 1
+                if not self._held[unit] and not self._in_use[unit]:
+                    unit.free()
+
+    def end_step(self) -> None:
+        """Free everything."""
+        self._held.clear()
+        self._lent.clear()
+        self._current = None
+        self._free_but(())
+
+    def _come(self, unit: Unit, *, may_free: bool) -> None:
+        if not unit.is_sharded or (unit is self._current and unit.state is UnitState.LIVE):
+            return
+        if unit is not self._current:
+            self._current = unit
+            self._route.go_to(unit)
+        ahead = self._route.ahead()
+        if may_free:
+            self._free_but((unit, *ahead))
+        unit.start_gather()
+        if ahead:
+            ahead[0].start_gather()
+        unit.make_live()
+
+    def _free_but(self, kept: Sequence[Unit]) -> None:
+        for unit in self._units:
+            if not (unit in kept or self._in_use[unit] or self._held[unit] or unit in self._lent):
+                unit.free()
+
+    def _watch_end(self) -> None:
+        """Of a backward that the user runs without the engine, autograd tells the end."""
+        if not self._is_engines and not self._is_end_awaited:
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+            self._is_end_awaited = True
