@@ -63,7 +63,9 @@ class Engine(Readings, nn.Module):
         self.device, self.local_rank = device, local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._policy = policy_for_stage(config.zero.stage)
-        if optimizer is None and self._policy.optimizer is Placement.SHARDED:
+        # Sharded parameters are of use without an optimizer too: to a model that is only asked.
+        shards_for_nothing = self._policy.parameters is not Placement.SHARDED
+        if optimizer is None and self._policy.optimizer is Placement.SHARDED and shards_for_nothing:
             raise ConfigError(
                 f"zero_optimization.stage {self._policy.stage} shards an optimizer's states and there is no optimizer; "
                 "name one in the ds_config, or give one to initialize()"

@@ -15,12 +15,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ..errors import ConfigError
 from .placeholder import FreedParameter
 from .residents import Residents, in_backward
 from .unit import SubBuffer, Unit
@@ -42,7 +44,11 @@ class _Place(NamedTuple):
 class Access:
     """The nets around one model."""
 
-    def __init__(self, module: nn.Module, units: Sequence[Unit], residents: Residents) -> None:
+    def __init__(
+        self, module: nn.Module, units: Sequence[Unit], residents: Residents, *, keeps: object
+    ) -> None:
+        """The module keeps `keeps` alive from now on."""
+        self._keeps = keeps
         self._residents = residents
         self._module = module
         self._part_at = {
@@ -56,32 +62,22 @@ class Access:
         }
         self._root = units[-1]
         for one, unit, is_top in _modules_of(units):
-            self._wrap(one, unit, is_top=is_top)
+            one.forward = _Forward(one, functools.partial(self._call, unit, one.forward, is_top))
             one._parameters = _Parameters(one._parameters, self._lend)
 
     def release(self) -> None:
         """Take the nets away."""
         for one in self._module.modules():
-            if hasattr(one.forward, "_is_dslaunch"):
-                del one.forward
+            if isinstance(one.forward, _Forward):
+                one.forward = one.forward.__wrapped__
             if isinstance(one._parameters, _Parameters):
                 one._parameters = dict(one._parameters)
 
     # ---- 1: modules
 
-    def _wrap(self, module: nn.Module, unit: Unit, *, is_top: bool) -> None:
-        original = module.forward
-
-        @functools.wraps(original)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._residents.is_inside(unit):
-                return original(*args, **kwargs)
-            return self._run(unit, original, is_top, args, kwargs)
-
-        forward._is_dslaunch = True  # type: ignore[attr-defined]
-        module.forward = forward
-
-    def _run(self, unit: Unit, original: Callable[..., Any], is_top: bool, args: Any, kwargs: Any) -> Any:
+    def _call(self, unit: Unit, original: Callable[..., Any], is_top: bool, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or self._residents.is_inside(unit):
+            return original(*args, **kwargs)
         # A checkpoint counts what is saved when it computes again: there must be as many of our places as the first time.
         is_part_of_checkpoint = in_backward() and not is_top
         net = nullcontext() if is_part_of_checkpoint else self._saved_values()
@@ -149,12 +145,42 @@ class Access:
             self._residents.lend(unit)
 
 
+class _Forward:
+    """What a module's `forward` is: the same signature, and `call` in its place."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
+        self._module = module
+        self._call = call
+        self.__wrapped__: Callable[..., Any] = module.forward
+        functools.update_wrapper(self, module.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The forward of the copy, which is a plain module."""
+        copy = memo[id(self._module)]
+        return functools.partial(type(copy).forward, copy)
+
+    def __reduce__(self) -> Any:
+        raise ConfigError(
+            "a module whose parameters are sharded over the ranks cannot be pickled; write engine.state_dict(), or use "
+            "engine.save_checkpoint()"
+        )
+
+
 class _Parameters(dict[str, Any]):
     """A module's parameters; to ask for one by name brings its values."""
 
     def __init__(self, params: dict[str, Any], lend: Callable[[nn.Parameter], None]) -> None:
         super().__init__(params)
         self._lend = lend
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return deepcopy(dict(self), memo)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
     def __getitem__(self, name: str) -> Any:
         param = super().__getitem__(name)

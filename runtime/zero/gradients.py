@@ -127,10 +127,11 @@ class ShardedGradients(Gradients):
         self.begin()
         param, view = self._params[place], self._whole.views[place]
         if param.grad is not None:
+            grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
             if place in self._arrived:
-                view.add_(param.grad)
+                view.add_(grad)
             else:
-                view.copy_(param.grad)
+                view.copy_(grad)
             param.grad = None
         self._arrived.add(place)
 

@@ -62,7 +62,7 @@ class ShardedModel:
         )
         self._residents = Residents(self.units)
         is_sharded = any(part.is_sharded for unit in self.units for part in unit.parts)
-        self._access = Access(module, self.units, self._residents) if is_sharded else None
+        self._access = Access(module, self.units, self._residents, keeps=self) if is_sharded else None
         _place_rest(module, device=device, comm=comm)
         self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
         self._reducer = make_reducer(self.trained, comm)

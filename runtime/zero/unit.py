@@ -272,9 +272,12 @@ class Unit:
         if not self._sharded or self.state is UnitState.FREED:
             return
         self._finish_gathers()
-        self.state = UnitState.FREED
         for part in self._sharded:
-            part.hide()
+            if self.state is UnitState.LIVE:
+                part.hide()
+            else:  # gathered for nothing
+                part.values.free()
+        self.state = UnitState.FREED
 
     def _finish_gathers(self) -> None:
         for gather in self._gathers:

@@ -1,0 +1,339 @@
+"""Stage 3: when parameters are here, what a freed one says, and what happens when something goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch import ConfigError
+from dslaunch.runtime.zero.unit import UnitState
+from tests.runtime.models import assert_same_bits, batch, make_model, snapshot, worst_difference
+from tests.runtime.ranks import Ranks
+from tests.runtime.zero.hard_models import WIDTH, Model
+from tests.runtime.zero.test_hard_cases import DRIFT, LR, check_freed, make_config
+
+
+def _engine(model: nn.Module, **changes: Any) -> dslaunch.Engine:
+    return dslaunch.initialize(model=model, config=make_config(3, **changes))[0]
+
+
+def _part(step: int, engine: dslaunch.Engine) -> Tensor:
+    return batch(step, width=WIDTH).chunk(engine.world_size)[engine.global_rank]
+
+
+def _step(engine: dslaunch.Engine, step: int) -> None:
+    model = engine.module
+    assert isinstance(model, Model)
+    engine.backward(model.loss(engine, _part(step, engine)))
+    engine.step()
+
+
+def _reference(
+    loss: Callable[[Model, Tensor], Tensor], *, steps: int = 3, parts: int = 2
+) -> dict[str, Tensor]:
+    model = make_model(Model)
+    assert isinstance(model, Model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for part in batch(step, width=WIDTH).chunk(parts):
+            (loss(model, part) / parts).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return snapshot(model.named_parameters())
+
+
+def _plain(model: Model, part: Tensor) -> Tensor:
+    return model.loss(model, part)
+
+
+# ---- freed parameters
+
+
+def _asked(rank: int) -> dict[str, str]:
+    model = make_model(Model)
+    engine = _engine(model)
+    param = model.get_submodule("blocks.1.up").weight
+    assert isinstance(param, nn.Parameter)
+    weights = dict(make_model(Model).named_parameters())
+    assert (param.shape, param.numel(), param.dtype, param.ndim) == ((15, WIDTH), 120, torch.float32, 2)
+    assert param.requires_grad
+    assert param.grad is None
+    assert "blocks.1.up.weight" in repr(param)
+    assert sum(one.numel() for one in model.parameters()) == sum(one.numel() for one in weights.values())
+    attempts: dict[str, Callable[[], object]] = {
+        "read": lambda: param + 1,
+        "norm": lambda: torch.linalg.vector_norm(param),
+        "item": lambda: param[0, 0].item(),
+        "detach": lambda: param.detach(),
+        "data": lambda: param.data,
+        "write": lambda: nn.init.zeros_(param),
+        "copy": lambda: param.copy_(torch.zeros(15, WIDTH)),
+        "move": lambda: model.double(),
+        "deepcopy": lambda: copy.deepcopy(model),
+        "state_dict": lambda: model.state_dict(),
+        "attribute": lambda: model.get_submodule("blocks.1.up").weight.sum(),
+    }
+    said = {}
+    for name, attempt in attempts.items():
+        with pytest.raises(ConfigError) as caught:
+            attempt()
+        said[name] = str(caught.value)
+    _step(engine, 0)  # nothing was broken by it
+    return said
+
+
+def _copied(rank: int) -> bool:
+    model = make_model(Model)
+    engine = _engine(model)
+    with dslaunch.zero.GatheredParameters(model.parameters()):
+        average = copy.deepcopy(model)
+    with torch.no_grad():
+        for param in average.parameters():
+            param.zero_()
+    with torch.no_grad():
+        assert torch.equal(average(batch(0, width=WIDTH)), batch(0, width=WIDTH))  # every block adds nothing
+        assert not torch.equal(engine(batch(0, width=WIDTH)), batch(0, width=WIDTH))
+    with (
+        pytest.raises(ConfigError, match="cannot be pickled"),
+        dslaunch.zero.GatheredParameters(model.parameters()),
+    ):
+        pickle.dumps(model)
+    return True
+
+
+def test_a_copy_is_a_plain_model_of_its_own(ranks: Ranks) -> None:
+    assert ranks(_copied, world_size=2) == [True, True]
+
+
+def test_a_freed_parameter_describes_itself_and_refuses_the_rest_by_name(ranks: Ranks) -> None:
+    for said in ranks(_asked, world_size=2):
+        for name, message in said.items():
+            expected = (
+                "blocks.0.norm.weight" if name in ("move", "deepcopy", "state_dict") else "blocks.1.up.weight"
+            )
+            assert message.startswith(f"parameter '{expected}' was asked for "), name
+            assert "with dslaunch.zero.GatheredParameters(params):" in message
+
+
+def _written_behind(rank: int) -> str:
+    """Where torch does not ask us: through the class that a freed parameter hides."""
+    model = make_model(Model)
+    engine = _engine(model)
+    param = model.get_submodule("blocks.1.up").weight
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        assert isinstance(param, Tensor)
+        param.zero_()
+    with pytest.raises(ConfigError) as caught:
+        engine(_part(0, engine))
+    return str(caught.value)
+
+
+def test_a_write_that_got_through_is_found_out(ranks: Ranks) -> None:
+    for message in ranks(_written_behind, world_size=2):
+        assert message.startswith("parameter 'blocks.1.up.weight' was written while its values were sharded")
+
+
+# ---- forwards and backwards of all kinds
+
+
+def _mixed(rank: int) -> dict[str, Tensor]:
+    """Evaluation between steps, a forward without a backward, and another one that is thrown away."""
+    model = make_model(Model)
+    engine = _engine(model)
+    for step in range(3):
+        engine.eval()
+        with torch.no_grad():
+            engine(_part(step, engine))
+        check_freed(engine)
+        engine.train()
+        engine(_part(step + 1, engine))
+        _step(engine, step)
+        check_freed(engine)
+    return snapshot(model.named_parameters())
+
+
+def _failing(rank: int) -> dict[str, Tensor]:
+    """A forward that raises in the middle, and a backward that does; both are followed by a good step."""
+    model = make_model(Model)
+    engine = _engine(model)
+    for step in range(3):
+        hook = model.get_submodule("blocks.1.down").register_forward_hook(_raise)
+        with pytest.raises(ZeroDivisionError):
+            _step(engine, step)
+        hook.remove()
+        loss = engine(_part(step, engine)).pow(2).mean()
+        handle = model.get_submodule("blocks.1").register_full_backward_hook(_raise)
+        loss = engine(_part(step, engine)).pow(2).mean()
+        with pytest.raises(ZeroDivisionError):
+            engine.backward(loss)
+        handle.remove()
+        engine.zero_grad()  # of what it had reached, as with plain PyTorch
+        _step(engine, step)
+        check_freed(engine)
+    return snapshot(model.named_parameters())
+
+
+def _raise(*args: object) -> None:
+    raise ZeroDivisionError
+
+
+def _without_engine(rank: int) -> dict[str, Tensor]:
+    """The loop calls backward by itself."""
+    model = make_model(Model)
+    engine = _engine(model)
+    for step in range(3):
+        engine.scale(engine(_part(step, engine)).pow(2).mean()).backward()
+        check_freed(engine)
+        engine.step()
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("train", [_mixed, _failing, _without_engine])
+def test_what_happens_between_leaves_no_trace(
+    ranks: Ranks, train: Callable[[int], dict[str, Tensor]]
+) -> None:
+    for params in ranks(train, world_size=2):
+        assert worst_difference(params, _reference(_plain)) <= DRIFT
+
+
+def _two_losses(model: Model, part: Tensor) -> tuple[Tensor, Tensor]:
+    out = model(part)
+    return out.pow(2).mean(), (out[:, :4] * part[:, :4]).mean()
+
+
+def _twice(rank: int, retains: bool) -> dict[str, Tensor]:
+    model = make_model(Model)
+    assert isinstance(model, Model)
+    engine = _engine(model)
+    for step in range(3):
+        first, second = _two_losses(model, _part(step, engine))
+        if retains:
+            engine.backward(first, retain_graph=True)
+            engine.backward(second)
+        else:
+            engine.backward(_two_losses(model, _part(step, engine))[0])
+            engine.backward(_two_losses(model, _part(step, engine))[1])
+        engine.step()
+        check_freed(engine)
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("retains", [True, False])
+def test_two_backwards_add_up(ranks: Ranks, retains: bool) -> None:
+    expected = _reference(lambda model, part: sum(_two_losses(model, part), torch.zeros(())))
+    for params in ranks(_twice, retains, world_size=2):
+        assert worst_difference(params, expected) <= DRIFT
+
+
+def _two_engines(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One model's output is the other's input, as with a teacher or an adversary."""
+    first, second = make_model(Model), make_model(Model, seed=1)
+    engines = [_engine(first), _engine(second)]
+    for step in range(2):
+        out = engines[1](engines[0](_part(step, engines[0])))
+        engines[0].backward(out.pow(2).mean())
+        for engine in engines:
+            engine.step()
+    return snapshot(first.named_parameters()), snapshot(second.named_parameters())
+
+
+def test_two_engines_in_one_graph(ranks: Ranks) -> None:
+    models = [make_model(Model), make_model(Model, seed=1)]
+    optimizer = torch.optim.SGD([param for model in models for param in model.parameters()], lr=LR)
+    for step in range(2):
+        optimizer.zero_grad()
+        for part in batch(step, width=WIDTH).chunk(2):
+            (models[1](models[0](part)).pow(2).mean() / 2).backward()
+        optimizer.step()
+    for results in ranks(_two_engines, world_size=2):
+        for model, params in zip(models, results, strict=True):
+            assert worst_difference(params, snapshot(model.named_parameters())) <= DRIFT
+
+
+def _accumulated(rank: int) -> dict[str, Tensor]:
+    model = make_model(Model)
+    engine = _engine(model, gradient_accumulation_steps=2)
+    for step in range(3):
+        for micro in batch(step, width=WIDTH).chunk(2):
+            part = micro.chunk(engine.world_size)[rank]
+            engine.backward(engine(part).pow(2).mean())
+            engine.step()
+    return snapshot(model.named_parameters())
+
+
+def test_micro_batches_add_up_on_an_odd_number_of_ranks(ranks: Ranks) -> None:
+    expected = _reference(_plain, parts=6)
+    for params in ranks(_accumulated, world_size=3):
+        assert worst_difference(params, expected) <= DRIFT
+
+
+# ---- memory
+
+
+def _resident(rank: int) -> list[int]:
+    """The greatest number of units that are here at once, in the first and in later steps."""
+    model = make_model(Model)
+    model.get_submodule("blocks").extend(make_model(Model, seed=1).get_submodule("blocks"))  # type: ignore[operator]
+    engine = _engine(model)
+    most: list[int] = []
+
+    def look(*args: object) -> None:
+        here = [unit for unit in engine._model.units if unit.is_sharded and unit.state is not UnitState.FREED]
+        most[-1] = max(most[-1], len(here))
+
+    for block in model.get_submodule("blocks").children():
+        block.get_submodule("up").register_forward_hook(look)
+        block.get_submodule("up").register_full_backward_hook(look)
+    for step in range(3):
+        most.append(0)
+        _step(engine, step)
+    return most
+
+
+def test_few_units_are_here_at_once(ranks: Ranks) -> None:
+    for first, *later in ranks(_resident, world_size=2):
+        assert first <= 2
+        assert max(later) <= 3  # the one that is used, and the two next
+
+
+# ---- inference, and the end
+
+
+def _inferred(rank: int) -> Tensor:
+    model = make_model(Model)
+    config = make_config(3)
+    del config["optimizer"]
+    engine = dslaunch.initialize(model=model, config=config)[0]
+    with torch.no_grad():
+        result: Tensor = engine(batch(0, width=WIDTH))
+    check_freed(engine)
+    return result
+
+
+def test_a_model_without_an_optimizer_can_be_asked(ranks: Ranks) -> None:
+    for result in ranks(_inferred, world_size=2):
+        assert torch.equal(result, make_model(Model)(batch(0, width=WIDTH)))
+
+
+def _destroyed(rank: int) -> bool:
+    model = make_model(Model)
+    engine = _engine(model)
+    _step(engine, 0)
+    weights = snapshot(model.named_parameters())
+    engine.destroy()
+    assert_same_bits(weights, {name: param.detach().clone() for name, param in model.named_parameters()})
+    assert all(type(param) is nn.Parameter for param in model.parameters())
+    plain = make_model(Model)
+    plain.load_state_dict(model.state_dict())
+    return torch.equal(model(batch(0, width=WIDTH)), plain(batch(0, width=WIDTH)))
+
+
+def test_destroy_gives_a_whole_and_plain_model_back(ranks: Ranks) -> None:
+    assert ranks(_destroyed, world_size=2) == [True, True]

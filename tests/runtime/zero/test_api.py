@@ -1,0 +1,181 @@
+"""dslaunch.zero: parameters that are gathered to be read or written, and modules that are gathered as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch import ConfigError, zero
+from tests.runtime.models import assert_same_bits, batch, make_model, snapshot
+from tests.runtime.ranks import Ranks
+from tests.runtime.zero.hard_models import WIDTH, MixtureOfExperts, Model
+from tests.runtime.zero.test_hard_cases import check_freed, make_config
+
+STAGES = (0, 1, 2, 3)
+
+
+def _engine(model: nn.Module, stage: int, **changes: Any) -> dslaunch.Engine:
+    return dslaunch.initialize(model=model, config=make_config(stage, **changes))[0]
+
+
+def _read(rank: int, stage: int) -> bool:
+    model = make_model(Model)
+    engine = _engine(model, stage)
+    plain = nn.Parameter(torch.zeros(1))
+    with zero.GatheredParameters([*model.parameters(), plain]):
+        assert_same_bits(dict(model.named_parameters()), dict(make_model(Model).named_parameters()))
+        with zero.GatheredParameters(model.get_submodule("blocks.0").parameters()):
+            engine(batch(0, width=WIDTH))  # a forward in between changes nothing
+        assert_same_bits(dict(model.named_parameters()), dict(make_model(Model).named_parameters()))
+    with zero.GatheredParameters(model.parameters(), enabled=False):
+        check_freed(engine)
+    check_freed(engine)
+    return True
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gathered_parameters_can_be_read(ranks: Ranks, stage: int) -> None:
+    assert ranks(_read, stage, world_size=2) == [True, True]
+
+
+def _written(rank: int, stage: int, bf16: bool) -> dict[str, Tensor]:
+    """Rank 1's values count, and the optimizer goes on from them."""
+    model = make_model(Model)
+    engine = _engine(model, stage, bf16={"enabled": bf16})
+    with zero.GatheredParameters(model.parameters(), modifier_rank=1), torch.no_grad():
+        for param in model.parameters():
+            param.fill_(rank + 0.5)
+    engine.backward(engine(torch.zeros(1, WIDTH).to(torch.bfloat16 if bf16 else torch.float32)).sum() * 0)
+    engine.step()  # with gradients of zero: what the masters hold comes out
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_the_modifier_writes_all_get_and_the_masters_too(ranks: Ranks, stage: int, bf16: bool) -> None:
+    for params in ranks(_written, stage, bf16, world_size=3):
+        for name, param in params.items():
+            assert torch.equal(param, torch.full_like(param, 1.5)), name
+
+
+def _write_everywhere(model: nn.Module, *, through_data: bool) -> None:
+    with zero.GatheredParameters(model.parameters()), torch.no_grad():
+        for param in model.parameters():
+            (param.data if through_data else param).fill_(7.0)
+
+
+def _written_by_nobody(rank: int, through_data: bool) -> str:
+    model = make_model(Model)
+    _engine(model, 3)  # the module keeps what it needs of it
+    with pytest.raises(ConfigError) as caught:
+        _write_everywhere(model, through_data=through_data)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_an_edit_without_a_modifier_is_an_error(ranks: Ranks, through_data: bool) -> None:
+    for message in ranks(_written_by_nobody, through_data, world_size=2):
+        assert "was written inside GatheredParameters without modifier_rank" in message
+        assert "GatheredParameters(params, modifier_rank=0)" in message
+
+
+def _raising(rank: int) -> bool:
+    model = make_model(Model)
+    engine = _engine(model, 3)
+    with pytest.raises(ZeroDivisionError), zero.GatheredParameters(model.parameters(), modifier_rank=0):
+        raise ZeroDivisionError
+    check_freed(engine)
+    return True
+
+
+def test_an_exception_inside_frees_and_goes_on(ranks: Ranks) -> None:
+    assert ranks(_raising, world_size=2) == [True, True]
+
+
+class Borrower(Model):
+    """It uses a block's weight through a list of its own, which nobody sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.borrowed = [self.blocks[0].up.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) @ self.borrowed[0].t()
+
+
+def _borrowed(rank: int) -> tuple[str, Tensor]:
+    model = make_model(Borrower)
+    assert isinstance(model, Borrower)
+    engine = _engine(model, 3)
+    with pytest.raises(ConfigError) as caught:
+        engine(batch(0, width=WIDTH))
+    zero.register_external_parameter(model, model.borrowed[0])
+    out = engine(batch(0, width=WIDTH))
+    engine.backward(out.pow(2).mean())
+    engine.step()
+    check_freed(engine)
+    return str(caught.value), out.detach()
+
+
+def test_an_external_parameter_is_there_once_it_is_registered(ranks: Ranks) -> None:
+    for message, out in ranks(_borrowed, world_size=2):
+        assert message.startswith("parameter 'blocks.0.up.weight' was asked for")
+        assert torch.equal(out, make_model(Borrower)(batch(0, width=WIDTH)))
+
+
+def test_a_parameter_that_no_engine_has_cannot_be_registered() -> None:
+    with pytest.raises(ConfigError, match="initialize\\(\\) has not seen this parameter"):
+        zero.register_external_parameter(nn.Linear(1, 1), nn.Parameter(torch.zeros(1)))
+
+
+class Bare(nn.Module):
+    """A mixture of experts that is no block of a list: by itself each expert is a unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moe = MixtureOfExperts().make_block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.moe(x)
+        return result
+
+
+def _leaves(rank: int, how: str) -> list[str]:
+    model = make_model(Bare)
+    config = make_config(3)
+    if how == "call":
+        assert zero.set_z3_leaf_modules(model, [type(model.get_submodule("moe"))]) == [
+            model.get_submodule("moe")
+        ]
+        assert zero.get_z3_leaf_modules(model) == [model.get_submodule("moe")]
+    elif how != "nothing":
+        value = {"classes": "Experts", "names": "moe", "name_suffixes": "oe"}[how]
+        config["zero_optimization"]["leaf_module"] = {how: [value]}
+    engine = dslaunch.initialize(model=model, config=config)[0]
+    names = [unit.name for unit in engine._model.units]
+    if how != "nothing":
+        engine.backward(engine(batch(rank, width=WIDTH)).pow(2).mean())  # each rank its own experts
+        engine.step()
+    return names
+
+
+@pytest.mark.parametrize("how", ["call", "classes", "names", "name_suffixes"])
+def test_a_leaf_module_is_one_unit(ranks: Ranks, how: str) -> None:
+    assert ranks(_leaves, how, world_size=2) == [["moe", "root"]] * 2
+
+
+def test_without_that_each_expert_is_a_unit(ranks: Ranks) -> None:
+    assert ranks(_leaves, "nothing", world_size=1)[0][:2] == ["moe.experts.0", "moe.experts.1"]
+
+
+def test_leaf_modules_are_unset_and_none_found_is_an_error() -> None:
+    model = make_model(Bare)
+    found = zero.set_z3_leaf_modules(model, ["Experts"])
+    assert zero.unset_z3_leaf_modules(model, ["Experts"]) == found
+    assert zero.get_z3_leaf_modules(model) == []
+    with pytest.raises(ValueError, match="no module of Conv2d"):
+        zero.set_z3_leaf_modules(model, ["Conv2d"])
