@@ -53,13 +53,18 @@ class FlatOptimizer(torch.optim.Optimizer):
             )
         self.num_steps += 1
         for part, states in zip(self.parts, self.states, strict=True):
-            shard = Shard(
-                master=part.master,
-                grad=part.gradients.shard,
-                param_out=part.param_shard if part.has_separate_master else None,
-                segments=part.segments(),
-            )
-            self.rule.update(shard, states, self.param_groups, step=self.num_steps, grad_scale=grad_scale)
+            for piece in part.grad_pieces():
+                run = slice(piece.offset, piece.offset + piece.grad.numel())
+                shard = Shard(
+                    master=part.master[run],
+                    grad=piece.grad,
+                    param_out=part.param_shard[run] if part.has_separate_master else None,
+                    segments=piece.segments,
+                )
+                own_states = {name: state[run] for name, state in states.items()}
+                self.rule.update(
+                    shard, own_states, self.param_groups, step=self.num_steps, grad_scale=grad_scale
+                )
             if after_part is not None:
                 after_part(part)
 

@@ -29,8 +29,8 @@ def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
     device = parts[0].master.device
     partial = torch.zeros((), dtype=torch.float64, device=device)
     for part in parts:
-        chunk = part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
-        partial += _squares(chunk)
+        for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size):
+            partial += _squares(chunk)
     partials = comm.all_gather_float64(partial).tolist()
     total = 0.0
     for _, square in sorted((mesh.chunk_of(rank), square) for rank, square in enumerate(partials)):

@@ -14,7 +14,7 @@ from ..zero.layout import Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """This rank's shard of one sub-buffer, as an optimizer sees it."""
+    """This rank's shard of one sub-buffer, or a run of it, as an optimizer sees it."""
 
     master: Tensor  # [n] float32, updated in place
     grad: Tensor  # [n] float32 or bfloat16; may be overwritten

@@ -1,14 +1,15 @@
 """The gradients of one sub-buffer: where autograd leaves them, and what is kept of them between backwards.
 
-Replicated gradients are one flat buffer for good, into whose views autograd adds. Sharded ones have a flat buffer only
-while a backward fills it: each parameter's gradient is handed in when autograd has finished it, and when the ranks have
-averaged the whole, each keeps its own shard and adds to it from one micro batch to the next.
+A rank that is alone has what autograd makes, and no copy of it. Replicated gradients are one flat buffer for good, into
+whose views autograd adds. Sharded ones have a flat buffer only while a backward fills it: each parameter's gradient is
+handed in when autograd has finished it, and when the ranks have averaged the whole, each keeps its own shard and adds to
+it from one micro batch to the next.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +23,12 @@ from .policy import Placement
 class Gradients(ABC):
     """Of the parameters in `params`, in the order of the layout's slots."""
 
-    def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer) -> None:
+    def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter]) -> None:
         self._names, self._params = tuple(names), tuple(params)
-        self._whole = whole
 
-    @property
-    def flat(self) -> Tensor:
-        """[numel] What the ranks average in place."""
-        return self._whole.flat
-
-    @property
     @abstractmethod
-    def shard(self) -> Tensor:
-        """[shard] This rank's part of the average, for the optimizer."""
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """This rank's part of the average, from `start` to `stop` in its shard: 1-D tensors, and where each begins."""
 
     @abstractmethod
     def adopt(self) -> None:
@@ -42,10 +36,6 @@ class Gradients(ABC):
 
         Errors: ConfigError if that has no meaning
         """
-
-    @abstractmethod
-    def keep(self) -> None:
-        """The ranks have averaged `flat`."""
 
     @abstractmethod
     def zero(self) -> None:
@@ -57,7 +47,51 @@ class Gradients(ABC):
             param.grad = None
 
 
-class ReplicatedGradients(Gradients):
+class OwnGradients(Gradients):
+    """`p.grad` is autograd's own, and None between steps; None, which the user may set, means zero."""
+
+    def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], layout: FlatLayout) -> None:
+        super().__init__(names, params)
+        self._slots = layout.slots
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        for param, slot in zip(self._params, self._slots, strict=True):
+            grad = torch.zeros_like(param) if param.grad is None else param.grad.detach()
+            yield slot.offset, (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
+
+    def adopt(self) -> None:
+        """Whatever is there counts."""
+
+    def zero(self) -> None:
+        self.release()
+
+
+class FlatGradients(Gradients):
+    """The ranks average one flat buffer."""
+
+    def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer) -> None:
+        super().__init__(names, params)
+        self._whole = whole
+
+    @property
+    def flat(self) -> Tensor:
+        """[numel] What the ranks average in place."""
+        return self._whole.flat
+
+    @property
+    @abstractmethod
+    def shard(self) -> Tensor:
+        """[shard] This rank's part of the average."""
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        yield start, self.shard[start:stop]
+
+    @abstractmethod
+    def keep(self) -> None:
+        """The ranks have averaged `flat`."""
+
+
+class ReplicatedGradients(FlatGradients):
     """`p.grad` is a view of the flat buffer; None, which the user may set, means zero."""
 
     def __init__(
@@ -92,7 +126,7 @@ class ReplicatedGradients(Gradients):
         self.flat.zero_()
 
 
-class ShardedGradients(Gradients):
+class ShardedGradients(FlatGradients):
     """`p.grad` is None outside a backward. The shard is float32 whatever the parameters are: it costs 1/N."""
 
     def __init__(
@@ -175,7 +209,7 @@ class ShardedGradients(Gradients):
         self._is_zero = True
 
 
-def make_gradients(
+def make_gradients(  # noqa: PLR0913
     placement: Placement,
     names: Sequence[str],
     params: Sequence[nn.Parameter],
@@ -185,8 +219,11 @@ def make_gradients(
     device: torch.device,
     index: int,
     num_shards: int,
+    is_alone: bool,
 ) -> Gradients:
-    """Gradients of this placement, for shard `index`. Nothing is sharded over one rank: that would be a copy."""
+    """Gradients of this placement, for shard `index`; `is_alone`: there is no other rank."""
+    if is_alone:
+        return OwnGradients(names, params, layout)
     whole = FlatBuffer(layout, dtype=dtype, device=device)
     if placement is Placement.SHARDED and num_shards > 1:
         return ShardedGradients(names, params, whole, index=index, num_shards=num_shards)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
-from .gradients import ShardedGradients
+from .gradients import FlatGradients, ShardedGradients
 from .unit import SubBuffer
 
 IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other is added up
@@ -179,7 +179,7 @@ class _Queue:
         self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
 
     def put(self, part: SubBuffer) -> None:
-        self._under_way.append((part, self._comm.reduce(part.gradients.flat)))
+        self._under_way.append((part, self._comm.reduce(_flat(part).flat)))
         if len(self._under_way) == IN_FLIGHT:
             self._finish_first()
 
@@ -195,13 +195,22 @@ class _Queue:
     def _finish_first(self) -> None:
         part, pending = self._under_way.popleft()
         pending.wait()
-        part.gradients.keep()
+        _flat(part).keep()
 
 
 def make_reducer(parts: Sequence[SubBuffer], comm: Collectives) -> Reducer:
-    """What suits the gradients' placement: shards can only be filled in backward."""
+    """What suits the gradients' placement: shards can only be filled in backward, and who is alone has nothing to do."""
+    if comm.mesh.world.is_alone:
+        return BoundaryReducer((), comm)
     is_sharded = any(isinstance(part.gradients, ShardedGradients) for part in parts)
     return BackwardReducer(parts, comm) if is_sharded else BoundaryReducer(parts, comm)
+
+
+def _flat(part: SubBuffer) -> FlatGradients:
+    gradients = part.gradients
+    if not isinstance(gradients, FlatGradients):
+        raise AssertionError(f"the gradients of {part.members[0].name} do not lie in one buffer")
+    return gradients
 
 
 def _sharded(part: SubBuffer) -> ShardedGradients:

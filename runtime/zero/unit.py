@@ -9,9 +9,10 @@ becomes a view of the flat parameters once; what becomes of `p.grad` is the matt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,14 @@ class Member:
     @property
     def is_trained(self) -> bool:
         return self.param.requires_grad and self.group != NO_GROUP
+
+
+class GradPiece(NamedTuple):
+    """A run of gradients, 1-D, where it begins in the shard, and which optimizer groups it belongs to."""
+
+    offset: int
+    grad: Tensor
+    segments: tuple[Segment, ...]  # whose offsets count from the piece's start
 
 
 class SubBuffer:
@@ -93,6 +102,7 @@ class SubBuffer:
                 device=device,
                 index=self.shard_index,
                 num_shards=self.num_shards,
+                is_alone=mesh.world.is_alone,
             )
 
     @property
@@ -102,11 +112,27 @@ class SubBuffer:
             raise AssertionError(f"{self.members[0].name} is frozen and has no gradients")
         return self._gradients
 
-    def grad_chunk(self, index: int, *, num_chunks: int) -> Tensor:
-        """Return a part of this rank's shard of the reduced gradients: chunk `index` of the whole buffer's."""
+    def grad_chunk(self, index: int, *, num_chunks: int) -> Iterator[Tensor]:
+        """Return a part of this rank's shard of the reduced gradients, in pieces: chunk `index` of the whole buffer's."""
         start, stop = self.layout.shard_range(index, num_shards=num_chunks)
         own_start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
-        return self.gradients.shard[start - own_start : stop - own_start]
+        return (piece for _, piece in self.gradients.pieces(start - own_start, stop - own_start))
+
+    def grad_pieces(self) -> Iterator[GradPiece]:
+        """Return this rank's shard of the reduced gradients as the optimizer takes it."""
+        segments = self.segments()
+        for offset, grad in self.gradients.pieces(0, self.param_shard.numel()):
+            stop = offset + grad.numel()
+            own = [
+                Segment(
+                    group=one.group,
+                    offset=max(one.offset, offset) - offset,
+                    numel=min(one.offset + one.numel, stop) - max(one.offset, offset),
+                )
+                for one in segments
+                if one.offset < stop and offset < one.offset + one.numel
+            ]
+            yield GradPiece(offset, grad, tuple(own))
 
     @property
     def has_separate_master(self) -> bool:

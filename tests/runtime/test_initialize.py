@@ -57,7 +57,7 @@ def test_a_script_started_without_a_launcher_is_a_job_of_one() -> None:
 
 @pytest.mark.slow
 def test_a_mistake_in_the_config_ends_the_program_with_one_line_and_code_2() -> None:
-    done = _run_script(SCRIPT.format(config={"train_batch_size": 2, "zero_optimization": {"stage": 3}}))
+    done = _run_script(SCRIPT.format(config={"train_batch_size": 2, "zero_optimization": {"stage": 9}}))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("dslaunch: ")
     assert done.stderr.count("\n") == 1
