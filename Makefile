@@ -4,6 +4,7 @@
 #   make test    all tests          make check   lint, types, import directions
 #   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
 #   make docs    build the change log draft and check the documents
+#   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (ten minutes)
 #   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/benchmarks.md (ten minutes)
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test check bench bench-launch lab docs setup clean
+.PHONY: demo test check bench bench-launch bench-zero lab docs setup clean
 
 setup: $(VENV)/ready
 
@@ -52,6 +53,9 @@ bench-launch: setup
 	@# as pip does for who installs it: the editable installation may have no compiled modules
 	$(BIN)/python -m compileall -q launcher dslaunch
 	$(BIN)/python tests/benchmarks/bench_hosts.py --publish
+
+bench-zero: setup
+	$(BIN)/python -m tests.benchmarks.bench_zero --publish
 
 lab: setup
 	$(BIN)/python -m tests.lab up $(HOSTS)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-BEGIN = "<!-- made by `make bench-launch`: begin -->"
-END = "<!-- made by `make bench-launch`: end -->"
+from tests.benchmarks.guide_section import conditions, replace_section, table
+
+COMMAND = "make bench-launch"
 PICTURE = "launch.png"
 
 
@@ -71,30 +70,13 @@ def markdown(results: Results) -> str:
     parts = [
         f"{conditions()}; medians of {results.num_runs} runs, the tools taking turns.",
         "Seconds until the last host's program ran:",
-        _table(("hosts", *results.curve), _curve_rows(results)),
+        table(("hosts", *results.curve), _curve_rows(results)),
         "Beside the peers, in the same run:",
-        _table(("", "dslaunch", "peer", "ratio", "goal"), [target.row() for target in results.targets]),
+        table(("", "dslaunch", "peer", "ratio", "goal"), [target.row() for target in results.targets]),
     ]
     if results.missing:
         parts.append(f"Left out: {'; '.join(results.missing)}.")
     return "\n\n".join(parts) + "\n"
-
-
-def conditions() -> str:
-    """The machine in a few words."""
-    cpu = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.machine(),
-    )
-    cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores of {cpu}, Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}"
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _curve_rows(results: Results) -> list[tuple[str, ...]]:
@@ -106,11 +88,6 @@ def _curve_rows(results: Results) -> list[tuple[str, ...]]:
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 # ---- as files
@@ -129,13 +106,8 @@ def publish(results: Results, guide: Path) -> None:
 
     Errors: ValueError if the guide has no place for them
     """
-    text = guide.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{guide}: no lines {BEGIN} and {END}; put them where the tables belong")
     picture = f"![seconds until the last of N hosts runs a program]({PICTURE})"
-    guide.write_text(f"{before}{BEGIN}\n\n{picture}\n\n{markdown(results)}\n{END}{after}")
+    replace_section(guide, COMMAND, f"{picture}\n\n{markdown(results)}")
     draw(results, guide.with_name(PICTURE))
 
 

@@ -125,7 +125,6 @@ def _config(model: Gpt, stage: int) -> dict[str, Any]:
         "zero_optimization": {
             "stage": stage,
             "stage3_prefetch_bucket_size": block,
-            **({"reduce_bucket_size": int(os.environ["RB"])} if "RB" in os.environ else {}),
         },
     }
 

@@ -1,0 +1,179 @@
+"""A training step at each ZeRO stage, beside torch's DDP and fully_shard and beside DeepSpeed: on CPUs, over gloo.
+
+    python tests/benchmarks/bench_zero.py [--publish]
+
+The tools take turns in the same processes, with the same model, batches and AdamW, in float32; the last losses of all must
+agree. Nothing here fails on a time. --publish writes the tables and the picture into docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.benchmarks.guide_section import conditions, replace_section, table
+from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, why_no_deepspeed
+from tests.benchmarks.zero_worker import ROUNDS, SHAPES, STEPS, TOOLS
+
+WORKER = Path(__file__).with_name("zero_worker.py")
+GUIDE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PICTURE = "zero.png"
+COMMAND = "make bench-zero"
+RANKS = (1, 2, 4)
+ALONE = ("torch", "dslaunch 0", "dslaunch 3")
+TIMEOUT_S = 900
+AGREE = 1e-3  # the losses of 24 steps of AdamW, whose roundings differ
+
+# (shape, ranks, ours, peer, at most)
+GOALS = (
+    *(("comm-bound", ranks, "dslaunch 3", "FSDP2", 0.8) for ranks in (2, 4)),
+    *(("comm-bound", ranks, "dslaunch 3", "DeepSpeed 3", 0.7) for ranks in (2, 4)),
+    *(("compute-bound", ranks, "dslaunch 3", "FSDP2", 1.0) for ranks in (2, 4)),
+    *(("compute-bound", ranks, "dslaunch 3", "DeepSpeed 3", 1.0) for ranks in (2, 4)),
+    *((shape, 1, "dslaunch 0", "torch", 1.03) for shape in SHAPES),
+)
+
+Found = dict[tuple[str, int], dict[str, float]]  # by shape and number of ranks: seconds per step by tool
+
+
+def measure(shape: str, num_ranks: int, tools: list[str]) -> dict[str, float]:
+    """Seconds per step of each tool.
+
+    Errors: RuntimeError if a rank failed, or the tools did not train the same
+    """
+    with tempfile.TemporaryDirectory() as name:
+        out = Path(name) / "times.json"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), str(out), shape, *tools],
+                env={**os.environ, **_environment(rank, num_ranks, port)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            for rank in range(num_ranks)
+        ]
+        said = [process.communicate(timeout=TIMEOUT_S)[1] for process in processes]
+        for process, text in zip(processes, said, strict=True):
+            if process.returncode:
+                raise RuntimeError(text.decode(errors="replace").strip().splitlines()[-1])
+        found = json.loads(out.read_text())
+    last = {tool: values["losses"][-1] for tool, values in found.items() if num_ranks == 1 or tool != "torch"}
+    if max(last.values()) - min(last.values()) > AGREE:
+        raise RuntimeError(f"{shape}, {num_ranks} ranks: the tools did not train the same: {last}")
+    return {tool: values["s"] for tool, values in found.items()}
+
+
+def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DS_ACCELERATOR": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(DEEPSPEED_FOLDER), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def measure_all(tools: list[str]) -> Found:
+    found: Found = {}
+    for shape in SHAPES:
+        for num_ranks in RANKS:
+            chosen = list(ALONE) if num_ranks == 1 else [tool for tool in tools if tool != "torch"]
+            found[shape, num_ranks] = measure(shape, num_ranks, chosen)
+            times = ", ".join(f"{tool} {s * 1e3:.0f} ms" for tool, s in found[shape, num_ranks].items())
+            print(f"{shape}, {num_ranks} ranks: {times}", flush=True)
+    return found
+
+
+def markdown(found: Found, missing: str) -> str:
+    parts = [
+        f"{conditions()}; medians of {ROUNDS} rounds of {STEPS} steps, the tools taking turns.",
+        "Milliseconds per step:",
+        table(("", *(f"{shape}, {ranks} ranks" for shape, ranks in found)), _rows(found)),
+        "Beside the peers, in the same run:",
+        table(("shape", "ranks", "dslaunch", "peer", "ratio", "goal"), _goal_rows(found)),
+    ]
+    if missing:
+        parts.append(f"Left out: DeepSpeed, because {missing}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(found: Found) -> list[tuple[str, ...]]:
+    tools = [tool for tool in TOOLS if any(tool in times for times in found.values())]
+    return [
+        (tool, *(f"{times[tool] * 1e3:.0f}" if tool in times else "" for times in found.values()))
+        for tool in tools
+    ]
+
+
+def _goal_rows(found: Found) -> list[tuple[str, ...]]:
+    rows = []
+    for shape, ranks, ours, peer, limit in GOALS:
+        times = found[shape, ranks]
+        if peer in times:
+            ratio = times[ours] / times[peer]
+            missed = " (missed)" if ratio > limit else ""
+            rows.append((shape, str(ranks), ours, peer, f"{ratio:.2f}", f"<= {limit:g}{missed}"))
+    return rows
+
+
+def draw(found: Found, path: Path) -> None:
+    """One group of bars for each shape and number of ranks."""
+    import matplotlib  # late: it takes a second, and the measuring comes first
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = [case for case in found if case[1] > 1]
+    tools = [tool for tool in TOOLS if any(tool in found[case] for case in cases)]
+    figure, axes = pyplot.subplots(figsize=(9, 4.8), layout="constrained")
+    width = 0.8 / len(tools)
+    colors = {"DDP": "0.6", "FSDP2": "0.35", "dslaunch": "tab:blue", "DeepSpeed": "tab:orange"}
+    for place, tool in enumerate(tools):
+        name, _, stage = tool.partition(" ")
+        axes.bar(
+            [case + place * width for case in range(len(cases))],
+            [found[case].get(tool, 0.0) * 1e3 for case in cases],
+            width,
+            label=tool,
+            color=colors.get(name, "0.8"),
+            alpha=0.4 + 0.2 * int(stage or 3),
+        )
+    axes.set_xticks(
+        [case + 0.4 - width / 2 for case in range(len(cases))],
+        [f"{shape}\n{ranks} ranks" for shape, ranks in cases],
+    )
+    axes.set_ylabel("milliseconds per step")
+    axes.legend(ncols=3, fontsize=8)
+    axes.grid(axis="y", alpha=0.3)
+    figure.suptitle("A training step at each ZeRO stage")
+    axes.set_title(f"all ranks on one machine, gloo: {conditions()}", fontsize=9)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
+    is_published = parser.parse_args().publish
+    missing = why_no_deepspeed()
+    found = measure_all([tool for tool in TOOLS if not (missing and tool.startswith("DeepSpeed"))])
+    text = markdown(found, missing)
+    print(f"\n{text}")
+    if is_published:
+        picture = f"![milliseconds per step by tool, shape and number of ranks]({PICTURE})"
+        replace_section(GUIDE, COMMAND, f"{picture}\n\n{text}")
+        draw(found, GUIDE.with_name(PICTURE))
+
+
+if __name__ == "__main__":
+    main()
