@@ -55,7 +55,7 @@ bench-launch: setup
 	$(BIN)/python tests/benchmarks/bench_hosts.py --publish
 
 bench-zero: setup
-	$(BIN)/python -m tests.benchmarks.bench_zero --publish
+	$(BIN)/python tests/benchmarks/bench_zero.py --publish
 
 lab: setup
 	$(BIN)/python -m tests.lab up $(HOSTS)

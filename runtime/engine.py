@@ -130,7 +130,7 @@ class Engine(Readings, nn.Module):
         """Say that the micro batches inside end no optimizer step: `step()` is an error there.
 
         Nothing is sent in vain without it either. Replicated gradients (stages 0 and 1) are averaged at the boundary only;
-        sharded ones (stage 2) are averaged in every backward, here too: to wait would cost the memory that is saved.
+        sharded ones (stages 2 and 3) are averaged in every backward, here too: to wait would cost the memory that is saved.
         """
         was, self._is_in_no_sync = self._is_in_no_sync, True
         try:

@@ -26,14 +26,17 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.rule = rule
         self.num_steps = 0  # applied, not skipped
         self.parts: tuple[SubBuffer, ...] = ()
-        self.states: tuple[dict[str, Tensor], ...] = ()  # per part: name -> [shard] float32
 
     def attach(self, parts: Sequence[SubBuffer]) -> None:
         """Allocate the states of this rank's shards."""
         self.parts = tuple(parts)
-        self.states = tuple(
-            {name: torch.zeros_like(part.master) for name in self.rule.state_names} for part in self.parts
-        )
+        for part in self.parts:
+            part.states = {name: torch.zeros_like(part.master) for name in self.rule.state_names}
+
+    @property
+    def states(self) -> tuple[dict[str, Tensor], ...]:
+        """Per part: name -> [shard] float32."""
+        return tuple(part.states for part in self.parts)
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # a closure would have to run forward and backward on all ranks

@@ -16,6 +16,19 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from .home import Home, home_of
 from .leaf import get_z3_leaf_modules, set_z3_leaf_modules, unset_z3_leaf_modules
+from .peek import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_grad,
+    safe_get_local_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_grad,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
 
 T = TypeVar("T")
 
@@ -23,6 +36,17 @@ __all__ = [
     "GatheredParameters",
     "get_z3_leaf_modules",
     "register_external_parameter",
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_get_local_fp32_param",
+    "safe_get_local_grad",
+    "safe_get_local_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+    "safe_set_local_fp32_param",
+    "safe_set_local_optimizer_state",
     "set_z3_leaf_modules",
     "unset_z3_leaf_modules",
 ]

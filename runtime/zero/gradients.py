@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..comm.collectives import Collectives
 from ..errors import ConfigError
 from .buffer import FlatBuffer
 from .layout import FlatLayout
@@ -38,6 +39,17 @@ class Gradients(ABC):
         """
 
     @abstractmethod
+    def average(self, place: int, comm: Collectives) -> Tensor:
+        """A float32 copy of the ranks' average for the parameter at `place`, of its shape.
+
+        Order: a collective
+        """
+
+    @abstractmethod
+    def replace(self, place: int, value: Tensor) -> None:
+        """Let that be the average; every rank gives the same."""
+
+    @abstractmethod
     def zero(self) -> None:
         """Set every gradient to zero."""
 
@@ -58,6 +70,15 @@ class OwnGradients(Gradients):
         for param, slot in zip(self._params, self._slots, strict=True):
             grad = torch.zeros_like(param) if param.grad is None else param.grad.detach()
             yield slot.offset, (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
+
+    def average(self, place: int, comm: Collectives) -> Tensor:
+        param = self._params[place]
+        grad = torch.zeros_like(param) if param.grad is None else param.grad.detach()
+        return grad.to_dense().float() if grad.is_sparse else grad.to(torch.float32, copy=True)
+
+    def replace(self, place: int, value: Tensor) -> None:
+        param = self._params[place]
+        param.grad = value.to(param.dtype, copy=True)
 
     def adopt(self) -> None:
         """Whatever is there counts."""
@@ -85,6 +106,10 @@ class FlatGradients(Gradients):
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         yield start, self.shard[start:stop]
+
+    def _cut(self, whole: Tensor, place: int) -> Tensor:
+        slot = self._whole.layout.slots[place]
+        return whole[slot.offset : slot.offset + slot.numel].view(slot.shape).to(torch.float32, copy=True)
 
     @abstractmethod
     def keep(self) -> None:
@@ -116,6 +141,16 @@ class ReplicatedGradients(FlatGradients):
                 view.copy_(param.grad)
             param.grad = view
 
+    def average(self, place: int, comm: Collectives) -> Tensor:
+        whole = self.flat.clone()
+        comm.reduce(whole).wait()
+        comm.gather(whole).wait()
+        return self._cut(whole, place)
+
+    def replace(self, place: int, value: Tensor) -> None:
+        self.adopt()
+        self._whole.views[place].copy_(value)
+
     def keep(self) -> None:
         """It lies in the shard already."""
 
@@ -144,11 +179,25 @@ class ShardedGradients(FlatGradients):
         self._is_zero = True
         self._is_allocated = False
         self._arrived: set[int] = set()  # places of parameters
+        self._gaps = whole.layout.gaps()
         whole.free()
 
     @property
     def shard(self) -> Tensor:
         return self._shard
+
+    def average(self, place: int, comm: Collectives) -> Tensor:
+        whole = self._shard.new_empty(self._whole.layout.numel)
+        comm.gather_from(self._shard, whole).wait()
+        return self._cut(whole, place)
+
+    def replace(self, place: int, value: Tensor) -> None:
+        slot = self._whole.layout.slots[place]
+        start, stop = max(slot.offset, self._start), min(slot.offset + slot.numel, self._stop)
+        if start < stop:
+            own = value.reshape(-1)[start - slot.offset : stop - slot.offset]
+            self._shard[start - self._start : stop - self._start].copy_(own)
+            self._is_zero = False
 
     @property
     def is_complete(self) -> bool:
@@ -158,23 +207,34 @@ class ShardedGradients(FlatGradients):
     @torch.no_grad()
     def hand_in(self, place: int) -> None:
         """Autograd has finished the gradient of the parameter at `place`; reentrant checkpointing does so twice."""
-        self.begin()
+        self._begin()
         param, view = self._params[place], self._whole.views[place]
-        if param.grad is not None:
+        if param.grad is None:
+            grad = torch.zeros((), dtype=view.dtype, device=view.device)
+        else:
             grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
-            if place in self._arrived:
-                view.add_(grad)
-            else:
-                view.copy_(grad)
-            param.grad = None
+        if place in self._arrived:
+            view.add_(grad)
+        else:
+            view.copy_(grad)
+        param.grad = None
         self._arrived.add(place)
 
-    def begin(self) -> None:
-        """Have a flat buffer: of a parameter that hands nothing in, the gradient is zero."""
+    @torch.no_grad()
+    def complete(self) -> None:
+        """Nothing more comes: of a parameter that handed nothing in, the gradient is zero."""
+        self._begin()
+        for place, view in enumerate(self._whole.views):
+            if place not in self._arrived:
+                view.zero_()
+
+    def _begin(self) -> None:
+        """Have a flat buffer, of which nothing is zeroed that is overwritten anyway."""
         if not self._is_allocated:
             self._is_allocated = True
             self._whole.allocate()
-            self._whole.flat.zero_()
+            for start, stop in self._gaps:
+                self.flat[start:stop].zero_()
 
     def forget(self) -> None:
         """A backward failed: what was handed in is lost."""

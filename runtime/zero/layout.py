@@ -81,6 +81,14 @@ class FlatLayout:
             return None
         return Fragment(offset_in_shard=low - start, offset_in_param=low - slot.offset, numel=high - low)
 
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """Return the [start, stop) of all padding, in order."""
+        found, end = [], 0
+        for slot in sorted(self.slots, key=lambda slot: slot.offset):
+            found.append((end, slot.offset))
+            end = slot.offset + slot.numel
+        return tuple((start, stop) for start, stop in (*found, (end, self.numel)) if start < stop)
+
     def _group_ranges(self) -> dict[int, tuple[int, int]]:
         ranges: dict[int, tuple[int, int]] = {}
         for slot in self.slots:

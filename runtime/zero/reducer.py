@@ -143,7 +143,7 @@ class BackwardReducer:
 
     def _ask(self, place: int) -> None:
         part = self._parts[place]
-        _sharded(part).begin()
+        _sharded(part).complete()
         self._queue.put(part)
 
     def _learn_order(self) -> None:

@@ -91,6 +91,7 @@ class SubBuffer:
         self._placeholders: tuple[Placeholder, ...] = ()
         if self.is_sharded:
             self._keep_shard_only()
+        self.states: dict[str, Tensor] = {}  # [shard] float32 by name: the optimizer's
         self._gradients: Gradients | None = None
         if self.is_trained:
             self._gradients = make_gradients(
@@ -221,6 +222,7 @@ class SubBuffer:
         """Free gradients and master; the parameters stay where they are."""
         self.gradients.release()
         self._gradients = None
+        self.states = {}
         self.master = self.param_shard
 
     def _take_over(self, comm: Collectives) -> Tensor:

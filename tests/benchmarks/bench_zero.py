@@ -17,12 +17,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.guide_section import conditions, replace_section, table
-from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, why_no_deepspeed
-from tests.benchmarks.zero_worker import ROUNDS, SHAPES, STEPS, TOOLS
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT))
+
+from tests.benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
+from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, why_no_deepspeed  # noqa: E402
+from tests.benchmarks.zero_worker import ROUNDS, SHAPES, STEPS, TOOLS  # noqa: E402
 
 WORKER = Path(__file__).with_name("zero_worker.py")
-GUIDE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+GUIDE = CHECKOUT / "docs" / "benchmarks.md"
 PICTURE = "zero.png"
 COMMAND = "make bench-zero"
 RANKS = (1, 2, 4)

@@ -8,8 +8,9 @@ import pytest
 
 from tests.benchmarks.launch_clock import CommandFailed, Time, take_turns
 from tests.benchmarks.launch_measures import curve_targets
-from tests.benchmarks.launch_results import BEGIN, END, Results, Target, markdown, publish
+from tests.benchmarks.launch_results import COMMAND, Results, Target, markdown, publish
 
+BEGIN, END = (f"<!-- made by `{COMMAND}`: {word} -->" for word in ("begin", "end"))
 RESULTS = Results(
     counts=(1, 16),
     curve={"dslaunch": (0.2, 0.9), "pdsh": (0.15, 1.8), "mpirun": (0.3, None)},

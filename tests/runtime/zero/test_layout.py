@@ -83,3 +83,16 @@ def test_every_element_lies_in_exactly_one_shard_and_one_segment(
     assert found == {index: list(range(prod(shape))) for index, shape in enumerate(shapes)}
     waste = layout.numel - sum(prod(shape) for shape in shapes)
     assert waste * itemsize < len(shapes) * SLOT_BYTES + num_shards * SHARD_BYTES
+
+
+def test_gaps_are_what_no_slot_covers() -> None:
+    layout = plan_layout([(3,), (4,), (5,)], groups=[1, 0, 0], num_shards=2, itemsize=4)
+    covered = [0] * layout.numel
+    for start, stop in (
+        *layout.gaps(),
+        *((slot.offset, slot.offset + slot.numel) for slot in layout.slots),
+    ):
+        for place in range(start, stop):
+            covered[place] += 1
+    assert covered == [1] * layout.numel
+    assert layout.gaps() == ((9, 12), (15, layout.numel))

@@ -1,0 +1,195 @@
+"""One parameter's float32 value, gradient and optimizer states: whole, or this rank's own part; to read or to write.
+
+They work at every stage. Of a parameter that no engine trains the getters return None. Those with `full` are collectives: all
+ranks must call them, in the same order, and each moves the parameter's whole sub-buffer once. Those with `local` are not; a
+rank's part is 1-D, the run of the parameter's elements that its shard holds, and None if it holds none.
+Source: DeepSpeed 0.19.8 utils/tensor_fragment.py, of the same names
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .home import Home, home_of
+from .unit import UnitState
+
+# ---- float32 values
+
+
+@torch.no_grad()
+def safe_get_full_fp32_param(param: nn.Parameter) -> Tensor | None:
+    """A copy of what the optimizer updates, of the parameter's shape."""
+    home = _trained(param)
+    return None if home is None else _whole(home, home.part.master)
+
+
+@torch.no_grad()
+def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
+    """Set it, and the parameter with it; every rank gives the same value. Not a collective.
+
+    Errors: ConfigError if no engine trains it, or the shape is another
+    """
+    home = _to_write(param, value)
+    home.part.copy_fragment(home.place, value, home.part.master)
+    home.part.load(home.place, value)
+    if home.part.is_sharded and home.unit.state is UnitState.LIVE:
+        home.part.values.views[home.place].copy_(value)
+
+
+@torch.no_grad()
+def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
+    """This rank's part of it."""
+    home = _trained(param)
+    return None if home is None else _own(home, home.part.master)
+
+
+@torch.no_grad()
+def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
+    """Set this rank's part of it, at stage 3.
+
+    Errors: ConfigError if no engine trains it, the rank's part has another size, or the parameter is not sharded
+    """
+    home = _to_write_locally(param, value)
+    if not home.part.is_sharded:
+        raise ConfigError(
+            f"parameter '{home.name}' is whole on every rank at this ZeRO stage; use safe_set_full_fp32_param()"
+        )
+    for shard in (home.part.master, home.part.param_shard):
+        _write_own(home, shard, value)
+    if home.unit.state is UnitState.LIVE:
+        home.unit.free()
+
+
+# ---- optimizer states
+
+
+@torch.no_grad()
+def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> Tensor | None:
+    """A copy of one state, "exp_avg" for example, of the parameter's shape.
+
+    Errors: ConfigError for a state that the optimizer does not have
+    """
+    home = _trained(param)
+    return None if home is None else _whole(home, _state(home, optim_state_key))
+
+
+@torch.no_grad()
+def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
+    """Set it; every rank gives the same value. Not a collective."""
+    home = _to_write(param, value)
+    home.part.copy_fragment(home.place, value, _state(home, optim_state_key))
+
+
+@torch.no_grad()
+def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) -> Tensor | None:
+    """This rank's part of it."""
+    home = _trained(param)
+    return None if home is None else _own(home, _state(home, optim_state_key))
+
+
+@torch.no_grad()
+def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
+    """Set this rank's part of it."""
+    home = _to_write_locally(param, value)
+    _write_own(home, _state(home, optim_state_key), value)
+
+
+# ---- gradients, between backward and step
+
+
+@torch.no_grad()
+def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
+    """A float32 copy of the average over all ranks of what the micro batches so far gave, of the parameter's shape."""
+    home = _trained(param)
+    return None if home is None else home.part.gradients.average(home.place, home.model.comm)
+
+
+@torch.no_grad()
+def safe_set_full_grad(param: nn.Parameter, value: Tensor) -> None:
+    """Set it; every rank gives the same value. Not a collective."""
+    home = _to_write(param, value)
+    home.part.gradients.replace(home.place, value)
+
+
+@torch.no_grad()
+def safe_get_local_grad(param: nn.Parameter) -> Tensor | None:
+    """This rank's part of the average. A collective all the same where gradients are not sharded."""
+    home = _trained(param)
+    if home is None:
+        return None
+    whole = home.part.gradients.average(home.place, home.model.comm)
+    bounds = _bounds(home)
+    return None if bounds is None else whole.reshape(-1)[bounds[1] : bounds[1] + bounds[2]]
+
+
+# ----
+
+
+def _trained(param: nn.Parameter) -> Home | None:
+    home = home_of(param)
+    return home if home is not None and home.part.is_trained else None
+
+
+def _to_write(param: nn.Parameter, value: Tensor) -> Home:
+    home = _trained(param)
+    if home is None:
+        raise ConfigError(
+            "no engine trains this parameter; give one that initialize() has seen, and that is not frozen"
+        )
+    if value.shape != param.shape:
+        raise ConfigError(f"parameter '{home.name}' has shape {tuple(param.shape)}, not {tuple(value.shape)}")
+    return home
+
+
+def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
+    home = _trained(param)
+    if home is None:
+        raise ConfigError(
+            "no engine trains this parameter; give one that initialize() has seen, and that is not frozen"
+        )
+    bounds = _bounds(home)
+    numel = 0 if bounds is None else bounds[2]
+    if value.numel() != numel:
+        raise ConfigError(f"this rank holds {numel} elements of parameter '{home.name}', not {value.numel()}")
+    return home
+
+
+def _state(home: Home, key: str) -> Tensor:
+    states = home.part.states
+    if key not in states:
+        known = ", ".join(states) or "none"
+        raise ConfigError(f"the optimizer has no state {key!r} of parameter '{home.name}'; it has: {known}")
+    return states[key]
+
+
+def _whole(home: Home, shard: Tensor) -> Tensor:
+    part = home.part
+    flat = shard
+    if part.num_shards > 1:
+        flat = shard.new_empty(part.layout.numel)
+        home.model.comm.gather_from(shard, flat).wait()
+    slot = part.layout.slots[home.place]
+    return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
+
+
+def _bounds(home: Home) -> tuple[int, int, int] | None:
+    """Where this rank's part begins in its shard and in the parameter, and its length; None if it has none."""
+    part = home.part
+    slot = part.layout.slots[home.place]
+    fragment = part.layout.fragment(slot, part.shard_index, num_shards=part.num_shards)
+    if fragment is None:
+        return None
+    return fragment.offset_in_shard, fragment.offset_in_param, fragment.numel
+
+
+def _own(home: Home, shard: Tensor) -> Tensor | None:
+    bounds = _bounds(home)
+    return None if bounds is None else shard[bounds[0] : bounds[0] + bounds[2]].clone()
+
+
+def _write_own(home: Home, shard: Tensor, value: Tensor) -> None:
+    bounds = _bounds(home)
+    if bounds is not None:
+        shard[bounds[0] : bounds[0] + bounds[2]].copy_(value.reshape(-1))
