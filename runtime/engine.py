@@ -12,16 +12,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from .checkpoint.load import LoadPlan, load_checkpoint
 from .checkpoint.progress import Progress
 from .checkpoint.save import save_checkpoint
 from .checkpoint.training import Training
+from .clock import Clock
 from .comm.collectives import Collectives, Pending
 from .comm.mesh import make_mesh, make_shard_axis
 from .config import Config
 from .errors import ConfigError
 from .optim.flat import FlatOptimizer
+from .optim.loss_scale import LossScaler
 from .optim.norm import clip_factor, global_grad_norm
 from .readings import Readings
 from .zero.leaf import is_leaf
@@ -80,7 +83,7 @@ class Engine(Readings, nn.Module):
             module,
             policy=self._policy,
             groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
-            param_dtype=torch.bfloat16 if config.bf16.enabled else None,
+            param_dtype=_param_dtype(config),
             max_unit_numel=self._policy.max_unit_numel(
                 reduce_bucket=config.zero.reduce_bucket_numel,
                 prefetch_bucket=config.zero.prefetch_bucket_numel,
@@ -89,9 +92,11 @@ class Engine(Readings, nn.Module):
             device=device,
             comm=self._comm,
         )
+        self._scaler = LossScaler(config.fp16)
         if optimizer is not None:
-            optimizer.attach(self._model.trained)
+            optimizer.attach(self._model.trained, scaler=self._scaler)
         self._progress = Progress()
+        self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None
         self._is_in_no_sync = False
         self._grad_norm: float | None = None
@@ -101,29 +106,40 @@ class Engine(Readings, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
-        return self.module(*args, **kwargs)
+        if self.config.fp16.auto_cast and self.config.fp16.enabled:
+            args, kwargs = tree_map(_to_half, (args, kwargs))
+        with self._clock.time("forward"):
+            return self.module(*args, **kwargs)
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
-        """Add this micro batch's gradients, as parts of the mean over the accumulated ones; return the scaled loss."""
+        """Add this micro batch's gradients, as parts of the mean over the accumulated ones; return that part of the loss.
+
+        `scale_wrt_gas` False: the loss is such a part already.
+        """
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise ConfigError(
                 f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss that the "
                 "model computed, outside torch.no_grad()"
             )
-        self._model.begin_backward()
-        if scale_wrt_gas:
-            loss = self.scale(loss)
-        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        self._model.end_backward()
+        steps = self.config.gradient_accumulation_steps
+        if scale_wrt_gas and steps > 1:
+            loss = loss / steps
+        with self._clock.time("backward"):
+            self._model.begin_backward()
+            self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            self._model.end_backward()
         return loss
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss as a part of the mean over the accumulated micro batches.
+        """Return the loss as a part of the mean over the accumulated micro batches, times the loss scale.
 
         `engine.scale(loss).backward()` does what `engine.backward(loss)` does, for code that calls backward by itself.
         """
         steps = self.config.gradient_accumulation_steps
-        return loss / steps if steps > 1 else loss
+        return self._enlarged(loss / steps if steps > 1 else loss)
+
+    def _enlarged(self, loss: Tensor) -> Tensor:
+        return loss if self._scaler.scale == 1.0 else loss.float() * self._scaler.scale
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -150,7 +166,9 @@ class Engine(Readings, nn.Module):
             )
         self._was_step_applied = False
         if self.is_gradient_accumulation_boundary():
-            self._optimizer_step(lr_kwargs or {})
+            with self._clock.time("step"):
+                self._optimizer_step(lr_kwargs or {})
+            self._print_times()
         self._progress.micro_steps += 1
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -204,10 +222,12 @@ class Engine(Readings, nn.Module):
                 "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
             )
         self._model.finish_gradients()
-        self._grad_norm = global_grad_norm(self._model.trained, self._comm)
+        scale = self._scaler.scale  # that of the backwards: it changes between steps only
+        self._grad_norm = global_grad_norm(self._model.trained, self._comm) / scale
         self._was_step_applied = isfinite(self._grad_norm)
         if self._was_step_applied:
-            self._update(optimizer, clip_factor(self._grad_norm, max_norm=self.config.gradient_clipping))
+            factor = clip_factor(self._grad_norm, max_norm=self.config.gradient_clipping)
+            self._update(optimizer, factor / scale)
         else:
             self._progress.skipped_steps += 1
         self._model.end_step()
@@ -216,6 +236,7 @@ class Engine(Readings, nn.Module):
         self._progress.global_steps += 1
         self._progress.global_samples += self.config.train_batch_size
         self._print_progress()
+        self._scaler.update(is_overflow=not self._was_step_applied)
 
     def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
         gathers: list[Pending] = []
@@ -232,6 +253,11 @@ class Engine(Readings, nn.Module):
         if every and step % every == 0 and self.global_rank == 0:
             skipped, lr, mom = self._progress.skipped_steps, self.get_lr(), self.get_mom()
             print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
+
+    def _print_times(self) -> None:
+        times = self._clock.take()
+        if times and self.global_rank == 0:
+            print(f"step={self._progress.global_steps}, {times}", flush=True)
 
     # ---- checkpoints
 
@@ -283,6 +309,7 @@ class Engine(Readings, nn.Module):
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             progress=self._progress,
+            scaler=self._scaler,
             config=self.config,
             comm=self._comm,
         )
@@ -331,6 +358,17 @@ class Engine(Readings, nn.Module):
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
         self._model.release()
         self.optimizer = None
+
+
+def _param_dtype(config: Config) -> torch.dtype | None:
+    """What parameters become; None: they stay what they are."""
+    if config.fp16.enabled:
+        return torch.float16
+    return torch.bfloat16 if config.bf16.enabled else None
+
+
+def _to_half(value: Any) -> Any:
+    return value.half() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:

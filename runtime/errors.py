@@ -20,6 +20,12 @@ class CheckpointError(UserError):
     """A checkpoint cannot be written, found or read."""
 
 
+class LossScaleError(UserError):
+    """float16 cannot hold the gradients, however small the loss scale is."""
+
+    exit_code = 1
+
+
 _excepthook = sys.excepthook
 
 

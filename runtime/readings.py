@@ -84,6 +84,9 @@ class Readings:
     def bfloat16_enabled(self) -> bool:
         return self.config.bf16.enabled
 
+    def fp16_enabled(self) -> bool:
+        return self.config.fp16.enabled
+
     def comm_bytes(self) -> dict[str, int]:
         """Return the bytes that this rank has sent, by kind of collective (ring formulas; see `Meter`)."""
         return self._comm.meter.bytes_by_kind()

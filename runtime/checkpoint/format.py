@@ -12,6 +12,7 @@ torch.load(weights_only=True) reads:
     optimizer       None, or {name, num_steps, groups: hyper-parameters, states: name -> {exp_avg, ...}}
     buffers         name -> tensor; integer parameters and extra state of modules, too
     scheduler       its state_dict, or None
+    loss_scale      fp16's dynamic scale and what it depends on, or None
     progress        global_steps, global_samples, skipped_steps, micro_steps
     rng             per rank: torch, cuda, python, numpy
     client_state    what the user gave

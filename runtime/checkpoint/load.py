@@ -142,6 +142,8 @@ def _apply(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
     training.module.load_state_dict(saved["buffers"], strict=False)
     if plan.with_optimizer and training.optimizer is not None:
         _apply_optimizer(training.optimizer, saved["optimizer"])
+        if saved.get("loss_scale") is not None:  # older ones, and other precisions, have none
+            training.scaler.load_state_dict(saved["loss_scale"])
     if (
         plan.with_scheduler
         and saved["scheduler"] is not None

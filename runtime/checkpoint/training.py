@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..comm.collectives import Collectives
 from ..config import Config
 from ..optim.flat import FlatOptimizer
+from ..optim.loss_scale import LossScaler
 from ..zero.model import ShardedModel
 from .progress import Progress
 
@@ -23,6 +24,7 @@ class Training:
     optimizer: FlatOptimizer | None
     scheduler: Any  # has step(), and state_dict() and load_state_dict() if it has a state
     progress: Progress
+    scaler: LossScaler
     config: Config
     comm: Collectives
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from .optimizer import OptimizerConfig
-from .precision import Bf16Config
+from .precision import Bf16Config, Fp16Config
 from .scheduler import SchedulerConfig
 from .section import Section
 from .value import Bool, Interval, Positive, Size
@@ -34,6 +34,7 @@ class Config(Section):
     optimizer: OptimizerConfig | None = None
     scheduler: SchedulerConfig | None = None
     bf16: Bf16Config = Bf16Config()
+    fp16: Fp16Config = Fp16Config()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
 
     def describe(self) -> dict[str, Any]:

@@ -1,12 +1,26 @@
-"""bf16: the data type of parameters and gradients."""
+"""bf16 and fp16: the data type of parameters and gradients."""
 
 from __future__ import annotations
 
 from .section import Section
-from .value import Bool
+from .value import Bool, Count, Positive, Size
 
 
 class Bf16Config(Section):
     """bfloat16 parameters and gradients with a float32 master copy; off means float32 throughout."""
 
     enabled: Bool = False
+
+
+class Fp16Config(Section):
+    """float16 parameters and gradients with a float32 master copy, and a scaled loss."""
+
+    enabled: Bool = False
+    auto_cast: Bool = False
+    loss_scale: Size = 0.0
+    """0: dynamic."""
+    initial_scale_power: Count = 16
+    loss_scale_window: Positive = 1000
+    hysteresis: Positive = 2
+    consecutive_hysteresis: Bool = False
+    min_loss_scale: Size = 1.0

@@ -34,9 +34,13 @@ class AdamRule:
         if shard.master.is_cuda:
             self.update_with_torch(shard, states, groups, step=step, grad_scale=grad_scale)
             return
+        is_half = torch.float16 in (
+            shard.grad.dtype,
+            None if shard.param_out is None else shard.param_out.dtype,
+        )
         adamw_step(
             shard.master,
-            shard.grad,
+            shard.grad.float() if is_half else shard.grad,  # the kernel knows float32 and bfloat16
             states["exp_avg"],
             states["exp_avg_sq"],
             [
@@ -45,8 +49,10 @@ class AdamRule:
             ],
             grad_scale=grad_scale,
             adam_w_mode=self.adam_w_mode,
-            param_out=shard.param_out,
+            param_out=None if is_half else shard.param_out,
         )
+        if is_half:
+            copy_out(shard)
 
     def update_with_torch(
         self,

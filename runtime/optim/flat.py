@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError
 from ..zero.unit import SubBuffer
+from .loss_scale import LossScaler
 from .rule import Rule, Shard
 
 
@@ -26,12 +27,21 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.rule = rule
         self.num_steps = 0  # applied, not skipped
         self.parts: tuple[SubBuffer, ...] = ()
+        self._scaler: LossScaler | None = None
 
-    def attach(self, parts: Sequence[SubBuffer]) -> None:
+    def attach(self, parts: Sequence[SubBuffer], *, scaler: LossScaler) -> None:
         """Allocate the states of this rank's shards."""
         self.parts = tuple(parts)
+        self._scaler = scaler
         for part in self.parts:
             part.states = {name: torch.zeros_like(part.master) for name in self.rule.state_names}
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied with before backward; 1 without fp16."""
+        return 1.0 if self._scaler is None else self._scaler.scale
+
+    cur_scale = loss_scale
 
     @property
     def states(self) -> tuple[dict[str, Tensor], ...]:

@@ -49,4 +49,4 @@ def _squares(chunk: Tensor) -> float | Tensor:
     if chunk.is_cuda:
         norm: Tensor = torch.linalg.vector_norm(chunk, dtype=torch.float64)
         return norm.square()
-    return squared_norm(chunk)
+    return squared_norm(chunk.float() if chunk.dtype == torch.float16 else chunk)

@@ -17,8 +17,10 @@ class Shard:
     """This rank's shard of one sub-buffer, or a run of it, as an optimizer sees it."""
 
     master: Tensor  # [n] float32, updated in place
-    grad: Tensor  # [n] float32 or bfloat16; may be overwritten
-    param_out: Tensor | None  # [n] bfloat16, the rounded copy to write; None: `master` is the parameter
+    grad: Tensor  # [n] float32, bfloat16 or float16; may be overwritten
+    param_out: (
+        Tensor | None
+    )  # [n] bfloat16 or float16, the rounded copy to write; None: `master` is the parameter
     segments: tuple[Segment, ...]  # which optimizer group owns what; elements outside stay as they are
 
 

@@ -175,10 +175,10 @@ def _parts(
 def _check_trained_dtypes(units: Iterable[Sequence[Member]], param_dtype: torch.dtype | None) -> None:
     for member in (member for members in units for member in members if member.is_trained):
         dtype = param_dtype or member.param.dtype
-        if dtype not in TRAINED_DTYPES:
+        if dtype not in TRAINED_DTYPES and dtype != param_dtype:
             raise ConfigError(
                 f"parameter '{member.name}' is {dtype}; trained parameters are float32 or bfloat16: convert the model "
-                "before initialize(), or set bf16.enabled"
+                "before initialize(), or set bf16.enabled or fp16.enabled"
             )
 
 

@@ -88,7 +88,7 @@ def test_a_signal_before_the_workers_run_reaches_nobody_and_ends_nothing(tmp_pat
         job.end()
 
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 2.0
 
 
 @pytest.mark.slow

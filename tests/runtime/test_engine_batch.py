@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from tests.runtime.models import (
     make_config,
     make_model,
     snapshot,
+    train_engine,
     worst_difference,
 )
 from tests.runtime.ranks import Ranks
@@ -151,3 +155,20 @@ def _getters(rank: int, stage: int) -> tuple[bool, bool, bool]:
 )
 def test_what_is_sharded_can_be_asked(ranks: Ranks, stage: int, expected: tuple[bool, bool, bool]) -> None:
     assert ranks(_getters, stage, world_size=1) == [expected]
+
+
+def _timed(rank: int, is_on: bool) -> str:
+    config = make_config(wall_clock_breakdown=is_on, gradient_accumulation_steps=2)
+    engine, *_ = dslaunch.initialize(model=make_model(), config=config)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        train_engine(engine, steps=2)
+    return said.getvalue()
+
+
+def test_rank_0_says_what_the_parts_of_a_step_took(ranks: Ranks) -> None:
+    first, second = ranks(_timed, True, world_size=2)
+    lines = [re.sub(r"[0-9.]+ ms", "N ms", line) for line in first.splitlines()]
+    assert lines == [f"step={step}, forward N ms, backward N ms, step N ms" for step in (1, 2)]
+    assert all(float(found) > 0 for found in re.findall(r"([0-9.]+) ms", first))
+    assert second == ""
+    assert ranks(_timed, False, world_size=1) == [""]

@@ -107,7 +107,7 @@ def test_a_config_never_changes() -> None:
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, steps_per_print, wall_clock_breakdown, dataloader_drop_last, optimizer, scheduler, bf16, "
-    "zero_optimization"
+    "fp16, zero_optimization"
 )
 NOT_HERE = "is not available in this version"
 ADAM_TAKES = "optimizer.params takes: lr, weight_decay, betas, eps, adam_w_mode"
@@ -161,7 +161,7 @@ BAD = [
     ({"scheduler": {"type": "StepLR", "params": {"gama": 0.1}}}, "scheduler.params.gama is not a known key; did you mean gamma?; scheduler.params takes: STEP_LR\nds_config: scheduler.params.step_size is missing"),
     ({"scheduler": {"type": "StepLR", "params": {"step_size": 1, "gamma": math.inf}}}, "scheduler.params.gamma Infinity is not what a JSON file can hold"),
     # refused by name
-    ({"fp16": {"enabled": True}}, f'fp16.enabled true {NOT_HERE}; false is; use "bf16": {{"enabled": true}}, or leave both out for float32'),
+    ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, f"fp16.fp16_master_weights_and_grads true {NOT_HERE}; false is"),
     ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled true contradicts bf16.enabled true; keep bf16"),
     ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, f'zero_optimization.offload_optimizer.device "cpu" {NOT_HERE}; "none" is'),
     ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, 'zero_optimization.offload_optimizer.device "gpu" is not "none", "cpu" or "nvme"'),
@@ -323,6 +323,16 @@ WHOLE: dict[str, Any] = {
         },
     },
     "bf16": {"enabled": True},
+    "fp16": {
+        "enabled": False,
+        "auto_cast": True,
+        "loss_scale": 2.0,
+        "initial_scale_power": 3,
+        "loss_scale_window": 4,
+        "hysteresis": 5,
+        "consecutive_hysteresis": True,
+        "min_loss_scale": 0.5,
+    },
     "zero_optimization": {
         "stage": 1,
         "reduce_bucket_size": 1_000_000,

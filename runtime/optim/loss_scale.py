@@ -1,0 +1,81 @@
+"""The factor that keeps float16 gradients out of the range where they become zero.
+
+The loss is multiplied by it before backward, and the gradients are divided by the same number at the step. A step whose
+gradients are not finite is skipped; what becomes of the scale then is here.
+Source: DeepSpeed 0.19.8 runtime/fp16/loss_scaler.py, `DynamicLossScaler`: the same sequence of scales
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config.precision import Fp16Config
+from ..errors import LossScaleError
+
+
+class LossScaler:
+    """Constant if the config says a loss_scale above 0, and 1 without fp16; else it follows the gradients."""
+
+    def __init__(self, config: Fp16Config) -> None:
+        self._config = config
+        self.is_dynamic = config.enabled and config.loss_scale == 0.0
+        if not config.enabled:
+            self.scale = 1.0
+        else:
+            self.scale = 2.0**config.initial_scale_power if self.is_dynamic else config.loss_scale
+        self._num_steps = 0
+        self._last_overflow = -1  # which step it was
+        self._num_left = config.hysteresis  # overflows, this one included, until the scale is halved
+
+    def update(self, *, is_overflow: bool) -> None:
+        """A step has ended; `is_overflow`: its gradients were not finite.
+
+        Errors: LossScaleError if the scale would have to be halved and is as small as it may be
+        """
+        if not self.is_dynamic:
+            return
+        step, self._num_steps = self._num_steps, self._num_steps + 1
+        if is_overflow:
+            self._last_overflow = step
+            self._shrink()
+        else:
+            self._grow(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "scale": self.scale,
+            "num_steps": self._num_steps,
+            "last_overflow": self._last_overflow,
+            "num_left": self._num_left,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there, unless the scale is a constant here."""
+        if self.is_dynamic:
+            self.scale = float(state["scale"])
+            self._num_steps = int(state["num_steps"])
+            self._last_overflow = int(state["last_overflow"])
+            self._num_left = int(state["num_left"])
+
+    def _shrink(self) -> None:
+        config = self._config
+        if config.hysteresis != 1 and self._num_left != 1:
+            self._num_left -= 1
+            return
+        if self.scale <= config.min_loss_scale:
+            raise LossScaleError(
+                f"Current loss scale already at minimum ({config.min_loss_scale:g}), and the gradients are still not finite; "
+                "lower the learning rate, look for inf and NaN in the data, or train in bf16"
+            )
+        self.scale = max(self.scale / 2.0, config.min_loss_scale)
+
+    def _grow(self, step: int) -> None:
+        config = self._config
+        if config.consecutive_hysteresis:
+            self._num_left = config.hysteresis
+        num_stable = step - self._last_overflow - 1
+        if num_stable > 0 and num_stable % config.loss_scale_window == 0:
+            if not config.consecutive_hysteresis:
+                self._num_left = config.hysteresis
+            self.scale *= 2.0
