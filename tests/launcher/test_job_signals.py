@@ -91,6 +91,7 @@ def test_a_signal_before_the_workers_run_reaches_nobody_and_ends_nothing(tmp_pat
 HEARTBEAT_S = 2.0
 
 
+@pytest.mark.lab  # among those that have the machine to themselves: it counts heartbeats
 @pytest.mark.slow
 def test_ctrl_z_stops_the_launcher_and_the_workers_run_on(tmp_path: Path) -> None:
     """Longer than the heartbeat; in a group of its own, as a shell with job control starts it."""
