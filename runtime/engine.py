@@ -67,15 +67,14 @@ class Engine(Readings, nn.Module):
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._policy = policy_for_stage(config.zero.stage)
         # Sharded parameters are of use without an optimizer too: to a model that is only asked.
-        shards_for_nothing = self._policy.parameters is not Placement.SHARDED
-        if optimizer is None and self._policy.optimizer is Placement.SHARDED and shards_for_nothing:
+        is_sharded = self._policy.parameters is Placement.SHARDED
+        if optimizer is None and self._policy.optimizer is Placement.SHARDED and not is_sharded:
             raise ConfigError(
                 f"zero_optimization.stage {self._policy.stage} shards an optimizer's states and there is no optimizer; "
                 "name one in the ds_config, or give one to initialize()"
             )
         shard_size = self._policy.shard_axis_size(self.world_size)
         mesh = make_mesh(shard_size=shard_size)
-        is_sharded = self._policy.parameters is Placement.SHARDED
         self._comm = Collectives(
             mesh, gather_axis=make_shard_axis(shard_size=shard_size) if is_sharded else None
         )
@@ -121,9 +120,8 @@ class Engine(Readings, nn.Module):
                 f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss that the "
                 "model computed, outside torch.no_grad()"
             )
-        steps = self.config.gradient_accumulation_steps
-        if scale_wrt_gas and steps > 1:
-            loss = loss / steps
+        if scale_wrt_gas:
+            loss = self._share(loss)
         with self._clock.time("backward"):
             self._model.begin_backward()
             self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
@@ -135,8 +133,11 @@ class Engine(Readings, nn.Module):
 
         `engine.scale(loss).backward()` does what `engine.backward(loss)` does, for code that calls backward by itself.
         """
+        return self._enlarged(self._share(loss))
+
+    def _share(self, loss: Tensor) -> Tensor:
         steps = self.config.gradient_accumulation_steps
-        return self._enlarged(loss / steps if steps > 1 else loss)
+        return loss / steps if steps > 1 else loss
 
     def _enlarged(self, loss: Tensor) -> Tensor:
         return loss if self._scaler.scale == 1.0 else loss.float() * self._scaler.scale
@@ -158,18 +159,21 @@ class Engine(Readings, nn.Module):
         """End the micro batch; at a boundary, update the parameters. See "One optimizer step".
 
         Order:  a collective at a boundary
-        Errors: ConfigError inside no_sync()
+        Errors: ConfigError inside no_sync(); LossScaleError if fp16's loss scale would have to fall below its minimum
         """
         if self._is_in_no_sync:
             raise ConfigError(
                 "engine.step() inside engine.no_sync(); leave the block before the micro batch that ends a step"
             )
         self._was_step_applied = False
-        if self.is_gradient_accumulation_boundary():
+        is_boundary = self.is_gradient_accumulation_boundary()
+        if is_boundary:
             with self._clock.time("step"):
                 self._optimizer_step(lr_kwargs or {})
             self._print_times()
         self._progress.micro_steps += 1
+        if is_boundary:  # last, since it may raise: the step is counted then
+            self._scaler.update(is_overflow=not self._was_step_applied)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the parameters."""
@@ -236,7 +240,6 @@ class Engine(Readings, nn.Module):
         self._progress.global_steps += 1
         self._progress.global_samples += self.config.train_batch_size
         self._print_progress()
-        self._scaler.update(is_overflow=not self._was_step_applied)
 
     def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
         gathers: list[Pending] = []

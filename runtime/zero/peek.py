@@ -132,23 +132,24 @@ def _trained(param: nn.Parameter) -> Home | None:
     return home if home is not None and home.part.is_trained else None
 
 
-def _to_write(param: nn.Parameter, value: Tensor) -> Home:
+def _must_be_trained(param: nn.Parameter) -> Home:
     home = _trained(param)
     if home is None:
         raise ConfigError(
             "no engine trains this parameter; give one that initialize() has seen, and that is not frozen"
         )
+    return home
+
+
+def _to_write(param: nn.Parameter, value: Tensor) -> Home:
+    home = _must_be_trained(param)
     if value.shape != param.shape:
         raise ConfigError(f"parameter '{home.name}' has shape {tuple(param.shape)}, not {tuple(value.shape)}")
     return home
 
 
 def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
-    home = _trained(param)
-    if home is None:
-        raise ConfigError(
-            "no engine trains this parameter; give one that initialize() has seen, and that is not frozen"
-        )
+    home = _must_be_trained(param)
     bounds = _bounds(home)
     numel = 0 if bounds is None else bounds[2]
     if value.numel() != numel:

@@ -81,6 +81,7 @@ class Residents:
         if not is_again and not self._in_use.total():
             self._route.begin()
             self._current = None
+            self._is_engines = self._is_end_awaited = False  # of a backward that failed
         self._in_use[unit] += 1
         # An operation of the backward that computes this again may have values of any unit at hand.
         self._come(unit, may_free=not is_again)

@@ -195,7 +195,25 @@ def _without_engine(rank: int) -> dict[str, Tensor]:
     return snapshot(model.named_parameters())
 
 
-@pytest.mark.parametrize("train", [_mixed, _failing, _without_engine])
+def _failing_without_engine(rank: int) -> dict[str, Tensor]:
+    """A backward of the engine's fails, then one of the loop's own, and then one succeeds and leaves nothing here."""
+    model = make_model(Model)
+    engine = _engine(model)
+    for step in range(3):
+        handle = model.get_submodule("blocks.1").register_full_backward_hook(_raise)
+        for run in (engine.backward, lambda loss: engine.scale(loss).backward()):
+            loss = engine(_part(step, engine)).pow(2).mean()
+            with pytest.raises(ZeroDivisionError):
+                run(loss)
+            engine.zero_grad()
+        handle.remove()
+        engine.scale(engine(_part(step, engine)).pow(2).mean()).backward()
+        check_freed(engine)
+        engine.step()
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("train", [_mixed, _failing, _without_engine, _failing_without_engine])
 def test_what_happens_between_leaves_no_trace(
     ranks: Ranks, train: Callable[[int], dict[str, Tensor]]
 ) -> None:
