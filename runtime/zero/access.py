@@ -47,7 +47,11 @@ class Access:
     def __init__(
         self, module: nn.Module, units: Sequence[Unit], residents: Residents, *, keeps: object
     ) -> None:
-        """The module keeps `keeps` alive from now on."""
+        """The module keeps `keeps` alive from now on.
+
+        Errors: ConfigError for a module that was compiled as a whole
+        """
+        _check_not_compiled(module)
         self._keeps = keeps
         self._residents = residents
         self._module = module
@@ -187,6 +191,18 @@ class _Parameters(dict[str, Any]):
         if type(param) is FreedParameter:
             self._lend(param)
         return param
+
+
+def _check_not_compiled(module: nn.Module) -> None:
+    """What is compiled as a whole has our nets inside, where they do nothing."""
+    for name, one in module.named_modules():
+        if one._compiled_call_impl is not None:
+            shown = f"'{name}'" if name else "the model"
+            raise ConfigError(
+                f"{shown} was compiled with compile(), which stage 3 does not support: the compiled code would have to gather "
+                "parameters; compile the forward of blocks instead, before initialize(): block.forward = "
+                "torch.compile(block.forward)"
+            )
 
 
 def _modules_of(units: Sequence[Unit]) -> Iterator[tuple[nn.Module, Unit, bool]]:

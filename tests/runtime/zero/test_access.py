@@ -292,6 +292,21 @@ def test_micro_batches_add_up_on_an_odd_number_of_ranks(ranks: Ranks) -> None:
         assert worst_difference(params, expected) <= DRIFT
 
 
+def _compiled(rank: int, is_block: bool) -> str:
+    model = make_model(Model)
+    (model.get_submodule("blocks.1") if is_block else model).compile(backend="eager")
+    with pytest.raises(ConfigError) as caught:
+        _engine(model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("is_block", [True, False])
+def test_a_module_that_is_compiled_as_a_whole_is_refused_by_name(ranks: Ranks, is_block: bool) -> None:
+    for message in ranks(_compiled, is_block, world_size=2):
+        assert message.startswith("'blocks.1' was compiled" if is_block else "the model was compiled")
+        assert "block.forward = torch.compile(block.forward)" in message
+
+
 # ---- memory
 
 
