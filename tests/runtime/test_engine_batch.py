@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import dslaunch
+from dslaunch.runtime.clock import Clock
 from dslaunch.runtime.errors import ConfigError
 from tests.runtime.models import (
     assert_same_bits,
@@ -155,6 +156,15 @@ def _getters(rank: int, stage: int) -> tuple[bool, bool, bool]:
 )
 def test_what_is_sharded_can_be_asked(ranks: Ranks, stage: int, expected: tuple[bool, bool, bool]) -> None:
     assert ranks(_getters, stage, world_size=1) == [expected]
+
+
+def test_times_that_were_taken_are_not_counted_again() -> None:
+    clock = Clock(is_on=True, device=torch.device("cpu"))
+    for name in ("forward", "forward", "backward"):
+        with clock.time(name):
+            pass
+    assert re.fullmatch(r"forward [0-9.]+ ms, backward [0-9.]+ ms", clock.take())
+    assert clock.take() == ""
 
 
 def _timed(rank: int, is_on: bool) -> str:
