@@ -78,7 +78,7 @@ class Check:
         self._token = secrets.token_hex(16)
         self._listening: Listening | None = None
         self._candidates: tuple[str, ...] = ()
-        self._wall_minus_monotonic_s = time.time() - time.monotonic()
+        self._wall_minus_monotonic_s, self._wall_error_s = wall_minus_monotonic()
 
     def run(self) -> ClusterFacts:
         """Until every host has answered, failed or used up its time; nothing is left on any host then."""
@@ -162,7 +162,7 @@ class Check:
 
     def _take_clock(self, look: _Look, host_time: float, at_s: float) -> None:
         """Of several round trips the shortest tells most: the host's clock was read somewhere between its two ends."""
-        error_s = max(0.0, at_s - look.clock_asked_at) / 2
+        error_s = max(0.0, at_s - look.clock_asked_at) / 2 + self._wall_error_s
         if error_s < look.clock_error_s:
             middle = self._wall_minus_monotonic_s + (at_s + look.clock_asked_at) / 2
             look.clock_offset_s, look.clock_error_s = host_time - middle, error_s
@@ -231,3 +231,17 @@ class Check:
             clock_error_s=look.clock_error_s if look.clock_offset_s is not None else 0.0,
             reach=look.reach,
         )
+
+
+def wall_minus_monotonic(wall: Callable[[], float] = time.time) -> tuple[float, float]:
+    """What to add to this process's monotonic clock to get its wall clock, and how far that may be off, both in seconds.
+
+    Whoever reads two clocks may have to wait for the processor in between, so the closest of several pairs counts.
+    """
+    best = (0.0, float("inf"))
+    for _ in range(NUM_CLOCK_SAMPLES):
+        before, at, after = time.monotonic(), wall(), time.monotonic()
+        error_s = (after - before) / 2
+        if error_s < best[1]:
+            best = (at - (before + after) / 2, error_s)
+    return best

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dslaunch.launcher.channel import Channel
-from dslaunch.launcher.check import Check, CheckSettings
+from dslaunch.launcher.check import Check, CheckSettings, wall_minus_monotonic
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.facts import ClusterFacts, HostFacts
@@ -233,3 +233,19 @@ def test_a_host_that_falls_silent_is_lost_and_the_fleet_ends_without_it() -> Non
             events += [event] if event is not None else []
     assert events[-1].node_rank == 0, "the other one answers pings"
     assert "connected, then nothing was heard for 3 s" in str(events[-1].item)
+
+
+def test_the_two_clocks_may_be_read_apart() -> None:
+    """A thread that has to wait between the two readings says so in the error instead of moving every host's clock."""
+    waits_s = iter([0.05, 0.05, 0.0, 0.0, 0.05])
+
+    def wall() -> float:
+        until = time.monotonic() + next(waits_s)
+        while time.monotonic() < until:
+            pass
+        return time.time() + 100
+
+    truth_s, truth_error_s = wall_minus_monotonic()
+    offset_s, error_s = wall_minus_monotonic(wall)
+    assert abs(offset_s - 100 - truth_s) <= error_s + truth_error_s
+    assert error_s < 0.02
