@@ -93,7 +93,7 @@ class Engine(Readings, nn.Module):
         )
         self._scaler = LossScaler(config.fp16)
         if optimizer is not None:
-            optimizer.attach(self._model.trained, scaler=self._scaler)
+            optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
         self._progress = Progress()
         self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None

@@ -9,7 +9,8 @@ torch.load(weights_only=True) reads:
     format          1
     world_size      ranks that wrote it
     parameters      name -> tensor; float32 where trained (16-bit weights are rounded from it), else as it is
-    optimizer       None, or {name, num_steps, groups: hyper-parameters, states: name -> {exp_avg, ...}}
+    optimizer       None, or {name, num_steps, groups: hyper-parameters, states: name -> {exp_avg, ...},
+                    beside: name -> what the optimizer remembers otherwise, e.g. a step count}
     buffers         name -> tensor; integer parameters and extra state of modules, too
     scheduler       its state_dict, or None
     loss_scale      fp16's dynamic scale and what it depends on, or None

@@ -114,8 +114,9 @@ def _check_optimizer(
         raise CheckpointError(
             f"the checkpoint has {len(saved['groups'])} optimizer groups, this run {len(optimizer.param_groups)}; {advice}"
         )
-    if optimizer.rule.state_names:
-        _check_names("optimizer states", trained, set(saved["states"]), strict=strict)
+    if saved["states"]:
+        remembered = {*saved["states"], *saved.get("beside", {})}
+        _check_names("optimizer states", trained, remembered, strict=strict)
 
 
 def _check_names(what: str, ours: set[str], theirs: set[str], *, strict: bool) -> None:
@@ -161,11 +162,13 @@ def _apply_optimizer(optimizer: FlatOptimizer, saved: dict[str, Any]) -> None:
     optimizer.num_steps = saved["num_steps"]
     for group, hyper in zip(optimizer.param_groups, saved["groups"], strict=True):
         group.update(hyper)
-    for part, states in zip(optimizer.parts, optimizer.states, strict=True):
+    optimizer.rule.reset_states(sorted({name for states in saved["states"].values() for name in states}))
+    for part in optimizer.parts:
         for place, member in enumerate(part.members):
             for name, whole in saved["states"].get(member.name, {}).items():
-                if name in states:
-                    part.copy_fragment(place, whole, states[name])
+                if name in part.states:
+                    part.copy_fragment(place, whole, part.states[name])
+    optimizer.rule.load_beside(saved.get("beside", {}))  # older ones have none
 
 
 def _apply_rng(training: Training, saved: dict[str, Any]) -> None:

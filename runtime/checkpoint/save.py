@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError
-from ..optim.flat import FlatOptimizer
+from ..optim.rule import hyper_parameters
 from ..zero.unit import SubBuffer
 from .format import FORMAT, LATEST_FILE, STATE_FILE, check_is_plain, write_atomically
 from .rng import rng_state
@@ -77,24 +77,25 @@ def _gather(training: Training) -> tuple[dict[str, Tensor], dict[str, Any] | Non
     if optimizer is None:
         return parameters, None
     states: dict[str, dict[str, Tensor]] = {}
-    for part, shards in zip(optimizer.parts, optimizer.states, strict=True):
-        for state_name, shard in shards.items():
+    for part in optimizer.parts:
+        for state_name, shard in part.states.items():
             for name, tensor in _whole(part, shard, training.comm).items():
                 states.setdefault(name, {})[state_name] = tensor
     return parameters, {
         "name": optimizer.rule.name,
         "num_steps": optimizer.num_steps,
-        "groups": hyper_parameters(optimizer),
+        "groups": [hyper_parameters(group) for group in optimizer.param_groups],
         "states": states,
+        "beside": _merged(training.comm.gather_objects(optimizer.rule.beside())),
     }
 
 
-def hyper_parameters(optimizer: FlatOptimizer) -> list[dict[str, Any]]:
-    """Return the groups without their parameters."""
-    return [
-        {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        for group in optimizer.param_groups
-    ]
+def _merged(ranks: list[dict[str, dict[str, Any]]] | None) -> dict[str, dict[str, Any]]:
+    """What the ranks remember, each of its own parameters."""
+    merged: dict[str, dict[str, Any]] = {}
+    for own in ranks or ():
+        merged |= {name: values for name, values in own.items() if values}
+    return merged
 
 
 def _whole(part: SubBuffer, shard: Tensor, comm: Collectives) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ An all_reduce is that plus an all_gather, so a buffer reduced along either axis 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import torch
@@ -107,6 +107,19 @@ class Collectives:
         parts = None if whole is None else list(whole.chunk(axis.size))
         dist.gather(shard, parts, group_dst=0, group=axis.group)
         return whole
+
+    def exchange(self, buffer: Tensor, *, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Return what the ranks of the shard axis have for this one, in rank order.
+
+        Shapes: [sum of `sent`] and [sum of `received`] elements, one count for each rank
+        """
+        axis = self.mesh.shard
+        self.meter.record(  # each rank's size is another, but the order is the same
+            "exchange", nbytes=0, sent_bytes=(buffer.numel() - sent[axis.index]) * buffer.itemsize
+        )
+        arrived = buffer.new_empty(sum(received))
+        dist.all_to_all_single(arrived, buffer, list(received), list(sent), group=axis.group)
+        return arrived
 
     def gather_objects(self, value: object) -> list[Any] | None:
         """Return every rank's `value` on rank 0, in rank order, None elsewhere. For small things, seldom."""

@@ -6,7 +6,7 @@ null anywhere means the same as leaving the key out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -109,7 +109,7 @@ def _details(section: str, **kinds: Kind) -> Iterator[Key]:
 
 
 _ADAM = ("Adam", "AdamW")
-_ANY_OPTIMIZER = ("Adam", "AdamW", "SGD")
+_OURS = ("Adam", "AdamW", "Muon")
 _WARMUP = ("WarmupLR", "WarmupDecayLR")
 _ANY_WARMUP = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 _DEEPSPEED_SCHEDULERS = (*_ANY_WARMUP, "OneCycle", "LRRangeTest")
@@ -146,24 +146,40 @@ _TRAINING = (
 )
 
 _OPTIMIZER = (
-    _used("optimizer.type", "Adam, AdamW or SGD, in any case; Adam is AdamW unless adam_w_mode is false"),
-    _used("optimizer.params.lr", "learning rate, 0.001 if left out", *_ANY_OPTIMIZER),
-    _used("optimizer.params.weight_decay", "0 if left out", *_ANY_OPTIMIZER),
-    _used("optimizer.params.betas", "[0.9, 0.999] if left out", *_ADAM),
-    _used("optimizer.params.eps", "1e-8 if left out", *_ADAM),
+    _used(
+        "optimizer.type",
+        "Adam, AdamW, Muon, Lamb, Lion, or a class of torch.optim, in any case; Adam is AdamW unless adam_w_mode is false; "
+        "Muon is for matrices, with AdamW for all else. The types below have these parameters, others their own "
+        "keyword arguments",
+    ),
+    _used(
+        "optimizer.params.lr", "learning rate, 0.001 if left out (Muon: 0.02, and 0.0003 for AdamW)", *_OURS
+    ),
+    _used("optimizer.params.weight_decay", "0 if left out", *_OURS),
+    _used("optimizer.params.betas", "[0.9, 0.999] if left out (Muon: [0.9, 0.95])", *_OURS),
+    _used("optimizer.params.eps", "1e-8 if left out (Muon: 1e-10)", *_OURS),
     _used(
         "optimizer.params.adam_w_mode",
         "false: weight decay is added to the gradient (type Adam only)",
         *_ADAM,
     ),
-    _used("optimizer.params.momentum", "0 if left out", "SGD"),
-    _used("optimizer.params.dampening", "0 if left out", "SGD"),
-    _used("optimizer.params.nesterov", "needs momentum", "SGD"),
+    _used("optimizer.params.muon_lr", "of the matrices, lr if left out", "Muon"),
+    _used("optimizer.params.adam_lr", "of all else, lr if left out", "Muon"),
+    _used("optimizer.params.momentum", "of the matrices, 0.95 if left out", "Muon"),
+    _hint(
+        "optimizer.params.ns_method",
+        choice("gram", "standard"),
+        "torch's Newton-Schulz iteration",
+        types=("Muon",),
+    ),
+    _refused("optimizer.params.per_head_muon", types=("Muon",)),
     _refused("optimizer.params.bias_correction", off=(True,), types=_ADAM),
-    _refused("optimizer.params.amsgrad", types=_ADAM),
-    _refused("optimizer.params.maximize", types=_ANY_OPTIMIZER),
-    _refused("optimizer.params.differentiable", types=_ANY_OPTIMIZER),
-    _refused("optimizer.params.fp32_optimizer_states", off=(True,), types=_ADAM),
+    _refused(
+        "optimizer.params.amsgrad", note="pass torch.optim.AdamW(amsgrad=True) to initialize()", types=_ADAM
+    ),
+    _refused("optimizer.params.maximize", types=_ADAM),
+    _refused("optimizer.params.differentiable"),
+    _refused("optimizer.params.fp32_optimizer_states", off=(True,)),
     _refused(
         "optimizer.params.max_grad_norm",
         NUMBER,
@@ -171,10 +187,10 @@ _OPTIMIZER = (
         note="write it as gradient_clipping at the top level",
     ),
     _hint("optimizer.params.torch_adam", BOOL, "there is one Adam", types=_ADAM),
-    _hint("optimizer.params.set_grad_none", BOOL, types=_ADAM),
+    _hint("optimizer.params.set_grad_none", BOOL, types=(*_ADAM, "Lion")),
     _hint("optimizer.params.capturable", BOOL, quiet=(False,), types=_ADAM),
-    _hint("optimizer.params.foreach", BOOL, types=_ANY_OPTIMIZER),
-    _hint("optimizer.params.fused", BOOL, types=_ANY_OPTIMIZER),
+    _hint("optimizer.params.foreach", BOOL, types=_ADAM),
+    _hint("optimizer.params.fused", BOOL, types=_ADAM),
     _hint("optimizer.legacy_fusion", BOOL, quiet=(False,)),
 )
 
@@ -484,19 +500,21 @@ KEYS: tuple[Key, ...] = (
 
 
 def keys_for(
-    optimizer_type: str | None, scheduler_type: str | None, torch_params: Iterable[str]
+    optimizer_type: str | None, scheduler_type: str | None, class_params: Mapping[str, Iterable[str]]
 ) -> dict[str, Key]:
     """The keys of a config with these types, by path.
 
     A type that is None is not known: everything below its `params` is accepted, since the type itself is the fault.
-    `torch_params` are the keyword arguments of a torch scheduler, which no table can list.
+    `class_params` are, by section, the keyword arguments of a class of torch, which no table can list.
     """
     keys = {
         key.path: key
         for key in KEYS
         if not key.types or optimizer_type in key.types or scheduler_type in key.types
     }
-    keys.update({f"scheduler.params.{name}": _used(f"scheduler.params.{name}", "") for name in torch_params})
+    for section, names in class_params.items():
+        for path in (f"{section}.params.{name}" for name in names):
+            keys.setdefault(path, _used(path, ""))
     for section, kind in (("optimizer", optimizer_type), ("scheduler", scheduler_type)):
         if kind is None or not any(path.startswith(f"{section}.params.") for path in keys):
             keys = {path: key for path, key in keys.items() if not path.startswith(f"{section}.params.")}

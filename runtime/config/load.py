@@ -23,22 +23,6 @@ from .zero import ZeroConfig
 
 _log = logging.getLogger("dslaunch")
 
-_DEEPSPEED_OPTIMIZERS = (
-    *(
-        "Adagrad",
-        "Lamb",
-        "Lion",
-        "MuAdam",
-        "MuAdamW",
-        "MuSGD",
-        "Muon",
-        "OneBitAdam",
-        "OneBitLamb",
-        "ZeroOneAdam",
-    ),
-    *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SparseAdam"),
-)
-
 
 def _type_of(values: dict[str, Any], section: str, problems: dict[str, str]) -> str | None:
     """The type that `section` names, where the section is there and names one."""
@@ -65,21 +49,17 @@ def _optimizer_type(values: dict[str, Any], problems: dict[str, str]) -> str | N
     """The optimizer's type as it is spelled here, if it is available."""
     if (name := _type_of(values, "optimizer", problems)) is None:
         return None
-    if spelled := {known.lower(): known for known in optimizer.PARAMS_OF}.get(name.lower()):
-        return spelled
-    available = "Adam, AdamW and SGD are available in this version"
-    known = {other.lower() for other in _DEEPSPEED_OPTIMIZERS}
-    if name.lower() in known:
+    try:
+        spelled = optimizer.spelled(name)
+    except ValueError as error:
+        problems["optimizer.type"] = f"optimizer.type {show(name)} {error}"
+        return None
+    if spelled is None:
+        names = optimizer.optimizer_names()
         problems["optimizer.type"] = (
-            f"optimizer.type {show(name)} is not available in this version; Adam, AdamW and SGD are; "
-            "or pass any torch optimizer to initialize()"
+            f"optimizer.type {show(name)} is not a known optimizer; {_did_you_mean(name, names)}known: {', '.join(names)}"
         )
-    else:
-        guess = _did_you_mean(name, tuple(optimizer.PARAMS_OF))
-        problems["optimizer.type"] = (
-            f"optimizer.type {show(name)} is not a known optimizer; {guess}{available}"
-        )
-    return None
+    return spelled
 
 
 def _scheduler_type(values: dict[str, Any], problems: dict[str, str]) -> tuple[str | None, dict[str, bool]]:
@@ -112,10 +92,20 @@ def _read_optimizer(
             'write the type "Adam" for weight decay in the gradient'
         )
         return None
-    params = read_section(optimizer.PARAMS_OF[kind], given, path="optimizer.params", problems=problems)
+    if kind not in optimizer.PARAMS_OF:
+        _check_plain(given, "optimizer.params", problems)
+    model = optimizer.PARAMS_OF.get(kind, optimizer.TorchOptimizerParams)
+    params = read_section(model, given, path="optimizer.params", problems=problems)
     return (
         None if params is None else optimizer.OptimizerConfig.model_validate({"type": kind, "params": params})
     )
+
+
+def _check_plain(given: dict[str, Any], path: str, problems: dict[str, str]) -> None:
+    """What no section describes goes to a class as it is."""
+    for name, value in given.items():
+        if not PLAIN.accepts(value):
+            problems[f"{path}.{name}"] = f"{path}.{name} {show(value)} is not {PLAIN.words}"
 
 
 def _read_scheduler(
@@ -127,10 +117,8 @@ def _read_scheduler(
     for name, is_required in must.items():
         if is_required and name not in given:
             problems[f"scheduler.params.{name}"] = f"scheduler.params.{name} is missing"
-        elif not PLAIN.accepts(given.get(name)):
-            problems[f"scheduler.params.{name}"] = (
-                f"scheduler.params.{name} {show(given[name])} is not {PLAIN.words}"
-            )
+    if must:
+        _check_plain(given, "scheduler.params", problems)
     model = scheduler.PARAMS_OF.get(kind, scheduler.TorchSchedulerParams)
     params = read_section(model, given, path="scheduler.params", problems=problems)
     return (
@@ -183,7 +171,10 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, world_siz
     values = rename_old(values, sifted)
     optimizer_type = _optimizer_type(values, problems)
     scheduler_type, torch_params = _scheduler_type(values, problems)
-    sift(values, keys_for(optimizer_type, scheduler_type, torch_params), sifted)
+    class_params = {"scheduler": list(torch_params)}
+    if optimizer_type is not None and optimizer_type not in optimizer.PARAMS_OF:
+        class_params["optimizer"] = list(optimizer.optimizer_params(optimizer_type))
+    sift(values, keys_for(optimizer_type, scheduler_type, class_params), sifted)
     _check_together(values, problems)
 
     used = sifted.used

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import inspect
+from typing import Any
 
-from pydantic import model_validator
+import torch
+from pydantic import ConfigDict
 
+from ..optim.lamb import Lamb
+from ..optim.lion import Lion
 from .section import Section
 from .value import Beta, Betas, Bool, Size
 
-OptimizerType = Literal["Adam", "AdamW", "SGD"]
+_ONE_BIT = (
+    "compresses gradients to one bit, which is not available in this version; take Adam or Lamb, with ZeRO"
+)
+_MUP = "is of the package mup: make it there and pass it to initialize(optimizer=...)"
 
 
 class AdamParams(Section):
@@ -25,34 +32,96 @@ class AdamParams(Section):
     adam_w_mode: Bool = True
 
 
-class SGDParams(Section):
-    """Stochastic gradient descent as torch.optim.SGD does it; the same defaults."""
+class MuonParams(Section):
+    """Muon for matrices, AdamW for all else; the same keys and defaults as DeepSpeed's."""
 
-    lr: Size = 1e-3
-    momentum: Beta = 0.0
-    dampening: Size = 0.0
+    lr: Size | None = None
+    """Of both; left out: 0.02 for Muon, 0.0003 for AdamW."""
+    muon_lr: Size | None = None
+    adam_lr: Size | None = None
+    momentum: Beta = 0.95
     weight_decay: Size = 0.0
-    nesterov: Bool = False
+    betas: Betas = (0.9, 0.95)
+    eps: Size = 1e-10
 
-    @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> SGDParams:
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise ValueError(
-                f"optimizer.params.nesterov true needs a momentum above 0 and no dampening; "
-                f"momentum is {self.momentum}, dampening is {self.dampening}"
-            )
-        return self
+    def of_muon(self) -> dict[str, Any]:
+        """The hyper-parameters of Muon's groups."""
+        lr = _first(self.muon_lr, self.lr, 0.02)
+        return {"lr": lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+
+    def of_adam(self) -> dict[str, Any]:
+        """The hyper-parameters of AdamW's groups."""
+        lr = _first(self.adam_lr, self.lr, 3e-4)
+        return {"lr": lr, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
+
+
+class TorchOptimizerParams(Section):
+    """The keyword arguments of an optimizer class, in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class OptimizerConfig(Section):
     """The optimizer to build; the class of `params` follows from `type`."""
 
-    type: OptimizerType
-    params: AdamParams | SGDParams
+    type: str
+    params: AdamParams | MuonParams | TorchOptimizerParams
 
 
-PARAMS_OF: dict[str, type[AdamParams] | type[SGDParams]] = {
+PARAMS_OF: dict[str, type[AdamParams] | type[MuonParams]] = {
     "Adam": AdamParams,
     "AdamW": AdamParams,
-    "SGD": SGDParams,
+    "Muon": MuonParams,
 }
+
+_OURS: dict[str, type[torch.optim.Optimizer]] = {"Lamb": Lamb, "Lion": Lion}
+_REFUSED = {
+    "OneBitAdam": _ONE_BIT,
+    "OneBitLamb": _ONE_BIT,
+    "ZeroOneAdam": _ONE_BIT,
+    "MuAdam": _MUP,
+    "MuAdamW": _MUP,
+    "MuSGD": _MUP,
+    "LBFGS": "runs forward and backward itself, which engine.step() has no place for; take another",
+    "SparseAdam": "needs sparse gradients, and averaged ones are dense here; take Adam",
+}
+
+
+def _classes() -> dict[str, type[torch.optim.Optimizer]]:
+    base = torch.optim.Optimizer
+    found = {
+        name: value
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, base) and value is not base
+    }
+    return {name: kind for name, kind in {**found, **_OURS}.items() if name not in {*_REFUSED, *PARAMS_OF}}
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """Return the types that a config can name."""
+    return tuple(sorted({*PARAMS_OF, *_classes()}))
+
+
+def spelled(name: str) -> str | None:
+    """Return an optimizer's type as it is spelled here; None if there is none of that name.
+
+    Errors: ValueError if it is known and not available
+    """
+    for known, why in _REFUSED.items():
+        if known.lower() == name.lower():
+            raise ValueError(why)
+    return {known.lower(): known for known in optimizer_names()}.get(name.lower())
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    """Return the class of a type that is spelled as here, and has no section of its own."""
+    return _classes()[name]
+
+
+def optimizer_params(name: str) -> tuple[str, ...]:
+    """Return the keyword arguments of such a class."""
+    return tuple(inspect.signature(optimizer_class(name)).parameters)[1:]
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)

@@ -1,38 +1,85 @@
-"""Adam and AdamW over a flat shard: the fused kernel of dslaunch in host memory, torch's fused one on a GPU."""
+"""Adam and AdamW over flat shards: the fused kernel of dslaunch in host memory, torch's fused one on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels import AdamSegment, adamw_step
-from .rule import Shard, as_float, copy_out, runs, scaled_grad
+from ..comm.collectives import Collectives
+from ..zero.layout import Segment
+from ..zero.unit import SubBuffer
+from .rule import AfterPart, ByName, Groups, allocate_states, as_float, runs, scaled_grad
+
+_STATES = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """This rank's shard of one sub-buffer, or a run of it."""
+
+    master: Tensor  # [n] float32, updated in place
+    grad: Tensor  # [n] float32, bfloat16 or float16; may be overwritten
+    param_out: (
+        Tensor | None
+    )  # [n] bfloat16 or float16, the rounded copy to write; None: `master` is the parameter
+    exp_avg: Tensor  # [n] float32, as the next
+    exp_avg_sq: Tensor
+    segments: tuple[Segment, ...]  # which optimizer group owns what; elements outside stay as they are
 
 
 class AdamRule:
     """AdamW, or Adam with L2 weight decay where `adam_w_mode` is false."""
 
-    state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-
     def __init__(self, *, adam_w_mode: bool) -> None:
         self.adam_w_mode = adam_w_mode
         self.name = "AdamW" if adam_w_mode else "Adam"
+        self._parts: tuple[SubBuffer, ...] = ()
+
+    def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
+        """Allocate the moments."""
+        self._parts = tuple(parts)
+        self.reset_states(_STATES)
+
+    def reset_states(self, names: Sequence[str]) -> None:
+        """There are always the same."""
+        for part in self._parts:
+            allocate_states(part, _STATES)
+
+    def beside(self) -> ByName:
+        """Nothing."""
+        return {}
+
+    def load_beside(self, saved: ByName) -> None:
+        """Nothing."""
+
+    def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
+        """Update part by part, so that one part's parameters can travel while the next is updated."""
+        for part in self._parts:
+            for piece in part.grad_pieces():
+                run = slice(piece.offset, piece.offset + piece.grad.numel())
+                shard = Shard(
+                    master=part.master[run],
+                    grad=piece.grad,
+                    param_out=part.param_shard[run] if part.has_separate_master else None,
+                    exp_avg=part.states["exp_avg"][run],
+                    exp_avg_sq=part.states["exp_avg_sq"][run],
+                    segments=piece.segments,
+                )
+                self.update(shard, groups, step=step, grad_scale=grad_scale)
+            if after_part is not None:
+                after_part(part)
 
     def update(
-        self,
-        shard: Shard,
-        states: Mapping[str, Tensor],
-        groups: Sequence[Mapping[str, Any]],
-        *,
-        step: int,
-        grad_scale: float,
+        self, shard: Shard, groups: Sequence[Mapping[str, Any]], *, step: int, grad_scale: float
     ) -> None:
         """Apply one step to the shard."""
         if shard.master.is_cuda:
-            self.update_with_torch(shard, states, groups, step=step, grad_scale=grad_scale)
+            self.update_with_torch(shard, groups, step=step, grad_scale=grad_scale)
             return
         is_half = torch.float16 in (
             shard.grad.dtype,
@@ -41,8 +88,8 @@ class AdamRule:
         adamw_step(
             shard.master,
             shard.grad.float() if is_half else shard.grad,  # the kernel knows float32 and bfloat16
-            states["exp_avg"],
-            states["exp_avg_sq"],
+            shard.exp_avg,
+            shard.exp_avg_sq,
             [
                 _segment(segment.offset, segment.numel, groups[segment.group], step)
                 for segment in shard.segments
@@ -52,31 +99,25 @@ class AdamRule:
             param_out=None if is_half else shard.param_out,
         )
         if is_half:
-            copy_out(shard)
+            _copy_out(shard)
 
     def update_with_torch(
-        self,
-        shard: Shard,
-        states: Mapping[str, Tensor],
-        groups: Sequence[Mapping[str, Any]],
-        *,
-        step: int,
-        grad_scale: float,
+        self, shard: Shard, groups: Sequence[Mapping[str, Any]], *, step: int, grad_scale: float
     ) -> None:
         """Apply one step with torch's fused kernel, on any device.
 
         It wants a gradient of the master's dtype, so a 16-bit one costs 4 more bytes per element for the moment.
         """
         kernel = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
-        grad = scaled_grad(shard, grad_scale)
+        grad = scaled_grad(shard.grad, grad_scale)
         for segment in shard.segments:
             group = groups[segment.group]
             one = (segment,)
             kernel(
                 runs(shard.master, one),
                 runs(grad, one),
-                runs(states["exp_avg"], one),
-                runs(states["exp_avg_sq"], one),
+                runs(shard.exp_avg, one),
+                runs(shard.exp_avg_sq, one),
                 [],
                 [torch.tensor(float(step), device=grad.device)],
                 lr=as_float(group["lr"]),
@@ -87,7 +128,15 @@ class AdamRule:
                 amsgrad=False,
                 maximize=False,
             )
-        copy_out(shard)
+        _copy_out(shard)
+
+
+def _copy_out(shard: Shard) -> None:
+    """Round the updated master into the parameters, segment by segment so that padding stays zero."""
+    if shard.param_out is not None:
+        pairs = zip(runs(shard.param_out, shard.segments), runs(shard.master, shard.segments), strict=True)
+        for param, master in pairs:
+            param.copy_(master)
 
 
 def _segment(offset: int, numel: int, group: Mapping[str, Any], step: int) -> AdamSegment:

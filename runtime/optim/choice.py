@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,18 +11,36 @@ import torch
 from torch import nn
 
 from ..config.config import Config
-from ..config.optimizer import AdamParams, OptimizerConfig
+from ..config.optimizer import AdamParams, MuonParams, OptimizerConfig, optimizer_class
+from ..config.value import show
 from ..errors import ConfigError
 from .adam import AdamRule
+from .borrowed import BorrowedRule, Loan, lend
 from .flat import FlatOptimizer
 from .rule import Rule
-from .sgd import SgdRule
 
 Groups = list[dict[str, Any]]
 ModelParameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
 ClientOptimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]
 
-_FLAGS_WE_LACK = ("amsgrad", "maximize", "capturable", "differentiable")
+_log = logging.getLogger("dslaunch")
+
+_OURS = (torch.optim.Adam, torch.optim.AdamW)  # exactly: a subclass may override anything
+_FLAGS_OURS_LACK = ("amsgrad", "maximize", "capturable", "differentiable")
+# What treats every element alone. Others say so with a class attribute `is_elementwise`.
+_ELEMENTWISE = (
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
 
 
 def choose_optimizer(
@@ -42,7 +62,9 @@ def choose_optimizer(
     else:
         groups = _param_groups(module, model_parameters)
         optimizer = (
-            _from_config(config.optimizer, groups) if client is None else _take_over(_call(client, groups))
+            _from_config(config.optimizer, groups, module)
+            if client is None
+            else _take_over(_call(client, groups))
         )
     _check_params(optimizer, module)
     return optimizer
@@ -78,15 +100,67 @@ def _param_groups(module: nn.Module, model_parameters: ModelParameters | None) -
     return groups
 
 
-def _from_config(config: OptimizerConfig | None, groups: Groups) -> FlatOptimizer:
+def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Module) -> FlatOptimizer:
     if config is None:
         raise AssertionError("no optimizer in the ds_config")
-    defaults = config.params.model_dump()
     if isinstance(config.params, AdamParams):
-        rule: Rule = AdamRule(adam_w_mode=defaults.pop("adam_w_mode"))
-    else:
-        rule = SgdRule(has_momentum=any(group.get("momentum", defaults["momentum"]) != 0 for group in groups))
-    return FlatOptimizer(groups, defaults=defaults, rule=rule)
+        defaults = config.params.model_dump()
+        rule = AdamRule(adam_w_mode=defaults.pop("adam_w_mode"))
+        return FlatOptimizer(groups, defaults=defaults, rule=rule)
+    if isinstance(config.params, MuonParams):
+        return _muon(config.params, groups, module)
+    given = config.params.model_extra or {}
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    kind: Callable[..., torch.optim.Optimizer] = optimizer_class(config.type)
+    try:
+        made = kind(groups, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = ", ".join(f"optimizer.params.{name} {show(value)}" for name, value in given.items())
+        raise ConfigError(
+            f"{shown or 'optimizer.params'}: {config.type} does not take this: {error}"
+        ) from error
+    return _take_over(made)
+
+
+def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimizer:
+    """Muon for matrices in the middle of the model, AdamW for all else; each group of the user's becomes up to two.
+
+    Source: DeepSpeed 0.19.8 deepspeed/__init__.py `set_optimizer_flags` and runtime/engine.py `_muon_param_groups`
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(
+            f'optimizer.type "Muon" needs torch 2.9 or later; this is torch {torch.__version__}'
+        )
+    at_ends = {
+        id(param)
+        for name, param in module.named_parameters()
+        if "embed" in name.lower() or "lm_head" in name.lower()
+    }
+    halves: Groups = []
+    for group in groups:
+        own = {name: value for name, value in group.items() if name != "params"}
+        for is_muon, defaults in ((True, params.of_muon()), (False, params.of_adam())):
+            chosen = [
+                param
+                for param in group["params"]
+                if (param.ndim >= 2 and id(param) not in at_ends) is is_muon
+            ]
+            if chosen:
+                halves.append({**defaults, **own, "params": chosen, "use_muon": is_muon})
+    shape = [nn.Parameter(torch.zeros(1, 1))]  # they want one, and get others
+    muon, adam = torch.optim.Muon(shape), torch.optim.AdamW(shape)
+    by_kind = {
+        kind: [index for index, half in enumerate(halves) if half["use_muon"] is kind]
+        for kind in (True, False)
+    }
+    rule = BorrowedRule(
+        "Muon",
+        [
+            lend(muon, halves, by_kind[True], is_elementwise=False, as_matrices=True),
+            lend(adam, halves, by_kind[False], is_elementwise=True),
+        ],
+    )
+    return FlatOptimizer(halves, defaults={}, rule=rule)
 
 
 def _check_params(optimizer: FlatOptimizer, module: nn.Module) -> None:
@@ -106,33 +180,39 @@ def _check_params(optimizer: FlatOptimizer, module: nn.Module) -> None:
 def _take_over(client: torch.optim.Optimizer) -> FlatOptimizer:
     """Return our optimizer with the client's groups: the same dicts, so that a scheduler made for it still works."""
     rule = _rule_of(client)
-    for group in client.param_groups:
-        for flag in _FLAGS_WE_LACK:
-            if group.get(flag):
-                raise ConfigError(
-                    f"optimizer {type(client).__name__}({flag}=True) is not supported; leave {flag} off"
-                )
-    if any(client.state.values()):
-        raise ConfigError(
-            f"the {type(client).__name__} given to initialize() has stepped already and its states would be lost; "
-            "give a fresh one, and continue from a checkpoint with engine.load_checkpoint()"
-        )
     # torch's schedulers warn if the optimizer they were made for never steps; ours steps in its place.
     client._opt_called = True  # type: ignore[attr-defined]
     return FlatOptimizer(client.param_groups, defaults=client.defaults, rule=rule)
 
 
 def _rule_of(client: torch.optim.Optimizer) -> Rule:
-    """Only exact classes: a subclass may override anything."""
-    if type(client) is torch.optim.SGD:
-        return SgdRule(has_momentum=any(group["momentum"] != 0 for group in client.param_groups))
-    if type(client) in (torch.optim.Adam, torch.optim.AdamW):
-        is_adam_w = type(client) is torch.optim.AdamW
-        modes = {group.get("decoupled_weight_decay", is_adam_w) for group in client.param_groups}
-        if len(modes) == 1:
+    kind = type(client)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    groups = client.param_groups
+    _check_can_step(client, name)
+    if kind in _OURS and not any(group.get(flag) for group in groups for flag in _FLAGS_OURS_LACK):
+        modes = {group.get("decoupled_weight_decay", kind is torch.optim.AdamW) for group in groups}
+        if len(modes) == 1 and not client.state:
             return AdamRule(adam_w_mode=modes.pop())
-        raise ConfigError("optimizer Adam: decoupled_weight_decay must be the same in all groups")
-    raise ConfigError(
-        f"optimizer {type(client).__module__}.{type(client).__qualname__} cannot run on shards; torch.optim.AdamW, "
-        "torch.optim.Adam and torch.optim.SGD can, or name one in the ds_config"
-    )
+    is_elementwise = kind in _ELEMENTWISE or getattr(kind, "is_elementwise", False) is True
+    if not is_elementwise:
+        _log.info(
+            "optimizer %s sees whole parameters, each on one rank: three times their elements travel more for each step; "
+            "if it treats every element alone, say so with a class attribute is_elementwise = True",
+            name,
+        )
+    loan: Loan = lend(client, groups, range(len(groups)), is_elementwise=is_elementwise)
+    return BorrowedRule(f"{kind.__name__} of torch" if kind in _OURS else kind.__name__, [loan])
+
+
+def _check_can_step(client: torch.optim.Optimizer, name: str) -> None:
+    if any(group.get("differentiable") for group in client.param_groups):
+        raise ConfigError(f"optimizer {name}(differentiable=True) is not supported; leave it off")
+    if type(client) is torch.optim.SparseAdam:
+        raise ConfigError(f"optimizer {name}: averaged gradients are dense here; take torch.optim.Adam")
+    closure = inspect.signature(type(client).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(
+            f"optimizer {name} runs forward and backward itself, in step(closure), which engine.step() has no place for; "
+            "take one that steps from gradients"
+        )

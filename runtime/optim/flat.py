@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..comm.collectives import Collectives
 from ..errors import CheckpointError, ConfigError
 from ..zero.unit import SubBuffer
 from .loss_scale import LossScaler
-from .rule import Rule, Shard
+from .rule import AfterPart, Rule
 
 
 class FlatOptimizer(torch.optim.Optimizer):
@@ -29,12 +30,11 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.parts: tuple[SubBuffer, ...] = ()
         self._scaler: LossScaler | None = None
 
-    def attach(self, parts: Sequence[SubBuffer], *, scaler: LossScaler) -> None:
-        """Allocate the states of this rank's shards."""
+    def attach(self, parts: Sequence[SubBuffer], *, comm: Collectives, scaler: LossScaler) -> None:
+        """Get ready to update this rank's shards."""
         self.parts = tuple(parts)
         self._scaler = scaler
-        for part in self.parts:
-            part.states = {name: torch.zeros_like(part.master) for name in self.rule.state_names}
+        self.rule.attach(self.parts, self.param_groups, comm)
 
     @property
     def loss_scale(self) -> float:
@@ -54,7 +54,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         closure: Callable[[], float] | None = None,
         *,
         grad_scale: float | None = None,
-        after_part: Callable[[SubBuffer], None] | None = None,
+        after_part: AfterPart | None = None,
     ) -> None:
         """Update this rank's shards from reduced gradients; `after_part` is called as each sub-buffer is done.
 
@@ -65,21 +65,7 @@ class FlatOptimizer(torch.optim.Optimizer):
                 "optimizer.step() was called directly; call engine.step(), which calls it in turn"
             )
         self.num_steps += 1
-        for part, states in zip(self.parts, self.states, strict=True):
-            for piece in part.grad_pieces():
-                run = slice(piece.offset, piece.offset + piece.grad.numel())
-                shard = Shard(
-                    master=part.master[run],
-                    grad=piece.grad,
-                    param_out=part.param_shard[run] if part.has_separate_master else None,
-                    segments=piece.segments,
-                )
-                own_states = {name: state[run] for name, state in states.items()}
-                self.rule.update(
-                    shard, own_states, self.param_groups, step=self.num_steps, grad_scale=grad_scale
-                )
-            if after_part is not None:
-                after_part(part)
+        self.rule.step(self.param_groups, step=self.num_steps, grad_scale=grad_scale, after_part=after_part)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""

@@ -1,60 +1,54 @@
-"""What an optimizer does to one shard: the arithmetic, without groups of parameters or ranks."""
+"""What an optimizer does to this rank's shards."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ..comm.collectives import Collectives
 from ..zero.layout import Segment
+from ..zero.unit import SubBuffer
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """This rank's shard of one sub-buffer, or a run of it, as an optimizer sees it."""
-
-    master: Tensor  # [n] float32, updated in place
-    grad: Tensor  # [n] float32, bfloat16 or float16; may be overwritten
-    param_out: (
-        Tensor | None
-    )  # [n] bfloat16 or float16, the rounded copy to write; None: `master` is the parameter
-    segments: tuple[Segment, ...]  # which optimizer group owns what; elements outside stay as they are
+Groups = Sequence[dict[str, Any]]  # an optimizer's param_groups
+AfterPart = Callable[[SubBuffer], None]
+ByName = dict[str, dict[str, Any]]  # parameter name -> state name -> value
 
 
 class Rule(Protocol):
-    """One update formula with its states."""
+    """One update formula and its states.
+
+    A state that has one number for each element lies in `SubBuffer.states`, sharded like the master. What else an optimizer
+    remembers of a parameter is beside it.
+    """
 
     name: str
-    state_names: tuple[str, ...]  # each is [n] float32 and zero at first
 
-    def update(
-        self,
-        shard: Shard,
-        states: Mapping[str, Tensor],
-        groups: Sequence[Mapping[str, Any]],
-        *,
-        step: int,
-        grad_scale: float,
-    ) -> None:
-        """Apply one step; `groups` are the optimizer's param_groups, `step` counts from 1."""
+    def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
+        """Get ready to update these."""
+
+    def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
+        """Multiply the reduced gradients with `grad_scale` and update masters and parameters, in place.
+
+        `step` counts from 1; `after_part` is called as each sub-buffer is done.
+        """
+
+    def reset_states(self, names: Sequence[str]) -> None:
+        """Forget everything, and have zeros in the states of these names."""
+
+    def beside(self) -> ByName:
+        """What is remembered beside the states, of the parameters of this rank."""
+
+    def load_beside(self, saved: ByName) -> None:
+        """Take that over, of all parameters, when the states are there."""
 
 
-def scaled_grad(shard: Shard, grad_scale: float) -> Tensor:
-    """Return the shard's gradient in float32, multiplied by `grad_scale`; may be the gradient itself, overwritten."""
-    grad = shard.grad.float()
+def scaled_grad(grad: Tensor, grad_scale: float) -> Tensor:
+    """Return the gradient in float32, multiplied by `grad_scale`; may be the gradient itself, overwritten."""
+    grad = grad.float()
     return grad if grad_scale == 1.0 else grad.mul_(grad_scale)
-
-
-def copy_out(shard: Shard) -> None:
-    """Round the updated master into the parameters, segment by segment so that padding stays zero."""
-    if shard.param_out is None:
-        return
-    for segment in shard.segments:
-        run = slice(segment.offset, segment.offset + segment.numel)
-        shard.param_out[run].copy_(shard.master[run])
 
 
 def runs(flat: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
@@ -65,3 +59,13 @@ def runs(flat: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
 def as_float(value: Any) -> float:
     """Return a hyper-parameter as a number; torch allows a tensor for lr."""
     return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
+
+
+def allocate_states(part: SubBuffer, names: Sequence[str]) -> None:
+    """Have zeros in the states of these names, and no other."""
+    part.states = {name: torch.zeros_like(part.master) for name in names}
+
+
+def hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group without its parameters."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}

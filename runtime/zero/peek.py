@@ -8,6 +8,10 @@ Source: DeepSpeed 0.19.8 utils/tensor_fragment.py, of the same names
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -72,13 +76,22 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
     Errors: ConfigError for a state that the optimizer does not have
     """
     home = _trained(param)
-    return None if home is None else _whole(home, _state(home, optim_state_key))
+    if home is None:
+        return None
+    if home.place in home.part.states_of_whole:
+        return _from_owner(home, optim_state_key)
+    return _whole(home, _state(home, optim_state_key))
 
 
 @torch.no_grad()
 def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set it; every rank gives the same value. Not a collective."""
     home = _to_write(param, value)
+    if home.place in home.part.states_of_whole:
+        state = home.part.states_of_whole[home.place]().get(optim_state_key)
+        if state is not None:
+            state.copy_(value.reshape(state.shape))
+        return
     home.part.copy_fragment(home.place, value, _state(home, optim_state_key))
 
 
@@ -159,10 +172,34 @@ def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
 
 def _state(home: Home, key: str) -> Tensor:
     states = home.part.states
+    if home.place in home.part.states_of_whole:
+        raise ConfigError(
+            f"the optimizer sees parameter '{home.name}' whole, on one rank, so no rank has a part of its states; use "
+            "safe_get_full_optimizer_state() or safe_set_full_optimizer_state()"
+        )
     if key not in states:
-        known = ", ".join(states) or "none"
-        raise ConfigError(f"the optimizer has no state {key!r} of parameter '{home.name}'; it has: {known}")
+        raise _no_state(home, key, states)
     return states[key]
+
+
+def _from_owner(home: Home, key: str) -> Tensor:
+    own = home.part.states_of_whole[home.place]()
+    everywhere = home.model.comm.all_gather_objects((list(own), _copied(own.get(key))))
+    found = [one for _, one in everywhere if one is not None]
+    if not found:
+        raise _no_state(home, key, {name for names, _ in everywhere for name in names})
+    whole: Tensor = found[0]
+    shape = home.part.layout.slots[home.place].shape
+    return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(home.part.master.device)
+
+
+def _copied(state: Any) -> Tensor | None:
+    return state.to("cpu", copy=True) if isinstance(state, Tensor) else None
+
+
+def _no_state(home: Home, key: str, known: Iterable[str]) -> ConfigError:
+    shown = ", ".join(sorted(known)) or "none"
+    return ConfigError(f"the optimizer has no state {key!r} of parameter '{home.name}'; it has: {shown}")
 
 
 def _whole(home: Home, shard: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ becomes a view of the flat parameters once; what becomes of `p.grad` is the matt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,8 @@ class SubBuffer:
         if self.is_sharded:
             self._keep_shard_only()
         self.states: dict[str, Tensor] = {}  # [shard] float32 by name: the optimizer's
+        # place -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
+        self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
         self._gradients: Gradients | None = None
         if self.is_trained:
             self._gradients = make_gradients(
@@ -222,7 +224,7 @@ class SubBuffer:
         """Free gradients and master; the parameters stay where they are."""
         self.gradients.release()
         self._gradients = None
-        self.states = {}
+        self.states, self.states_of_whole = {}, {}
         self.master = self.param_shard
 
     def _take_over(self, comm: Collectives) -> Tensor:

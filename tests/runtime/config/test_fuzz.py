@@ -14,7 +14,19 @@ from dslaunch.runtime.config.key import KEYS
 from dslaunch.runtime.errors import ConfigError
 
 NAMES = sorted({part for key in KEYS for part in key.path.split(".")})
-TYPES = ["Adam", "AdamW", "SGD", "WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest", "StepLR", "LambdaLR"]
+TYPES = [
+    "Adam",
+    "AdamW",
+    "SGD",
+    "Muon",
+    "Lamb",
+    "WarmupLR",
+    "WarmupDecayLR",
+    "OneCycle",
+    "LRRangeTest",
+    "StepLR",
+    "LambdaLR",
+]
 
 scalars = (
     st.none()

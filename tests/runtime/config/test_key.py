@@ -56,7 +56,7 @@ def test_no_key_is_listed_twice_and_none_is_both_a_key_and_a_section() -> None:
 
 
 def test_the_keys_of_a_type_that_is_not_known_are_left_alone() -> None:
-    keys = keys_for(None, None, ())
+    keys = keys_for(None, None, {})
     assert {path for path in keys if ".params" in path} == {"optimizer.params", "scheduler.params"}
 
 

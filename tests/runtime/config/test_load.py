@@ -11,7 +11,7 @@ import pytest
 from torch.optim.lr_scheduler import StepLR
 
 from dslaunch.runtime.config import Config, load_config
-from dslaunch.runtime.config.optimizer import AdamParams, SGDParams
+from dslaunch.runtime.config.optimizer import AdamParams, MuonParams, TorchOptimizerParams, optimizer_names
 from dslaunch.runtime.config.scheduler import OneCycleParams, TorchSchedulerParams, WarmupParams
 from dslaunch.runtime.config.torch_scheduler import torch_scheduler_names, torch_scheduler_params
 from dslaunch.runtime.errors import ConfigError
@@ -74,7 +74,10 @@ ADAM = {"lr": 2e-5, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
         ({"optimizer": {"type": "ADAMW", "params": ADAM}}, "optimizer.params", AdamParams(lr=2e-5, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, adam_w_mode=True)),
         ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "optimizer.params", AdamParams(adam_w_mode=False)),
         ({"optimizer": {"type": "AdamW", "params": {"bias_correction": True, "amsgrad": False}}}, "optimizer.params", AdamParams()),
-        ({"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": True}}}, "optimizer.params", SGDParams(lr=0.1, momentum=0.9, nesterov=True)),
+        ({"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": True}}}, "optimizer.params", TorchOptimizerParams(lr=0.1, momentum=0.9, nesterov=True)),  # type: ignore[call-arg]
+        ({"optimizer": {"type": "lion", "params": {"betas": [0.9, 0.98]}}}, "optimizer.type", "Lion"),
+        ({"optimizer": {"type": "nadam", "params": {"momentum_decay": 0.1}}}, "optimizer.type", "NAdam"),
+        ({"optimizer": {"type": "MUON", "params": {"adam_lr": 1e-3, "momentum": 0.9}}}, "optimizer.params", MuonParams(adam_lr=1e-3, momentum=0.9)),
         ({"optimizer": None}, "optimizer", None),
         ({"scheduler": {"type": "WarmupLR"}}, "scheduler.params", WarmupParams()),
         ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2], "warmup_type": "LINEAR"}}}, "scheduler.params", WarmupParams(warmup_max_lr=(1.0, 2.0), warmup_type="linear")),
@@ -138,9 +141,12 @@ BAD = [
     ({"optimizer": "Adam"}, 'optimizer "Adam" is not an object: { ... }'),
     ({"optimizer": {"params": {"lr": 1}}}, "optimizer.type is missing"),
     ({"optimizer": {"type": 3}}, "optimizer.type 3 is not a text"),
-    ({"optimizer": {"type": "Addam"}}, 'optimizer.type "Addam" is not a known optimizer; did you mean "Adam"? Adam, AdamW and SGD are available in this version'),
-    ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 0.3}}}, f'optimizer.type "Lamb" {NOT_HERE}; Adam, AdamW and SGD are; or pass any torch optimizer to initialize()'),
-    ({"optimizer": {"type": "onebitadam"}}, f'optimizer.type "onebitadam" {NOT_HERE}; Adam, AdamW and SGD are; or pass any torch optimizer to initialize()'),
+    ({"optimizer": {"type": "Addam"}}, f'optimizer.type "Addam" is not a known optimizer; did you mean "Adam"? known: {", ".join(optimizer_names())}'),
+    ({"optimizer": {"type": "onebitadam"}}, 'optimizer.type "onebitadam" compresses gradients to one bit, which is not available in this version; take Adam or Lamb, with ZeRO'),
+    ({"optimizer": {"type": "MuSGD"}}, 'optimizer.type "MuSGD" is of the package mup: make it there and pass it to initialize(optimizer=...)'),
+    ({"optimizer": {"type": "LBFGS"}}, 'optimizer.type "LBFGS" runs forward and backward itself, which engine.step() has no place for; take another'),
+    ({"optimizer": {"type": "Lamb", "params": {"max_coef": 0.3}}}, "optimizer.params.max_coef is not a known key; did you mean max_coeff or min_coeff?; optimizer.params takes: lr, bias_correction, betas, eps, eps_inside_sqrt, weight_decay, max_coeff, min_coeff"),
+    ({"optimizer": {"type": "Adagrad", "params": {"lr": float("inf")}}}, "optimizer.params.lr Infinity is not what a JSON file can hold"),
     ({"optimizer": {"type": "AdamW", "params": {"lr": "2e-5"}}}, 'optimizer.params.lr "2e-5" is not a number, 0 or above'),
     ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}}, "optimizer.params.betas [0.9, 1] is not a list of two numbers from 0 to below 1"),
     ({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}}, f"optimizer.params.momentum is not a known key; {ADAM_TAKES}"),
@@ -148,8 +154,7 @@ BAD = [
     ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}, f"optimizer.params.max_grad_norm 1.0 {NOT_HERE}; write it as gradient_clipping at the top level"),
     ({"optimizer": {"type": "SGD", "params": {"max_grad_norm": 0}}}, f"optimizer.params.max_grad_norm 0 {NOT_HERE}; write it as gradient_clipping at the top level"),
     ({"optimizer": {"type": "Adam", "params": {"bias_correction": False}}}, f"optimizer.params.bias_correction false {NOT_HERE}; true is"),
-    ({"optimizer": {"type": "Adam", "params": {"amsgrad": True}}}, f"optimizer.params.amsgrad true {NOT_HERE}; false is"),
-    ({"optimizer": {"type": "SGD", "params": {"nesterov": True}}}, "optimizer.params.nesterov true needs a momentum above 0 and no dampening; momentum is 0.0, dampening is 0.0"),
+    ({"optimizer": {"type": "Adam", "params": {"amsgrad": True}}}, f"optimizer.params.amsgrad true {NOT_HERE}; false is; pass torch.optim.AdamW(amsgrad=True) to initialize()"),
     # scheduler
     ({"scheduler": {"type": "WarmupLr"}}, 'scheduler.type "WarmupLr" is not a known scheduler; did you mean "WarmupLR"? known: SCHEDULERS'),
     ({"scheduler": {"type": "LambdaLR"}}, 'scheduler.type "LambdaLR" needs a function, which no config can hold; pass lr_scheduler to initialize()'),

@@ -1,0 +1,106 @@
+"""Parameters that an optimizer wants to see whole, though they are sharded: each belongs to one rank of the shard axis.
+
+What is to be whole travels from all shards to the owners in one all_to_all, and back in another. Owners are chosen so that
+ranks own about equally many elements; one parameter is never cut, so a very large one makes its owner's part larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..comm.collectives import Collectives
+from ..zero.layout import Fragment
+from ..zero.unit import SubBuffer
+
+_Pieces = list[tuple[int, Fragment]]  # number of a parameter, and which part of it
+
+
+def choose_owners(numels: Sequence[int], num_ranks: int) -> tuple[int, ...]:
+    """Return the rank that owns each parameter: the largest first, each to the rank that owns least so far."""
+    load = [0] * num_ranks
+    owners = [0] * len(numels)
+    for index in sorted(range(len(numels)), key=lambda index: (-numels[index], index)):
+        owner = load.index(min(load))
+        owners[index] = owner
+        load[owner] += numels[index]
+    return tuple(owners)
+
+
+class WholeTensors:
+    """The parameters at these places of these sub-buffers, numbered from 0; the same on all ranks."""
+
+    def __init__(self, places: Sequence[tuple[SubBuffer, int]], comm: Collectives) -> None:
+        self._comm = comm
+        self._places = tuple(places)
+        self._device = places[0][0].master.device
+        ranks, rank = range(comm.mesh.shard.size), comm.mesh.shard.index
+        self._numels = [part.layout.slots[place].numel for part, place in places]
+        owners = choose_owners(self._numels, len(ranks))
+        self.owned = tuple(number for number, owner in enumerate(owners) if owner == rank)
+
+        def pieces(numbers: Sequence[int], shard: int) -> _Pieces:
+            found = []
+            for number in numbers:
+                part, place = places[number]
+                fragment = part.layout.fragment(part.layout.slots[place], shard, num_shards=len(ranks))
+                if fragment is not None:
+                    found.append((number, fragment))
+            return found
+
+        everything = range(len(places))
+        # by the other rank: what of this shard belongs to it, and what this rank owns of its shard
+        self._theirs = [
+            pieces([number for number in everything if owners[number] == owner], rank) for owner in ranks
+        ]
+        self._ours = [pieces(self.owned, shard) for shard in ranks]
+
+    @property
+    def held(self) -> tuple[tuple[int, Fragment], ...]:
+        """What this rank's shard holds: number and part, in the order in which it is sent."""
+        return tuple(piece for peer in self._theirs for piece in peer)
+
+    def place(self, number: int) -> tuple[SubBuffer, int]:
+        """Return its sub-buffer, and its place there."""
+        return self._places[number]
+
+    def collect(self, own: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return the parameters that this rank owns, whole, from the pieces in `held` of every rank.
+
+        Shapes: 1-D float32
+        Order:  a collective
+        """
+        arrived = self._exchange(own, self._theirs, self._ours)
+        whole = {number: arrived.new_empty(self._numels[number]) for number in self.owned}
+        for number, fragment, piece in _cut(arrived, self._ours):
+            _run(whole[number], fragment).copy_(piece)
+        return whole
+
+    def hand_back(self, whole: Mapping[int, Tensor]) -> list[Tensor]:
+        """Return the pieces in `held` from the owners' whole ones.
+
+        Order: a collective
+        """
+        pieces = [_run(whole[number], fragment) for peer in self._ours for number, fragment in peer]
+        arrived = self._exchange(pieces, self._ours, self._theirs)
+        return [piece for _, _, piece in _cut(arrived, self._theirs)]
+
+    def _exchange(self, pieces: Sequence[Tensor], sent: list[_Pieces], received: list[_Pieces]) -> Tensor:
+        buffer = torch.cat(list(pieces)) if pieces else torch.empty(0, device=self._device)
+        return self._comm.exchange(buffer, sent=_numels(sent), received=_numels(received))
+
+
+def _numels(peers: list[_Pieces]) -> list[int]:
+    return [sum(fragment.numel for _, fragment in peer) for peer in peers]
+
+
+def _run(whole: Tensor, fragment: Fragment) -> Tensor:
+    return whole[fragment.offset_in_param : fragment.offset_in_param + fragment.numel]
+
+
+def _cut(buffer: Tensor, peers: list[_Pieces]) -> list[tuple[int, Fragment, Tensor]]:
+    pieces = [piece for peer in peers for piece in peer]
+    parts = torch.split(buffer, [fragment.numel for _, fragment in pieces]) if pieces else ()
+    return [(number, fragment, part) for (number, fragment), part in zip(pieces, parts, strict=True)]
