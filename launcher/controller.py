@@ -131,7 +131,7 @@ class Controller:
     # The phases. After each one: a failure, or an interrupt, ends them.
 
     def _run_phases(self) -> None:
-        for phase in (self._connect, self._prepare, self._find_master, self._wait_for_start, self._start):
+        for phase in (self._connect, self._find_master, self._wait_for_start, self._start):
             phase()
             if self._is_failing():
                 return
@@ -142,12 +142,10 @@ class Controller:
             host.link.start(self._deliver_for(host))
         self._roster.ping_every(min(self._plan.heartbeat_s / 4, MAX_PING_EVERY_S))
         self._wait("connected", lambda host: host.hello is not None)
-        if self._is_failing():
-            return
-        self._timings.end("agent")
-        self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
-
-    def _prepare(self) -> None:
+        if not self._is_failing():
+            self._timings.end("agent")
+            self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
+        # Hosts are asked to prepare as they come, so one may have failed at that before the last has come: hear them all.
         self._wait("prepared", lambda host: host.ready is not None)
 
     def _find_master(self) -> None:
@@ -193,7 +191,9 @@ class Controller:
     def _wait(self, phase: str, is_there: Callable[[HostState], bool], *, is_patient: bool = True) -> None:
         """Until every host is there. A failure ends the wait; a patient one first hears every host's answer."""
         began = time.monotonic()
-        missing = {host: None for host in self._roster if not is_there(host)}  # a set that keeps its order
+        missing = {  # a set that keeps its order
+            host: None for host in self._roster if not is_there(host) and not (is_patient and host.has_failed)
+        }
         shown_at = 0.0
         while missing and not self._interrupts and not (self._is_failing() and not is_patient):
             if time.monotonic() - shown_at >= POLL_S:

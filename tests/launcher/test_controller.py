@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 import time
 
 import pytest
@@ -157,6 +158,41 @@ def test_all_hosts_that_do_wrong_are_in_one_report() -> None:
     )
     assert verdict.exit_code == 3
     assert sorted(line.split(": ")[1] for line in said.splitlines()) == ["n1", "n2", "n3"]
+
+
+class LateHost(MemoryHost):
+    """Says its first word when another host is done with, and takes its time to prepare, unless it is told to stop."""
+
+    def __init__(self, other: MemoryHost, ranks: tuple[int, ...], problem: Problem) -> None:
+        super().__init__(ranks, lambda frame: [] if isinstance(frame, Prepare) else None)
+        self._other = other
+        self._problem = problem
+
+    def read(self) -> bytes:
+        deadline = time.monotonic() + WITHIN_S
+        while not self._other.is_closed and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return super().read()
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        if any(isinstance(one, Prepare) for one in self.heard) and not self._is_preparing:
+            self._is_preparing = True
+            threading.Timer(0.3, self._prepared).start()
+
+    _is_preparing = False
+
+    def _prepared(self) -> None:
+        if not any(isinstance(one, Stop) for one in self.heard):
+            self._say([self._problem])
+
+
+def test_a_host_that_comes_after_another_has_failed_is_heard_too() -> None:
+    problem = Problem("no Python at /own/python3", 3)
+    early = MemoryHost((2, 3), after(Prepare, problem))
+    verdict, said = run(MemoryHost((0, 1)), early, LateHost(early, (4, 5), problem))
+    assert verdict.exit_code == 3
+    assert said.splitlines() == [f"dslaunch: {name}: no Python at /own/python3" for name in ("n1", "n2")]
 
 
 def test_an_answer_that_was_not_asked_for_changes_nothing() -> None:
