@@ -1,20 +1,33 @@
-"""Where a config comes from: a file, a dict, or a base64 text; all become plain dicts and lists."""
+"""Where a config comes from: a JSON, HJSON or YAML file, a dict, or a base64 text; all become plain dicts and lists.
+
+The scalars of YAML
+-------------------
+Unquoted words mean what JSON's words mean: numbers (1e-5 is one, as in YAML 1.2), true, false, null. All other words
+are texts: what YAML 1.1 guesses from yes, 010, 1:30 and 2026-01-01 is never what somebody wanted in a ds_config.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import hjson
+import yaml
 
 from ..errors import ConfigError
 from .value import show_name
 
 _DICT_NAME = "ds_config"
 _BASE64_NAME = "ds_config (base64)"
+_YAML_SUFFIXES = (".yaml", ".yml")
+_YAML_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")  # those not written
+_YAML_NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_YAML_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None, ".inf": math.inf}
 _STANDARD = str.maketrans(
     "-_", "+/"
 )  # from the alphabet that is safe in URLs, which DeepSpeed's launcher writes
@@ -44,19 +57,63 @@ def _find(values: Any, wanted: type, path: str = "") -> list[str]:
     return []
 
 
-def _parse(text: str, source: str) -> dict[str, Any]:
+def _parse_json(text: str, source: str) -> Any:
     try:
-        values = hjson.loads(text, object_pairs_hook=_object)
+        return hjson.loads(text, object_pairs_hook=_object)
     except hjson.HjsonDecodeError as error:
         where = f"{source}:{error.lineno}" if error.lineno else source
         raise ConfigError(
             f"{where}: {' '.join(error.msg.split())}; the file must be one JSON object"
         ) from error
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        node = yaml.compose(text, Loader=yaml.BaseLoader)
+        return None if node is None else _yaml_value(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}" if mark else source
+        why = ", ".join(filter(None, [error.context, error.problem]))
+        raise ConfigError(f"{where}: {why}; the file must be one YAML mapping") from error
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{source}: {why}; the file must be one YAML mapping") from error
+
+
+def _yaml_value(node: yaml.Node) -> Any:
+    """What a node says. See "The scalars of YAML"; an alias is a copy."""
+    if node.tag not in _YAML_TAGS:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        raise yaml.MarkedYAMLError(problem=f"the tag {tag} is not read", problem_mark=node.start_mark)
+    if isinstance(node, yaml.SequenceNode):
+        return [_yaml_value(inner) for inner in node.value]
+    if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key is not a word", problem_mark=key.start_mark)
+        return _object([(key.value, _yaml_value(value)) for key, value in node.value])
+    word: str = node.value
+    if isinstance(node, yaml.ScalarNode) and node.style is not None:  # quoted, or a block of text
+        return word
+    if word.lower() in _YAML_WORDS:
+        return _YAML_WORDS[word.lower()]
+    if _YAML_NUMBER.fullmatch(word):
+        return float(word) if set(word) & set(".eE") else int(word)
+    return word
+
+
+def _parse(text: str, source: str, parse: Callable[[str, str], Any]) -> dict[str, Any]:
+    try:
+        values = parse(text, source)
+        twice = _find(values, _TwiceGiven)
     except RecursionError as error:
         raise ConfigError(f"{source}: objects or lists stand too deep inside each other") from error
+    except (ValueError, OverflowError) as error:  # of int(): 5,000 digits, or JSON's 1e400
+        raise ConfigError(f"{source}: a number is too large to be read") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: a config must be one object: {{ ... }}")
-    if twice := _find(values, _TwiceGiven):
+    if twice:
         names = ", ".join(path.lstrip(".") for path in twice)
         raise ConfigError(f"{source}: {names}: given more than once; keep one")
     return values
@@ -71,7 +128,7 @@ def _read_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"{source}: not a text in UTF-8 (byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
-    return _parse(text, source)
+    return _parse(text, source, _parse_yaml if path.lower().endswith(_YAML_SUFFIXES) else _parse_json)
 
 
 def _read_base64(text: str) -> dict[str, Any]:
@@ -84,7 +141,7 @@ def _read_base64(text: str) -> dict[str, Any]:
         raise ConfigError(
             f"{show_name(shown)}: no such file; give the path of a ds_config, a dict, or base64 of a JSON object"
         )
-    return _parse(decoded, _BASE64_NAME)
+    return _parse(decoded, _BASE64_NAME, _parse_json)
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -28,8 +29,8 @@ WITH_COMMENTS = """\
 """
 
 
-def write(folder: Path, text: str | bytes) -> str:
-    path = folder / "ds.json"
+def write(folder: Path, text: str | bytes, name: str = "ds.json") -> str:
+    path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
 
@@ -76,10 +77,68 @@ def test_a_mapping_is_copied_and_stays_as_it_was() -> None:
         ("just words", "PATH: a config must be one object: { ... }"),
         ('{"a": [1, 2}', "PATH:1: Found a punctuator character when expecting a quoteless string (check your syntax); the file must be one JSON object"),
         (b"\xff\xfe\x00", "PATH: not a text in UTF-8 (byte 0)"),
+        (f'{{"a": {"1" * 5000}}}', "PATH: a number is too large to be read"),
+        ('{"a": 1e400}', "PATH: a number is too large to be read"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_source(path)
+    assert str(caught.value) == message.replace("PATH", path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8", 8), ("-3", -3), ("+3", 3), ("0", 0), ("1e-5", 1e-5), ("1E5", 1e5), ("1.0e-8", 1e-8), (".5", 0.5), ("2.", 2.0),
+        ("true", True), ("False", False), ("null", None), ("~", None), ("", None), (".inf", math.inf),
+        # what YAML 1.1 would guess
+        ("yes", "yes"), ("off", "off"), ("010", "010"), ("0x10", "0x10"), ("1_000", "1_000"), ("1:30", "1:30"),
+        ("2026-01-01", "2026-01-01"), (".", "."), (".e5", ".e5"), ("1e", "1e"), ("e5", "e5"),
+        # quoted, or a block
+        ('"8"', "8"), ("'true'", "true"), ('""', ""), ("|\n  8", "8"), (">-\n  a\n  b", "a b"),
+        # nested
+        ("[0.9, 1e-5]", [0.9, 1e-5]), ("{b: {c: [1, x]}}", {"b": {"c": [1, "x"]}}), ("\n  b: 1 # more", {"b": 1}),
+        ("&b {c: 1}\nd: *b", {"c": 1}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["ds.yaml", "ds.yml", "DS.YAML"])
+def test_a_scalar_of_yaml_means_what_it_means_in_json_or_is_a_text(
+    tmp_path: Path, text: str, value: object, name: str
+) -> None:
+    found = read_source(write(tmp_path, f"a: {text}", name))[1]["a"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_json_is_yaml_too(tmp_path: Path) -> None:
+    text = WITH_COMMENTS.replace("// a comment", "").replace("/* and\n  another */", "")
+    assert read_source(write(tmp_path, text, "ds.yaml"))[1] == VALUES
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", "PATH: a: given more than once; keep one"),
+        ("a: {b: [{c: 1, c: 2}]}", "PATH: a.b[0].c: given more than once; keep one"),
+        ("a: 1\n1: {x: 1}\n1: {}", "PATH: 1: given more than once; keep one"),
+        ("- a\n- b", "PATH: a config must be one object: { ... }"),
+        ("# nothing yet", "PATH: a config must be one object: { ... }"),
+        ("a: 1\nb: [1, 2\nc: 3", "PATH:3: while parsing a flow sequence, expected ',' or ']', but got ':'; the file must be one YAML mapping"),
+        ("a: 1\n---\na: 2", "PATH:2: expected a single document in the stream, but found another document; the file must be one YAML mapping"),
+        ("a: 1\n\tb: 2", "PATH:2: while scanning for the next token, found character '\\t' that cannot start any token; the file must be one YAML mapping"),
+        ("a: 1\nb: !!python/object:os.system x", "PATH:2: the tag !!python/object:os.system is not read; the file must be one YAML mapping"),
+        ("a: 1\n? [b]\n: 2", "PATH:2: a key is not a word; the file must be one YAML mapping"),
+        ("a: \x01", 'PATH: unacceptable character #x0001: special characters are not allowed in "<unicode string>", position 3; the file must be one YAML mapping'),
+        (f"a: {'1' * 5000}", "PATH: a number is too large to be read"),
+        ("a: &a [*a]", "PATH: objects or lists stand too deep inside each other"),
+        (f"a: {'[' * 2_000}", "PATH: objects or lists stand too deep inside each other"),
+    ],
+)  # fmt: skip
+def test_a_yaml_file_that_is_no_config_is_refused_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = write(tmp_path, text, "ds.yaml")
     with pytest.raises(ConfigError) as caught:
         read_source(path)
     assert str(caught.value) == message.replace("PATH", path)
