@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from .errors import ConfigError, report_user_errors_in_one_line
 from .optim.choice import ClientOptimizer, ModelParameters, choose_optimizer
 from .optim.flat import FlatOptimizer
 from .optim.schedules import make_scheduler
+from .summary import summarize
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 ClientScheduler = Any  # an object with step(), or a callable that makes one from the optimizer
@@ -84,6 +86,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             collate_fn=collate_fn,
             drop_last=settings.dataloader_drop_last,
         )
+    if settings.dump_state and engine.global_rank == 0:
+        print(json.dumps(summarize(engine), indent=2), flush=True)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
@@ -127,7 +131,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     group.add_argument(
         "--deepspeed", action="store_true", help="train with the engine; for the script's own use"
     )
-    group.add_argument("--deepspeed_config", metavar="FILE", help="the ds_config, as JSON or HJSON")
+    group.add_argument("--deepspeed_config", metavar="FILE", help="the ds_config, as JSON, HJSON or YAML")
     return parser
 
 

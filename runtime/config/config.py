@@ -30,6 +30,7 @@ class Config(Section):
     gradient_clipping: Size = 0.0
     steps_per_print: Interval = None
     wall_clock_breakdown: Bool = False
+    dump_state: Bool = False
     dataloader_drop_last: Bool = False
     optimizer: OptimizerConfig | None = None
     scheduler: SchedulerConfig | None = None

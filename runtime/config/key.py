@@ -7,10 +7,11 @@ null anywhere means the same as leaving the key out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from .removed import is_removed
 from .value import (
     ANY,
     BOOL,
@@ -34,7 +35,8 @@ class Fate(Enum):
     """What becomes of a key."""
 
     USED = "used"
-    HINT = "accepted, without effect"  # one warning names all that were given
+    HINT = "accepted, without effect"  # needs nothing: one line of level INFO names all that were given
+    UNMET = "accepted, but not done"  # training is the same, but what it asks for is missing: one WARNING
     REFUSED = "refused when on"  # an error unless its value switches it off
     DETAIL = "no meaning while off"  # belongs to something that is refused when on; only its type is checked
 
@@ -81,6 +83,10 @@ def _hint(
     return Key(path=path, fate=Fate.HINT, kind=kind, note=note, is_off=_is_one_of(quiet, kind), types=types)
 
 
+def _unmet(path: str, kind: Kind, note: str, *, quiet: tuple[object, ...] = ()) -> Key:
+    return replace(_hint(path, kind, note, quiet=quiet), fate=Fate.UNMET)
+
+
 def _refused(
     path: str,
     kind: Kind = BOOL,
@@ -124,14 +130,16 @@ _TRAINING = (
     _used(
         "wall_clock_breakdown", "rank 0 prints what forward, backward and step took, for each optimizer step"
     ),
+    _used("dump_state", "rank 0 prints the whole configuration in effect at the start, as JSON"),
     _used("dataloader_drop_last", "leave out the last micro batch where it is not full"),
-    _hint("dump_state", BOOL, quiet=(False,)),
-    _hint("memory_breakdown", BOOL, quiet=(False,)),
-    _hint("log_level", TEXT, "set the level of the logger dslaunch instead"),
-    _hint("vocabulary_size", POSITIVE),
+    _unmet("memory_breakdown", BOOL, "no use of memory is printed", quiet=(False,)),
+    _unmet("log_level", TEXT, "set the level of the logger dslaunch instead"),
+    _unmet("disable_python_gc", BOOL, "call gc.disable() instead", quiet=(False,)),
+    _hint("vocabulary_size", POSITIVE, "DeepSpeed only warns of one that is no multiple of 8"),
     _hint("prescale_gradients", BOOL, "the mean is the same either way", quiet=(False,)),
     _hint("gradient_predivide_factor", NUMBER, "the mean is the same either way", quiet=(1,)),
-    _hint("disable_allgather", BOOL, quiet=(False,)),
+    _hint("disable_allgather", BOOL, "DeepSpeed makes no use of it", quiet=(False,)),
+    _hint("allgather_size", COUNT, "reduce_bucket_size sets both"),
     _hint("zero_allow_untested_optimizer", BOOL, "any torch optimizer may be passed to initialize()"),
     _hint("zero_force_ds_cpu_optimizer", BOOL),
     _hint("seq_parallel_comm_data_type", _DTYPE),
@@ -365,10 +373,20 @@ _ZERO = (
     ),
 )
 
+_ZERO_MORE = (
+    _hint("zero_optimization.compute_grad_norm", BOOL, "always so", quiet=(True,)),
+    _hint("zero_optimization.parameter_alignment", BOOL, "always so"),
+)
+
 _MODEL_CODE = "for models that call DeepSpeed's checkpointing; torch.utils.checkpoint works without it"
 
 _STORAGE = (
-    _hint("checkpoint.tag_validation", choice("Ignore", "Warn", "Fail")),
+    _unmet(
+        "checkpoint.tag_validation",
+        choice("Ignore", "Warn", "Fail"),
+        "rank 0's tag is taken",
+        quiet=("Ignore",),
+    ),
     _hint("checkpoint.load_universal", BOOL, "any checkpoint loads at any world size"),
     _hint("checkpoint.parallel_write.pipeline_stage", BOOL),
     _hint("checkpoint.writer", OBJECT),
@@ -390,12 +408,12 @@ _STORAGE = (
     _hint("aio.single_submit", BOOL, "nothing goes to NVMe"),
     _hint("aio.overlap_events", BOOL, "nothing goes to NVMe"),
     _hint("aio.use_gds", BOOL, "nothing goes to NVMe"),
-    _hint("activation_checkpointing.partition_activations", BOOL, _MODEL_CODE, quiet=(False,)),
-    _hint("activation_checkpointing.cpu_checkpointing", BOOL, _MODEL_CODE, quiet=(False,)),
-    _hint("activation_checkpointing.contiguous_memory_optimization", BOOL, _MODEL_CODE, quiet=(False,)),
-    _hint("activation_checkpointing.synchronize_checkpoint_boundary", BOOL, _MODEL_CODE, quiet=(False,)),
-    _hint("activation_checkpointing.profile", BOOL, _MODEL_CODE, quiet=(False,)),
-    _hint("activation_checkpointing.number_checkpoints", COUNT, _MODEL_CODE, quiet=(0,)),
+    _unmet("activation_checkpointing.partition_activations", BOOL, _MODEL_CODE, quiet=(False,)),
+    _unmet("activation_checkpointing.cpu_checkpointing", BOOL, _MODEL_CODE, quiet=(False,)),
+    _unmet("activation_checkpointing.contiguous_memory_optimization", BOOL, _MODEL_CODE, quiet=(False,)),
+    _unmet("activation_checkpointing.synchronize_checkpoint_boundary", BOOL, _MODEL_CODE, quiet=(False,)),
+    _unmet("activation_checkpointing.profile", BOOL, _MODEL_CODE, quiet=(False,)),
+    _unmet("activation_checkpointing.number_checkpoints", COUNT, _MODEL_CODE, quiet=(0,)),
 )
 
 _MONITOR = (
@@ -429,7 +447,7 @@ _MONITOR = (
         detailed=BOOL,
         output_file=TEXT,
     ),
-    _hint("timers.throughput.enabled", BOOL),
+    _unmet("timers.throughput.enabled", BOOL, "no throughput is printed", quiet=(False,)),
     _hint("timers.throughput.synchronized", BOOL),
 )
 
@@ -474,7 +492,28 @@ _OTHER = (
     *_details("progressive_layer_drop", theta=NUMBER, gamma=NUMBER),
     _refused("compile.enabled", note="call torch.compile on the model"),
     _refused("compile.deepcompile"),
-    *_details("compile", backend=TEXT, kwargs=OBJECT, offload_activation=BOOL, offload_opt_states=BOOL),
+    *_details(
+        "compile",
+        backend=TEXT,
+        kwargs=OBJECT,
+        autoep_non_moe=BOOL,
+        free_activation=BOOL,
+        free_activation_threshold=COUNT,
+        offload_activation=BOOL,
+        offload_activation_pin_memory=BOOL,
+        offload_opt_states=BOOL,
+        offload_parameters=BOOL,
+        double_buffer=BOOL,
+        symmetric_memory=BOOL,
+        debug_log=BOOL,
+        sync_before_reduce=BOOL,
+        sync_after_reduce=BOOL,
+        sync_before_allgather=BOOL,
+        sync_after_allgather=BOOL,
+        keep_int_input_tensors=BOOL,
+        keep_all_input_tensors=BOOL,
+        passes=TEXTS,
+    ),
     _opaque("autotuning", _nothing_enabled, "nothing enabled in it"),
     _opaque("compression_training", _nothing_enabled, "nothing enabled in it"),
     _opaque("curriculum_learning", _nothing_enabled, "nothing enabled in it"),
@@ -487,15 +526,28 @@ _OTHER = (
     _opaque("weight_quantization", _is_empty, "{}"),
 )
 
-KEYS: tuple[Key, ...] = (
-    *_TRAINING,
-    *_OPTIMIZER,
-    *_SCHEDULER,
-    *_PRECISION,
-    *_ZERO,
-    *_STORAGE,
-    *_MONITOR,
-    *_OTHER,
+
+def _say_if_removed(key: Key) -> Key:
+    if key.fate is not Fate.REFUSED or not is_removed(key.path):
+        return key
+    return replace(key, note=f"DeepSpeed 0.19.8 has removed it, too: {key.note or 'leave it out'}")
+
+
+KEYS: tuple[Key, ...] = tuple(
+    map(
+        _say_if_removed,
+        (
+            *_TRAINING,
+            *_OPTIMIZER,
+            *_SCHEDULER,
+            *_PRECISION,
+            *_ZERO,
+            *_ZERO_MORE,
+            *_STORAGE,
+            *_MONITOR,
+            *_OTHER,
+        ),
+    )
 )
 
 

@@ -16,9 +16,9 @@ from .key import keys_for
 from .precision import Bf16Config, Fp16Config
 from .section import read_section
 from .source import read_source
-from .strict import Sifted, rename_old, sift
+from .strict import Sifted, leave_out_autos, rename_old, sift
 from .torch_scheduler import torch_scheduler, torch_scheduler_names, torch_scheduler_params
-from .value import PLAIN, show
+from .value import PLAIN, show, show_name
 from .zero import ZeroConfig
 
 _log = logging.getLogger("dslaunch")
@@ -137,30 +137,45 @@ def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
         problems["fp16.enabled"] = "fp16.enabled true contradicts bf16.enabled true; keep bf16"
 
 
-def _finish(name: str, sifted: Sifted) -> None:
-    """Raise what is wrong, one line for each; else warn of what has no effect, in one line."""
+def _finish(name: str, sifted: Sifted, *, is_lenient: bool) -> None:
+    """Raise what is wrong, one line for each; else say in one line what needs nothing, and in one what is not done."""
     autos = {f"{key} is missing" for key in sifted.autos}  # what is left out of the check is not missing
-    lines = [line for line in sifted.problems.values() if line not in autos]
+    lines = [] if is_lenient else list(sifted.unknown.values())
+    lines += [line for line in sifted.problems.values() if line not in autos]
     if sifted.autos:
         lines.insert(
             0, f'"auto" is left in {", ".join(sifted.autos)}; write values: only a trainer can fill it in'
         )
     if lines:
         raise ConfigError("\n".join(f"{name}: {line}" for line in lines))
-    notes = []
-    if sifted.hints:
-        notes.append(f"accepted, without effect here: {', '.join(sifted.hints)}")
-    if sifted.old_names:
-        notes.append(f"old spelling: {', '.join(sifted.old_names)}")
-    if notes:
-        _log.warning("%s: %s", name, "; ".join(notes))
+    info = _joined({"accepted, without effect here": sifted.hints, "old spelling": sifted.old_names})
+    warning = _joined(
+        {
+            "accepted, but not done here": sifted.unmet,
+            "not known, ignored": [show_name(path) or '""' for path in sifted.unknown],
+            '"auto", counts as left out': sifted.left_out,
+        }
+    )
+    if info:
+        _log.info("%s: %s", name, info)
+    if warning:
+        _log.warning("%s: %s", name, warning)
 
 
-def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, world_size: int) -> Config:
+def _joined(notes: dict[str, list[str]]) -> str:
+    """The headings that have keys, with their keys, on one line."""
+    return "; ".join(f"{heading}: {', '.join(keys)}" for heading, keys in notes.items() if keys)
+
+
+def load_config(
+    source: str | os.PathLike[str] | Mapping[str, Any], *, world_size: int, is_lenient: bool = False
+) -> Config:
     """The configuration that `source` gives `world_size` ranks: a path, a dict, or base64 of JSON.
 
-    A file may be JSON or HJSON (comments, trailing commas).
-    Errors: ConfigError with one line for each thing that is wrong; a warning names the keys without effect here.
+    A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is for programs
+    that hand over what others wrote: a warning names the keys that are not known, or still say "auto", and they count
+    as left out.
+    Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
     if world_size < 1:
@@ -168,6 +183,8 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, world_siz
     name, values = read_source(source)
     sifted = Sifted()
     problems = sifted.problems
+    if is_lenient:
+        values = leave_out_autos(values, sifted)
     values = rename_old(values, sifted)
     optimizer_type = _optimizer_type(values, problems)
     scheduler_type, torch_params = _scheduler_type(values, problems)
@@ -192,7 +209,7 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, world_siz
         used["bf16"], used["fp16"], used["zero_optimization"] = Bf16Config(), Fp16Config(), ZeroConfig()
     used["source"], used["world_size"] = name, world_size
     config = read_section(Config, used, path="", problems=problems)
-    _finish(name, sifted)
+    _finish(name, sifted, is_lenient=is_lenient)
     if config is None:
         raise AssertionError(f"{name}: no line says why there is no configuration")
     return config

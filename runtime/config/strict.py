@@ -12,8 +12,6 @@ from .value import OBJECT, show, show_name
 
 _AUTO = "auto"
 _TOP = "the top level"
-
-
 _SHORT = "prefetch_bucket_size"
 
 
@@ -22,8 +20,11 @@ class Sifted:
     """A config taken apart: what is used, and what there is to say about the rest."""
 
     used: dict[str, Any] = field(default_factory=dict)  # nested as the config is, only keys with Fate.USED
-    hints: list[str] = field(default_factory=list)  # dotted keys that have no effect here
+    hints: list[str] = field(default_factory=list)  # dotted keys that need nothing here
+    unmet: list[str] = field(default_factory=list)  # dotted keys that ask for what is not done
+    unknown: dict[str, str] = field(default_factory=dict)  # dotted key -> the line about it
     autos: list[str] = field(default_factory=list)  # dotted keys that still say "auto"
+    left_out: list[str] = field(default_factory=list)  # dotted keys that said "auto", and are gone
     old_names: list[str] = field(default_factory=list)  # "old (now new)"
     problems: dict[str, str] = field(default_factory=dict)  # dotted key -> the line about it
 
@@ -71,6 +72,20 @@ def _autos(value: Any, path: str) -> Iterator[str]:
             yield from _autos(inner, f"{path}[{index}]")
 
 
+def leave_out_autos(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
+    """`values` without the keys that say "auto", or have it in a list."""
+
+    def without(inner: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: without(value) if isinstance(value, dict) else value
+            for name, value in inner.items()
+            if isinstance(value, dict) or not any(_autos(value, name))
+        }
+
+    sifted.left_out.extend(_autos(values, ""))
+    return without(values)
+
+
 class _Sieve:
     """One pass over a config."""
 
@@ -87,7 +102,7 @@ class _Sieve:
         for name, value in values.items():
             inner = f"{path}.{name}" if path else name
             if not name or "." in name:  # else the key "bf16.enabled" would pass for enabled inside bf16
-                self._sifted.problems[inner] = self._unknown(path, name)
+                self._sifted.unknown[inner] = self._unknown(path, name)
             elif inner in self._sections:
                 if isinstance(value, dict):
                     used_there: dict[str, Any] = {}
@@ -97,7 +112,7 @@ class _Sieve:
                 elif value is not None and value != _AUTO:
                     self._sifted.problems[inner] = f"{inner} {show(value)} is not {OBJECT.words}"
             elif inner not in self._keys:
-                self._sifted.problems[inner] = self._unknown(path, name)
+                self._sifted.unknown[inner] = self._unknown(path, name)
             elif value is not None and not any(_autos(value, inner)):
                 self._leaf(self._keys[inner], name, value, used)
 
@@ -108,6 +123,8 @@ class _Sieve:
             self._sifted.problems[key.path] = f"{key.path} {show(value)} is not {key.kind.words}"
         elif key.fate is Fate.HINT and not key.is_off(value):
             self._sifted.hints.append(key.path)
+        elif key.fate is Fate.UNMET and not key.is_off(value):
+            self._sifted.unmet.append(key.path)
         elif key.fate is Fate.REFUSED and not key.is_off(value):
             advice = "; ".join(filter(None, [key.off and f"{key.off} is", key.note])) or "leave it out"
             self._sifted.problems[key.path] = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 import dslaunch
 from dslaunch import ConfigError
+from dslaunch.runtime.config import load_config
 from tests.runtime.models import batch, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
 
@@ -201,3 +204,46 @@ def _bf16_input(rank: int) -> str:
 
 def test_inputs_are_not_converted(ranks: Ranks) -> None:
     assert "dtype" in ranks(_bf16_input, world_size=1)[0]
+
+
+def _dumped(rank: int, stage: int) -> tuple[str, dict[str, Any]]:
+    config = make_config(stage=stage, dump_state=True, bf16={"enabled": True}, gradient_accumulation_steps=3)
+    del config["optimizer"]
+    model = make_model()
+    model.norm.requires_grad_(False)
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        engine, *_ = dslaunch.initialize(
+            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config
+        )
+    return printed.getvalue(), engine.config.describe()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_dump_state_prints_what_is_trained_and_the_configuration_in_effect_once(
+    ranks: Ranks, stage: int
+) -> None:
+    (first, config), (second, _) = ranks(_dumped, stage, world_size=2)
+    assert second == ""
+    at_stage_3 = "sharded" if stage == 3 else "replicated"
+    assert json.loads(first) == {
+        "config_from": "ds_config",
+        "num_ranks": 2,
+        "device": "cpu",
+        "num_params": 1792,
+        "num_trained_params": 1762,
+        "dtypes": ["bfloat16"],
+        "batch": "12 samples for one optimizer step = 2 in a micro batch * 3 micro batches * 2 ranks",
+        "zero": {
+            "stage": stage,
+            "parameters": at_stage_3,
+            "gradients": at_stage_3,
+            "optimizer_states": "sharded",
+        },
+        "optimizer": "SGD",
+        "lr_scheduler": None,
+        "ds_config": config,
+    }
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert first.startswith('{\n  "config_from": ')
+    assert load_config(json.loads(first)["ds_config"], world_size=2).describe() == config

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.runtime.checkpoint.format import check_is_plain, write_atomically
+from dslaunch.runtime.config import load_config
 from tests.runtime.models import (
     assert_same_bits,
     batch,
@@ -351,3 +352,19 @@ def _other_accumulation(rank: int, folder: str) -> list[int]:
 
 def test_accumulation_starts_afresh_after_loading(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(_other_accumulation, str(tmp_path), world_size=1)[0] == [5, 2]
+
+
+def _save_config(rank: int, folder: str) -> tuple[Any, dict[str, Any]]:
+    engine = _make(2, True, gradient_clipping=1.0, fp16={"enabled": False}, steps_per_print=0)
+    engine.set_train_batch_size(24)
+    engine.save_checkpoint(folder, "here")
+    return engine.config, torch.load(Path(folder) / "here" / "state.pt", weights_only=True)["config"]
+
+
+def test_a_checkpoint_holds_the_configuration_in_effect_which_reads_back_the_same(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    config, saved = ranks(_save_config, str(tmp_path), world_size=2)[0]
+    assert config.train_batch_size == 24
+    assert config.gradient_accumulation_steps == 2
+    assert load_config(saved, world_size=2) == config

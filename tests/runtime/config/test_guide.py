@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dslaunch.runtime.config import load_config
+from dslaunch.runtime.config import Config, load_config
 from dslaunch.runtime.config.key import KEYS, Fate, Key
+from dslaunch.runtime.config.optimizer import AdamParams
+from dslaunch.runtime.config.zero import ZeroConfig
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide-config.md"
 TABLES = re.compile(r"(?<=<!-- keys: begin -->\n).*(?=<!-- keys: end -->)", flags=re.DOTALL)
@@ -38,6 +40,8 @@ def guide_tables() -> str:
             *table(Fate.USED, "key", "meaning"),
             "\n### Accepted, without effect\n",
             *table(Fate.HINT, "key", "why"),
+            "\n### Accepted, but not done\n",
+            *table(Fate.UNMET, "key", "what to know"),
             "\n### Refused when on\n",
             *table(Fate.REFUSED, "key", "what may be given", "instead"),
             "\nThe other keys of these sections are checked too, but mean nothing while their section is off: "
@@ -53,16 +57,32 @@ def test_the_tables_of_the_guide_are_those_of_the_code() -> None:
     assert found.group() == guide_tables()
 
 
+def example(kind: str, folder: Path) -> Config:
+    (text,) = re.findall(rf"```{kind}\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    path = folder / f"ds_config.{kind}"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, world_size=8)
+
+
 def test_the_example_of_the_guide_loads(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```json\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    path = tmp_path / "ds_config.json"
-    path.write_text(example, encoding="utf-8")
-    config = load_config(path, world_size=8)
+    config = example("json", tmp_path)
     assert (config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps) == (
         64,
         4,
         2,
     )
+
+
+def test_the_example_in_yaml_means_what_it_seems_to_mean(tmp_path: Path) -> None:
+    assert example("yaml", tmp_path).describe() == {
+        **load_config({"train_batch_size": 64}, world_size=8).describe(),
+        "bf16": {"enabled": True},
+        "optimizer": {
+            "type": "AdamW",
+            "params": AdamParams(lr=1e-4, betas=(0.9, 0.95)).model_dump(mode="json"),
+        },
+        "zero_optimization": ZeroConfig(stage=2).model_dump(mode="json", by_alias=True),
+    }
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 from dslaunch.runtime.config import config, optimizer, precision, scheduler, zero
 from dslaunch.runtime.config.key import KEYS, Fate, Key, keys_for
+from dslaunch.runtime.config.removed import REMOVED
 from dslaunch.runtime.config.section import Section
 
 
@@ -92,6 +96,70 @@ zero_optimization.cpu_offload_param zero_optimization.cpu_offload_use_pin_memory
 def test_every_key_of_deepspeed_has_a_fate() -> None:
     known = {".".join(key.path.split(".")[:depth]) for key in KEYS for depth in range(1, 5)}
     assert set(DEEPSPEED.split()) - known == set()
+
+
+INSTALLED = Path(sys.prefix) / "deepspeed" / "deepspeed" / "runtime"  # `make setup` puts the package there
+needs_deepspeed = pytest.mark.skipif(
+    not INSTALLED.is_dir(), reason="DeepSpeed is not installed to compare with"
+)
+
+
+@needs_deepspeed
+def test_every_field_of_deepspeeds_zero_precision_and_offload_sections_is_known() -> None:
+    sections = {
+        "zero/config.py DeepSpeedZeroConfig": "zero_optimization",
+        "zero/offload_config.py DeepSpeedZeroOffloadParamConfig": "zero_optimization.offload_param",
+        "zero/offload_config.py DeepSpeedZeroOffloadOptimizerConfig": "zero_optimization.offload_optimizer",
+        "zero/leaf_module_config.py DeepSpeedZeroLeafModuleConfig": "zero_optimization.leaf_module",
+        "precision_config.py DeepSpeedFP16Config": "fp16",
+        "precision_config.py DeepSpeedBF16Config": "bf16",
+        "../monitor/config.py TensorBoardConfig": "tensorboard",
+        "../monitor/config.py WandbConfig": "wandb",
+        "../monitor/config.py CSVConfig": "csv_monitor",
+        "../monitor/config.py CometConfig": "comet",
+        "../comm/config.py CommsLoggerConfig": "comms_logger",
+        "../compile/config.py CompileConfig": "compile",
+        "config.py HybridEngineConfig": "hybrid_engine",
+    }
+    known = {".".join(key.path.split(".")[:depth]) for key in KEYS for depth in range(1, 5)} | {
+        "zero_optimization.prefetch_bucket_size"  # read as another name
+    }
+    fields = {
+        f"{section}.{name}" for place, section in sections.items() for name in _fields_of(*place.split())
+    }
+    assert len(fields) > 100
+    assert fields - known == set()
+
+
+def _fields_of(path: str, name: str) -> list[str]:
+    tree = ast.parse((INSTALLED / path).read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return [
+        node.target.id
+        for node in found.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+
+
+@needs_deepspeed
+def test_the_keys_that_count_as_removed_are_those_that_deepspeed_refuses() -> None:
+    tree = ast.parse((INSTALLED / "config.py").read_text(encoding="utf-8"))
+    tables = {
+        node.targets[0].id: [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Dict)
+    }
+    zero = [f"zero_optimization.{name}" for name in tables["_REMOVED_ZERO_CONFIG_KEYS"]]
+    assert sorted(REMOVED) == sorted([*tables["_REMOVED_TOP_LEVEL_CONFIG_KEYS"], *zero])
+
+
+def test_what_is_removed_and_refused_says_so() -> None:
+    refused = [key for key in KEYS if key.fate is Fate.REFUSED]
+    for key in refused:
+        is_in = any(f"{key.path}.".startswith(f"{path}.") for path in REMOVED)
+        assert key.note.startswith("DeepSpeed 0.19.8 has removed it, too: ") == is_in, key.path
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.off], ids=lambda key: key.path)

@@ -40,6 +40,7 @@ def test_a_batch_size_is_all_that_must_be_given() -> None:
     assert config.gradient_clipping == 0.0
     assert config.steps_per_print is None
     assert config.wall_clock_breakdown is False
+    assert config.dump_state is False
     assert config.dataloader_drop_last is False
     assert config.optimizer is None
     assert config.scheduler is None
@@ -109,10 +110,11 @@ def test_a_config_never_changes() -> None:
 
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
-    "gradient_clipping, steps_per_print, wall_clock_breakdown, dataloader_drop_last, optimizer, scheduler, bf16, "
+    "gradient_clipping, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
     "fp16, zero_optimization"
 )
 NOT_HERE = "is not available in this version"
+REMOVED = "DeepSpeed 0.19.8 has removed it, too"
 ADAM_TAKES = "optimizer.params takes: lr, weight_decay, betas, eps, adam_w_mode"
 
 BAD = [
@@ -172,14 +174,16 @@ BAD = [
     ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, 'zero_optimization.offload_optimizer.device "gpu" is not "none", "cpu" or "nvme"'),
     ({"zero_optimization": {"cpu_offload": True}}, f"zero_optimization.cpu_offload true {NOT_HERE}; false is"),
     ({"zero_optimization": {"zero_hpz_partition_size": 8}}, f"zero_optimization.zero_hpz_partition_size 8 {NOT_HERE}; 0 or 1 is"),
-    ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is"),
+    ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
     ({"communication_data_type": "fp32"}, f'communication_data_type "fp32" {NOT_HERE}; leave it out'),
-    ({"amp": {"enabled": True, "opt_level": "O1"}}, f'amp.enabled true {NOT_HERE}; false is; use "bf16": {{"enabled": true}}'),
+    ({"amp": {"enabled": True, "opt_level": "O1"}}, f'amp.enabled true {NOT_HERE}; false is; {REMOVED}: use "bf16": {{"enabled": true}}'),
     ({"torch_autocast": {"enabled": True}}, f"torch_autocast.enabled true {NOT_HERE}; false is"),
     ({"comms_logger": {"enabled": True}}, f"comms_logger.enabled true {NOT_HERE}; false is"),
     ({"flops_profiler": {"enabled": True}}, f"flops_profiler.enabled true {NOT_HERE}; false is"),
     ({"pipeline": {"stages": 2}}, f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is'),
-    ({"compression_training": {"a": [{"enabled": True}]}}, f'compression_training {{"a": [{{"enabled": true}}]}} {NOT_HERE}; nothing enabled in it is'),
+    ({"compression_training": {"a": [{"enabled": True}]}}, f'compression_training {{"a": [{{"enabled": true}}]}} {NOT_HERE}; nothing enabled in it is; {REMOVED}: leave it out'),
+    ({"elasticity": {"enabled": True}}, f"elasticity.enabled true {NOT_HERE}; false is; {REMOVED}: give the batch sizes themselves"),
+    ({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}}, f'zero_optimization.zeropp_loco_param {{"err_beta": 0.8}} {NOT_HERE}; {{}} is; {REMOVED}: leave it out'),
     ({"gradient_allreduce_op": "SUM"}, f'gradient_allreduce_op "SUM" {NOT_HERE}; "mean" is'),
     # keys that are not known
     ({"train_batch_sise": 8}, f"train_batch_sise is not a known key; did you mean train_batch_size?; {TOP}"),
@@ -225,8 +229,8 @@ def test_all_that_is_wrong_is_reported_at_once_one_line_each() -> None:
         "tyop": 1,
     }
     assert message_of(given).replace(TOP, "TOP").splitlines() == [
-        'ds_config: zero_optimization.offload_param.device "nvme" is not available in this version; "none" is',
         "ds_config: tyop is not a known key; TOP",
+        'ds_config: zero_optimization.offload_param.device "nvme" is not available in this version; "none" is',
         "ds_config: optimizer.params.lr -1 is not a number, 0 or above",
         'ds_config: optimizer.params.eps "small" is not a number, 0 or above',
         "ds_config: scheduler.params.total_num_steps is missing",
@@ -262,7 +266,10 @@ def test_every_auto_that_is_left_is_listed_in_one_line() -> None:
     ]
 
 
-def test_what_has_no_effect_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_needs_nothing_is_named_in_one_line_and_what_is_not_done_in_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="dslaunch")
     load(
         bfloat16={"enabled": True},
         zero_optimization={
@@ -274,21 +281,27 @@ def test_what_has_no_effect_is_named_in_one_warning(caplog: pytest.LogCaptureFix
         optimizer={"type": "Adam", "params": {"torch_adam": True}},
         activation_checkpointing={"partition_activations": True, "profile": False},
         prescale_gradients=False,
-        memory_breakdown=False,
+        memory_breakdown=True,
         aio={"queue_depth": 8},
     )
     assert caplog.record_tuples == [
         (
             "dslaunch",
-            logging.WARNING,
+            logging.INFO,
             "ds_config: accepted, without effect here: zero_optimization.overlap_comm, "
-            "zero_optimization.allgather_bucket_size, optimizer.params.torch_adam, "
-            "activation_checkpointing.partition_activations, aio.queue_depth; old spelling: bfloat16 (now bf16)",
-        )
+            "zero_optimization.allgather_bucket_size, optimizer.params.torch_adam, aio.queue_depth; "
+            "old spelling: bfloat16 (now bf16)",
+        ),
+        (
+            "dslaunch",
+            logging.WARNING,
+            "ds_config: accepted, but not done here: activation_checkpointing.partition_activations, memory_breakdown",
+        ),
     ]
 
 
-def test_what_is_off_or_used_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_off_or_used_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="dslaunch")
     load(
         zero_optimization={"stage": 1, "reduce_bucket_size": 1e6, "offload_optimizer": {"device": "none"}},
         fp16={"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
@@ -297,6 +310,62 @@ def test_what_is_off_or_used_causes_no_warning(caplog: pytest.LogCaptureFixture)
         bf16={"enabled": True, "check_grad_overflow": True},
     )
     assert caplog.records == []
+
+
+def lenient(**values: Any) -> Config:
+    return load_config({"train_batch_size": 8, **values}, world_size=2, is_lenient=True)
+
+
+def test_a_lenient_reader_names_in_one_warning_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    given: dict[str, Any] = {
+        "zero_optimization.reduce_bucket_size": 589824.5,
+        "my\nown": {"enabled": True},
+        "": 0,
+        "gradient_clipping": "auto",
+        "steps_per_print": 5,
+        "memory_breakdown": True,
+        "bf16": {"enabled": True, "loss_scale": 0},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "sub_groups": 1},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": "auto", "betas": [0.9, "auto"], "eps": 1e-6, "own": 3},
+        },
+        "scheduler": "auto",
+        "pipeline": {"stages": "auto"},
+    }
+    config = lenient(**given)
+    assert caplog.messages == [
+        "ds_config: accepted, but not done here: memory_breakdown; not known, ignored: "
+        'zero_optimization.reduce_bucket_size, "my\\nown", "", bf16.loss_scale, zero_optimization.sub_groups, '
+        'optimizer.params.own; "auto", counts as left out: gradient_clipping, zero_optimization.reduce_bucket_size, '
+        "optimizer.params.lr, optimizer.params.betas[1], scheduler, pipeline.stages"
+    ]
+    assert config == load(
+        steps_per_print=5,
+        bf16={"enabled": True},
+        zero_optimization={"stage": 2},
+        optimizer={"type": "AdamW", "params": {"eps": 1e-6}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"train_batch_size": "auto"}, "train_batch_size or train_micro_batch_size_per_gpu must be given"),
+        ({"optimizer": {"type": "auto", "params": {}}}, "optimizer.type is missing"),
+        (
+            {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}},
+            "scheduler.params.total_num_steps is missing",
+        ),
+        ({"gradient_clipping": "1", "unknown": 1}, 'gradient_clipping "1" is not a number, 0 or above'),
+        ({"bf16.enabled": True, "bf16": {"enabled": 1}}, "bf16.enabled 1 is not true or false"),
+        ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
+    ],
+)
+def test_a_lenient_reader_forgives_nothing_else(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        lenient(**given)
+    assert str(caught.value) == f"ds_config: {line}"
 
 
 def test_world_size_below_1_is_a_fault_of_the_caller() -> None:
@@ -311,6 +380,7 @@ WHOLE: dict[str, Any] = {
     "gradient_clipping": 1.0,
     "steps_per_print": 10,
     "wall_clock_breakdown": True,
+    "dump_state": True,
     "dataloader_drop_last": True,
     "optimizer": {
         "type": "AdamW",

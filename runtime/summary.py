@@ -1,0 +1,40 @@
+"""What `dump_state` prints at the start: what is trained, on what, in which portions, and the whole configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .engine import Engine
+
+
+def summarize(engine: Engine) -> dict[str, Any]:
+    """Return facts about the run in JSON's types; "ds_config" is what `load_config` reads back as the same Config.
+
+    Units: counts of parameters are elements
+    """
+    config = engine.config
+    parameters = list(engine.parameters())  # a freed one keeps its shape
+    scheduler = engine.lr_scheduler
+    return {
+        "config_from": config.source,
+        "num_ranks": engine.world_size,
+        "device": str(engine.device),
+        "num_params": sum(param.numel() for param in parameters),
+        "num_trained_params": sum(param.numel() for param in parameters if param.requires_grad),
+        "dtypes": sorted({str(param.dtype).removeprefix("torch.") for param in parameters}),
+        "batch": f"{config.train_batch_size} samples for one optimizer step = {config.micro_batch_size} in a micro batch "
+        f"* {config.gradient_accumulation_steps} micro batches * {engine.world_size} ranks",
+        "zero": {
+            "stage": engine.zero_optimization_stage(),
+            "parameters": _placement(engine.zero_optimization_partition_weights()),
+            "gradients": _placement(engine.zero_optimization_partition_gradients()),
+            "optimizer_states": _placement(engine.zero_optimization()),
+        },
+        "optimizer": None if engine.optimizer is None else engine.optimizer.rule.name,
+        "lr_scheduler": None if scheduler is None else type(scheduler).__name__,
+        "ds_config": config.describe(),
+    }
+
+
+def _placement(is_sharded: bool) -> str:
+    return "sharded" if is_sharded else "replicated"
