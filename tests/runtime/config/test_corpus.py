@@ -55,7 +55,7 @@ def test_a_config_gives_what_is_written_beside_it(path: Path) -> None:
 
 
 def test_the_corpus_is_there() -> None:
-    assert len(CORPUS) >= 25
+    assert len(CORPUS) >= 50
     assert {path.stem for path in FOLDER.glob("*.txt")} == {path.stem for path in CORPUS}
 
 
