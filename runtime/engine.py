@@ -73,10 +73,14 @@ class Engine(Readings, nn.Module):
                 f"zero_optimization.stage {self._policy.stage} shards an optimizer's states and there is no optimizer; "
                 "name one in the ds_config, or give one to initialize()"
             )
-        shard_size = self._policy.shard_axis_size(self.world_size)
-        mesh = make_mesh(shard_size=shard_size)
+        shape = self._policy.mesh_shape(
+            self.world_size,
+            group_size=config.zero.mics_shard_size,
+            kept_in=config.zero.hpz_partition_size,
+        )
+        mesh = make_mesh(shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
         self._comm = Collectives(
-            mesh, gather_axis=make_shard_axis(shard_size=shard_size) if is_sharded else None
+            mesh, gather_axis=make_shard_axis(shard_size=shape.shard_size) if is_sharded else None
         )
         self._model = ShardedModel(
             module,

@@ -63,7 +63,7 @@ class Collectives:
         self._gather_axis = gather_axis or mesh.shard
 
     def reduce(self, flat: Tensor) -> Pending:
-        """Average `flat` over all ranks; only this rank's shard of it is meaningful afterwards.
+        """Average `flat` over all ranks; only what this rank holds of gradients is meaningful afterwards.
 
         Shapes: [n] contiguous, n a multiple of the number of ranks
         """
@@ -76,6 +76,22 @@ class Collectives:
     def gather_from(self, shard: Tensor, flat: Tensor) -> Pending:
         """Fill `flat` [n] with the `shard` [n/N] of every rank of the shard axis, in order."""
         return Pending(self._gather_from_steps(shard, flat))
+
+    def gather_states(self, own: Tensor) -> Tensor:
+        """Return the whole of a value of which each rank has its shard, as of gradients, masters and states."""
+        mesh = self.mesh
+        for axis in (mesh.replicate, mesh.shard) if mesh.states_by_chunk else (mesh.shard,):
+            if not axis.is_alone:
+                whole = own.new_empty(axis.size * own.numel())
+                self._record("all_gather", whole, sent_bytes=_ring_bytes(whole, axis))
+                _all_gather(whole, own, group=axis.group)
+                own = whole
+        return own
+
+    def spread_chunk(self, shard: Tensor) -> Pending:
+        """Fill this rank's parameter shard from the chunks of it that the ranks of the replicate axis have updated."""
+        is_needed = self.mesh.states_by_chunk
+        return Pending(self._all_gather_steps(shard, self.mesh.replicate)) if is_needed else Pending.done()
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """Overwrite `tensor` on every rank with that of rank `source`."""
@@ -96,24 +112,36 @@ class Collectives:
         return gathered
 
     def gather_to_first(self, shard: Tensor) -> Tensor | None:
-        """Return the whole of a sharded value on rank 0, None elsewhere; the other replicas do nothing."""
-        axis = self.mesh.shard
-        if axis.is_alone:
-            return shard if self.mesh.world.index == 0 else None
-        self._record("gather", shard, sent_bytes=0 if axis.index == 0 else shard.nbytes)
-        if self.mesh.replicate.index != 0:
+        """Return the whole of a value of which each rank has its shard (see `gather_states`) on rank 0, None elsewhere."""
+        mesh = self.mesh
+        nbytes = shard.nbytes
+        own: Tensor | None = shard
+        if mesh.states_by_chunk:
+            own = self._gather_along(shard, mesh.replicate)
+            nbytes *= mesh.replicate.size
+        elif mesh.replicate.index != 0:
+            own = None
+        if own is None:  # what the first row does counts for all, so that all have the same order
+            if not mesh.shard.is_alone:
+                self.meter.record("gather", nbytes=nbytes, sent_bytes=0)
             return None
-        whole = shard.new_empty(axis.size * shard.numel()) if axis.index == 0 else None
+        return self._gather_along(own, mesh.shard)
+
+    def _gather_along(self, own: Tensor, axis: Axis) -> Tensor | None:
+        if axis.is_alone:
+            return own
+        self._record("gather", own, sent_bytes=0 if axis.index == 0 else own.nbytes)
+        whole = own.new_empty(axis.size * own.numel()) if axis.index == 0 else None
         parts = None if whole is None else list(whole.chunk(axis.size))
-        dist.gather(shard, parts, group_dst=0, group=axis.group)
+        dist.gather(own, parts, group_dst=0, group=axis.group)
         return whole
 
     def exchange(self, buffer: Tensor, *, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Return what the ranks of the shard axis have for this one, in rank order.
+        """Return what the ranks that share the states have for this one, in the order of `Mesh.states_axis`.
 
         Shapes: [sum of `sent`] and [sum of `received`] elements, one count for each rank
         """
-        axis = self.mesh.shard
+        axis = self.mesh.states_axis
         self.meter.record(  # each rank's size is another, but the order is the same
             "exchange", nbytes=0, sent_bytes=(buffer.numel() - sent[axis.index]) * buffer.itemsize
         )
@@ -142,7 +170,8 @@ class Collectives:
     def _reduce_steps(self, flat: Tensor) -> _Steps:
         shard, replicate = self.mesh.shard, self.mesh.replicate
         yield from self._reduce_scatter_steps(flat, shard)
-        yield from self._all_reduce_steps(_chunk(flat, shard), replicate)
+        steps = self._reduce_scatter_steps if self.mesh.states_by_chunk else self._all_reduce_steps
+        yield from steps(_chunk(flat, shard), replicate)
 
     def _all_reduce_steps(self, flat: Tensor, axis: Axis) -> _Steps:
         if axis.is_alone:

@@ -1,5 +1,8 @@
 """The ranks as a 2-D mesh: values are sharded along one axis and replicated along the other.
 
+With `states_by_chunk` only parameters are. Of gradients and optimizer states each rank holds, of the shard that its line
+shares, a part of its own: 1/world of the whole, which is its chunk. So the chunks of one shard lie along a replicate axis.
+
 Rank r sits at (replicate, shard) = (r // shard_size, r % shard_size), so ranks of one host share a shard axis as
 long as they have consecutive numbers. RANK alone decides; LOCAL_RANK may be any rotation of it.
 """
@@ -35,6 +38,29 @@ class Mesh:
     replicate: Axis
     shard: Axis
     world: Axis
+    states_by_chunk: bool = False
+
+    @property
+    def num_states(self) -> int:
+        """Return the number of shards of gradients, masters and optimizer states."""
+        return self.world.size if self.states_by_chunk else self.shard.size
+
+    @property
+    def state_index(self) -> int:
+        """Return which of them this rank holds."""
+        return self.chunk_index if self.states_by_chunk else self.shard.index
+
+    @property
+    def state_peers(self) -> tuple[int, ...]:
+        """Return which of them each rank of `states_axis` holds, in the axis's order."""
+        if self.states_by_chunk:
+            return tuple(self.chunk_of(rank) for rank in range(self.world.size))
+        return tuple(range(self.shard.size))
+
+    @property
+    def states_axis(self) -> Axis:
+        """Return the ranks that hold all of them together; `state_peers` says in which order."""
+        return self.world if self.states_by_chunk else self.shard
 
     @property
     def chunk_index(self) -> int:
@@ -47,7 +73,7 @@ class Mesh:
         return shard * self.replicate.size + replicate
 
 
-def make_mesh(*, shard_size: int) -> Mesh:
+def make_mesh(*, shard_size: int, states_by_chunk: bool = False) -> Mesh:
     """Arrange all ranks as (world / shard_size) x shard_size.
 
     Order:  every rank must call this in the same order: it may create process groups
@@ -62,6 +88,7 @@ def make_mesh(*, shard_size: int) -> Mesh:
         replicate=_make_axis(columns, rank=rank, world_size=world_size),
         shard=_make_axis(rows, rank=rank, world_size=world_size),
         world=_make_axis([range(world_size)], rank=rank, world_size=world_size),
+        states_by_chunk=states_by_chunk and shard_size < world_size,
     )
 
 

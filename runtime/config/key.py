@@ -310,6 +310,15 @@ _ZERO = (
     ),
     _hint("zero_optimization.stage3_gather_fp16_weights_on_model_save", BOOL, _GATHERED),
     _used(
+        "zero_optimization.mics_shard_size",
+        "what is sharded is shared by so many neighbouring ranks, and each such group has all of it; -1 or left out: by all",
+    ),
+    _used(
+        "zero_optimization.zero_hpz_partition_size",
+        "at stage 3, parameters are shared by so many neighbouring ranks (those of one host), all else by all; 1 or left "
+        "out: parameters, too",
+    ),
+    _used(
         "zero_optimization.leaf_module.classes",
         "names of classes whose modules are gathered as one at stage 3",
     ),
@@ -329,12 +338,15 @@ _ZERO = (
     *_stage3("allgather_sequential", BOOL),
     *_stage3("partition_stream_chunk_size", COUNT),
     _refused("zero_optimization.legacy_stage1"),
-    _refused("zero_optimization.zero_hpz_partition_size", COUNT, off=(0, 1)),
     _refused("zero_optimization.zero_quantized_weights"),
     _refused("zero_optimization.zero_quantized_nontrainable_weights"),
     _refused("zero_optimization.zero_quantized_gradients"),
-    _refused("zero_optimization.mics_shard_size", INT, off=(-1,)),
-    _refused("zero_optimization.mics_hierarchical_params_gather"),
+    _hint(
+        "zero_optimization.mics_hierarchical_params_gather",
+        BOOL,
+        "a gather stays among mics_shard_size ranks",
+        quiet=(False,),
+    ),
     _opaque("zero_optimization.zeropp_loco_param", _is_empty, "{}"),
     _opaque("zero_optimization.zenflow", _is_empty, "{}"),
     *_details("zero_optimization", save_muon_momentum_buffer_in_memory=BOOL),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from .section import Section
-from .value import Count, Texts
+from .value import POSITIVE, Count, Texts
 
 STAGES = (0, 1, 2, 3)
 
@@ -16,6 +16,18 @@ def _read_stage(value: Any) -> int:
     if isinstance(value, bool) or value not in STAGES:
         raise ValueError("is not a ZeRO stage; there are 0, 1, 2 and 3")
     return int(value)
+
+
+def _size_or_none(value: Any) -> int | None:
+    if value is None or (not isinstance(value, bool) and value in (-1, 0)):
+        return None
+    if not POSITIVE.accepts(value):
+        raise ValueError("is not a number of ranks, 1 or above; -1 or 0: off")
+    return int(value)
+
+
+def _hpz_or_none(value: Any) -> int | None:
+    return None if value == 1 else _size_or_none(value)  # 1 is DeepSpeed's "off"
 
 
 class LeafModuleConfig(Section):
@@ -35,3 +47,18 @@ class ZeroConfig(Section):
     prefetch_bucket_numel: Count = Field(default=50_000_000, alias="stage3_prefetch_bucket_size")
     """Elements that are gathered together, at stage 3."""
     leaf_module: LeafModuleConfig = LeafModuleConfig()
+    mics_shard_size: Annotated[int | None, BeforeValidator(_size_or_none)] = None
+    """Ranks over which everything is sharded; None: all."""
+    hpz_partition_size: Annotated[int | None, BeforeValidator(_hpz_or_none)] = Field(
+        default=None, alias="zero_hpz_partition_size"
+    )
+    """Ranks over which parameters are sharded; None: as everything else."""
+
+    @model_validator(mode="after")
+    def _one_mesh(self) -> ZeroConfig:
+        if self.mics_shard_size is not None and self.hpz_partition_size is not None:
+            raise ValueError(
+                f"zero_optimization.mics_shard_size {self.mics_shard_size} and zero_hpz_partition_size "
+                f"{self.hpz_partition_size} are two ways to share; keep one"
+            )
+        return self

@@ -36,7 +36,8 @@ class WholeTensors:
         self._comm = comm
         self._places = tuple(places)
         self._device = places[0][0].master.device
-        ranks, rank = range(comm.mesh.shard.size), comm.mesh.shard.index
+        shards, rank = comm.mesh.state_peers, comm.mesh.states_axis.index  # by rank, which shard it holds
+        ranks = range(len(shards))
         self._numels = [part.layout.slots[place].numel for part, place in places]
         owners = choose_owners(self._numels, len(ranks))
         self.owned = tuple(number for number, owner in enumerate(owners) if owner == rank)
@@ -53,9 +54,10 @@ class WholeTensors:
         everything = range(len(places))
         # by the other rank: what of this shard belongs to it, and what this rank owns of its shard
         self._theirs = [
-            pieces([number for number in everything if owners[number] == owner], rank) for owner in ranks
+            pieces([number for number in everything if owners[number] == owner], shards[rank])
+            for owner in ranks
         ]
-        self._ours = [pieces(self.owned, shard) for shard in ranks]
+        self._ours = [pieces(self.owned, shard) for shard in shards]
 
     @property
     def held(self) -> tuple[tuple[int, Fragment], ...]:

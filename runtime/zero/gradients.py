@@ -187,9 +187,7 @@ class ShardedGradients(FlatGradients):
         return self._shard
 
     def average(self, place: int, comm: Collectives) -> Tensor:
-        whole = self._shard.new_empty(self._whole.layout.numel)
-        comm.gather_from(self._shard, whole).wait()
-        return self._cut(whole, place)
+        return self._cut(comm.gather_states(self._shard), place)
 
     def replace(self, place: int, value: Tensor) -> None:
         slot = self._whole.layout.slots[place]

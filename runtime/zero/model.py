@@ -107,8 +107,8 @@ class ShardedModel:
         self._reducer.finish()
 
     def publish(self, part: SubBuffer) -> Pending:
-        """Begin to give every rank the parameters that the others' optimizers have updated, where all hold all."""
-        return Pending.done() if part.is_sharded else self.comm.gather(part.values.flat)
+        """Begin to give every rank the parameters that it holds and others' optimizers have updated."""
+        return self.comm.spread_chunk(part.kept) if part.is_sharded else self.comm.gather(part.values.flat)
 
     @contextmanager
     def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:

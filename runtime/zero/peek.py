@@ -60,6 +60,11 @@ def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
         raise ConfigError(
             f"parameter '{home.name}' is whole on every rank at this ZeRO stage; use safe_set_full_fp32_param()"
         )
+    if home.part.kept.numel() > home.part.param_shard.numel():
+        raise ConfigError(
+            f"parameter '{home.name}' is kept by more than one rank (zero_hpz_partition_size), which would then differ; use "
+            "safe_set_full_fp32_param()"
+        )
     for shard in (home.part.master, home.part.param_shard):
         _write_own(home, shard, value)
     if home.unit.state is UnitState.LIVE:
@@ -204,10 +209,7 @@ def _no_state(home: Home, key: str, known: Iterable[str]) -> ConfigError:
 
 def _whole(home: Home, shard: Tensor) -> Tensor:
     part = home.part
-    flat = shard
-    if part.num_shards > 1:
-        flat = shard.new_empty(part.layout.numel)
-        home.model.comm.gather_from(shard, flat).wait()
+    flat = home.model.comm.gather_states(shard)
     slot = part.layout.slots[home.place]
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 

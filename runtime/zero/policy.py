@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ..errors import ConfigError
+
 
 class Placement(Enum):
     """How many ranks of the shard axis hold a value."""
@@ -29,6 +31,14 @@ class ReduceAt(Enum):
 
     BOUNDARY = "boundary"  # once per optimizer step, after the last micro batch
     MICRO_BATCH = "micro_batch"  # in every backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshShape:
+    """See comm/mesh.py."""
+
+    shard_size: int
+    states_by_chunk: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +66,30 @@ class Policy:
         is_sharded = self.parameters is Placement.SHARDED
         return min(reduce_bucket, prefetch_bucket) if is_sharded else reduce_bucket
 
-    def shard_axis_size(self, world_size: int) -> int:
-        """Return the number of ranks over which values are sharded; the rest of the ranks replicate."""
-        return world_size if self.is_sharded else 1
+    def mesh_shape(self, world_size: int, *, group_size: int | None, kept_in: int | None) -> MeshShape:
+        """Return over how many ranks values are sharded; the rest of the ranks replicate.
+
+        `group_size`: everything that is sharded over so many ranks, instead of all. `kept_in`: parameters over so many,
+        which then send them to nobody else, gradients and states over all.
+        Errors: ConfigError if that has no meaning here
+        """
+        for key, size in (("mics_shard_size", group_size), ("zero_hpz_partition_size", kept_in)):
+            if size is not None and world_size % size:
+                raise ConfigError(
+                    f"zero_optimization.{key} {size} does not divide the {world_size} ranks; write a number that does"
+                )
+        if not self.is_sharded:
+            return MeshShape(shard_size=1)
+        if group_size is not None:
+            return MeshShape(shard_size=group_size)
+        if kept_in is None:
+            return MeshShape(shard_size=world_size)
+        if self.parameters is not Placement.SHARDED:
+            raise ConfigError(
+                f"zero_optimization.zero_hpz_partition_size {kept_in} says who shares parameters, and at stage {self.stage} "
+                "everybody has all; leave it out, or write stage 3"
+            )
+        return MeshShape(shard_size=kept_in, states_by_chunk=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,20 +164,27 @@ def optimizer_bytes_per_element(*, num_states: int, param_bytes: int) -> int:
 
 
 def memory_bytes(
-    policy: Policy, *, numel: int, param_bytes: int, grad_bytes: int, optimizer_bytes: int, num_shards: int
+    policy: Policy,
+    *,
+    numel: int,
+    param_bytes: int,
+    grad_bytes: int,
+    optimizer_bytes: int,
+    num_shards: int,
+    num_param_shards: int | None = None,
 ) -> Memory:
     """Return what one rank holds between steps, without padding and without the units that are in flight.
 
-    Units:  `numel` counts trained elements; the other arguments are bytes per element
+    Units:  `numel` counts trained elements; the other arguments are bytes per element, and numbers of shards
     Source: ZeRO (arXiv 1910.02054) section 3, with b = param_bytes, g = grad_bytes, K = optimizer_bytes
     """
 
-    def held(placement: Placement, bytes_per_element: int) -> float:
-        share = num_shards if placement is Placement.SHARDED else 1
+    def held(placement: Placement, bytes_per_element: int, shards: int = num_shards) -> float:
+        share = shards if placement is Placement.SHARDED else 1
         return numel * bytes_per_element / share
 
     return Memory(
-        parameters=held(policy.parameters, param_bytes),
+        parameters=held(policy.parameters, param_bytes, num_param_shards or num_shards),
         gradients=held(policy.gradients, grad_bytes),
         optimizer=held(policy.optimizer, optimizer_bytes),
     )

@@ -83,12 +83,16 @@ class SubBuffer:
             num_shards=mesh.world.size,
             itemsize=dtype.itemsize,
         )
-        self.shard_index, self.num_shards = mesh.shard.index, mesh.shard.size
+        # of gradients, masters and states; of sharded parameters there may be fewer, and `kept` is one of those
+        self.shard_index, self.num_shards = mesh.state_index, mesh.num_states
         self.values = FlatBuffer(self.layout, dtype=dtype, device=device)
         self.param_shard = self.values.shard(self.shard_index, num_shards=self.num_shards)  # [shard]
         # [shard] float32, what the optimizer updates; float32 parameters are their own master
         self.master = self._take_over(comm)
         self._placeholders: tuple[Placeholder, ...] = ()
+        self.kept = (
+            self.values.flat
+        )  # what this rank holds of the parameters between their uses; param_shard is a part of it
         if self.is_sharded:
             self._keep_shard_only()
         self.states: dict[str, Tensor] = {}  # [shard] float32 by name: the optimizer's
@@ -169,7 +173,7 @@ class SubBuffer:
     def start_gather(self) -> Pending:
         """Begin to bring all values here; `show` when that is done."""
         self.values.allocate()
-        return self._comm.gather_from(self.param_shard, self.values.flat)
+        return self._comm.gather_from(self.kept, self.values.flat)
 
     @torch.no_grad()
     def show(self) -> None:
@@ -190,14 +194,13 @@ class SubBuffer:
     @property
     def is_edited(self) -> bool:
         """Whether the values that are here differ from this rank's shard of them."""
-        own = self.values.shard(self.shard_index, num_shards=self.num_shards)
-        return not torch.equal(own, self.param_shard)
+        return not torch.equal(self._own_values(), self.kept)
 
     @torch.no_grad()
     def take_edits(self) -> None:
         """Take into this rank's shard, and into the master, what was written to the parameters while they were here."""
         if self.is_sharded:
-            self.param_shard.copy_(self.values.shard(self.shard_index, num_shards=self.num_shards))
+            self.kept.copy_(self._own_values())
         self.refresh_master()
 
     def load(self, place: int, whole: Tensor) -> None:
@@ -205,12 +208,14 @@ class SubBuffer:
         if not self.is_sharded:
             self.members[place].param.copy_(whole)
             return
-        self.copy_fragment(place, whole, self.param_shard)
+        self._copy_fragment(place, whole, self.kept, self._comm.mesh.shard.index, self._comm.mesh.shard.size)
 
     def copy_fragment(self, place: int, whole: Tensor, shard: Tensor) -> None:
         """Copy what this rank's shard holds of a value of the member at `place` into `shard`, [shard] of any dtype."""
-        slot = self.layout.slots[place]
-        fragment = self.layout.fragment(slot, self.shard_index, num_shards=self.num_shards)
+        self._copy_fragment(place, whole, shard, self.shard_index, self.num_shards)
+
+    def _copy_fragment(self, place: int, whole: Tensor, shard: Tensor, index: int, num_shards: int) -> None:
+        fragment = self.layout.fragment(self.layout.slots[place], index, num_shards=num_shards)
         if fragment is not None:
             source = whole.reshape(-1)[fragment.offset_in_param : fragment.offset_in_param + fragment.numel]
             shard[fragment.offset_in_shard : fragment.offset_in_shard + fragment.numel].copy_(source)
@@ -247,7 +252,12 @@ class SubBuffer:
         return shard.clone() if self.has_separate_master else shard
 
     def _keep_shard_only(self) -> None:
-        self.param_shard = self.param_shard.clone()
+        self.kept = self._own_values().clone()
+        start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
+        kept_start, _ = self.layout.shard_range(
+            self._comm.mesh.shard.index, num_shards=self._comm.mesh.shard.size
+        )
+        self.param_shard = self.kept[start - kept_start :][: self.param_shard.numel()]
         if not self.has_separate_master:
             self.master = self.param_shard
         self._placeholders = tuple(
@@ -255,6 +265,11 @@ class SubBuffer:
             for member, view in zip(self.members, self.values.views, strict=True)
         )
         self.hide()
+
+    def _own_values(self) -> Tensor:
+        """Return this rank's shard of the parameters, while they are here."""
+        axis = self._comm.mesh.shard
+        return self.values.shard(axis.index, num_shards=axis.size)
 
 
 class Unit:

@@ -81,7 +81,7 @@ def test_the_example_in_yaml_means_what_it_seems_to_mean(tmp_path: Path) -> None
             "type": "AdamW",
             "params": AdamParams(lr=1e-4, betas=(0.9, 0.95)).model_dump(mode="json"),
         },
-        "zero_optimization": ZeroConfig(stage=2).model_dump(mode="json", by_alias=True),
+        "zero_optimization": ZeroConfig(stage=2).model_dump(mode="json", by_alias=True, exclude_none=True),
     }
 
 

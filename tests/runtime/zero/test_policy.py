@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dslaunch import ConfigError
 from dslaunch.runtime.zero import policy
 from dslaunch.runtime.zero.policy import (
+    MeshShape,
     Placement,
     ReduceAt,
     memory_bytes,
@@ -48,7 +50,7 @@ def test_the_table(
         reshards,
         reshards,
     )
-    assert row.shard_axis_size(8) == (8 if stage else 1)
+    assert row.mesh_shape(8, group_size=None, kept_in=None) == MeshShape(shard_size=8 if stage else 1)
 
 
 @pytest.mark.parametrize("stage", [-1, 4])
@@ -104,3 +106,37 @@ def test_no_other_file_of_the_runtime_asks_for_a_stage() -> None:
                 names = {getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(test)}
                 asking += [f"{path.name}:{node.lineno}"] if "stage" in names else []
     assert asking == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "group_size", "kept_in", "expected"),
+    [
+        (0, 4, None, MeshShape(shard_size=1)),
+        (1, 4, None, MeshShape(shard_size=4)),
+        (3, 4, None, MeshShape(shard_size=4)),
+        (3, None, 2, MeshShape(shard_size=2, states_by_chunk=True)),
+        (
+            1,
+            3,
+            None,
+            "zero_optimization.mics_shard_size 3 does not divide the 8 ranks; write a number that does",
+        ),
+        (3, None, 16, "zero_optimization.zero_hpz_partition_size 16 does not divide the 8 ranks"),
+        (
+            2,
+            None,
+            4,
+            "zero_optimization.zero_hpz_partition_size 4 says who shares parameters, and at stage 2 everybody has",
+        ),
+    ],
+)
+def test_who_shares_with_whom(
+    stage: int, group_size: int | None, kept_in: int | None, expected: MeshShape | str
+) -> None:
+    row = policy_for_stage(stage)
+    if isinstance(expected, MeshShape):
+        assert row.mesh_shape(8, group_size=group_size, kept_in=kept_in) == expected
+        return
+    with pytest.raises(ConfigError) as caught:
+        row.mesh_shape(8, group_size=group_size, kept_in=kept_in)
+    assert str(caught.value).startswith(expected)
