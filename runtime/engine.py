@@ -30,6 +30,7 @@ from .readings import Readings
 from .zero.leaf import is_leaf
 from .zero.model import ShardedModel
 from .zero.policy import Placement, policy_for_stage
+from .zero.precision import precision_of
 from .zero.unit import SubBuffer
 
 
@@ -86,7 +87,7 @@ class Engine(Readings, nn.Module):
             module,
             policy=self._policy,
             groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
-            param_dtype=_param_dtype(config),
+            precision=precision_of(config),
             max_unit_numel=self._policy.max_unit_numel(
                 reduce_bucket=config.zero.reduce_bucket_numel,
                 prefetch_bucket=config.zero.prefetch_bucket_numel,
@@ -365,13 +366,6 @@ class Engine(Readings, nn.Module):
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
         self._model.release()
         self.optimizer = None
-
-
-def _param_dtype(config: Config) -> torch.dtype | None:
-    """What parameters become; None: they stay what they are."""
-    if config.fp16.enabled:
-        return torch.float16
-    return torch.bfloat16 if config.bf16.enabled else None
 
 
 def _to_half(value: Any) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import Field
 
 from .optimizer import OptimizerConfig
-from .precision import Bf16Config, Fp16Config
+from .precision import Bf16Config, DataTypesConfig, Fp16Config
 from .scheduler import SchedulerConfig
 from .section import Section
-from .value import Bool, Interval, Positive, Size
+from .value import Bool, DtypeName, Interval, Positive, Size
 from .zero import ZeroConfig
 
 
@@ -36,6 +36,8 @@ class Config(Section):
     scheduler: SchedulerConfig | None = None
     bf16: Bf16Config = Bf16Config()
     fp16: Fp16Config = Fp16Config()
+    communication_data_type: DtypeName | None = None
+    data_types: DataTypesConfig = DataTypesConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
 
     def describe(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from .value import (
     ANY,
     BOOL,
     COUNT,
+    DTYPE,
     INT,
     LIST,
     NUMBER,
@@ -119,7 +120,6 @@ _OURS = ("Adam", "AdamW", "Muon")
 _WARMUP = ("WarmupLR", "WarmupDecayLR")
 _ANY_WARMUP = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 _DEEPSPEED_SCHEDULERS = (*_ANY_WARMUP, "OneCycle", "LRRangeTest")
-_DTYPE = choice("fp32", "fp16", "bf16", "float32", "float16", "bfloat16")
 
 _TRAINING = (
     _used("train_batch_size", "samples for one optimizer step, over all ranks"),
@@ -142,12 +142,11 @@ _TRAINING = (
     _hint("allgather_size", COUNT, "reduce_bucket_size sets both"),
     _hint("zero_allow_untested_optimizer", BOOL, "any torch optimizer may be passed to initialize()"),
     _hint("zero_force_ds_cpu_optimizer", BOOL),
-    _hint("seq_parallel_comm_data_type", _DTYPE),
-    _hint("seq_parallel_communication_data_type", _DTYPE),
+    _hint("seq_parallel_comm_data_type", DTYPE),
+    _hint("seq_parallel_communication_data_type", DTYPE),
     _refused("gradient_allreduce_op", choice("mean", "sum"), off=("mean",)),
     _refused("managed_gradient_accumulation", off=(True,)),
     _refused("sparse_gradients"),
-    _refused("communication_data_type", _DTYPE, off=()),
     _refused("graph_harvesting"),
     _refused("sequence_parallel_size", POSITIVE, off=(1,)),
     _refused("use_data_before_expert_parallelism"),
@@ -265,9 +264,18 @@ _PRECISION = (
         min_loss_scale=SIZE,
         max_loss_scale=SIZE,
     ),
-    _refused("data_types.grad_accum_dtype", _DTYPE, off=()),
-    _refused("data_types.param_dtype", _DTYPE, off=()),
-    _refused("data_types.buffer_dtype", _DTYPE, off=()),
+    _used(
+        "data_types.grad_accum_dtype",
+        "fp32: gradients of micro batches are added up in float32 at stages 0 and 1, too, at 4 bytes for each; left out: in the "
+        "model's dtype there. Stages 2 and 3 always do, at 4/N",
+    ),
+    _used("data_types.buffer_dtype", "what floating-point buffers become; left out: they stay what they are"),
+    _used(
+        "communication_data_type",
+        "in which dtype gradients are averaged; left out: that of the parameters (gloo adds up in float32 all the same)",
+    ),
+    _refused("data_types.param_dtype", DTYPE, off=(), note="bf16.enabled or fp16.enabled set it"),
+    _refused("data_types.keep_in_fp32_modules", TEXTS, off=((),)),
 )
 
 _GATHERED = "state_dict() is always whole"

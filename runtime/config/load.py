@@ -13,7 +13,7 @@ from . import optimizer, scheduler
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config
 from .key import keys_for
-from .precision import Bf16Config, Fp16Config
+from .precision import Bf16Config, DataTypesConfig, Fp16Config
 from .section import read_section
 from .source import read_source
 from .strict import Sifted, leave_out_autos, rename_old, sift
@@ -199,6 +199,9 @@ def load_config(
     used["scheduler"] = _read_scheduler(used.get("scheduler", {}), scheduler_type, torch_params, problems)
     used["bf16"] = read_section(Bf16Config, used.get("bf16", {}), path="bf16", problems=problems)
     used["fp16"] = read_section(Fp16Config, used.get("fp16", {}), path="fp16", problems=problems)
+    used["data_types"] = read_section(
+        DataTypesConfig, used.get("data_types", {}), path="data_types", problems=problems
+    )
     used["zero_optimization"] = read_section(
         ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
     )
@@ -207,6 +210,7 @@ def load_config(
         problems[TRAIN] = line
     if problems or sifted.autos:  # the sections may be None; what is left to check is the top level
         used["bf16"], used["fp16"], used["zero_optimization"] = Bf16Config(), Fp16Config(), ZeroConfig()
+        used["data_types"] = DataTypesConfig()
     used["source"], used["world_size"] = name, world_size
     config = read_section(Config, used, path="", problems=problems)
     _finish(name, sifted, is_lenient=is_lenient)

@@ -1,9 +1,9 @@
-"""bf16 and fp16: the data type of parameters and gradients."""
+"""bf16, fp16 and data_types: the data types of parameters, gradients and buffers."""
 
 from __future__ import annotations
 
 from .section import Section
-from .value import Bool, Count, Positive, Size
+from .value import Bool, Count, DtypeName, Positive, Size
 
 
 class Bf16Config(Section):
@@ -24,3 +24,10 @@ class Fp16Config(Section):
     hysteresis: Positive = 2
     consecutive_hysteresis: Bool = False
     min_loss_scale: Size = 1.0
+
+
+class DataTypesConfig(Section):
+    """In which dtype gradients are added up over micro batches, and what buffers become; None: as they are."""
+
+    grad_accum_dtype: DtypeName | None = None
+    buffer_dtype: DtypeName | None = None

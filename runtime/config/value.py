@@ -84,6 +84,15 @@ def _lr_or_list(value: Any) -> float | tuple[float, ...]:
     return tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
 
 
+_DTYPE_NAMES = {
+    "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+}
+
 BOOL = Kind(words="true or false", accepts=lambda value: isinstance(value, bool))
 TEXT = Kind(words="a text", accepts=lambda value: isinstance(value, str))
 TEXTS = Kind(
@@ -131,7 +140,14 @@ def choice(*names: str) -> Kind:
     )
 
 
+DTYPE = Kind(
+    words='"fp32", "fp16", "bf16", "float32", "float16" or "bfloat16"',
+    accepts=lambda value: isinstance(value, str) and value.lower() in _DTYPE_NAMES,
+    convert=lambda value: _DTYPE_NAMES[value.lower()],
+)
+
 # The kinds as field types.
+DtypeName = Annotated[str, BeforeValidator(DTYPE.read)]
 Bool = Annotated[bool, BeforeValidator(BOOL.read)]
 Count = Annotated[int, BeforeValidator(COUNT.read)]
 Positive = Annotated[int, BeforeValidator(POSITIVE.read)]

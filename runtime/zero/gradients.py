@@ -1,7 +1,7 @@
 """The gradients of one sub-buffer: where autograd leaves them, and what is kept of them between backwards.
 
 A rank that is alone has what autograd makes, and no copy of it. Replicated gradients are one flat buffer for good, into
-whose views autograd adds. Sharded ones have a flat buffer only while a backward fills it: each parameter's gradient is
+whose views autograd adds; where their sum is to be float32 and they are not, each is handed in and added. Sharded ones have a flat buffer only while a backward fills it: each parameter's gradient is
 handed in when autograd has finished it, and when the ranks have averaged the whole, each keeps its own shard and adds to
 it from one micro batch to the next.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from ..errors import ConfigError
 from .buffer import FlatBuffer
 from .layout import FlatLayout
 from .policy import Placement
+from .precision import Precision
 
 
 class Gradients(ABC):
@@ -161,6 +163,41 @@ class ReplicatedGradients(FlatGradients):
         self.flat.zero_()
 
 
+class AccumulatedGradients(ReplicatedGradients):
+    """`p.grad` is None outside a backward; the sum over micro batches, and what the ranks average, is float32."""
+
+    def __init__(
+        self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer, *, shard: Tensor
+    ) -> None:
+        super().__init__(names, params, whole, shard=shard)
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(partial(self._take, view))  # type: ignore[no-untyped-call]
+            for param, view in zip(params, whole.views, strict=True)
+        ]
+
+    @staticmethod
+    @torch.no_grad()
+    def _take(view: Tensor, param: Tensor) -> None:
+        if param.grad is not None:
+            view.add_(param.grad.to_dense() if param.grad.is_sparse else param.grad)
+            param.grad = None
+
+    def adopt(self) -> None:
+        """Add what the user set."""
+        for param, view in zip(self._params, self._whole.views, strict=True):
+            self._take(view, param)
+
+    def zero(self) -> None:
+        for param in self._params:
+            param.grad = None
+        self.flat.zero_()
+
+    def release(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().release()
+
+
 class ShardedGradients(FlatGradients):
     """`p.grad` is None outside a backward. The shard is float32 whatever the parameters are: it costs 1/N."""
 
@@ -274,15 +311,25 @@ def make_gradients(  # noqa: PLR0913
     layout: FlatLayout,
     *,
     dtype: torch.dtype,
+    precision: Precision,
     device: torch.device,
     index: int,
     num_shards: int,
     is_alone: bool,
 ) -> Gradients:
-    """Gradients of this placement, for shard `index`; `is_alone`: there is no other rank."""
-    if is_alone:
+    """Gradients of parameters of this `dtype` and placement, for shard `index`; `is_alone`: there is no other rank."""
+    is_sharded = placement is Placement.SHARDED and num_shards > 1
+    is_added_up_wider = dtype != torch.float32 and precision.accumulate_in_float32 and not is_sharded
+    if is_alone and not is_added_up_wider:
         return OwnGradients(names, params, layout)
-    whole = FlatBuffer(layout, dtype=dtype, device=device)
-    if placement is Placement.SHARDED and num_shards > 1:
+    sent = torch.float32 if is_added_up_wider else (precision.sent or dtype)
+    if sent.itemsize < dtype.itemsize and not is_sharded:
+        raise ConfigError(
+            f"communication_data_type is narrower than parameter '{names[0]}', which is {dtype}: micro batches would be added "
+            "up in it, too; write stage 2 or 3, where they are not, or leave it out"
+        )
+    whole = FlatBuffer(layout, dtype=sent, device=device)
+    if is_sharded:
         return ShardedGradients(names, params, whole, index=index, num_shards=num_shards)
-    return ReplicatedGradients(names, params, whole, shard=whole.shard(index, num_shards=num_shards))
+    kind = AccumulatedGradients if sent != dtype else ReplicatedGradients
+    return kind(names, params, whole, shard=whole.shard(index, num_shards=num_shards))

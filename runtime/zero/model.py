@@ -15,6 +15,7 @@ from .access import Access
 from .home import move_in
 from .partition import IsLeaf, UnitPlan, cut_into_units
 from .policy import Policy
+from .precision import Precision
 from .reducer import make_reducer
 from .residents import Residents
 from .unit import NO_GROUP, Member, SubBuffer, Unit
@@ -35,13 +36,13 @@ class ShardedModel:
         *,
         policy: Policy,
         groups: Sequence[Sequence[torch.Tensor]],
-        param_dtype: torch.dtype | None,
+        precision: Precision,
         max_unit_numel: int,
         is_leaf: IsLeaf,
         device: torch.device,
         comm: Collectives,
     ) -> None:
-        """Cut `module` into units; `param_dtype` None keeps each parameter's dtype; `groups` are the optimizer's.
+        """Cut `module` into units; `groups` are the optimizer's. A dtype that is None keeps what each parameter or buffer has.
 
         Errors: ConfigError if the ranks hold different models, or a trained parameter has a dtype we cannot train
         """
@@ -50,12 +51,18 @@ class ShardedModel:
         plans = cut_into_units(module, max_numel=max_unit_numel, is_leaf=is_leaf)
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
-        _check_trained_dtypes(members, param_dtype)
+        _check_trained_dtypes(members, precision.parameters)
         _check_agreement(members, comm)
         self.units = tuple(
             Unit(
                 plan.name,
-                _parts(run, param_dtype=param_dtype, device=device, comm=comm, policy=policy),
+                _parts(
+                    run,
+                    precision=precision,
+                    device=device,
+                    comm=comm,
+                    policy=policy,
+                ),
                 plan.modules,
             )
             for plan, run in zip(plans, members, strict=True)
@@ -63,7 +70,7 @@ class ShardedModel:
         self._residents = Residents(self.units)
         is_sharded = any(part.is_sharded for unit in self.units for part in unit.parts)
         self._access = Access(module, self.units, self._residents, keeps=self) if is_sharded else None
-        _place_rest(module, device=device, comm=comm)
+        _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
         self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
         self._reducer = make_reducer(self.trained, comm)
         move_in(self)
@@ -158,16 +165,16 @@ def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
 def _parts(
     members: Sequence[Member],
     *,
-    param_dtype: torch.dtype | None,
+    precision: Precision,
     device: torch.device,
     comm: Collectives,
     policy: Policy,
 ) -> list[SubBuffer]:
     by_role: dict[tuple[torch.dtype, bool], list[Member]] = {}
     for member in members:
-        by_role.setdefault((param_dtype or member.param.dtype, member.is_trained), []).append(member)
+        by_role.setdefault((precision.parameters or member.param.dtype, member.is_trained), []).append(member)
     return [
-        SubBuffer(run, dtype=dtype, device=device, comm=comm, policy=policy)
+        SubBuffer(run, dtype=dtype, device=device, comm=comm, policy=policy, precision=precision)
         for (dtype, _), run in by_role.items()
     ]
 
@@ -198,10 +205,13 @@ def _check_agreement(units: Iterable[Sequence[Member]], comm: Collectives) -> No
             )
 
 
-def _place_rest(module: nn.Module, *, device: torch.device, comm: Collectives) -> None:
+def _place_rest(
+    module: nn.Module, *, device: torch.device, comm: Collectives, buffer_dtype: torch.dtype | None
+) -> None:
     """Move what no unit holds, buffers and integer parameters, to the device and take rank 0's values."""
     integers = (param for param in module.parameters() if not param.is_floating_point())
     for tensor in (*integers, *module.buffers()):
-        whole = tensor.detach().to(device).contiguous()
+        dtype = buffer_dtype if tensor.is_floating_point() else None
+        whole = tensor.detach().to(device=device, dtype=dtype).contiguous()
         comm.broadcast(whole)
         tensor.data = whole

@@ -24,6 +24,7 @@ from .gradients import Gradients, make_gradients
 from .layout import Segment, plan_layout
 from .placeholder import Placeholder
 from .policy import Placement, Policy
+from .precision import Precision
 
 NO_GROUP = -1  # a parameter that no optimizer group contains
 
@@ -71,6 +72,7 @@ class SubBuffer:
         device: torch.device,
         comm: Collectives,
         policy: Policy,
+        precision: Precision,
     ) -> None:
         self.members = tuple(members)
         self.is_trained = members[0].is_trained
@@ -81,7 +83,7 @@ class SubBuffer:
             [tuple(member.param.shape) for member in members],
             groups=[member.group for member in members],
             num_shards=mesh.world.size,
-            itemsize=dtype.itemsize,
+            itemsize=min(dtype.itemsize, (precision.sent or dtype).itemsize),
         )
         # of gradients, masters and states; of sharded parameters there may be fewer, and `kept` is one of those
         self.shard_index, self.num_shards = mesh.state_index, mesh.num_states
@@ -106,6 +108,7 @@ class SubBuffer:
                 [member.param for member in members],
                 self.layout,
                 dtype=dtype,
+                precision=precision,
                 device=device,
                 index=self.shard_index,
                 num_shards=self.num_shards,

@@ -111,7 +111,7 @@ def test_a_config_never_changes() -> None:
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
-    "fp16, zero_optimization"
+    "fp16, data_types, communication_data_type, zero_optimization"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -176,7 +176,7 @@ BAD = [
     ({"zero_optimization": {"zero_hpz_partition_size": 2.5}}, "zero_optimization.zero_hpz_partition_size 2.5 is not a number of ranks, 1 or above; -1 or 0: off"),
     ({"zero_optimization": {"zero_hpz_partition_size": 8, "mics_shard_size": 4}}, "zero_optimization.mics_shard_size 4 and zero_hpz_partition_size 8 are two ways to share; keep one"),
     ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
-    ({"communication_data_type": "fp32"}, f'communication_data_type "fp32" {NOT_HERE}; leave it out'),
+    ({"communication_data_type": "fp8"}, 'communication_data_type "fp8" is not "fp32", "fp16", "bf16", "float32", "float16" or "bfloat16"'),
     ({"amp": {"enabled": True, "opt_level": "O1"}}, f'amp.enabled true {NOT_HERE}; false is; {REMOVED}: use "bf16": {{"enabled": true}}'),
     ({"torch_autocast": {"enabled": True}}, f"torch_autocast.enabled true {NOT_HERE}; false is"),
     ({"comms_logger": {"enabled": True}}, f"comms_logger.enabled true {NOT_HERE}; false is"),
@@ -409,10 +409,13 @@ WHOLE: dict[str, Any] = {
         "consecutive_hysteresis": True,
         "min_loss_scale": 0.5,
     },
+    "communication_data_type": "fp32",
+    "data_types": {"grad_accum_dtype": "fp32", "buffer_dtype": "bf16"},
     "zero_optimization": {
         "stage": 1,
         "reduce_bucket_size": 1_000_000,
         "stage3_prefetch_bucket_size": 2_000_000,
+        "mics_shard_size": 2,
         "leaf_module": {"classes": ["MoE"], "names": [], "name_suffixes": [".mlp"]},
     },
 }

@@ -1,0 +1,45 @@
+"""In which dtypes a model is held and trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..config import Config
+from ..errors import ConfigError
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """None: as they are, and what is sent as the parameters are. Shards of gradients are always added up in float32."""
+
+    parameters: torch.dtype | None = None
+    buffers: torch.dtype | None = None
+    accumulate_in_float32: bool = False  # gradients over micro batches, where they are not sharded
+    sent: torch.dtype | None = None  # gradients
+
+
+def precision_of(config: Config) -> Precision:
+    """Return what the ds_config says.
+
+    Errors: ConfigError for sums in a dtype that is neither float32 nor the model's
+    """
+    parameters: torch.dtype | None = None
+    if config.fp16.enabled or config.bf16.enabled:
+        parameters = torch.float16 if config.fp16.enabled else torch.bfloat16
+    names = config.data_types
+    sums = None if names.grad_accum_dtype is None else _DTYPES[names.grad_accum_dtype]
+    model = parameters or torch.float32
+    if sums not in (None, torch.float32, model):
+        raise ConfigError(
+            f"data_types.grad_accum_dtype {sums} is neither float32 nor the model's dtype, {model}; write one of these"
+        )
+    return Precision(
+        parameters=parameters,
+        buffers=None if names.buffer_dtype is None else _DTYPES[names.buffer_dtype],
+        accumulate_in_float32=sums == torch.float32,
+        sent=None if config.communication_data_type is None else _DTYPES[config.communication_data_type],
+    )
