@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.0.1"
 
 if TYPE_CHECKING:
+    from .runtime.data import RepeatingLoader as RepeatingLoader
     from .runtime.engine import Engine as Engine
     from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
     from .runtime.initialize import (
@@ -26,6 +27,7 @@ _HOME_OF = {
     "CheckpointError": ".runtime.errors",
     "ConfigError": ".runtime.errors",
     "Engine": ".runtime.engine",
+    "RepeatingLoader": ".runtime.data",
     "add_config_arguments": ".runtime.initialize",
     "init_distributed": ".runtime.initialize",
     "initialize": ".runtime.initialize",

@@ -1,45 +1,161 @@
-"""The data loader that initialize() makes of training_data: each rank its own part, shuffled anew each epoch."""
+"""Data loaders: each rank its own part, shuffled anew each epoch, and continued in the middle of one.
+
+The position in an epoch counts samples that all ranks together were given, so any number of ranks can go on from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
 from .errors import ConfigError
 
 T = TypeVar("T")
 
+ROUTES = ("train", "eval", "predict")
+
+_log = logging.getLogger("dslaunch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A place in the data. `num_samples` of `epoch` were given to all ranks together; 0 at its beginning."""
+
+    epoch: int = 0
+    num_samples: int = 0
+
 
 class EpochSampler(DistributedSampler[T]):
     """A DistributedSampler whose every iteration is the next epoch, without a call of set_epoch().
 
-    State: `epoch` is the one that the next iteration will be.
+    State: `begin` is where the next iteration begins; only that one may begin inside an epoch.
     """
 
-    def __iter__(self) -> Iterator[T]:
-        order = super().__iter__()  # a finished list: the number may move on before the first index is taken
-        self.epoch += 1
-        return order
+    begin = Position()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return this rank's indices: every world_size-th of what is left of the epoch, after as few repeated ones as it takes."""
+        generator = torch.Generator().manual_seed(self.seed + self.begin.epoch)
+        order = torch.randperm(self._length, generator=generator).tolist()
+        left = order[self.begin.num_samples :]
+        left += islice(cycle(order), -len(left) % self.num_replicas)
+        self.set_epoch(self.begin.epoch + 1)
+        return iter(left[self.rank :: self.num_replicas])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the whole of this epoch."""
+        super().set_epoch(epoch)
+        self.begin = Position(epoch=epoch)
+
+    @property
+    def num_left(self) -> int:
+        """How many samples this rank's next iteration has."""
+        return -(-(self._length - self.begin.num_samples) // self.num_replicas)
+
+    @property
+    def _length(self) -> int:
+        return _length(self.dataset)
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader over one rank's part of a dataset, in a new order each epoch."""
+    """A DataLoader over one rank's part of a dataset, in a new order each epoch; `len()` is that of a whole epoch.
+
+    State: `position` is behind the batch that was handed out last, however far its workers have read ahead. Set it, and the
+           next iteration begins there; one that is under way ends.
+    """
 
     def __init__(self, dataset: Dataset[Any], *, sampler: EpochSampler[Any], **options: Any) -> None:
-        super().__init__(dataset, sampler=sampler, **options)
+        super().__init__(dataset, sampler=sampler, generator=torch.Generator(), **options)
         self._epoch_sampler = sampler
+        self._position = sampler.begin
+        self._num_moves = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Give what is left of the epoch; without a new position, the next iteration is the next epoch."""
+        sampler, size = self._epoch_sampler, self.batch_size or 1
+        begin, after = sampler.begin, Position(epoch=sampler.begin.epoch + 1)
+        num_batches = sampler.num_left // size if self.drop_last else -(-sampler.num_left // size)
+        if num_batches < 1:
+            self._position = after
+        # The seeds of workers: each rank's and each epoch's own, and the same in every run.
+        self.generator.manual_seed(sampler.seed + begin.epoch * sampler.num_replicas + sampler.rank)
+        num_moves = self._num_moves
+        for count, batch in enumerate(super().__iter__(), start=1):
+            given = begin.num_samples + count * size * sampler.num_replicas
+            is_last = count == num_batches
+            self._position = after if is_last else Position(epoch=begin.epoch, num_samples=given)
+            yield batch
+            if self._num_moves != num_moves:
+                return
+
+    @property
+    def position(self) -> Position:
+        return self._position
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._epoch_sampler.set_epoch(position.epoch)
+        self._epoch_sampler.begin = self._position = position
+        self._num_moves += 1
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration will be, from 0; set it to go on where a run was stopped."""
-        return self._epoch_sampler.epoch
+        """The epoch that the next iteration will be, from 0; set it to begin another one."""
+        return self._epoch_sampler.begin.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._epoch_sampler.set_epoch(epoch)
+        self.position = Position(epoch=epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position, the same on all ranks, and the number of samples that it is a position among."""
+        return {**asdict(self._position), "length": _length(self.dataset)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on behind the batch that was handed out last. No sample before it is read.
+
+        The next batches are those that the run would have gone on with, if micro batch size times number of ranks are the
+        same as then; else the samples that were left, in the same order, in batches of the new size. Random numbers that
+        workers draw begin anew. With another number of samples, which has another order, the epoch begins anew.
+        """
+        position = Position(epoch=state["epoch"], num_samples=state["num_samples"])
+        length = _length(self.dataset)
+        if state["length"] != length:
+            position = Position(epoch=state["epoch"])
+            if self._epoch_sampler.rank == 0:
+                _log.warning(
+                    "the checkpoint's training data had %d samples and this run's has %d: epoch %d begins anew",
+                    state["length"],
+                    length,
+                    position.epoch,
+                )
+        self.position = position
+
+
+class RepeatingLoader(Generic[T]):
+    """The batches of a loader, from the beginning again after the last one, without end.
+
+    Source: DeepSpeed 0.19.8 runtime/dataloader.py, `RepeatingLoader`, which begins when it is made: before a checkpoint is loaded
+    """
+
+    def __init__(self, loader: Iterable[T]) -> None:
+        self.loader = loader
+        self._batches: Iterator[T] = iter(())
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        for batch in self._batches:
+            return batch
+        self._batches = iter(self.loader)
+        return next(self._batches)
 
 
 def _length(dataset: Dataset[Any]) -> int:
@@ -57,28 +173,62 @@ def make_loader(
     micro_batch_size: int,
     rank: int,
     world_size: int,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    drop_last: bool = False,
-    num_workers: int = 0,
+    pin_memory: bool = True,
     seed: int = 0,
+    **options: Any,
 ) -> Loader:
     """Micro batches of rank `rank`'s part of `dataset`; every rank gets equally many.
 
-    Parts are made equal by repeating a few samples. `drop_last` leaves out a last micro batch that is not full.
-    The order depends on `seed` and the epoch alone, never on torch's global generator.
+    Parts are made equal by repeating a few samples. The order depends on `seed` and the epoch alone, never on torch's global
+    generator. `options` are DataLoader's: collate_fn, drop_last, num_workers. `pin_memory` needs a GPU, else it is off.
     Errors: ConfigError if `dataset` has no length or is empty.
     Source: DeepSpeed 0.19.6 runtime/dataloader.py, `DeepSpeedDataLoader`; the same parts.
     """
     if _length(dataset) == 0:
         raise ConfigError("training_data is empty; it must have at least one sample")
-    sampler = EpochSampler[Any](dataset, num_replicas=world_size, rank=rank, seed=seed)
     return Loader(
+        dataset,
+        sampler=EpochSampler[Any](dataset, num_replicas=world_size, rank=rank, seed=seed),
+        batch_size=micro_batch_size,
+        pin_memory=pin_memory and torch.cuda.is_available(),
+        **options,
+    )
+
+
+def load_data(
+    dataset: Dataset[Any],
+    *,
+    route: str,
+    sampler: Sampler[Any] | None,
+    micro_batch_size: int,
+    rank: int,
+    world_size: int,
+    pin_memory: bool,
+    **options: Any,
+) -> DataLoader[Any]:
+    """Return a `Loader` for the route train; for eval and predict one that gives each rank its part in the dataset's order.
+
+    With a sampler of the user's own, whatever the route, it is a plain DataLoader with that.
+    Errors: ConfigError for another route, and as `make_loader`
+    """
+    if route not in ROUTES:
+        raise ConfigError(f"deepspeed_io(route={route!r}): there are {', '.join(map(repr, ROUTES))}")
+    if sampler is None and route == "train":
+        return make_loader(
+            dataset,
+            micro_batch_size=micro_batch_size,
+            rank=rank,
+            world_size=world_size,
+            pin_memory=pin_memory,
+            **options,
+        )
+    if sampler is None:
+        _length(dataset)
+        sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=False)
+    return DataLoader(
         dataset,
         sampler=sampler,
         batch_size=micro_batch_size,
-        collate_fn=collate_fn,
-        drop_last=drop_last,
-        num_workers=num_workers,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator().manual_seed(seed + rank),  # for the seeds of the workers
+        pin_memory=pin_memory and torch.cuda.is_available(),
+        **options,
     )

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .checkpoint.load import LoadPlan, load_checkpoint
 from .checkpoint.progress import Progress
@@ -22,6 +23,7 @@ from .clock import Clock
 from .comm.collectives import Collectives, Pending
 from .comm.mesh import make_mesh, make_shard_axis
 from .config import Config
+from .data import Loader, load_data
 from .errors import ConfigError
 from .optim.flat import FlatOptimizer
 from .optim.loss_scale import LossScaler
@@ -64,6 +66,7 @@ class Engine(Readings, nn.Module):
         self.optimizer = optimizer
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
+        self.collate_fn: Any = None
         self.device, self.local_rank = device, local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._policy = policy_for_stage(config.zero.stage)
@@ -267,6 +270,37 @@ class Engine(Readings, nn.Module):
         if times and self.global_rank == 0:
             print(f"step={self._progress.global_steps}, {times}", flush=True)
 
+    # ---- data
+
+    def deepspeed_io(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Sampler[Any] | None = None,
+        collate_fn: Any = None,
+        num_local_io_workers: int | None = None,
+    ) -> DataLoader[Any]:
+        """Return micro batches of this rank's part of `dataset`: shuffled for "train", in order for "eval" and "predict".
+
+        Checkpoints keep the position of the one that is `engine.training_dataloader`, unless it has a `data_sampler`.
+        `num_local_io_workers` None: this process reads the samples itself.
+        Errors: ConfigError for another route, and for a dataset without a length
+        """
+        return load_data(
+            dataset,
+            route=route,
+            sampler=data_sampler,
+            micro_batch_size=batch_size or self.config.micro_batch_size,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            pin_memory=pin_memory,
+            collate_fn=collate_fn or self.collate_fn,
+            drop_last=self.config.dataloader_drop_last,
+            num_workers=num_local_io_workers or 0,
+        )
+
     # ---- checkpoints
 
     def save_checkpoint(
@@ -317,6 +351,7 @@ class Engine(Readings, nn.Module):
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             progress=self._progress,
+            loader=self.training_dataloader if isinstance(self.training_dataloader, Loader) else None,
             scaler=self._scaler,
             config=self.config,
             comm=self._comm,

@@ -17,7 +17,7 @@ from torch import nn
 from .comm.environment import read_environment
 from .comm.process_group import choose_device, start_process_group
 from .config import Config, load_config
-from .data import Loader, make_loader
+from .data import Loader
 from .engine import Engine
 from .errors import ConfigError, report_user_errors_in_one_line
 from .optim.choice import ClientOptimizer, ModelParameters, choose_optimizer
@@ -77,15 +77,9 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         local_rank=worker.local_rank,
     )
     engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer, client=optimizer)
+    engine.collate_fn = collate_fn
     if training_data is not None:
-        engine.training_dataloader = make_loader(
-            training_data,
-            micro_batch_size=settings.micro_batch_size,
-            rank=engine.global_rank,
-            world_size=engine.world_size,
-            collate_fn=collate_fn,
-            drop_last=settings.dataloader_drop_last,
-        )
+        engine.training_dataloader = engine.deepspeed_io(training_data)
     if settings.dump_state and engine.global_rank == 0:
         print(json.dumps(summarize(engine), indent=2), flush=True)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler

@@ -15,6 +15,7 @@ torch.load(weights_only=True) reads:
     scheduler       its state_dict, or None
     loss_scale      fp16's dynamic scale and what it depends on, or None
     progress        global_steps, global_samples, skipped_steps, micro_steps
+    data            epoch, num_samples given in it to all ranks, length of the training data; None without a loader
     rng             per rank: torch, cuda, python, numpy
     client_state    what the user gave
     config          the ds_config in effect

@@ -154,6 +154,8 @@ def _apply(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
     if plan.with_progress:
         steps = training.config.gradient_accumulation_steps
         training.progress.restore(saved["progress"], gradient_accumulation_steps=steps)
+        if training.loader is not None and saved.get("data") is not None:  # older ones have none
+            training.loader.load_state_dict(saved["data"])
         _apply_rng(training, saved)
     training.model.zero_gradients()
 

@@ -58,6 +58,7 @@ def _describe(training: Training, client_state: dict[str, Any]) -> dict[str, Any
         },
         "scheduler": training.scheduler.state_dict() if has_state else None,
         "progress": training.progress.to_dict(),
+        "data": None if training.loader is None else training.loader.state_dict(),
         "loss_scale": training.scaler.state_dict() if training.scaler.is_dynamic else None,
         "client_state": client_state,
         "config": training.config.describe(),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..config import Config
+from ..data import Loader
 from ..optim.flat import FlatOptimizer
 from ..optim.loss_scale import LossScaler
 from ..zero.model import ShardedModel
@@ -24,6 +25,7 @@ class Training:
     optimizer: FlatOptimizer | None
     scheduler: Any  # has step(), and state_dict() and load_state_dict() if it has a state
     progress: Progress
+    loader: Loader | None  # of the training data, where that is ours
     scaler: LossScaler
     config: Config
     comm: Collectives
