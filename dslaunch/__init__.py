@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.0.1"
 
 if TYPE_CHECKING:
+    from .runtime import activation
     from .runtime.data import RepeatingLoader as RepeatingLoader
     from .runtime.engine import Engine as Engine
     from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     )
     from .runtime.zero import api
 
+    checkpointing = activation
     zero = api
 
 _HOME_OF = {
@@ -33,7 +35,7 @@ _HOME_OF = {
     "initialize": ".runtime.initialize",
 }
 
-_MODULE_OF = {"zero": ".runtime.zero.api"}
+_MODULE_OF = {"checkpointing": ".runtime.activation", "zero": ".runtime.zero.api"}
 
 __all__ = sorted(["__version__", *_HOME_OF, *_MODULE_OF])
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from . import activation
 from .checkpoint.load import LoadPlan, load_checkpoint
 from .checkpoint.progress import Progress
 from .checkpoint.save import save_checkpoint
@@ -248,6 +249,7 @@ class Engine(Readings, nn.Module):
         self._progress.global_steps += 1
         self._progress.global_samples += self.config.train_batch_size
         self._print_progress()
+        activation.warn_if_never_called(self.config.activation_checkpointing)
 
     def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
         gathers: list[Pending] = []
@@ -266,7 +268,7 @@ class Engine(Readings, nn.Module):
             print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
 
     def _print_times(self) -> None:
-        times = self._clock.take()
+        times = ", ".join(filter(None, (self._clock.take(), activation.take_times())))
         if times and self.global_rank == 0:
             print(f"step={self._progress.global_steps}, {times}", flush=True)
 

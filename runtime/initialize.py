@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from . import activation
 from .comm.environment import read_environment
 from .comm.process_group import choose_device, start_process_group
 from .config import Config, load_config
@@ -82,6 +83,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         engine.training_dataloader = engine.deepspeed_io(training_data)
     if settings.dump_state and engine.global_rank == 0:
         print(json.dumps(summarize(engine), indent=2), flush=True)
+    activation.configure_from(settings.activation_checkpointing)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 

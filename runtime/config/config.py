@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from .activation import ActivationConfig
 from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config
 from .scheduler import SchedulerConfig
@@ -39,6 +40,7 @@ class Config(Section):
     communication_data_type: DtypeName | None = None
     data_types: DataTypesConfig = DataTypesConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
+    activation_checkpointing: ActivationConfig | None = None
 
     def describe(self) -> dict[str, Any]:
         """The configuration in effect, in DeepSpeed's spellings; `load_config` reads it back as the same Config."""

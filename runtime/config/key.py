@@ -398,7 +398,7 @@ _ZERO_MORE = (
     _hint("zero_optimization.parameter_alignment", BOOL, "always so"),
 )
 
-_MODEL_CODE = "for models that call DeepSpeed's checkpointing; torch.utils.checkpoint works without it"
+_STAYS = "has no effect, which a warning says: inputs stay in the memory that they have"
 
 _STORAGE = (
     _unmet(
@@ -428,12 +428,24 @@ _STORAGE = (
     _hint("aio.single_submit", BOOL, "nothing goes to NVMe"),
     _hint("aio.overlap_events", BOOL, "nothing goes to NVMe"),
     _hint("aio.use_gds", BOOL, "nothing goes to NVMe"),
-    _unmet("activation_checkpointing.partition_activations", BOOL, _MODEL_CODE, quiet=(False,)),
-    _unmet("activation_checkpointing.cpu_checkpointing", BOOL, _MODEL_CODE, quiet=(False,)),
-    _unmet("activation_checkpointing.contiguous_memory_optimization", BOOL, _MODEL_CODE, quiet=(False,)),
-    _unmet("activation_checkpointing.synchronize_checkpoint_boundary", BOOL, _MODEL_CODE, quiet=(False,)),
-    _unmet("activation_checkpointing.profile", BOOL, _MODEL_CODE, quiet=(False,)),
-    _unmet("activation_checkpointing.number_checkpoints", COUNT, _MODEL_CODE, quiet=(0,)),
+    _used(
+        "activation_checkpointing.cpu_checkpointing",
+        "inputs of functions that go through dslaunch.checkpointing.checkpoint() wait in host memory for the backward",
+    ),
+    _used(
+        "activation_checkpointing.synchronize_checkpoint_boundary",
+        "wait for the GPU before and after such a function",
+    ),
+    _used(
+        "activation_checkpointing.profile",
+        "rank 0 prints what these functions took, and their recomputation, for each optimizer step",
+    ),
+    _used(
+        "activation_checkpointing.partition_activations",
+        "has no effect, which a warning says: without model parallelism there is nothing to divide",
+    ),
+    _used("activation_checkpointing.contiguous_memory_optimization", _STAYS),
+    _used("activation_checkpointing.number_checkpoints", _STAYS),
 )
 
 _MONITOR = (

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from . import optimizer, scheduler
+from .activation import ActivationConfig
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config
 from .key import keys_for
@@ -126,6 +127,12 @@ def _read_scheduler(
     )
 
 
+def _read_activation(used: dict[str, Any] | None, problems: dict[str, str]) -> ActivationConfig | None:
+    if used is None:  # the process keeps what it has, see activation.py
+        return None
+    return read_section(ActivationConfig, used, path="activation_checkpointing", problems=problems)
+
+
 def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
     """Rules about more than one section."""
 
@@ -205,6 +212,7 @@ def load_config(
     used["zero_optimization"] = read_section(
         ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
     )
+    used["activation_checkpointing"] = _read_activation(used.get("activation_checkpointing"), problems)
     line = fill_batch(used, world_size=world_size)
     if line and not {TRAIN, MICRO, STEPS} & set(sifted.autos):
         problems[TRAIN] = line

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.runtime.config import config, optimizer, precision, scheduler, zero
+from dslaunch.runtime.config import activation, config, optimizer, precision, scheduler, zero
 from dslaunch.runtime.config.key import KEYS, Fate, Key, keys_for
 from dslaunch.runtime.config.removed import REMOVED
 from dslaunch.runtime.config.section import Section
@@ -40,12 +40,25 @@ def test_the_parameters_of_each_type_are_those_of_its_model(
 
 
 def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_key() -> None:
-    sections = frozenset({"source", "world_size", "optimizer", "scheduler", "bf16", "fp16", "data_types", "zero"})
+    sections = frozenset(
+        {
+            "source",
+            "world_size",
+            "optimizer",
+            "scheduler",
+            "bf16",
+            "fp16",
+            "data_types",
+            "zero",
+            "activation_checkpointing",
+        }
+    )
     expected = (
         aliases(config.Config, "", without=sections)
         | aliases(precision.Bf16Config, "bf16")
         | aliases(precision.Fp16Config, "fp16")
         | aliases(precision.DataTypesConfig, "data_types")
+        | aliases(activation.ActivationConfig, "activation_checkpointing")
         | aliases(zero.ZeroConfig, "zero_optimization", without=frozenset({"leaf_module"}))
         | aliases(zero.LeafModuleConfig, "zero_optimization.leaf_module")
         | {"optimizer.type", "scheduler.type"}
