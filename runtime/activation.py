@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -26,7 +27,7 @@ from .config.activation import ActivationConfig
 from .config.section import read_section
 from .errors import ConfigError
 from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
-from .zero.home import home_of
+from .zero.home import Home, home_of
 
 __all__ = [
     "checkpoint",
@@ -123,21 +124,21 @@ def is_configured() -> bool:
     return _PROCESS.is_configured
 
 
+@_disable_dynamo  # as torch's own; torch.compiler.disable would load the compiler with this file
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return `function(*args, **kwargs)`, and keep of it only the tensors among its arguments, those in containers too.
 
     The backward calls `function` again, with the same random numbers. It may return anything, and need not use tensors
-    that require a gradient.
+    that require a gradient. Inside torch.compile it is a break of the graph.
     """
     process = _PROCESS
     process.was_called = True
     leaves, structure = tree_flatten((args, kwargs))
-    homes = [
-        home for leaf in leaves if isinstance(leaf, nn.Parameter) and (home := home_of(leaf)) is not None
-    ]
+    # The backward of what is computed again uses parameters among the arguments past everything that would bring them.
+    homes = [home for leaf in leaves if (home := _sharded_home(leaf)) is not None]
 
     def run(*leaves: Any) -> Any:
-        for home in homes:  # the backward that follows this uses them past everything that would bring them
+        for home in homes:
             home.model.lend(home.unit)
         args, kwargs = tree_unflatten(list(leaves), structure)
         return function(*args, **kwargs)
@@ -201,6 +202,14 @@ def take_times() -> str:
 
 
 # ---- around one function
+
+
+def _sharded_home(leaf: Any) -> Home | None:
+    """Where the parameter lives that `leaf` is, or is a view of, if it is a sharded one."""
+    if not isinstance(leaf, Tensor):
+        return None
+    home = home_of(leaf if leaf._base is None else leaf._base)
+    return home if home is not None and home.part.is_sharded else None
 
 
 class _Boundary:

@@ -151,6 +151,18 @@ def test_an_error_of_the_function_is_the_callers() -> None:
         checkpointing.checkpoint(lambda x: x / (1 // 0), torch.ones(1, requires_grad=True))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, where a graph goes on after a break
+def test_compiled_code_may_call_it() -> None:
+    def function(x: Tensor) -> Any:
+        return checkpointing.checkpoint(torch.sin, x.exp()) * 2
+
+    plain, compiled = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    function(plain).sum().backward()
+    torch.compile(function, backend="aot_eager")(compiled).sum().backward()
+    assert torch.allclose(plain.grad, compiled.grad)  # type: ignore[arg-type]
+
+
 # ---- inputs in host memory
 
 
@@ -321,14 +333,14 @@ def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Checkpointed(Uneven):
-    """Every block through checkpoint(), with dropout; the shared norm's weight is an argument, so stage 3 may free it."""
+    """Every block through checkpoint(), with dropout; and an argument that is a parameter, which stage 3 frees."""
 
     call = staticmethod(plain_call)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.blocks:
-            x = x + self.call(self.run, block, x, weight=self.norm.weight)
+            x = x + self.call(self.run, block, x, weight=self.weight())
         result: Tensor = self.last(self.norm(x))
         return result
 
@@ -336,9 +348,17 @@ class Checkpointed(Uneven):
     def run(block: nn.Module, x: Tensor, *, weight: Tensor) -> Tensor:
         return torch.dropout(block(x * weight), 0.2, True)
 
+    def weight(self) -> Tensor:
+        return self.norm.weight
+
 
 class ThroughOurs(Checkpointed):
     call = staticmethod(checkpointing.checkpoint)
+
+
+class WithView(ThroughOurs):
+    def weight(self) -> Tensor:
+        return self.norm.weight[None]
 
 
 def _train(rank: int, kind: type[nn.Module], stage: int, section: dict[str, Any]) -> dict[str, Tensor]:
@@ -352,11 +372,16 @@ def _train(rank: int, kind: type[nn.Module], stage: int, section: dict[str, Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_training_is_the_same_to_the_bit_at_every_stage(ranks: Ranks, stage: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stage"),
+    [(ThroughOurs, 0), (ThroughOurs, 1), (ThroughOurs, 2), (ThroughOurs, 3), (WithView, 3)],
+)
+def test_training_is_the_same_to_the_bit_at_every_stage(
+    ranks: Ranks, kind: type[nn.Module], stage: int
+) -> None:
     expected = ranks(_train, Checkpointed, stage, {}, world_size=2)
     for section in ({}, {"cpu_checkpointing": True}):
-        found = ranks(_train, ThroughOurs, stage, section, world_size=2)
+        found = ranks(_train, kind, stage, section, world_size=2)
         for ours, theirs in zip(found, expected, strict=True):
             assert_same_bits(ours, theirs)
 
