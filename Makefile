@@ -29,7 +29,7 @@ $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	@# To compare with: in a folder of its own, where nothing imports it by accident; no compiler. Of what it depends on
 	@# only the small packages that are not here anyway.
 	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed \
-		deepspeed einops msgpack py-cpuinfo tqdm \
+		deepspeed einops msgpack py-cpuinfo \
 		|| echo "without DeepSpeed: tests/launcher/test_against_deepspeed.py will be skipped, make bench-launch leaves it out"
 	@touch $@
 
