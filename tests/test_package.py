@@ -103,3 +103,14 @@ def test_an_unpacked_wheel_works_alone_and_loads_no_torch(built: Path, tmp_path:
         text=True,
     )
     assert done.stdout.split() == [dslaunch.__version__, str(tmp_path / "dslaunch/kernels/__init__.py")]
+
+
+@pytest.mark.slow
+def test_a_checkout_on_the_path_is_not_taken_for_hugging_faces_kernels() -> None:
+    """An editable installation puts it there, and `transformers` imports an optional package of that name."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from transformers import Qwen2ForCausalLM; import kernels;"
+        "from dslaunch.kernels import adamw_step; assert not hasattr(kernels, 'adamw_step')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
