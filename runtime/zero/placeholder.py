@@ -37,6 +37,7 @@ _PROPERTIES = (
     "is_mps",
     "is_xpu",
     "itemsize",
+    "nbytes",
     "names",
     "retains_grad",
     "_version",

@@ -63,6 +63,7 @@ def _asked(rank: int) -> dict[str, str]:
     assert isinstance(param, nn.Parameter)
     weights = dict(make_model(Model).named_parameters())
     assert (param.shape, param.numel(), param.dtype, param.ndim) == ((15, WIDTH), 120, torch.float32, 2)
+    assert param.nbytes == 480  # of the whole
     assert param.requires_grad
     assert param.grad is None
     assert "blocks.1.up.weight" in repr(param)
