@@ -241,6 +241,34 @@ def test_a_training_without_a_config_says_which_one_to_give(program: str) -> Non
     assert f"--deepspeed_config {with_config(program)[-1].relative_to(CHECKOUT)}" in done.stderr  # type: ignore[union-attr]
 
 
+# ---- finetune_lora.py
+
+
+@pytest.mark.slow
+def test_finetune_lora_learns_shards_the_base_and_saves_an_adapter_that_is_worth_the_same(
+    tmp_path: Path,
+) -> None:
+    done = launch(EXAMPLES / "finetune_lora.py", "--steps", "30", "--out", tmp_path, num_ranks=2)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r" step +\d+/30  loss (\S+)$", done.stdout, re.MULTILINE)]
+    assert len(losses) == 30
+    assert losses[0] == pytest.approx(math.log(32), abs=0.1)
+    assert losses[-1] < losses[0] - 1
+
+    tests = re.findall(r" test (\w+) +loss (\S+)  accuracy (\S+)", done.stdout)
+    assert [when for when, *_ in tests] == ["before", "after", "loaded"]
+    assert tests[2][1:] == tests[1][1:]
+    assert float(tests[0][2]) < 0.1
+    assert float(tests[1][2]) > 0.6
+
+    memory = re.findall(r" (\w+) +([\d,]+) parameters +(\S+) MiB on each of 2 ranks, (\S+) MiB", done.stdout)
+    assert [row[:2] for row in memory] == [("trained", "65,536"), ("frozen", "596,096")]
+    for _, _, own, whole in memory:
+        assert float(own) == pytest.approx(float(whole) / 2, rel=0.02)
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == ["adapter_model.safetensors"]
+    assert (tmp_path / "adapter_model.safetensors").stat().st_size < 65_536 * 4 * 1.05
+
+
 # ---- demo.py
 
 SHORT_DEMO = f"""
