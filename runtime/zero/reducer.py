@@ -8,6 +8,7 @@ backward, and whoever has finished something else waits with it; what a backward
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -115,15 +116,24 @@ class BackwardReducer:
             hook.remove()
 
     def _hook(self, place: int, place_in_part: int) -> Callable[[Tensor], None]:
+        # torch holds such a hook where the garbage collector does not look: what it refers to lives as long as the parameter,
+        # and we refer to that.
+        reference = weakref.ref(self)
+
         def hand_in(_: Tensor) -> None:
-            self._watch_end()
-            if place in self._order[: self._num_asked]:
-                raise _late(self._parts[place], place_in_part)
-            _sharded(self._parts[place]).hand_in(place_in_part)
-            self._num_handed_in[place] = self._num_handed_in.pop(place, 0) + 1
-            self._go_on()
+            reducer = reference()
+            if reducer is not None:
+                reducer._hand_in(place, place_in_part)
 
         return hand_in
+
+    def _hand_in(self, place: int, place_in_part: int) -> None:
+        self._watch_end()
+        if place in self._order[: self._num_asked]:
+            raise _late(self._parts[place], place_in_part)
+        _sharded(self._parts[place]).hand_in(place_in_part)
+        self._num_handed_in[place] = self._num_handed_in.pop(place, 0) + 1
+        self._go_on()
 
     def _watch_end(self) -> None:
         """Of a backward that the user runs without the engine, autograd tells the end."""

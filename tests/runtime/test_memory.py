@@ -1,8 +1,14 @@
-"""The memory that a rank holds between steps is the formula's, found by looking at every tensor that is alive."""
+"""The memory that a rank holds between steps is the formula's, found by looking at every tensor that is alive.
+
+It is the same after many steps, and all of it is given back when the engine and the model are let go.
+"""
 
 from __future__ import annotations
 
 import gc
+import time
+import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,8 +16,9 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime.zero.policy import memory_bytes, optimizer_bytes_per_element, policy_for_stage
-from tests.runtime.models import make_config, make_model
+from tests.runtime.models import make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
+from tests.runtime.zero.test_hard_cases import check_freed
 
 PADDING = 0.02  # of the whole; every unit is padded to 256 bytes per rank
 
@@ -29,14 +36,24 @@ class Wide(nn.Module):
         return result
 
 
-def _live_bytes() -> int:
-    gc.collect()
-    storages = {
+class Storages(NamedTuple):
+    count: int
+    num_bytes: int
+
+
+def _live_storages() -> Storages:
+    """Of the tensors that Python knows; those that were given back and are of no size do not count."""
+    sizes = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in gc.get_objects()
-        if type(tensor) in (Tensor, nn.Parameter)
+        if type(tensor) in (Tensor, nn.Parameter) and tensor.untyped_storage().nbytes()
     }
-    return sum(storages.values())
+    return Storages(len(sizes), sum(sizes.values()))
+
+
+def _live_bytes() -> int:
+    gc.collect()
+    return _live_storages().num_bytes
 
 
 def _measure(rank: int, stage: int, bf16: bool) -> tuple[int, int, int, int]:
@@ -76,3 +93,71 @@ def test_live_storages_are_the_formula(ranks: Ranks, stage: int, world_size: int
         assert ready - before == pytest.approx(between, rel=PADDING)
         assert with_gradients - before == pytest.approx(expected.total, rel=PADDING)
         assert after - before == pytest.approx(between, rel=PADDING)
+
+
+MANY_STEPS = 50
+LET_GO_S = 5.0
+
+
+def _is_back_to(storages: Storages) -> bool:
+    """gloo's threads let go of a collective's tensors a moment after it has ended."""
+    deadline = time.monotonic() + LET_GO_S
+    while True:
+        now = _live_storages()
+        if now.count <= storages.count and now.num_bytes <= storages.num_bytes:
+            return True
+        if time.monotonic() > deadline:
+            return False
+
+
+def _trained_for_long(rank: int, stage: int) -> bool:
+    """Whether there are as many storages after many steps as after a few, without a garbage collection between."""
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=stage))
+    train_engine(engine, steps=5)
+    gc.collect()
+    gc.disable()
+    try:
+        few = _live_storages()
+        for step in range(5, MANY_STEPS):
+            train_engine(engine, steps=1, first=step)
+            check_freed(engine)
+        return _is_back_to(few)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_many_steps_leave_no_storage_behind_not_even_as_garbage(ranks: Ranks, stage: int) -> None:
+    assert ranks(_trained_for_long, stage, world_size=2) == [True, True]
+
+
+def _let_go(rank: int, stage: int) -> dict[str, bool]:
+    """Which of them are gone, first without the engine, then without the model."""
+    gc.collect()
+    before = _live_storages()
+    model = make_model()
+    engine, optimizer, *_ = dslaunch.initialize(model=model, config=make_config(stage=stage))
+    train_engine(engine, steps=2)
+    parts = [weakref.ref(part) for unit in engine._model.units for part in unit.parts]
+    alone = {"engine": weakref.ref(engine), "optimizer": weakref.ref(optimizer)}
+    with_model = {"sharded model": weakref.ref(engine._model), "module": weakref.ref(model)}
+    del engine, optimizer
+    gc.collect()
+    gone = {name: reference() is None for name, reference in alone.items()}
+    del model
+    gc.collect()
+    gone |= {name: reference() is None for name, reference in with_model.items()}
+    gone["parts"] = all(reference() is None for reference in parts)
+    gone["memory"] = _is_back_to(before)
+    return gone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_collection_frees_an_engine_and_its_model_that_were_let_go(
+    ranks: Ranks, stage: int, world_size: int
+) -> None:
+    for gone in ranks(_let_go, stage, world_size=world_size):
+        assert all(gone.values()), gone
