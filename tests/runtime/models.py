@@ -63,13 +63,18 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def train_engine(
-    engine: dslaunch.Engine, *, steps: int, first: int = 0, dtype: torch.dtype = torch.float32
+    engine: dslaunch.Engine,
+    *,
+    steps: int,
+    first: int = 0,
+    dtype: torch.dtype = torch.float32,
+    size: int = GLOBAL_BATCH,
 ) -> list[float]:
     """Train on this rank's part of each global batch, micro batch by micro batch; return the losses."""
     losses = []
     gas = engine.gradient_accumulation_steps()
     for step in range(first, first + steps):
-        for micro in batch(step).chunk(gas):
+        for micro in batch(step, size=size).chunk(gas):
             own = micro.chunk(engine.world_size)[engine.global_rank].to(dtype)
             loss = loss_of(engine, own)
             engine.backward(loss)
@@ -79,13 +84,18 @@ def train_engine(
 
 
 def train_plain(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int, clipping: float = 0.0
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    steps: int,
+    clipping: float = 0.0,
+    size: int = GLOBAL_BATCH,
 ) -> list[float]:
     """Train on whole batches with plain PyTorch; return the gradient norms."""
     norms = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss_of(model, batch(step)).backward()
+        loss_of(model, batch(step, size=size)).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clipping or float("inf"))))
         optimizer.step()
     return norms

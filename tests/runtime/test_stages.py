@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -87,6 +88,50 @@ def test_all_ranks_have_the_same_parameters_and_order_of_collectives(ranks: Rank
         assert_same_bits(results[0]["params"], other["params"])
         assert other["order"] == results[0]["order"]
         assert other["norms"] == results[0]["norms"]
+
+
+LARGER_WORLDS = (5, 8)
+LARGER_BATCH = 40  # divides by both
+
+
+def _train_at_every_stage(rank: int, config: dict[str, Any]) -> list[dict[str, Any]]:
+    results = []
+    for stage in (0, 1, 2, 3):
+        model = make_model()
+        engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=stage, **config))
+        norms = []
+        for step in range(STEPS):
+            train_engine(engine, steps=1, first=step, size=LARGER_BATCH)
+            norms.append(engine.get_global_grad_norm())
+        results.append({"params": snapshot(model.named_parameters()), "norms": norms})
+    return results
+
+
+@pytest.fixture
+def many_ranks() -> Iterator[Ranks]:
+    """Processes that end with the test: there are more of them than elsewhere."""
+    pool = Ranks()
+    yield pool
+    pool.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_five_and_eight_ranks_equal_plain_pytorch_too(many_ranks: Ranks) -> None:
+    """Shards are so small that many hold no part of a parameter, and some nothing but padding."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    norms = train_plain(model, optimizer, steps=STEPS, clipping=0.05, size=LARGER_BATCH)
+    expected = snapshot(model.named_parameters())
+    config = {"train_batch_size": LARGER_BATCH, "gradient_clipping": 0.05}
+    for world_size in LARGER_WORLDS:
+        results = many_ranks(_train_at_every_stage, config, world_size=world_size, deadline_s=140)
+        for stages in results:
+            for found in stages:
+                assert worst_difference(found["params"], expected) <= FP32_DRIFT
+                assert found["norms"] == pytest.approx(norms, rel=1e-5)  # torch's norm is float32
+                assert_same_bits(found["params"], results[0][0]["params"])
+                assert found["norms"] == results[0][0]["norms"]
 
 
 # Between 0.5 and 1, above which no weight here comes, neighbouring bf16 numbers are 2^-8 apart: a slightly different
