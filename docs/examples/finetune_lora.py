@@ -1,6 +1,6 @@
 """Fine-tune a small Qwen2 of Hugging Face's `transformers` with a LoRA adapter of `peft` at ZeRO stage 3; no download needed.
 
-    dslaunch docs/examples/finetune_lora.py
+    dslaunch --num_gpus=2 docs/examples/finetune_lora.py
 
 The base is frozen: each rank holds its share of it and nothing else, no gradients, no optimizer states. Its weights are random,
 so that nothing has to be fetched; a real one comes from `Qwen2ForCausalLM.from_pretrained(...)` in `make_base`. The task is to go
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import tempfile
 from collections.abc import Iterator
@@ -72,7 +71,7 @@ def main() -> None:
         model=model,
         model_parameters=model.parameters(),  # the frozen ones are left out
         training_data=train_set,
-        **config_arguments(args),
+        args=args,
     )
     test = test_set.sequences.to(engine.device)
     before = evaluate(engine, test)
@@ -92,21 +91,11 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Fine-tune a small Qwen2 with LoRA at ZeRO stage 3.")
     parser.add_argument("--local_rank", type=int, help="given by the launcher")
     parser.add_argument("--steps", type=int, default=60, help="[default: 60]")
-    parser.add_argument("--stage", type=int, help="ZeRO stage  [default: as the ds_config says]")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is a GPU")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the adapter in this folder")
     parser = dslaunch.add_config_arguments(parser)
     parser.set_defaults(deepspeed_config=str(Path(__file__).with_name("ds_config_lora.json")))
     return parser.parse_args()
-
-
-def config_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What initialize() is to read: the ds_config that the arguments name, or a copy of it with another stage."""
-    if args.stage is None:
-        return {"args": args}
-    config = json.loads(Path(args.deepspeed_config).read_text())
-    config.setdefault("zero_optimization", {})["stage"] = args.stage
-    return {"config": config}
 
 
 def make_base() -> Qwen2ForCausalLM:
@@ -196,7 +185,7 @@ def report_memory(engine: Any, model: nn.Module, held_bytes: int) -> None:
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         if engine.global_rank == 0:
             print(
-                f"{kind:7} {numel(params):7,} parameters  {most.item() / 2**20:.2f} MiB on each of {engine.world_size} ranks, "
+                f"{kind:7} {numel(params):7,} parameters  {most.item() / 2**20:.2f} MiB per rank of {engine.world_size}, "
                 f"{whole / 2**20:.2f} MiB without ZeRO",
                 flush=True,
             )
@@ -207,10 +196,11 @@ def numel(params: list[nn.Parameter]) -> int:
 
 
 def own_bytes(param: nn.Parameter) -> int:
-    """What this rank holds of a trained parameter: its part of the value, the gradient and the states."""
+    """What this rank holds of a trained parameter between steps: its part of the value, the gradient and the states."""
+    is_alone = dist.get_world_size() == 1  # then a gradient is there from backward to step only
     parts = (
         dslaunch.zero.safe_get_local_fp32_param(param),
-        dslaunch.zero.safe_get_local_grad(param),
+        None if is_alone else dslaunch.zero.safe_get_local_grad(param),
         *(dslaunch.zero.safe_get_local_optimizer_state(param, state) for state in STATES),
     )
     return sum(part.nbytes for part in parts if part is not None)

@@ -261,7 +261,7 @@ def test_finetune_lora_learns_shards_the_base_and_saves_an_adapter_that_is_worth
     assert float(tests[0][2]) < 0.1
     assert float(tests[1][2]) > 0.6
 
-    memory = re.findall(r" (\w+) +([\d,]+) parameters +(\S+) MiB on each of 2 ranks, (\S+) MiB", done.stdout)
+    memory = re.findall(r" (\w+) +([\d,]+) parameters +(\S+) MiB per rank of 2, (\S+) MiB", done.stdout)
     assert [row[:2] for row in memory] == [("trained", "65,536"), ("frozen", "596,096")]
     for _, _, own, whole in memory:
         assert float(own) == pytest.approx(float(whole) / 2, rel=0.02)
