@@ -21,10 +21,25 @@ class FlatBuffer:
         self.views: tuple[Tensor, ...] = tuple(
             self.flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in layout.slots
         )
+        self._num_references = self._count_references()
 
     def free(self) -> None:
         """Give the memory back; the views stay, and must not be read before `allocate`."""
         self.flat.untyped_storage().resize_(0)
+
+    def free_unless_referred_to(self) -> bool:
+        """Give the memory back, unless tensors other than ours lie in it; return whether it is gone.
+
+        Autograd and checkpoints of activations may hold some, and whoever reads memory that was given back ends the process.
+        """
+        is_free = self._count_references() <= self._num_references
+        if is_free:
+            self.free()
+        return is_free
+
+    def _count_references(self) -> int:
+        count: int = torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata)
+        return count
 
     def allocate(self) -> None:
         """Take memory again; what is in it is to be overwritten."""

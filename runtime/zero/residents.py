@@ -10,6 +10,7 @@ unit does not matter.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import torch
 
 from .unit import Unit, UnitState
 
+_LET_GO_S = 0.01
 _AHEAD = 2  # units that are kept if they come next; the first of them is gathered
 
 
@@ -92,7 +94,10 @@ class Residents:
         if not self._in_use.total() and not in_backward():
             self._lent.clear()
             self._current = None  # a backward comes to it anew
-            self._free_but(self._route.ahead() if torch.is_grad_enabled() else ())
+            if torch.is_grad_enabled():
+                self._free_but(self._route.ahead())
+            else:
+                self._free_all()
 
     # ---- backward
 
@@ -121,7 +126,7 @@ class Residents:
         self._is_engines = self._is_end_awaited = False
         self._lent.clear()
         self._current = None
-        self._free_but(())
+        self._free_all()
 
     def hold_all(self) -> None:
         """Keep all units until the end of the step: a backward that makes a graph leaves their values in it."""
@@ -152,7 +157,7 @@ class Residents:
         self._held.clear()
         self._lent.clear()
         self._current = None
-        self._free_but(())
+        self._free_all()
 
     def _come(self, unit: Unit, *, may_free: bool) -> None:
         if not unit.is_sharded or (unit is self._current and unit.state is UnitState.LIVE):
@@ -167,6 +172,14 @@ class Residents:
         if ahead:
             ahead[0].start_gather()
         unit.make_live()
+
+    def _free_all(self) -> None:
+        """Free what nobody uses. gloo's threads let go of what they gathered a moment after they say that it is there."""
+        self._free_but(())
+        deadline = time.monotonic() + _LET_GO_S
+        while any(unit.is_referred_to for unit in self._units) and time.monotonic() < deadline:
+            time.sleep(_LET_GO_S / 100)
+            self._free_but(())
 
     def _free_but(self, kept: Sequence[Unit]) -> None:
         for unit in self._units:

@@ -188,11 +188,11 @@ class SubBuffer:
             placeholder.take_away(view)
 
     @torch.no_grad()
-    def hide(self) -> None:
-        """Let the parameters be placeholders, and give the memory back."""
+    def hide(self) -> bool:
+        """Let the parameters be placeholders, and give the memory back; return whether it could be."""
         for placeholder in self._placeholders:
             placeholder.put()
-        self.values.free()
+        return self.values.free_unless_referred_to()
 
     @property
     def is_edited(self) -> bool:
@@ -285,6 +285,9 @@ class Unit:
         self._sharded = tuple(part for part in parts if part.is_sharded)
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
         self._gathers: list[Pending] = []
+        self._referred_to: list[
+            SubBuffer
+        ] = []  # freed, but for the memory, in which somebody else has tensors
         self.num_gathers = 0
 
     @property
@@ -317,15 +320,25 @@ class Unit:
 
     def free(self) -> None:
         """Keep this rank's shards only; nothing happens where nothing is sharded."""
+        if self.state is UnitState.FREED:
+            self._referred_to = [
+                part for part in self._referred_to if not part.values.free_unless_referred_to()
+            ]
         if not self._sharded or self.state is UnitState.FREED:
             return
         self._finish_gathers()
+        self._referred_to = []
         for part in self._sharded:
-            if self.state is UnitState.LIVE:
-                part.hide()
-            else:  # gathered for nothing
+            if self.state is UnitState.GATHERING:  # for nothing
                 part.values.free()
+            elif not part.hide():
+                self._referred_to.append(part)
         self.state = UnitState.FREED
+
+    @property
+    def is_referred_to(self) -> bool:
+        """Whether it is freed but for memory in which somebody else has tensors."""
+        return self.state is UnitState.FREED and bool(self._referred_to)
 
     def _finish_gathers(self) -> None:
         for gather in self._gathers:

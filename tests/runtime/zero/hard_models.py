@@ -227,6 +227,19 @@ class SelectiveCheckpoint(CheckpointOverSeveral):
     options = {"use_reentrant": False, "context_fn": _keep_products}  # noqa: RUF012
 
 
+class ParameterAsArgument(Model):
+    """What is computed again saves another unit's parameter, and has used three more units before its turn comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        run = super().forward
+        result: Tensor = checkpoint(lambda y, w: run(y * w), x, self.scale.weight, use_reentrant=False)
+        return self.scale(result)
+
+
 class GradientPenalty(Model):
     """The loss has the gradient of the output in it."""
 
@@ -414,6 +427,7 @@ KINDS: tuple[type[Model], ...] = (
     CheckpointOverSeveral,
     ReentrantOverSeveral,
     SelectiveCheckpoint,
+    ParameterAsArgument,
     GradientPenalty,
     DataclassOutput,
     Stashed,
