@@ -26,7 +26,7 @@ def save_checkpoint(
     Errors: CheckpointError, on every rank, if rank 0 cannot write it
     """
     parameters, optimizer = _gather(training)
-    rng = training.comm.gather_objects(rng_state())
+    rng = training.comm.gather_objects(rng_state(), what="random number states")
     problem: str | None = None
     if rng is not None:  # rank 0
         state = _describe(training, client_state)
@@ -42,7 +42,7 @@ def save_checkpoint(
             problem = str(error)
         except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
             problem = f"checkpoint {folder / tag} cannot be written: {error}"
-    problem = training.comm.all_gather_objects(problem)[0]
+    problem = training.comm.all_gather_objects(problem, what="the success of saving")[0]
     if problem is not None:
         raise CheckpointError(problem)
 
@@ -98,7 +98,7 @@ def hyper_parameters(optimizer: FlatOptimizer) -> list[dict[str, Any]]:
 
 
 def _whole(part: SubBuffer, shard: Tensor, comm: Collectives) -> dict[str, Tensor]:
-    flat = comm.gather_to_first(shard)
+    flat = comm.gather_to_first(shard, what=part.label)
     return {} if flat is None else _by_name(part, flat)
 
 

@@ -107,6 +107,9 @@ class FlatGradients(Gradients):
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         yield start, self.shard[start:stop]
 
+    def _label(self, place: int) -> str:
+        return f"the gradient of '{self._names[place]}'"
+
     def _cut(self, whole: Tensor, place: int) -> Tensor:
         slot = self._whole.layout.slots[place]
         return whole[slot.offset : slot.offset + slot.numel].view(slot.shape).to(torch.float32, copy=True)
@@ -143,8 +146,8 @@ class ReplicatedGradients(FlatGradients):
 
     def average(self, place: int, comm: Collectives) -> Tensor:
         whole = self.flat.clone()
-        comm.reduce(whole).wait()
-        comm.gather(whole).wait()
+        comm.reduce(whole, what=self._label(place)).wait()
+        comm.gather(whole, what=self._label(place)).wait()
         return self._cut(whole, place)
 
     def replace(self, place: int, value: Tensor) -> None:
@@ -188,7 +191,7 @@ class ShardedGradients(FlatGradients):
 
     def average(self, place: int, comm: Collectives) -> Tensor:
         whole = self._shard.new_empty(self._whole.layout.numel)
-        comm.gather_from(self._shard, whole).wait()
+        comm.gather_from(self._shard, whole, what=self._label(place)).wait()
         return self._cut(whole, place)
 
     def replace(self, place: int, value: Tensor) -> None:

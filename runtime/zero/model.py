@@ -55,7 +55,7 @@ class ShardedModel:
         self.units = tuple(
             Unit(
                 plan.name,
-                _parts(run, param_dtype=param_dtype, device=device, comm=comm, policy=policy),
+                _parts(run, unit=plan.name, param_dtype=param_dtype, device=device, comm=comm, policy=policy),
                 plan.modules,
             )
             for plan, run in zip(plans, members, strict=True)
@@ -108,7 +108,7 @@ class ShardedModel:
 
     def publish(self, part: SubBuffer) -> Pending:
         """Begin to give every rank the parameters that the others' optimizers have updated, where all hold all."""
-        return Pending.done() if part.is_sharded else self.comm.gather(part.values.flat)
+        return Pending.done() if part.is_sharded else self.comm.gather(part.values.flat, what=part.label)
 
     @contextmanager
     def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
@@ -158,6 +158,7 @@ def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
 def _parts(
     members: Sequence[Member],
     *,
+    unit: str,
     param_dtype: torch.dtype | None,
     device: torch.device,
     comm: Collectives,
@@ -167,7 +168,7 @@ def _parts(
     for member in members:
         by_role.setdefault((param_dtype or member.param.dtype, member.is_trained), []).append(member)
     return [
-        SubBuffer(run, dtype=dtype, device=device, comm=comm, policy=policy)
+        SubBuffer(run, unit=unit, dtype=dtype, device=device, comm=comm, policy=policy)
         for (dtype, _), run in by_role.items()
     ]
 
@@ -189,7 +190,7 @@ def _check_agreement(units: Iterable[Sequence[Member]], comm: Collectives) -> No
         for members in units
         for member in members
     )
-    digests = comm.all_gather_objects(crc32(text.encode()))
+    digests = comm.all_gather_objects(crc32(text.encode()), what="the fingerprint of the model")
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise ConfigError(
@@ -203,5 +204,5 @@ def _place_rest(module: nn.Module, *, device: torch.device, comm: Collectives) -
     integers = (param for param in module.parameters() if not param.is_floating_point())
     for tensor in (*integers, *module.buffers()):
         whole = tensor.detach().to(device).contiguous()
-        comm.broadcast(whole)
+        comm.broadcast(whole, what="a buffer")
         tensor.data = whole

@@ -170,7 +170,7 @@ def _whole(home: Home, shard: Tensor) -> Tensor:
     flat = shard
     if part.num_shards > 1:
         flat = shard.new_empty(part.layout.numel)
-        home.model.comm.gather_from(shard, flat).wait()
+        home.model.comm.gather_from(shard, flat, what=f"parameter '{home.name}'").wait()
     slot = part.layout.slots[home.place]
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 
