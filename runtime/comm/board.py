@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -119,9 +120,11 @@ def _connections_to(port: int) -> set[int]:
     found = set()
     for name in os.listdir("/dev/fd"):
         try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
             with socket.socket(fileno=os.dup(int(name))) as one:
-                if one.getpeername()[1] == port:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1] == port:
                     found.add(int(name))
-        except (OSError, IndexError):  # no socket, not connected, or closed meanwhile
+        except OSError:  # not connected, or closed meanwhile
             continue
     return found

@@ -114,19 +114,20 @@ def test_small_things_arrive_in_rank_order(ranks: Ranks) -> None:
     assert ranks(_small_things, world_size=1) == [([0, 0, 0], [0.0], [0, 0], objects[:1])]
 
 
-def test_the_hash_depends_on_kind_size_and_order() -> None:
-    def order_hash(*calls: tuple[str, int]) -> int:
+def test_the_hash_depends_on_kind_unit_size_and_order() -> None:
+    def order_hash(*calls: tuple[str, str, int]) -> int:
         meter = Meter()
-        for kind, nbytes in calls:
-            meter.record(kind, "x", nbytes=nbytes, sent_bytes=0)
+        for kind, what, nbytes in calls:
+            meter.record(kind, what, nbytes=nbytes, sent_bytes=0)
         return meter.order_hash
 
-    a, b = ("all_gather", 8), ("reduce_scatter", 8)
+    a, b = ("all_gather", "x", 8), ("reduce_scatter", "x", 8)
     hashes = [
         order_hash(a, b),
         order_hash(b, a),
         order_hash(a),
-        order_hash(a, ("reduce_scatter", 4)),
+        order_hash(a, ("reduce_scatter", "x", 4)),
+        order_hash(a, ("reduce_scatter", "y", 8)),
         order_hash(),
     ]
     assert len(set(hashes)) == len(hashes)
