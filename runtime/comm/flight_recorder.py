@@ -48,7 +48,8 @@ class Flight:
     @property
     def is_over(self) -> bool:
         """Whether it has come to its end. On a GPU that is later than the end of wait()."""
-        return self._is_over or (self._work is not None and self._work.is_completed())
+        work = self._work  # the program's thread may take it away
+        return self._is_over or (work is not None and work.is_completed())
 
     def start(self, send: Callable[[], dist.Work | None]) -> Flight:
         """Let `send` begin it; wait() ends it."""
@@ -64,6 +65,8 @@ class Flight:
         if self._work is None:
             raise AssertionError(f"{self.label} was not started")
         self._block(self._work.wait)
+        if self._work.is_completed():
+            self._is_over, self._work = True, None  # which keeps tensors alive
 
     def run(self, call: Callable[[], T]) -> T:
         """Return `call()`, which is the whole of it, and blocks."""

@@ -72,10 +72,12 @@ class Watchdog:
 
     def _look(self, overdue: Flight | None) -> None:
         ring = f"{self._round}/ring"
-        if overdue is not None:
+        if not self._board.has(
+            ring
+        ):  # asked first: a note that a stopped store takes late would ring for nothing
+            if overdue is None:
+                return
             self._board.set(ring, "")
-        elif not self._board.has(ring):
-            return
         position = take_position(self._recorder, rank=self._rank)
         self._board.set(self._note(self._rank), position.to_json())
         self._reported = list(position.issued)

@@ -47,6 +47,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 def tcp_group(rank: int, folder: Path, *, timeout: timedelta = timedelta(seconds=77)) -> Iterator[None]:
     """A group over TCP, as jobs have, in place of the one that this rank is in; afterwards it is in a new one over a file."""
     world_size = dist.get_world_size()
+    dist.barrier()  # who left while others still form the group would make them fail
     dist.destroy_process_group()
     port = folder / "port"
     if rank == 0:
@@ -326,6 +327,7 @@ def _limits(rank: int, folder: str) -> list[object]:
             found.append(None if watchdog is None else watchdog._limit_s)
             engine.destroy()
             assert watchdog is None or not watchdog._thread.is_alive()
+        dist.barrier()
     return found
 
 
@@ -343,6 +345,7 @@ def _timeouts(rank: int, folder: str) -> list[object]:
     with tcp_group(rank, Path(folder)):
         mesh = make_mesh(shard_size=2)
         groups = [mesh.shard.group, mesh.replicate.group, make_shard_axis(shard_size=2).group]
+        dist.barrier()
         return [
             group_timeout(),
             *(group and group._get_backend(torch.device("cpu")).options._timeout for group in groups),
