@@ -22,7 +22,11 @@ from .checkpoint.save import save_checkpoint
 from .checkpoint.training import Training
 from .clock import Clock
 from .comm.collectives import Collectives, Pending
+from .comm.environment import WorkerEnvironment
 from .comm.mesh import make_mesh, make_shard_axis
+from .comm.order_check import OrderCheck
+from .comm.process_group import group_timeout
+from .comm.watchdog import watch
 from .config import Config
 from .data import Loader, load_data
 from .errors import ConfigError
@@ -54,7 +58,7 @@ class Engine(Readings, nn.Module):
         config: Config,
         optimizer: FlatOptimizer | None,
         device: torch.device,
-        local_rank: int,
+        worker: WorkerEnvironment,
     ) -> None:
         """Place the module in flat buffers, with rank 0's values; `initialize()` calls this.
 
@@ -68,7 +72,7 @@ class Engine(Readings, nn.Module):
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
         self.collate_fn: Any = None
-        self.device, self.local_rank = device, local_rank
+        self.device, self.local_rank = device, worker.local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._policy = policy_for_stage(config.zero.stage)
         # Sharded parameters are of use without an optimizer too: to a model that is only asked.
@@ -87,6 +91,9 @@ class Engine(Readings, nn.Module):
         self._comm = Collectives(
             mesh, gather_axis=make_shard_axis(shard_size=shape.shard_size) if is_sharded else None
         )
+        timeout = group_timeout() or worker.timeout
+        self._watchdog = watch(self._comm, limit_s=worker.watchdog_s, timeout=timeout)
+        self._order_check = OrderCheck(self._comm, timeout=timeout) if worker.checks_order else None
         self._model = ShardedModel(
             module,
             policy=self._policy,
@@ -248,6 +255,9 @@ class Engine(Readings, nn.Module):
             self.lr_scheduler.step(**lr_kwargs)
         self._progress.global_steps += 1
         self._progress.global_samples += self.config.train_batch_size
+        if self._order_check is not None:
+            self._order_check.compare()
+        self._comm.recorder.step = self._progress.global_steps + 1
         self._print_progress()
         activation.warn_if_never_called(self.config.activation_checkpointing)
 
@@ -344,7 +354,9 @@ class Engine(Readings, nn.Module):
             with_scheduler=load_lr_scheduler_states and not load_module_only,
             with_progress=not load_module_only,
         )
-        return load_checkpoint(self._training(), Path(load_dir), tag, plan)
+        loaded = load_checkpoint(self._training(), Path(load_dir), tag, plan)
+        self._comm.recorder.step = self._progress.global_steps + 1
+        return loaded
 
     def _training(self) -> Training:
         return Training(
@@ -403,6 +415,8 @@ class Engine(Readings, nn.Module):
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
         self._model.release()
         self.optimizer = None
+        if self._watchdog is not None:
+            self._watchdog.stop()
 
 
 def _to_half(value: Any) -> Any:

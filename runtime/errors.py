@@ -20,6 +20,12 @@ class CheckpointError(UserError):
     """A checkpoint cannot be written, found or read."""
 
 
+class CollectiveError(UserError):
+    """The ranks did not do the same collectives in the same order."""
+
+    exit_code = 1
+
+
 class LossScaleError(UserError):
     """float16 cannot hold the gradients, however small the loss scale is."""
 

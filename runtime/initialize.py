@@ -75,7 +75,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             settings, client=optimizer, module=model, model_parameters=model_parameters
         ),
         device=choose_device(worker),
-        local_rank=worker.local_rank,
+        worker=worker,
     )
     engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer, client=optimizer)
     engine.collate_fn = collate_fn

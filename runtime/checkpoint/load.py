@@ -47,7 +47,7 @@ def load_checkpoint(
         _check(training, saved, plan)
     except CheckpointError as error:
         problem = str(error)
-    problems = training.comm.all_gather_objects(problem)
+    problems = training.comm.all_gather_objects(problem, what="the success of loading")
     for rank, text in enumerate(problems):
         if text is not None:
             raise CheckpointError(text if rank == 0 else f"on rank {rank}: {text}")

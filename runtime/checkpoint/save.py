@@ -26,7 +26,7 @@ def save_checkpoint(
     Errors: CheckpointError, on every rank, if rank 0 cannot write it
     """
     parameters, optimizer = _gather(training)
-    rng = training.comm.gather_objects(rng_state())
+    rng = training.comm.gather_objects(rng_state(), what="random number states")
     problem: str | None = None
     if rng is not None:  # rank 0
         state = _describe(training, client_state)
@@ -42,7 +42,7 @@ def save_checkpoint(
             problem = str(error)
         except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
             problem = f"checkpoint {folder / tag} cannot be written: {error}"
-    problem = training.comm.all_gather_objects(problem)[0]
+    problem = training.comm.all_gather_objects(problem, what="the success of saving")[0]
     if problem is not None:
         raise CheckpointError(problem)
 
@@ -87,7 +87,7 @@ def _gather(training: Training) -> tuple[dict[str, Tensor], dict[str, Any] | Non
         "num_steps": optimizer.num_steps,
         "groups": [hyper_parameters(group) for group in optimizer.param_groups],
         "states": states,
-        "beside": _merged(training.comm.gather_objects(optimizer.rule.beside())),
+        "beside": _merged(training.comm.gather_objects(optimizer.rule.beside(), what="a checkpoint")),
     }
 
 
@@ -100,7 +100,7 @@ def _merged(ranks: list[dict[str, dict[str, Any]]] | None) -> dict[str, dict[str
 
 
 def _whole(part: SubBuffer, shard: Tensor, comm: Collectives) -> dict[str, Tensor]:
-    flat = comm.gather_to_first(shard)
+    flat = comm.gather_to_first(shard, what=part.label)
     return {} if flat is None else _by_name(part, flat)
 
 

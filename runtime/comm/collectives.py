@@ -11,12 +11,14 @@ An all_reduce is that plus an all_gather, so a buffer reduced along either axis 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .flight_recorder import Flight, FlightRecorder
 from .mesh import Axis, Mesh
 from .meter import Meter
 
@@ -28,7 +30,7 @@ _reduce_scatter: Callable[..., dist.Work | None] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
 
-_Steps = Generator[dist.Work, None, None]  # yields what must be waited for before it may go on
+_Steps = Generator[Flight, None, None]  # yields what must be waited for before it may go on
 
 
 class Pending:
@@ -36,7 +38,7 @@ class Pending:
 
     def __init__(self, steps: _Steps) -> None:
         self._steps = steps
-        self._work = next(steps, None)
+        self._flight = next(steps, None)
 
     @classmethod
     def done(cls) -> Pending:
@@ -45,14 +47,15 @@ class Pending:
 
     def wait(self) -> None:
         """Block (NCCL: make the current stream wait) until the result is in place."""
-        while self._work is not None:
-            self._work.wait()
-            self._work = next(self._steps, None)
+        while self._flight is not None:
+            self._flight.wait()
+            self._flight = next(self._steps, None)
 
 
 class Collectives:
     """The collectives of one engine. An axis of one rank costs nothing: no message and no copy.
 
+    `what` says what is sent, so that a hang or a difference between ranks can be told: "unit 'blocks.3'".
     Order: all ranks of an axis must call the same methods in the same order
     """
 
@@ -60,161 +63,185 @@ class Collectives:
         """`gather_axis` is the shard axis once more: what gather_from() sends goes beside the rest, in its own order."""
         self.mesh = mesh
         self.meter = Meter()
+        self.recorder = FlightRecorder()
         self._gather_axis = gather_axis or mesh.shard
 
-    def reduce(self, flat: Tensor) -> Pending:
+    def reduce(self, flat: Tensor, *, what: str) -> Pending:
         """Average `flat` over all ranks; only what this rank holds of gradients is meaningful afterwards.
 
         Shapes: [n] contiguous, n a multiple of the number of ranks
         """
-        return Pending(self._reduce_steps(flat))
+        return Pending(self._reduce_steps(flat, what))
 
-    def gather(self, flat: Tensor) -> Pending:
+    def gather(self, flat: Tensor, *, what: str) -> Pending:
         """Fill `flat` from the shards that the ranks of the shard axis hold in their places of it."""
-        return Pending(self._all_gather_steps(flat, self.mesh.shard))
+        return Pending(self._all_gather_steps(flat, self.mesh.shard, what))
 
-    def gather_from(self, shard: Tensor, flat: Tensor) -> Pending:
+    def gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
         """Fill `flat` [n] with the `shard` [n/N] of every rank of the shard axis, in order."""
-        return Pending(self._gather_from_steps(shard, flat))
+        return Pending(self._gather_from_steps(shard, flat, what))
 
-    def gather_states(self, own: Tensor) -> Tensor:
+    def gather_states(self, own: Tensor, *, what: str) -> Tensor:
         """Return the whole of a value of which each rank has its shard, as of gradients, masters and states."""
         mesh = self.mesh
         for axis in (mesh.replicate, mesh.shard) if mesh.states_by_chunk else (mesh.shard,):
             if not axis.is_alone:
                 whole = own.new_empty(axis.size * own.numel())
-                self._record("all_gather", whole, sent_bytes=_ring_bytes(whole, axis))
-                _all_gather(whole, own, group=axis.group)
+                flight = self._begin("all_gather", whole, what, sent_bytes=_ring_bytes(whole, axis))
+                flight.start(partial(_all_gather, whole, own, group=axis.group, async_op=True)).wait()
                 own = whole
         return own
 
-    def spread_chunk(self, shard: Tensor) -> Pending:
+    def spread_chunk(self, shard: Tensor, *, what: str) -> Pending:
         """Fill this rank's parameter shard from the chunks of it that the ranks of the replicate axis have updated."""
-        is_needed = self.mesh.states_by_chunk
-        return Pending(self._all_gather_steps(shard, self.mesh.replicate)) if is_needed else Pending.done()
+        if not self.mesh.states_by_chunk:
+            return Pending.done()
+        return Pending(self._all_gather_steps(shard, self.mesh.replicate, what))
 
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, *, what: str, source: int = 0) -> None:
         """Overwrite `tensor` on every rank with that of rank `source`."""
         world = self.mesh.world
         if world.is_alone or tensor.numel() == 0:
             return
-        self._record("broadcast", tensor, sent_bytes=tensor.nbytes if world.index == source else 0)
-        dist.broadcast(tensor, src=source, group=world.group)
+        flight = self._begin(
+            "broadcast", tensor, what, sent_bytes=tensor.nbytes if world.index == source else 0
+        )
+        flight.start(partial(dist.broadcast, tensor, src=source, group=world.group, async_op=True)).wait()
 
-    def all_gather_float64(self, value: Tensor) -> Tensor:
+    def all_gather_float64(self, value: Tensor, *, what: str) -> Tensor:
         """Return every rank's one number, [world] float64, in rank order."""
         world = self.mesh.world
         if world.is_alone:
             return value.view(1)
         gathered = torch.empty(world.size, dtype=torch.float64, device=value.device)
-        self._record("scalar", gathered, sent_bytes=(world.size - 1) * value.nbytes)
-        _all_gather(gathered, value.view(1), group=world.group)
+        sent_bytes = (world.size - 1) * value.nbytes
+        flight = self._begin("all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar")
+        flight.start(partial(_all_gather, gathered, value.view(1), group=world.group, async_op=True)).wait()
         return gathered
 
-    def gather_to_first(self, shard: Tensor) -> Tensor | None:
+    def gather_to_first(self, shard: Tensor, *, what: str) -> Tensor | None:
         """Return the whole of a value of which each rank has its shard (see `gather_states`) on rank 0, None elsewhere."""
         mesh = self.mesh
-        nbytes = shard.nbytes
         own: Tensor | None = shard
         if mesh.states_by_chunk:
-            own = self._gather_along(shard, mesh.replicate)
-            nbytes *= mesh.replicate.size
-        elif mesh.replicate.index != 0:
-            own = None
-        if own is None:  # what the first row does counts for all, so that all have the same order
-            if not mesh.shard.is_alone:
-                self.meter.record("gather", nbytes=nbytes, sent_bytes=0)
-            return None
-        return self._gather_along(own, mesh.shard)
+            own = self._gather_along(own, mesh.replicate, shard.nbytes, what)
+            return self._gather_along(own, mesh.shard, shard.nbytes * mesh.replicate.size, what)
+        return self._gather_along(own if mesh.replicate.index == 0 else None, mesh.shard, shard.nbytes, what)
 
-    def _gather_along(self, own: Tensor, axis: Axis) -> Tensor | None:
+    def _gather_along(self, own: Tensor | None, axis: Axis, nbytes: int, what: str) -> Tensor | None:
+        """None: others do it, and this rank only counts it, so that all have the same order."""
         if axis.is_alone:
             return own
-        self._record("gather", own, sent_bytes=0 if axis.index == 0 else own.nbytes)
+        sent_bytes = 0 if own is None or axis.index == 0 else nbytes
+        flight = self._begin("gather", None, what, sent_bytes=sent_bytes)
+        if own is None:
+            return flight.run(lambda: None)
         whole = own.new_empty(axis.size * own.numel()) if axis.index == 0 else None
         parts = None if whole is None else list(whole.chunk(axis.size))
-        dist.gather(own, parts, group_dst=0, group=axis.group)
+        flight.start(partial(dist.gather, own, parts, group_dst=0, group=axis.group, async_op=True)).wait()
         return whole
 
-    def exchange(self, buffer: Tensor, *, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def exchange(self, buffer: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
         """Return what the ranks that share the states have for this one, in the order of `Mesh.states_axis`.
 
         Shapes: [sum of `sent`] and [sum of `received`] elements, one count for each rank
         """
         axis = self.mesh.states_axis
-        self.meter.record(  # each rank's size is another, but the order is the same
-            "exchange", nbytes=0, sent_bytes=(buffer.numel() - sent[axis.index]) * buffer.itemsize
-        )
+        sent_bytes = (buffer.numel() - sent[axis.index]) * buffer.itemsize
+        flight = self._begin(
+            "all_to_all", None, what, sent_bytes=sent_bytes
+        )  # None: each rank's size is another
         arrived = buffer.new_empty(sum(received))
-        dist.all_to_all_single(arrived, buffer, list(received), list(sent), group=axis.group)
+        send = partial(dist.all_to_all_single, arrived, buffer, list(received), list(sent))
+        flight.start(partial(send, group=axis.group, async_op=True)).wait()
         return arrived
 
-    def gather_objects(self, value: object) -> list[Any] | None:
+    def gather_objects(self, value: object, *, what: str) -> list[Any] | None:
         """Return every rank's `value` on rank 0, in rank order, None elsewhere. For small things, seldom."""
         world = self.mesh.world
         if world.is_alone:
             return [value]
         gathered: list[Any] | None = [None] * world.size if world.index == 0 else None
-        dist.gather_object(value, gathered, dst=0, group=world.group)
+        self._begin("gather", None, what).run(
+            partial(dist.gather_object, value, gathered, dst=0, group=world.group)
+        )
         return gathered
 
-    def all_gather_objects(self, value: object) -> list[Any]:
+    def all_gather_objects(self, value: object, *, what: str) -> list[Any]:
         """Return every rank's `value` on every rank, in rank order. For small things, seldom."""
         world = self.mesh.world
         if world.is_alone:
             return [value]
         gathered: list[Any] = [None] * world.size
-        dist.all_gather_object(gathered, value, group=world.group)
+        self._begin("all_gather", None, what).run(
+            partial(dist.all_gather_object, gathered, value, group=world.group)
+        )
         return gathered
 
-    def _reduce_steps(self, flat: Tensor) -> _Steps:
+    def _reduce_steps(self, flat: Tensor, what: str) -> _Steps:
         shard, replicate = self.mesh.shard, self.mesh.replicate
-        yield from self._reduce_scatter_steps(flat, shard)
+        yield from self._reduce_scatter_steps(flat, shard, what)
         steps = self._reduce_scatter_steps if self.mesh.states_by_chunk else self._all_reduce_steps
-        yield from steps(_chunk(flat, shard), replicate)
+        yield from steps(_chunk(flat, shard), replicate, what)
 
-    def _all_reduce_steps(self, flat: Tensor, axis: Axis) -> _Steps:
+    def _all_reduce_steps(self, flat: Tensor, axis: Axis, what: str) -> _Steps:
         if axis.is_alone:
             return
         if _is_native(flat):
-            self._record("all_reduce", flat, sent_bytes=2 * _ring_bytes(flat, axis))
-            yield _started(dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=axis.group, async_op=True))
+            flight = self._begin("all_reduce", flat, what, sent_bytes=2 * _ring_bytes(flat, axis))
+            average = dist.ReduceOp.AVG
+            yield flight.start(partial(dist.all_reduce, flat, op=average, group=axis.group, async_op=True))
             return
-        yield from self._reduce_scatter_steps(flat, axis)
-        yield from self._all_gather_steps(flat, axis)
+        yield from self._reduce_scatter_steps(flat, axis, what)
+        yield from self._all_gather_steps(flat, axis, what)
 
-    def _reduce_scatter_steps(self, flat: Tensor, axis: Axis) -> _Steps:
+    def _reduce_scatter_steps(self, flat: Tensor, axis: Axis, what: str) -> _Steps:
         if axis.is_alone:
             return
-        self._record("reduce_scatter", flat, sent_bytes=_ring_bytes(flat, axis))
+        flight = self._begin("reduce_scatter", flat, what, sent_bytes=_ring_bytes(flat, axis))
         own = _chunk(flat, axis)
         if _is_native(flat):
             average = dist.ReduceOp.AVG
-            yield _started(_reduce_scatter(own, flat, op=average, group=axis.group, async_op=True))
+            yield flight.start(
+                partial(_reduce_scatter, own, flat, op=average, group=axis.group, async_op=True)
+            )
             return
         # See "How gloo reduces" above.
         received = torch.empty_like(flat)
-        yield _started(dist.all_to_all_single(received, flat, group=axis.group, async_op=True))
+        yield flight.start(partial(dist.all_to_all_single, received, flat, group=axis.group, async_op=True))
         chunks = received.chunk(axis.size)
         total = chunks[0].float()  # a view of `received` if that is fp32, which nobody else needs
         for chunk in chunks[1:]:
             total.add_(chunk)
         own.copy_(total.mul_(1.0 / axis.size))
 
-    def _all_gather_steps(self, flat: Tensor, axis: Axis) -> _Steps:
+    def _all_gather_steps(self, flat: Tensor, axis: Axis, what: str) -> _Steps:
         if axis.is_alone:
             return
-        self._record("all_gather", flat, sent_bytes=_ring_bytes(flat, axis))
-        yield _started(_all_gather(flat, _chunk(flat, axis), group=axis.group, async_op=True))
+        flight = self._begin("all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis))
+        yield flight.start(partial(_all_gather, flat, _chunk(flat, axis), group=axis.group, async_op=True))
 
-    def _gather_from_steps(self, shard: Tensor, flat: Tensor) -> _Steps:
+    def _gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> _Steps:
         axis = self._gather_axis
-        sent_bytes = _ring_bytes(flat, axis)
-        self.meter.record("parameters", nbytes=flat.nbytes, sent_bytes=sent_bytes, lane=1)
-        yield _started(_all_gather(flat, shard, group=axis.group, async_op=True))
+        flight = self._begin(
+            "all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis), counted_as="parameters", lane=1
+        )
+        yield flight.start(partial(_all_gather, flat, shard, group=axis.group, async_op=True))
 
-    def _record(self, kind: str, tensor: Tensor, *, sent_bytes: int) -> None:
-        self.meter.record(kind, nbytes=tensor.nbytes, sent_bytes=sent_bytes)
+    def _begin(
+        self,
+        op: str,
+        tensor: Tensor | None,
+        what: str,
+        *,
+        sent_bytes: int | None = None,
+        counted_as: str | None = None,
+        lane: int = 0,
+    ) -> Flight:
+        """Every collective passes here before it is sent; objects that torch pickles are no `tensor`."""
+        nbytes = 0 if tensor is None else tensor.nbytes
+        self.meter.record(counted_as or op, what, nbytes=nbytes, sent_bytes=sent_bytes, lane=lane)
+        return self.recorder.begin(op, what, nbytes=nbytes, lane=lane)
 
 
 def _no_steps() -> _Steps:
@@ -234,7 +261,3 @@ def _chunk(flat: Tensor, axis: Axis) -> Tensor:
 
 def _ring_bytes(flat: Tensor, axis: Axis) -> int:
     return flat.nbytes // axis.size * (axis.size - 1)
-
-
-def _started(work: dist.Work | None) -> dist.Work:
-    return cast(dist.Work, work)  # None is for ranks outside the group, and every axis contains its rank

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from .process_group import group_timeout
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -107,6 +109,6 @@ def _make_axis(lines: list[range], *, rank: int, world_size: int, is_default_for
     group: dist.ProcessGroup | None = None
     if 1 < len(own) < world_size or (len(own) > 1 and not is_default_for_all):
         for line in lines:  # every rank takes part in the making of every group
-            made = dist.new_group(list(line))
+            made = dist.new_group(list(line), timeout=group_timeout())
             group = made if line is own else group
     return Axis(size=len(own), index=own.index(rank), group=group)

@@ -21,13 +21,16 @@ class Meter:
         """Equal on all ranks that issued the same collectives in the same order, in each lane."""
         return crc32(repr(self._hashes).encode()) if any(self._hashes) else 0
 
-    def record(self, kind: str, *, nbytes: int, sent_bytes: int, lane: int = 0) -> None:
-        """Note one collective over `nbytes` of which this rank sends `sent_bytes`.
+    def record(
+        self, kind: str, what: str, *, nbytes: int, sent_bytes: int | None = None, lane: int = 0
+    ) -> None:
+        """Note one collective of `what`, over `nbytes`, of which this rank sends `sent_bytes`; None: that is unknown.
 
         A lane is a communicator of its own: what the two send may pass each other in any way.
         """
-        self._bytes[kind] = self._bytes.get(kind, 0) + sent_bytes
-        self._hashes[lane] = crc32(f"{kind} {nbytes}".encode(), self._hashes[lane])
+        if sent_bytes is not None:
+            self._bytes[kind] = self._bytes.get(kind, 0) + sent_bytes
+        self._hashes[lane] = crc32(f"{kind} {what} {nbytes}".encode(), self._hashes[lane])
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Return the bytes sent so far, by kind of collective."""

@@ -26,9 +26,14 @@ def start_process_group(
     """Make the default process group unless there is one: NCCL with GPUs, else gloo.
 
     Without RANK and WORLD_SIZE, or arguments instead of them, the group is this process alone and opens no port.
+    `timeout` goes before DEEPSPEED_TIMEOUT. Collectives of all our groups have it.
     Order:  every rank must call this
-    Errors: ConfigError for a LOCAL_RANK without a GPU
+    Errors: ConfigError for a LOCAL_RANK without a GPU, or a timeout that is none
     """
+    if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
+        raise ConfigError(
+            f"init_distributed(timeout={timeout!r}): must be a datetime.timedelta above 0, such as timedelta(minutes=30)"
+        )
     if dist.is_initialized():
         return
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
@@ -49,6 +54,19 @@ def start_process_group(
     )
     if "gloo" in backend:
         atexit.register(_end_process_group)
+
+
+def group_timeout() -> timedelta | None:
+    """How long a collective of the default group may take, whoever made that; None if the backend does not tell.
+
+    torch gives groups made by new_group() its own default instead, unless told.
+    """
+    group = dist.group.WORLD
+    if group is None:
+        raise AssertionError("there is no default process group")
+    options = getattr(group._get_backend(group._device_types[0]), "options", None)
+    timeout: timedelta | None = getattr(options, "_timeout", None)
+    return timeout
 
 
 def choose_device(env: WorkerEnvironment, *, backend: str | None = None) -> torch.device:

@@ -31,7 +31,7 @@ def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
     for part in parts:
         for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size):
             partial += _squares(chunk)
-    partials = comm.all_gather_float64(partial).tolist()
+    partials = comm.all_gather_float64(partial, what="the gradient norm").tolist()
     total = 0.0
     for _, square in sorted((mesh.chunk_of(rank), square) for rank, square in enumerate(partials)):
         total += square

@@ -91,7 +91,9 @@ class WholeTensors:
 
     def _exchange(self, pieces: Sequence[Tensor], sent: list[_Pieces], received: list[_Pieces]) -> Tensor:
         buffer = torch.cat(list(pieces)) if pieces else torch.empty(0, device=self._device)
-        return self._comm.exchange(buffer, sent=_numels(sent), received=_numels(received))
+        return self._comm.exchange(
+            buffer, sent=_numels(sent), received=_numels(received), what="whole parameters for the optimizer"
+        )
 
 
 def _numels(peers: list[_Pieces]) -> list[int]:

@@ -107,7 +107,7 @@ class GatheredParameters:
     def _spread(self) -> None:
         for part in _unique(home.part for home in self._homes):
             comm = next(home.model.comm for home in self._homes if home.part is part)
-            comm.broadcast(part.values.flat, source=self._modifier_rank or 0)
+            comm.broadcast(part.values.flat, what=part.label, source=self._modifier_rank or 0)
             part.take_edits()
 
 

@@ -109,6 +109,9 @@ class FlatGradients(Gradients):
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         yield start, self.shard[start:stop]
 
+    def _label(self, place: int) -> str:
+        return f"the gradient of '{self._names[place]}'"
+
     def _cut(self, whole: Tensor, place: int) -> Tensor:
         slot = self._whole.layout.slots[place]
         return whole[slot.offset : slot.offset + slot.numel].view(slot.shape).to(torch.float32, copy=True)
@@ -145,8 +148,8 @@ class ReplicatedGradients(FlatGradients):
 
     def average(self, place: int, comm: Collectives) -> Tensor:
         whole = self.flat.clone()
-        comm.reduce(whole).wait()
-        comm.gather(whole).wait()
+        comm.reduce(whole, what=self._label(place)).wait()
+        comm.gather(whole, what=self._label(place)).wait()
         return self._cut(whole, place)
 
     def replace(self, place: int, value: Tensor) -> None:
@@ -224,7 +227,7 @@ class ShardedGradients(FlatGradients):
         return self._shard
 
     def average(self, place: int, comm: Collectives) -> Tensor:
-        return self._cut(comm.gather_states(self._shard), place)
+        return self._cut(comm.gather_states(self._shard, what=self._label(place)), place)
 
     def replace(self, place: int, value: Tensor) -> None:
         slot = self._whole.layout.slots[place]

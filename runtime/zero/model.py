@@ -58,6 +58,7 @@ class ShardedModel:
                 plan.name,
                 _parts(
                     run,
+                    unit=plan.name,
                     precision=precision,
                     device=device,
                     comm=comm,
@@ -115,7 +116,9 @@ class ShardedModel:
 
     def publish(self, part: SubBuffer) -> Pending:
         """Begin to give every rank the parameters that it holds and others' optimizers have updated."""
-        return self.comm.spread_chunk(part.kept) if part.is_sharded else self.comm.gather(part.values.flat)
+        if part.is_sharded:
+            return self.comm.spread_chunk(part.kept, what=part.label)
+        return self.comm.gather(part.values.flat, what=part.label)
 
     @contextmanager
     def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
@@ -165,6 +168,7 @@ def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
 def _parts(
     members: Sequence[Member],
     *,
+    unit: str,
     precision: Precision,
     device: torch.device,
     comm: Collectives,
@@ -174,7 +178,7 @@ def _parts(
     for member in members:
         by_role.setdefault((precision.parameters or member.param.dtype, member.is_trained), []).append(member)
     return [
-        SubBuffer(run, dtype=dtype, device=device, comm=comm, policy=policy, precision=precision)
+        SubBuffer(run, unit=unit, dtype=dtype, device=device, comm=comm, policy=policy, precision=precision)
         for (dtype, _), run in by_role.items()
     ]
 
@@ -196,7 +200,7 @@ def _check_agreement(units: Iterable[Sequence[Member]], comm: Collectives) -> No
         for members in units
         for member in members
     )
-    digests = comm.all_gather_objects(crc32(text.encode()))
+    digests = comm.all_gather_objects(crc32(text.encode()), what="the fingerprint of the model")
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise ConfigError(
@@ -213,5 +217,5 @@ def _place_rest(
     for tensor in (*integers, *module.buffers()):
         dtype = buffer_dtype if tensor.is_floating_point() else None
         whole = tensor.detach().to(device=device, dtype=dtype).contiguous()
-        comm.broadcast(whole)
+        comm.broadcast(whole, what="a buffer")
         tensor.data = whole

@@ -189,7 +189,9 @@ def _state(home: Home, key: str) -> Tensor:
 
 def _from_owner(home: Home, key: str) -> Tensor:
     own = home.part.states_of_whole[home.place]()
-    everywhere = home.model.comm.all_gather_objects((list(own), _copied(own.get(key))))
+    everywhere = home.model.comm.all_gather_objects(
+        (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{home.name}'"
+    )
     found = [one for _, one in everywhere if one is not None]
     if not found:
         raise _no_state(home, key, {name for names, _ in everywhere for name in names})
@@ -209,7 +211,7 @@ def _no_state(home: Home, key: str, known: Iterable[str]) -> ConfigError:
 
 def _whole(home: Home, shard: Tensor) -> Tensor:
     part = home.part
-    flat = home.model.comm.gather_states(shard)
+    flat = home.model.comm.gather_states(shard, what=f"parameter '{home.name}'")
     slot = part.layout.slots[home.place]
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 

@@ -157,7 +157,7 @@ class BackwardReducer:
         self._queue.put(part)
 
     def _learn_order(self) -> None:
-        seen = self._comm.all_gather_objects(self._num_handed_in)
+        seen = self._comm.all_gather_objects(self._num_handed_in, what="the order of gradients")
         for counts in seen:
             for place, count in counts.items():
                 self._num_expected[place] = max(count, self._num_expected.get(place, 0))
@@ -189,7 +189,7 @@ class _Queue:
         self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
 
     def put(self, part: SubBuffer) -> None:
-        self._under_way.append((part, self._comm.reduce(_flat(part).flat)))
+        self._under_way.append((part, self._comm.reduce(_flat(part).flat, what=part.label)))
         if len(self._under_way) == IN_FLIGHT:
             self._finish_first()
 

@@ -68,6 +68,7 @@ class SubBuffer:
         self,
         members: Sequence[Member],
         *,
+        unit: str,
         dtype: torch.dtype,
         device: torch.device,
         comm: Collectives,
@@ -75,6 +76,7 @@ class SubBuffer:
         precision: Precision,
     ) -> None:
         self.members = tuple(members)
+        self.label = f"unit '{unit}'"
         self.is_trained = members[0].is_trained
         self._comm = comm
         mesh = comm.mesh
@@ -176,7 +178,7 @@ class SubBuffer:
     def start_gather(self) -> Pending:
         """Begin to bring all values here; `show` when that is done."""
         self.values.allocate()
-        return self._comm.gather_from(self.kept, self.values.flat)
+        return self._comm.gather_from(self.kept, self.values.flat, what=self.label)
 
     @torch.no_grad()
     def show(self) -> None:
@@ -245,7 +247,7 @@ class SubBuffer:
             whole = FlatBuffer(self.layout, dtype=torch.float32, device=self.values.flat.device)
         for member, view in zip(self.members, whole.views, strict=True):
             view.copy_(member.param.detach())
-        comm.broadcast(whole.flat)
+        comm.broadcast(whole.flat, what=self.label)
         if whole is not self.values:
             self.values.flat.copy_(whole.flat)
         for member, view in zip(self.members, self.values.views, strict=True):

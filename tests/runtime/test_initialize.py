@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,25 @@ def test_dist_init_required_false_needs_a_group() -> None:
         ConfigError, match=r"dist_init_required=False but torch\.distributed has no process group"
     ):
         dslaunch.init_distributed(dist_init_required=False)
+
+
+@pytest.mark.parametrize("timeout", [30, timedelta(0), timedelta(seconds=-1)])
+def test_a_timeout_is_a_timedelta_above_0(timeout: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"init_distributed\(timeout=.*must be a datetime\.timedelta above 0"
+    ):
+        dslaunch.init_distributed(timeout=timeout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("argument", "seconds"), [("", 120), ("timeout=timedelta(seconds=7)", 7)])
+def test_a_timeout_that_is_given_goes_before_the_environments(argument: str, seconds: int) -> None:
+    done = _run_script(
+        "import dslaunch\nfrom datetime import timedelta\nfrom dslaunch.runtime.comm.process_group import group_timeout\n"
+        f"dslaunch.init_distributed({argument})\nprint(group_timeout().total_seconds())",
+        environ={"DEEPSPEED_TIMEOUT": "2"},
+    )
+    assert (done.stdout, done.stderr) == (f"{seconds}.0\n", "")
 
 
 def _bf16_input(rank: int) -> str:

@@ -48,8 +48,8 @@ def test_ranks_of_a_mesh_are_numbered_row_by_row_and_own_a_chunk_of_their_shard(
 def _reduce(rank: int, shard_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, int], int]:
     comm = Collectives(make_mesh(shard_size=shard_size))
     flat = _values(rank, dtype)
-    comm.reduce(flat).wait()
-    comm.gather(flat).wait()
+    comm.reduce(flat, what="x").wait()
+    comm.gather(flat, what="x").wait()
     return flat, comm.meter.bytes_by_kind(), comm.meter.order_hash
 
 
@@ -78,7 +78,7 @@ def test_a_mesh_of_two_axes_gives_the_mean_of_all(ranks: Ranks) -> None:
 def _in_flight(rank: int) -> list[torch.Tensor]:
     comm = Collectives(make_mesh(shard_size=1))
     flats = [_values(rank, torch.float32) * (index + 1) for index in range(5)]
-    for pending in [comm.reduce(flat) for flat in flats]:
+    for pending in [comm.reduce(flat, what="x") for flat in flats]:
         pending.wait()
     return flats
 
@@ -92,14 +92,14 @@ def test_several_may_be_in_flight(ranks: Ranks) -> None:
 def _small_things(rank: int) -> tuple[Any, ...]:
     comm = Collectives(make_mesh(shard_size=dist.get_world_size()))
     tensor = torch.full((3,), rank)
-    comm.broadcast(tensor)
-    numbers = comm.all_gather_float64(torch.tensor(rank / 3, dtype=torch.float64)).tolist()
-    whole = comm.gather_to_first(torch.full((2,), float(rank)))
+    comm.broadcast(tensor, what="x")
+    numbers = comm.all_gather_float64(torch.tensor(rank / 3, dtype=torch.float64), what="x").tolist()
+    whole = comm.gather_to_first(torch.full((2,), float(rank)), what="x")
     return (
         tensor.tolist(),
         numbers,
         None if whole is None else whole.tolist(),
-        comm.gather_objects({"rank": rank}),
+        comm.gather_objects({"rank": rank}, what="x"),
     )
 
 
@@ -114,19 +114,20 @@ def test_small_things_arrive_in_rank_order(ranks: Ranks) -> None:
     assert ranks(_small_things, world_size=1) == [([0, 0, 0], [0.0], [0, 0], objects[:1])]
 
 
-def test_the_hash_depends_on_kind_size_and_order() -> None:
-    def order_hash(*calls: tuple[str, int]) -> int:
+def test_the_hash_depends_on_kind_unit_size_and_order() -> None:
+    def order_hash(*calls: tuple[str, str, int]) -> int:
         meter = Meter()
-        for kind, nbytes in calls:
-            meter.record(kind, nbytes=nbytes, sent_bytes=0)
+        for kind, what, nbytes in calls:
+            meter.record(kind, what, nbytes=nbytes, sent_bytes=0)
         return meter.order_hash
 
-    a, b = ("all_gather", 8), ("reduce_scatter", 8)
+    a, b = ("all_gather", "x", 8), ("reduce_scatter", "x", 8)
     hashes = [
         order_hash(a, b),
         order_hash(b, a),
         order_hash(a),
-        order_hash(a, ("reduce_scatter", 4)),
+        order_hash(a, ("reduce_scatter", "x", 4)),
+        order_hash(a, ("reduce_scatter", "y", 8)),
         order_hash(),
     ]
     assert len(set(hashes)) == len(hashes)

@@ -15,6 +15,14 @@ def test_a_launched_worker() -> None:
     assert (worker.rank, worker.local_rank, worker.world_size) == (5, 1, 8)
     assert worker.is_launched
     assert worker.timeout == timedelta(minutes=7)
+    assert (worker.watchdog_s, worker.checks_order) == (None, False)
+
+
+def test_what_watches_over_collectives() -> None:
+    worker = read_environment({"DSLAUNCH_WATCHDOG_S": "2.5", "DSLAUNCH_DEBUG": "collectives"})
+    assert (worker.watchdog_s, worker.checks_order) == (2.5, True)
+    worker = read_environment({"DSLAUNCH_WATCHDOG_S": "0", "DSLAUNCH_DEBUG": ""})
+    assert (worker.watchdog_s, worker.checks_order) == (0.0, False)
 
 
 def test_nothing_said_means_a_single_process() -> None:
@@ -28,6 +36,15 @@ def test_nothing_said_means_a_single_process() -> None:
     [
         ({"RANK": "0"}, "RANK is set but WORLD_SIZE is not"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set but RANK is not"),
+        ({"DEEPSPEED_TIMEOUT": "0"}, "DEEPSPEED_TIMEOUT=0 in the environment: must be 1 or more, in minutes"),
+        ({"DEEPSPEED_TIMEOUT": "1.5"}, "DEEPSPEED_TIMEOUT='1.5' in the environment: must be a whole number"),
+        ({"DSLAUNCH_WATCHDOG_S": "-1"}, "DSLAUNCH_WATCHDOG_S='-1' in the environment: must be seconds, or 0"),
+        ({"DSLAUNCH_WATCHDOG_S": "inf"}, "DSLAUNCH_WATCHDOG_S='inf' in the environment: must be seconds"),
+        ({"DSLAUNCH_WATCHDOG_S": "5m"}, "DSLAUNCH_WATCHDOG_S='5m' in the environment: must be seconds"),
+        (
+            {"DSLAUNCH_DEBUG": "all"},
+            "DSLAUNCH_DEBUG='all' in the environment: must be 'collectives', or unset",
+        ),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' in the environment: must be a whole number"),
     ],
 )

@@ -1,0 +1,138 @@
+"""The collectives of this rank: the last ones, and those under way."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+NUM_LANES = 2  # a lane is a communicator of its own: what the two send may pass each other in any way
+_NUM_RECENT = 64  # more than two ranks can be apart
+
+
+class Collective(NamedTuple):
+    """One collective as every rank knows it. Equal `number`s of a lane mean that the ranks do it together."""
+
+    lane: int
+    number: int  # in its lane, from 1
+    step: int  # optimizer step, from 1
+    op: str
+    what: str
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.what}"
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What must be the same on all ranks."""
+        return self.op, self.what, self.nbytes
+
+
+class Flight:
+    """One collective under way. Errors of torch's pass through, after a line that says whose they are."""
+
+    def __init__(self, label: Collective, recorder: FlightRecorder) -> None:
+        self.label = label
+        self.began = time.monotonic()
+        self.is_awaited = False  # the program stands still for it
+        self._recorder = recorder
+        self._work: dist.Work | None = None
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come to its end. On a GPU that is later than the end of wait()."""
+        work = self._work  # the program's thread may take it away
+        return self._is_over or (work is not None and work.is_completed())
+
+    def start(self, send: Callable[[], dist.Work | None]) -> Flight:
+        """Let `send` begin it; wait() ends it."""
+        try:
+            self._work = send()
+        except RuntimeError:
+            self._report_failure()
+            raise
+        return self
+
+    def wait(self) -> None:
+        """Block (NCCL: make the current stream wait) until the result is there."""
+        if self._work is None:
+            raise AssertionError(f"{self.label} was not started")
+        self._block(self._work.wait)
+        if self._work.is_completed():
+            self._is_over, self._work = True, None  # which keeps tensors alive
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Return `call()`, which is the whole of it, and blocks."""
+        result = self._block(call)
+        self._is_over = True
+        return result
+
+    def _block(self, call: Callable[[], T]) -> T:
+        self.is_awaited = True
+        try:
+            return call()
+        except RuntimeError:
+            self._report_failure()
+            raise
+        finally:
+            self.is_awaited = False
+            self._recorder.note_progress()
+
+    def _report_failure(self) -> None:
+        self._is_over = True
+        waited_s = time.monotonic() - self.began
+        print(
+            f"dslaunch: rank {dist.get_rank()}: {self.label} (step {self.label.step}) failed after {waited_s:.1f} s:",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class FlightRecorder:
+    """Numbers the collectives of one engine and remembers the last ones. Another thread may read it."""
+
+    def __init__(self) -> None:
+        self.step = 1  # the optimizer step that is being made
+        self.quiet_since = time.monotonic()  # when a collective last began or was waited for
+        self._issued = [0] * NUM_LANES
+        self._recent: deque[Collective] = deque(maxlen=_NUM_RECENT)
+        self._under_way: deque[Flight] = deque()
+
+    def begin(self, op: str, what: str, *, nbytes: int, lane: int) -> Flight:
+        """Note a collective that is about to be sent."""
+        self._issued[lane] += 1
+        flight = Flight(Collective(lane, self._issued[lane], self.step, op, what, nbytes), self)
+        self._recent.append(flight.label)
+        while self._under_way and self._under_way[0].is_over:
+            self._under_way.popleft()
+        self._under_way.append(flight)
+        self.quiet_since = flight.began
+        return flight
+
+    def note_progress(self) -> None:
+        """The program goes on after a collective."""
+        self.quiet_since = time.monotonic()
+
+    @property
+    def issued(self) -> tuple[int, ...]:
+        """How many there were so far, by lane."""
+        return tuple(self._issued)
+
+    def remember(self, num_recent: int) -> None:
+        """Keep so many of the last ones."""
+        self._recent = deque(self._recent, maxlen=num_recent)
+
+    def recent(self) -> tuple[Collective, ...]:
+        """The last ones, the oldest first."""
+        return tuple(self._recent)
+
+    def under_way(self) -> tuple[Flight, ...]:
+        """Those that have not come to their end, the oldest first."""
+        return tuple(flight for flight in tuple(self._under_way) if not flight.is_over)

@@ -1,0 +1,126 @@
+"""What the report of a hang says, for every way in which ranks can keep each other waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from dslaunch.runtime.comm.flight_recorder import Collective
+from dslaunch.runtime.comm.hang_report import describe_hang
+from dslaunch.runtime.comm.position import Position, Wait
+
+A, B, C = (Collective(0, number, 17, "all_gather", f"unit '{number}'", 8) for number in (1, 2, 3))
+OTHER_B = Collective(0, 2, 17, "all_gather", "unit 'other'", 8)
+LANE_1 = Collective(1, 1, 17, "all_gather", "unit 'p'", 8)
+
+
+def position(
+    rank: int, *recent: Collective, waits: Collective | None = None, s: float = 300.0, is_awaited: bool = True
+) -> Position:
+    done = (*recent, waits) if waits else recent
+    return Position(
+        rank=rank,
+        host=f"node{rank // 2}",
+        pid=100 + rank,
+        step=17,
+        issued=tuple(max((one.number for one in done if one.lane == lane), default=0) for lane in (0, 1)),
+        waits=(Wait(label=waits, s=s, is_awaited=is_awaited),) if waits else (),
+        recent=tuple(done),
+        quiet_s=s,
+        stack=('File "train.py", line 21, in evaluate',),
+    )
+
+
+def first_line(*positions: Position, world_size: int = 4) -> str:
+    text = describe_hang({one.rank: one for one in positions}, world_size=world_size)
+    assert text is not None
+    return text.splitlines()[0].removeprefix("dslaunch: it hangs: ")
+
+
+WAITING = tuple(position(rank, A, waits=B) for rank in range(3))
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (
+            position(3, A, s=312.0),
+            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; in its own code "
+            "for 312 s, after all_gather of unit '1'",
+        ),
+        (
+            position(3),
+            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; in its own code "
+            "for 300 s, before any collective",
+        ),
+        (
+            position(3, A, waits=LANE_1),
+            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; waiting for "
+            "all_gather of unit 'p'; the ranks took different paths",
+        ),
+        (
+            position(3, A, waits=OTHER_B),
+            "ranks 0-2 came to all_gather of unit '2' where rank 3 came to all_gather of unit 'other' (step 17): the ranks "
+            "took different paths",
+        ),
+        (
+            position(3, A, OTHER_B, waits=C),  # the exchange of B did not fail, as the units have one size
+            "ranks 0-2 came to all_gather of unit '2' where rank 3 came to all_gather of unit 'other' (step 17): the ranks "
+            "took different paths",
+        ),
+        (
+            position(3, A, waits=B),
+            "all ranks have come to all_gather of unit '2' (step 17), and it has not ended for 300 s: the network or a "
+            "device is stuck",
+        ),
+    ],
+)
+def test_the_first_line_says_who_and_what(last: Position, expected: str) -> None:
+    assert first_line(*WAITING, last) == expected
+
+
+def test_a_rank_that_says_nothing_is_named_with_the_last_that_it_can_have_done() -> None:
+    assert first_line(*WAITING) == (
+        "rank 3 does not answer (ended, stopped, or in code that keeps Python's lock), while ranks 0-2 have waited 300 s for "
+        "all_gather of unit '2' (step 17); the last that rank 3 can have taken part in is all_gather of unit '1' (step 17)"
+    )
+
+
+def test_ranks_that_wait_for_somebody_else_are_not_said_to_have_gone_another_way() -> None:
+    line = first_line(*WAITING[:2], position(2, A, waits=LANE_1, s=200.0), position(3, A))
+    assert line == (
+        "ranks 2-3 have not come to all_gather of unit '2' (step 17), for which ranks 0-1 have waited 300 s; rank 2: waiting for "
+        "all_gather of unit 'p'; rank 3: in its own code for 300 s, after all_gather of unit '1'"
+    )
+    assert first_line(*WAITING[:2], position(2, A)).endswith(
+        "; rank 3 does not answer (ended, stopped, or in code that keeps Python's lock)"
+    )
+
+
+def test_ranks_at_one_place_share_a_row_and_a_stack() -> None:
+    text = describe_hang(
+        {one.rank: one for one in (*WAITING, position(4, A), position(5, A, waits=B, is_awaited=False))},
+        world_size=6,
+    )
+    assert text is not None
+    assert text.splitlines()[1:] == [
+        "dslaunch:   ranks  host         step  what it does                            number  for",
+        "dslaunch:   0-2    node0,node1  17    waits for all_gather of unit '2'        2       300 s",
+        "dslaunch:   3      ?            ?     does not answer                         ?       ?",
+        "dslaunch:   4      node2        17    own code, after all_gather of unit '1'  -       300 s",
+        "dslaunch:   5      node2        17    has begun all_gather of unit '2'        2       300 s",
+        "dslaunch: rank 0 (node0, pid 100), most recent call last:",
+        'dslaunch:     File "train.py", line 21, in evaluate',
+        "dslaunch: rank 4 (node2, pid 104), most recent call last:",
+        'dslaunch:     File "train.py", line 21, in evaluate',
+        "dslaunch: rank 5 (node2, pid 105), most recent call last:",
+        'dslaunch:     File "train.py", line 21, in evaluate',
+    ]
+
+
+def test_a_rank_that_went_on_meanwhile_needs_no_report() -> None:
+    assert describe_hang({0: position(0, A), 1: position(1, A)}, world_size=2) is None
+
+
+def test_a_position_travels_as_json() -> None:
+    for one in (*WAITING, position(3), position(4, A, waits=LANE_1, is_awaited=False)):
+        assert Position.from_json(one.to_json()) == one

@@ -1,0 +1,110 @@
+"""With DSLAUNCH_DEBUG=collectives a step that was not the same on all ranks is an error that says where."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+
+from dslaunch.runtime.comm.collectives import Collectives
+from dslaunch.runtime.comm.mesh import make_mesh
+from dslaunch.runtime.comm.order_check import OrderCheck
+from dslaunch.runtime.errors import CollectiveError
+from tests.runtime.comm.test_watchdog import Blocks, make_engine, train_step
+from tests.runtime.ranks import Ranks
+
+
+def _train(rank: int, stage: int, order: tuple[int, ...]) -> tuple[int, str]:
+    """Steps that passed, and the error of the first that did not. Rank 2 takes the units in this order."""
+    os.environ["DSLAUNCH_DEBUG"] = "collectives"
+    try:
+        engine = make_engine(stage)
+    finally:
+        del os.environ["DSLAUNCH_DEBUG"]
+    model = engine.module
+    assert isinstance(model, Blocks)
+    if rank == 2:
+        model.order = order
+    for step in range(5):
+        try:
+            train_step(engine)
+        except CollectiveError as error:
+            return step, str(error)
+    return 5, ""
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_steps_that_are_the_same_pass_at_every_stage(ranks: Ranks, stage: int) -> None:
+    assert ranks(_train, stage, (0, 1, 2, 3, 4, 5), world_size=3) == [(5, "")] * 3
+
+
+def test_units_of_one_size_in_another_order_do_not_hang_and_are_found_after_the_step(ranks: Ranks) -> None:
+    """Without the check they would exchange each other's values in silence."""
+    results = ranks(_train, 3, (0, 1, 2, 4, 3, 5), world_size=3)
+    assert results == [results[0]] * 3, "every rank says the same"
+    step, message = results[0]
+    assert step == 0
+    assert message.startswith("rank 2's collective ")
+    assert " of step 1 was all_gather of unit 'blocks." in message
+    assert ", rank 0's was all_gather of unit 'blocks." in message
+
+
+def _compare(rank: int, labels: tuple[tuple[tuple[str, int], ...], ...]) -> str:
+    comm = Collectives(make_mesh(shard_size=1))
+    check = OrderCheck(comm, timeout=timedelta(seconds=20))
+    for what, numel in labels[rank]:
+        # As a rank records them; what is sent here does not matter.
+        comm._begin("all_gather", torch.empty(numel), what).run(lambda: None)
+    try:
+        check.compare()
+    except CollectiveError as error:
+        return str(error).partition(": every rank")[0]
+    return ""
+
+
+A, B = ("unit 'a'", 1), ("unit 'b'", 1)
+
+
+@pytest.mark.parametrize(
+    ("orders", "expected"),
+    [
+        (((A, B), (A, B), (A, B)), ""),
+        (
+            ((A, B), (A, B), (A, A)),
+            "rank 2's collective 2 of step 1 was all_gather of unit 'a', rank 0's was all_gather of unit 'b'",
+        ),
+        (
+            ((A,), (A, B), (A,)),
+            "rank 1's collective 2 of step 1 was all_gather of unit 'b', rank 0's was none at all",
+        ),
+        (
+            ((A,), (), (A,)),
+            "rank 1's collective 1 of step 1 was none at all, rank 0's was all_gather of unit 'a'",
+        ),
+        (
+            ((A,), (("unit 'a'", 2),), (A,)),
+            "rank 1's collective 1 of step 1 was all_gather of unit 'a' (8 bytes), rank 0's was all_gather of unit 'a' (4 bytes)",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(
+    ranks: Ranks, orders: tuple[tuple[tuple[str, int], ...], ...], expected: str
+) -> None:
+    assert ranks(_compare, orders, world_size=3) == [expected] * 3
+
+
+def _alone(rank: int) -> str:
+    check = OrderCheck(Collectives(make_mesh(shard_size=1)), timeout=timedelta(seconds=1))
+    if rank == 1:
+        return ""
+    with pytest.raises(CollectiveError) as caught:
+        check.compare()
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_to_the_end_of_the_step_is_not_waited_for_for_ever(ranks: Ranks) -> None:
+    message = "rank 1 has not come to the end of step 1, at which rank 0 has waited 1 s for it"
+    assert ranks(_alone, world_size=2)[0].startswith(message)
