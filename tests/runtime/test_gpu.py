@@ -59,7 +59,7 @@ TOLERANCES = {False: 1e-5, True: 2.0**-8}
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_one_gpu_trains_as_plain_torch_does(tmp_path: Path, stage: int, bf16: bool) -> None:
     text = SCRIPT.format(stage=stage, bf16=bf16, folder=str(tmp_path), tolerance=TOLERANCES[bf16])
     done = subprocess.run(
