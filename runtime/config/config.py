@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from .optimizer import OptimizerConfig
-from .precision import Bf16Config, Fp16Config
+from .precision import Bf16Config, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
 from .value import Bool, Interval, Positive, Size
@@ -36,7 +36,13 @@ class Config(Section):
     scheduler: SchedulerConfig | None = None
     bf16: Bf16Config = Bf16Config()
     fp16: Fp16Config = Fp16Config()
+    torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
+
+    @property
+    def loss_scaling(self) -> Fp16Config:
+        """How the loss is scaled, if it is."""
+        return self.fp16 if self.fp16.enabled else self.torch_autocast.loss_scaling
 
     def describe(self) -> dict[str, Any]:
         """The configuration in effect, in DeepSpeed's spellings; `load_config` reads it back as the same Config."""

@@ -13,7 +13,7 @@ from . import optimizer, scheduler
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config
 from .key import keys_for
-from .precision import Bf16Config, Fp16Config
+from .precision import Bf16Config, Fp16Config, TorchAutocastConfig
 from .section import read_section
 from .source import read_source
 from .strict import Sifted, leave_out_autos, rename_old, sift
@@ -135,6 +135,12 @@ def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
 
     if is_on("bf16") and is_on("fp16"):
         problems["fp16.enabled"] = "fp16.enabled true contradicts bf16.enabled true; keep bf16"
+    for section in ("bf16", "fp16"):
+        if is_on("torch_autocast") and is_on(section):
+            problems["torch_autocast.enabled"] = (
+                f"torch_autocast.enabled true contradicts {section}.enabled true: one keeps float32 parameters, the other "
+                "makes 16-bit ones; keep one of them"
+            )
 
 
 def _finish(name: str, sifted: Sifted, *, is_lenient: bool) -> None:
@@ -199,6 +205,9 @@ def load_config(
     used["scheduler"] = _read_scheduler(used.get("scheduler", {}), scheduler_type, torch_params, problems)
     used["bf16"] = read_section(Bf16Config, used.get("bf16", {}), path="bf16", problems=problems)
     used["fp16"] = read_section(Fp16Config, used.get("fp16", {}), path="fp16", problems=problems)
+    used["torch_autocast"] = read_section(
+        TorchAutocastConfig, used.get("torch_autocast", {}), path="torch_autocast", problems=problems
+    )
     used["zero_optimization"] = read_section(
         ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
     )
@@ -207,6 +216,7 @@ def load_config(
         problems[TRAIN] = line
     if problems or sifted.autos:  # the sections may be None; what is left to check is the top level
         used["bf16"], used["fp16"], used["zero_optimization"] = Bf16Config(), Fp16Config(), ZeroConfig()
+        used["torch_autocast"] = TorchAutocastConfig()
     used["source"], used["world_size"] = name, world_size
     config = read_section(Config, used, path="", problems=problems)
     _finish(name, sifted, is_lenient=is_lenient)

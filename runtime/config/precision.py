@@ -1,9 +1,13 @@
-"""bf16 and fp16: the data type of parameters and gradients."""
+"""bf16 and fp16: the data type of parameters and gradients; torch_autocast: that of operations."""
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
 from .section import Section
-from .value import Bool, Count, Positive, Size
+from .value import Bool, Count, Positive, Size, choice
 
 
 class Bf16Config(Section):
@@ -24,3 +28,27 @@ class Fp16Config(Section):
     hysteresis: Positive = 2
     consecutive_hysteresis: Bool = False
     min_loss_scale: Size = 1.0
+
+
+_AUTOCAST_DTYPES: dict[str, str] = {
+    **dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), "bfloat16"),
+    **dict.fromkeys(("float16", "fp16", "half", "torch.float16"), "float16"),
+}
+AUTOCAST_DTYPE = choice(*_AUTOCAST_DTYPES)
+
+
+def _read_autocast_dtype(value: object) -> str:
+    return _AUTOCAST_DTYPES[AUTOCAST_DTYPE.read(value)]
+
+
+class TorchAutocastConfig(Section):
+    """float32 parameters, gradients and states; the forward runs under torch.autocast."""
+
+    enabled: Bool = False
+    dtype: Annotated[Literal["bfloat16", "float16"], BeforeValidator(_read_autocast_dtype)] = "bfloat16"
+
+    @property
+    def loss_scaling(self) -> Fp16Config:
+        """How the loss is scaled: for float16 with the numbers of torch.amp.GradScaler, else not at all."""
+        is_half = self.enabled and self.dtype == "float16"
+        return Fp16Config(enabled=is_half, loss_scale_window=2000, hysteresis=1)

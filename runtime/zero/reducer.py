@@ -9,7 +9,8 @@ backward, and whoever has finished something else waits with it; what a backward
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -26,6 +27,8 @@ IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other 
 class Reducer(Protocol):
     """Order: a collective, one way or the other"""
 
+    is_coalescing: bool  # inside `coalesced`: gradients are this rank's own
+
     def begin_backward(self) -> None:
         """A backward of the engine's is about to run."""
 
@@ -34,6 +37,12 @@ class Reducer(Protocol):
 
     def finish(self) -> None:
         """At a boundary: all shards are averages afterwards."""
+
+    def coalesced(self) -> AbstractContextManager[None]:
+        """Of all backwards inside, the sum is averaged, once, at the end."""
+
+    def average_all(self) -> None:
+        """At a boundary: every rank has all averages afterwards, where it has room for them. Another finish() is due."""
 
     def forget(self) -> None:
         """Nothing of a backward that failed is under way afterwards, nor counts."""
@@ -45,8 +54,11 @@ class Reducer(Protocol):
 class BoundaryReducer:
     """All at the boundary."""
 
+    is_coalescing = False
+
     def __init__(self, parts: Sequence[SubBuffer], comm: Collectives) -> None:
         self._parts = tuple(parts)
+        self._comm = comm
         self._queue = _Queue(comm)
 
     def begin_backward(self) -> None:
@@ -59,6 +71,15 @@ class BoundaryReducer:
         for part in self._parts:
             self._queue.put(part)
         self._queue.drain()
+
+    def coalesced(self) -> AbstractContextManager[None]:
+        """It is so in any case."""
+        return nullcontext()
+
+    def average_all(self) -> None:
+        self.finish()
+        for part in self._parts:
+            self._comm.gather(_flat(part).flat).wait()
 
     def forget(self) -> None:
         """Nothing is under way between two calls."""
@@ -80,6 +101,7 @@ class BackwardReducer:
         self._num_asked = 0  # of the order
         self._is_engines = False  # this backward has somebody who calls end_backward
         self._is_under_way = False
+        self.is_coalescing = False
         self._hooks = [
             member.param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(place, place_in_part)
@@ -93,8 +115,9 @@ class BackwardReducer:
         self._is_engines = True
 
     def end_backward(self) -> None:
-        places = self._order or tuple(reversed(range(len(self._parts))))
-        for place in places[self._num_asked :]:
+        if self.is_coalescing:
+            return
+        for place in self._places[self._num_asked :]:
             self._ask(place)
         self._queue.drain()
         if not self._order:
@@ -106,6 +129,30 @@ class BackwardReducer:
         if self._is_under_way:
             self.end_backward()
 
+    @contextmanager
+    def coalesced(self) -> Iterator[None]:
+        """Autograd adds up whole gradients in `p.grad` until then; what a block that failed has added up is lost."""
+        self.is_coalescing = True
+        try:
+            yield
+        except BaseException:
+            for part in self._parts:
+                part.gradients.release()
+            raise
+        finally:
+            self.is_coalescing = False
+        for place in self._places:
+            gradients = _sharded(self._parts[place])
+            for place_in_part, member in enumerate(self._parts[place].members):
+                if member.param.grad is not None:
+                    gradients.hand_in(place_in_part)
+            self._ask(place)
+        self._queue.drain()
+        self._reset()
+
+    def average_all(self) -> None:
+        """Every backward has averaged what it made, and no rank has room for all of it."""
+
     def forget(self) -> None:
         self._queue.abandon()
         self._reset()
@@ -116,6 +163,8 @@ class BackwardReducer:
 
     def _hook(self, place: int, place_in_part: int) -> Callable[[Tensor], None]:
         def hand_in(_: Tensor) -> None:
+            if self.is_coalescing:
+                return
             self._watch_end()
             if place in self._order[: self._num_asked]:
                 raise _late(self._parts[place], place_in_part)
@@ -124,6 +173,10 @@ class BackwardReducer:
             self._go_on()
 
         return hand_in
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        return self._order or tuple(reversed(range(len(self._parts))))
 
     def _watch_end(self) -> None:
         """Of a backward that the user runs without the engine, autograd tells the end."""

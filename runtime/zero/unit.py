@@ -164,10 +164,18 @@ class SubBuffer:
                 )
         self.gradients.adopt()
 
-    # What follows, up to `refresh_master`, is for sharded parameters.
+    # What follows, up to `refresh_master`, is for parameters that are not always here: sharded or offloaded.
 
     def start_gather(self) -> Pending:
-        """Begin to bring all values here; `show` when that is done."""
+        """Begin to bring all values here; `show` when that is done.
+
+        Errors: ConfigError while this rank's shard is offloaded
+        """
+        if self.is_offloaded:
+            raise ConfigError(
+                f"parameter '{self.members[0].name}' is needed, but engine.offload_states() has moved this rank's shard to "
+                "host memory; call engine.reload_states() first"
+            )
         self.values.allocate()
         return self._comm.gather_from(self.param_shard, self.values.flat)
 
@@ -181,11 +189,24 @@ class SubBuffer:
             placeholder.take_away(view)
 
     @torch.no_grad()
-    def hide(self) -> None:
-        """Let the parameters be placeholders, and give the memory back."""
+    def cover(self) -> None:
+        """Let the parameters be placeholders."""
+        self._placeholders = self._placeholders or tuple(
+            Placeholder(member.name, member.param, dtype=view.dtype, device=view.device)
+            for member, view in zip(self.members, self.values.views, strict=True)
+        )
         for placeholder in self._placeholders:
             placeholder.put()
+
+    def hide(self) -> None:
+        """Let the parameters be placeholders, and give the memory back."""
+        self.cover()
         self.values.free()
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the memory of what this rank holds of the values was given up."""
+        return self.layout.numel > 0 and self.param_shard.untyped_storage().nbytes() == 0
 
     @property
     def is_edited(self) -> bool:
@@ -223,7 +244,7 @@ class SubBuffer:
     def release(self) -> None:
         """Free gradients and master; the parameters stay where they are."""
         self.gradients.release()
-        self._gradients = None
+        self._gradients, self.is_trained = None, False
         self.states, self.states_of_whole = {}, {}
         self.master = self.param_shard
 
@@ -250,10 +271,6 @@ class SubBuffer:
         self.param_shard = self.param_shard.clone()
         if not self.has_separate_master:
             self.master = self.param_shard
-        self._placeholders = tuple(
-            Placeholder(member.name, member.param, dtype=view.dtype, device=view.device)
-            for member, view in zip(self.members, self.values.views, strict=True)
-        )
         self.hide()
 
 

@@ -40,11 +40,14 @@ def test_the_parameters_of_each_type_are_those_of_its_model(
 
 
 def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_key() -> None:
-    sections = frozenset({"source", "world_size", "optimizer", "scheduler", "bf16", "fp16", "zero"})
+    sections = frozenset(
+        {"source", "world_size", "optimizer", "scheduler", "bf16", "fp16", "torch_autocast", "zero"}
+    )
     expected = (
         aliases(config.Config, "", without=sections)
         | aliases(precision.Bf16Config, "bf16")
         | aliases(precision.Fp16Config, "fp16")
+        | aliases(precision.TorchAutocastConfig, "torch_autocast")
         | aliases(zero.ZeroConfig, "zero_optimization", without=frozenset({"leaf_module"}))
         | aliases(zero.LeafModuleConfig, "zero_optimization.leaf_module")
         | {"optimizer.type", "scheduler.type"}

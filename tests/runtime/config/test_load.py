@@ -111,7 +111,7 @@ def test_a_config_never_changes() -> None:
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
-    "fp16, zero_optimization"
+    "fp16, torch_autocast, zero_optimization"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -176,8 +176,10 @@ BAD = [
     ({"zero_optimization": {"zero_hpz_partition_size": 8}}, f"zero_optimization.zero_hpz_partition_size 8 {NOT_HERE}; 0 or 1 is"),
     ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
     ({"communication_data_type": "fp32"}, f'communication_data_type "fp32" {NOT_HERE}; leave it out'),
-    ({"amp": {"enabled": True, "opt_level": "O1"}}, f'amp.enabled true {NOT_HERE}; false is; {REMOVED}: use "bf16": {{"enabled": true}}'),
-    ({"torch_autocast": {"enabled": True}}, f"torch_autocast.enabled true {NOT_HERE}; false is"),
+    ({"amp": {"enabled": True, "opt_level": "O1"}}, f'amp.enabled true {NOT_HERE}; false is; {REMOVED}: use "torch_autocast": {{"enabled": true}}, or "bf16"'),
+    ({"torch_autocast": {"enabled": True, "dtype": "fp32"}}, 'torch_autocast.dtype "fp32" is not "bfloat16", "bf16", "torch.bfloat16", "float16", "fp16", "half" or "torch.float16"'),
+    ({"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}}, "torch_autocast.enabled true contradicts bf16.enabled true: one keeps float32 parameters, the other makes 16-bit ones; keep one of them"),
+    ({"torch_autocast": {"enabled": True}, "fp16": {"enabled": True}}, "torch_autocast.enabled true contradicts fp16.enabled true: one keeps float32 parameters, the other makes 16-bit ones; keep one of them"),
     ({"comms_logger": {"enabled": True}}, f"comms_logger.enabled true {NOT_HERE}; false is"),
     ({"flops_profiler": {"enabled": True}}, f"flops_profiler.enabled true {NOT_HERE}; false is"),
     ({"pipeline": {"stages": 2}}, f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is'),
