@@ -410,6 +410,7 @@ WHOLE: dict[str, Any] = {
         "consecutive_hysteresis": True,
         "min_loss_scale": 0.5,
     },
+    "torch_autocast": {"enabled": False, "dtype": "float16"},
     "zero_optimization": {
         "stage": 1,
         "reduce_bucket_size": 1_000_000,
