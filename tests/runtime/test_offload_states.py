@@ -191,6 +191,35 @@ def test_a_micro_batch_runs_while_only_the_states_are_away(ranks: Ranks, stage: 
     assert_same_bits(left, right)
 
 
+def _backward_past_the_engine(rank: int, stage: int, is_offloaded: bool) -> dict[str, Tensor] | str:
+    """Two backwards that the user runs, the second one while the first one's gradients are away."""
+    engine = _engine(stage)
+    for number in range(2):
+        loss = engine.scale(loss_of(engine, batch(number).chunk(engine.world_size)[rank]))
+        if number and is_offloaded:
+            engine.offload_states(include=["lp_grads"])
+            if stage >= 2 and engine.world_size > 1:
+                said = _said(loss.backward)  # type: ignore[arg-type]
+                engine.reload_states()
+                return said
+        loss.backward()  # type: ignore[no-untyped-call]
+    engine.reload_states()
+    engine.step()
+    return snapshot(engine.named_parameters())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_that_come_meanwhile_are_added_or_refused(
+    ranks: Ranks, stage: int, world_size: int
+) -> None:
+    found = ranks(_backward_past_the_engine, stage, True, world_size=world_size)[0]
+    if stage >= 2 and world_size > 1:
+        assert "is in host memory, where engine.offload_states() has put it" in found
+    else:
+        assert_same_bits(found, ranks(_backward_past_the_engine, stage, False, world_size=world_size)[0])
+
+
 def _misuse(rank: int) -> list[str]:
     engine = _engine(3)
     said = [
