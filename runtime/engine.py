@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from . import activation
+from .absent import why_absent
 from .checkpoint.load import LoadPlan, load_checkpoint
 from .checkpoint.progress import Progress
 from .checkpoint.save import save_checkpoint
@@ -30,18 +31,21 @@ from .comm.watchdog import watch
 from .config import Config
 from .data import Loader, load_data
 from .errors import ConfigError
+from .offload_states import OffloadStates
 from .optim.flat import FlatOptimizer
 from .optim.loss_scale import LossScaler
 from .optim.norm import clip_factor, global_grad_norm
 from .readings import Readings
+from .weights import Weights
 from .zero.leaf import is_leaf
 from .zero.model import ShardedModel
+from .zero.offload_config import OffloadStateTypeEnum
 from .zero.policy import Placement, policy_for_stage
 from .zero.precision import precision_of
 from .zero.unit import SubBuffer
 
 
-class Engine(Readings, nn.Module):
+class Engine(Readings, Weights, OffloadStates):
     """DeepSpeed's engine, hence its many methods. Attributes that it does not have itself are the module's.
 
     One optimizer step
@@ -107,12 +111,13 @@ class Engine(Readings, nn.Module):
             device=device,
             comm=self._comm,
         )
-        self._scaler = LossScaler(config.fp16)
+        self._scaler = LossScaler(config.loss_scaling)
         if optimizer is not None:
             optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
         self._progress = Progress()
         self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None
+        self.is_compiled = False
         self._is_in_no_sync = False
         self._grad_norm: float | None = None
         self._was_step_applied = False
@@ -123,8 +128,17 @@ class Engine(Readings, nn.Module):
         """Run the module."""
         if self.config.fp16.auto_cast and self.config.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
-        with self._clock.time("forward"):
+        self._model.offloaded.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
+        with self._clock.time("forward"), self._autocast():
             return self.module(*args, **kwargs)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """What `torch_autocast` asks for. Copies in 16 bits are not kept for other uses where parameters come and go."""
+        wanted = self.config.torch_autocast
+        if not wanted.enabled:
+            return nullcontext()
+        is_kept = not self.zero_optimization_partition_weights()
+        return torch.autocast(self.device.type, dtype=getattr(torch, wanted.dtype), cache_enabled=is_kept)
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
         """Add this micro batch's gradients, as parts of the mean over the accumulated ones; return that part of the loss.
@@ -138,6 +152,9 @@ class Engine(Readings, nn.Module):
             )
         if scale_wrt_gas:
             loss = self._share(loss)
+        self._model.offloaded.check_here(
+            "engine.backward()", (OffloadStateTypeEnum.lp_params, OffloadStateTypeEnum.lp_grads)
+        )
         with self._clock.time("backward"):
             self._model.begin_backward()
             self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
@@ -171,6 +188,28 @@ class Engine(Readings, nn.Module):
         finally:
             self._is_in_no_sync = was
 
+    @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """Average the gradients of all backwards inside once, at the end; `step()` is an error until then.
+
+        At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds whole gradients
+        meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0 and 1 the boundary averages anyway.
+        Order:  a collective at the end
+        Errors: ConfigError inside another such block
+        """
+        self._model.check_averaged()
+        with self.no_sync(), self._model.coalesced():
+            yield
+
+    def allreduce_gradients(self) -> None:
+        """Average the gradients now, at a boundary, so that `p.grad` is the average where ranks hold whole ones.
+
+        Never needed: `step()` averages. It costs what that costs once more.
+        Order: a collective
+        """
+        if self.is_gradient_accumulation_boundary():
+            self._model.average_gradients()
+
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """End the micro batch; at a boundary, update the parameters. See "One optimizer step".
 
@@ -179,8 +218,10 @@ class Engine(Readings, nn.Module):
         """
         if self._is_in_no_sync:
             raise ConfigError(
-                "engine.step() inside engine.no_sync(); leave the block before the micro batch that ends a step"
+                "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block before the micro "
+                "batch that ends a step"
             )
+        self._model.offloaded.check_here("engine.step()")
         self._was_step_applied = False
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:
@@ -359,6 +400,7 @@ class Engine(Readings, nn.Module):
         return loaded
 
     def _training(self) -> Training:
+        self._model.offloaded.check_here("a checkpoint")
         return Training(
             module=self.module,
             model=self._model,
@@ -371,6 +413,25 @@ class Engine(Readings, nn.Module):
             comm=self._comm,
         )
 
+    def compile(
+        self,
+        backend: str | Callable[..., Any] = "inductor",
+        compile_kwargs: Mapping[str, Any] | None = None,
+        schedule: object | None = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """Compile the module with torch.compile; at stage 3, the forward of each block. A second call does nothing.
+
+        Errors: ConfigError for DeepCompile's `schedule`, for compiled autograd, or if stage 3 finds no block
+        """
+        refused = {"schedule": schedule, "compiled_autograd_enabled": compiled_autograd_enabled or None}
+        for name, value in refused.items():
+            if value is not None:
+                raise ConfigError(f"engine.compile({name}={value!r}): is not available here; leave it out")
+        if not self.is_compiled:
+            self._model.compile({**(compile_kwargs or {}), "backend": backend})
+            self.is_compiled = True
+
     # ---- the module behind
 
     def __getattr__(self, name: str) -> Any:
@@ -379,37 +440,13 @@ class Engine(Readings, nn.Module):
         except AttributeError:
             if name == "module":  # not set yet
                 raise
+        try:
             return getattr(self.module, name)
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return the module's parameters under the module's names; `parameters()` goes by this."""
-        return self.module.named_parameters(prefix, recurse, remove_duplicate)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the module's state_dict; where parameters are sharded, with copies of all of them on every rank.
-
-        Order: a collective where parameters are sharded
-        """
-        with self._model.gathered():
-            state: dict[str, Any] = self.module.state_dict(*args, **kwargs)
-            if not self.zero_optimization_partition_weights():
-                return state
-            return _cloned(state)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load weights into the module, and into the optimizer's float32 masters where there are any."""
-        if assign:
-            raise ConfigError(
-                "load_state_dict(assign=True) would replace parameters that lie in flat buffers"
-            )
-        with self._model.gathered():
-            result = self.module.load_state_dict(state_dict, strict)
-            self._model.take_edits()
-        return result
+        except AttributeError as error:
+            why = why_absent(name)
+            if why is None:
+                raise
+            raise AttributeError(f"engine.{name}, which DeepSpeed has, is not here: {why}") from error
 
     def destroy(self) -> None:
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
@@ -421,14 +458,3 @@ class Engine(Readings, nn.Module):
 
 def _to_half(value: Any) -> Any:
     return value.half() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state_dict with copies of its tensors, of tied ones the same copy."""
-    copies: dict[tuple[int, torch.Size], Tensor] = {}
-    return {
-        name: copies.setdefault((value.data_ptr(), value.shape), value.clone())
-        if isinstance(value, Tensor)
-        else value
-        for name, value in state.items()
-    }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .checkpoint.progress import Progress
 from .comm.collectives import Collectives
 from .config import Config
 from .optim.flat import FlatOptimizer
+from .optim.loss_scale import LossScaler
 from .zero.policy import Placement, Policy
 
 
@@ -16,7 +19,11 @@ class Readings:
 
     config: Config
     optimizer: FlatOptimizer | None
+    lr_scheduler: Any
+    global_rank: int
+    world_size: int
     _policy: Policy
+    _scaler: LossScaler
     _progress: Progress
     _comm: Collectives
     _grad_norm: float | None
@@ -43,7 +50,7 @@ class Readings:
         return self._was_step_applied
 
     def get_global_grad_norm(self) -> float | None:
-        """Return the last step's gradient norm, before clipping, the same on all ranks; None before the first."""
+        """Return the last step's gradient norm, before clipping, the same on all ranks; None only before the first."""
         return self._grad_norm
 
     def get_lr(self) -> list[float]:
@@ -56,6 +63,33 @@ class Readings:
             group["betas"] if "betas" in group else group.get("momentum", 0.0) for group in self._groups()
         ]
 
+    def get_type(self) -> list[Any]:
+        """Return each parameter group's "type", which a scheduler may have put there; 0.0 where there is none."""
+        return [group.get("type", 0.0) for group in self._groups()]
+
+    def optimizer_name(self) -> str | None:
+        """Return what updates the parameters, as its class is called; None if there is no optimizer."""
+        return None if self.optimizer is None else self.optimizer.rule.name
+
+    def optimizer_params(self) -> dict[str, Any] | None:
+        """Return what the ds_config says of the optimizer, with defaults; None if it says nothing."""
+        optimizer = self.config.optimizer
+        return None if optimizer is None else optimizer.params.model_dump()
+
+    def scheduler_name(self) -> str | None:
+        """Return the class of the scheduler; None if there is none."""
+        return None if self.lr_scheduler is None else type(self.lr_scheduler).__name__
+
+    def scheduler_params(self) -> dict[str, Any] | None:
+        """Return what the ds_config says of the scheduler, with defaults; None if it says nothing."""
+        scheduler = self.config.scheduler
+        return None if scheduler is None else scheduler.params.model_dump()
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """Return `train_batch_size()`, `train_micro_batch_size_per_gpu()` and `gradient_accumulation_steps()`."""
+        config = self.config
+        return config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps
+
     def train_batch_size(self) -> int:
         return self.config.train_batch_size
 
@@ -67,6 +101,34 @@ class Readings:
 
     def gradient_clipping(self) -> float:
         return self.config.gradient_clipping
+
+    def steps_per_print(self) -> int | None:
+        return self.config.steps_per_print
+
+    def wall_clock_breakdown(self) -> bool:
+        return self.config.wall_clock_breakdown
+
+    def dump_state(self) -> bool:
+        return self.config.dump_state
+
+    def dataloader_drop_last(self) -> bool:
+        return self.config.dataloader_drop_last
+
+    @property
+    def dp_world_size(self) -> int:
+        """Return the number of ranks that train on data of their own: all."""
+        return self.world_size
+
+    @property
+    def mp_world_size(self) -> int:
+        """Return the number of ranks that share a layer: none does."""
+        return 1
+
+    def get_data_parallel_rank(self) -> int:
+        return self.global_rank
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
 
     def zero_optimization_stage(self) -> int:
         return self._policy.stage
@@ -81,11 +143,49 @@ class Readings:
     def zero_optimization_partition_weights(self) -> bool:
         return self._policy.parameters is Placement.SHARDED
 
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """Whether `save_16bit_model()` writes the whole model: always."""
+        return True
+
+    def zero_reduce_bucket_size(self) -> int:
+        """Return the elements that are reduced together."""
+        return self.config.zero.reduce_bucket_numel
+
+    def zero_prefetch_bucket_size(self) -> int:
+        """Return the elements that are gathered together, at stage 3."""
+        return self.config.zero.prefetch_bucket_numel
+
     def bfloat16_enabled(self) -> bool:
         return self.config.bf16.enabled
 
     def fp16_enabled(self) -> bool:
         return self.config.fp16.enabled
+
+    def fp16_auto_cast(self) -> bool:
+        return self.config.fp16.auto_cast
+
+    def torch_autocast_enabled(self) -> bool:
+        return self.config.torch_autocast.enabled
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        """Return the data type of operations under torch_autocast; None where that is off."""
+        wanted = self.config.torch_autocast
+        return getattr(torch, wanted.dtype) if wanted.enabled else None
+
+    def loss_scale(self) -> float:
+        """Return the constant that the ds_config gives; 0 for a loss scale that follows the gradients.
+
+        What it is now is `engine.optimizer.loss_scale`.
+        """
+        return self.config.fp16.loss_scale
+
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss is scaled, by a number that follows the gradients."""
+        return self._scaler.is_dynamic
+
+    def initial_dynamic_scale(self) -> float:
+        """Return the number with which that begins."""
+        return 2.0**self.config.loss_scaling.initial_scale_power
 
     def comm_bytes(self) -> dict[str, int]:
         """Return the bytes that this rank has sent, by kind of collective (ring formulas; see `Meter`)."""

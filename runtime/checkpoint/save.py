@@ -73,7 +73,7 @@ def _gather(training: Training) -> tuple[dict[str, Tensor], dict[str, Any] | Non
             if part.is_trained or part.is_sharded:
                 parameters |= _whole(part, part.master, training.comm)
             elif training.comm.mesh.world.index == 0:
-                parameters |= _by_name(part, part.values.flat)
+                parameters |= by_name(part, part.values.flat)
     optimizer = training.optimizer
     if optimizer is None:
         return parameters, None
@@ -101,10 +101,10 @@ def _merged(ranks: list[dict[str, dict[str, Any]]] | None) -> dict[str, dict[str
 
 def _whole(part: SubBuffer, shard: Tensor, comm: Collectives) -> dict[str, Tensor]:
     flat = comm.gather_to_first(shard, what=part.label)
-    return {} if flat is None else _by_name(part, flat)
+    return {} if flat is None else by_name(part, flat)
 
 
-def _by_name(part: SubBuffer, flat: Tensor) -> dict[str, Tensor]:
+def by_name(part: SubBuffer, flat: Tensor) -> dict[str, Tensor]:
     """Copy each parameter's elements out: torch.save writes the whole storage behind a view."""
     return {
         member.name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to("cpu", copy=True)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from .activation import ActivationConfig
 from .optimizer import OptimizerConfig
-from .precision import Bf16Config, DataTypesConfig, Fp16Config
+from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
 from .value import Bool, DtypeName, Interval, Positive, Size
@@ -39,8 +39,14 @@ class Config(Section):
     fp16: Fp16Config = Fp16Config()
     communication_data_type: DtypeName | None = None
     data_types: DataTypesConfig = DataTypesConfig()
+    torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
     activation_checkpointing: ActivationConfig | None = None
+
+    @property
+    def loss_scaling(self) -> Fp16Config:
+        """How the loss is scaled, if it is."""
+        return self.fp16 if self.fp16.enabled else self.torch_autocast.loss_scaling
 
     def describe(self) -> dict[str, Any]:
         """The configuration in effect, in DeepSpeed's spellings; `load_config` reads it back as the same Config."""

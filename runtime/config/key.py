@@ -247,9 +247,16 @@ _PRECISION = (
     _used("fp16.min_loss_scale", "it is an error if half of that were needed; 1 if left out"),
     _hint("fp16.fused_mode", BOOL, "always so"),
     _refused("fp16.fp16_master_weights_and_grads"),
-    _refused("torch_autocast.enabled"),
-    *_details("torch_autocast", dtype=TEXT, lower_precision_safe_modules=TEXTS),
-    _refused("amp.enabled", note='use "bf16": {"enabled": true}'),
+    _used(
+        "torch_autocast.enabled", "float32 parameters and gradients; the forward runs under torch.autocast"
+    ),
+    _used("torch_autocast.dtype", '"bfloat16" (if left out) or "float16", with a scaled loss'),
+    _hint(
+        "torch_autocast.lower_precision_safe_modules",
+        TEXTS,
+        "torch chooses by operation, and all gradients are averaged in float32",
+    ),
+    _refused("amp.enabled", note='use "torch_autocast": {"enabled": true}, or "bf16"'),
     *_details(
         "amp",
         opt_level=TEXT,

@@ -14,7 +14,7 @@ from .activation import ActivationConfig
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config
 from .key import keys_for
-from .precision import Bf16Config, DataTypesConfig, Fp16Config
+from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
 from .source import read_source
 from .strict import Sifted, leave_out_autos, rename_old, sift
@@ -142,6 +142,12 @@ def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
 
     if is_on("bf16") and is_on("fp16"):
         problems["fp16.enabled"] = "fp16.enabled true contradicts bf16.enabled true; keep bf16"
+    for section in ("bf16", "fp16"):
+        if is_on("torch_autocast") and is_on(section):
+            problems["torch_autocast.enabled"] = (
+                f"torch_autocast.enabled true contradicts {section}.enabled true: one keeps float32 parameters, the other "
+                "makes 16-bit ones; keep one of them"
+            )
 
 
 def _finish(name: str, sifted: Sifted, *, is_lenient: bool) -> None:
@@ -209,6 +215,9 @@ def load_config(
     used["data_types"] = read_section(
         DataTypesConfig, used.get("data_types", {}), path="data_types", problems=problems
     )
+    used["torch_autocast"] = read_section(
+        TorchAutocastConfig, used.get("torch_autocast", {}), path="torch_autocast", problems=problems
+    )
     used["zero_optimization"] = read_section(
         ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
     )
@@ -219,6 +228,7 @@ def load_config(
     if problems or sifted.autos:  # the sections may be None; what is left to check is the top level
         used["bf16"], used["fp16"], used["zero_optimization"] = Bf16Config(), Fp16Config(), ZeroConfig()
         used["data_types"] = DataTypesConfig()
+        used["torch_autocast"] = TorchAutocastConfig()
     used["source"], used["world_size"] = name, world_size
     config = read_section(Config, used, path="", problems=problems)
     _finish(name, sifted, is_lenient=is_lenient)

@@ -1,9 +1,13 @@
-"""bf16, fp16 and data_types: the data types of parameters, gradients and buffers."""
+"""bf16, fp16 and data_types: what parameters, gradients and buffers are; torch_autocast: what operations are."""
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
 from .section import Section
-from .value import Bool, Count, DtypeName, Positive, Size
+from .value import Bool, Count, DtypeName, Positive, Size, choice
 
 
 class Bf16Config(Section):
@@ -31,3 +35,27 @@ class DataTypesConfig(Section):
 
     grad_accum_dtype: DtypeName | None = None
     buffer_dtype: DtypeName | None = None
+
+
+_AUTOCAST_DTYPES: dict[str, str] = {
+    **dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), "bfloat16"),
+    **dict.fromkeys(("float16", "fp16", "half", "torch.float16"), "float16"),
+}
+AUTOCAST_DTYPE = choice(*_AUTOCAST_DTYPES)
+
+
+def _read_autocast_dtype(value: object) -> str:
+    return _AUTOCAST_DTYPES[AUTOCAST_DTYPE.read(value)]
+
+
+class TorchAutocastConfig(Section):
+    """float32 parameters, gradients and states; the forward runs under torch.autocast."""
+
+    enabled: Bool = False
+    dtype: Annotated[Literal["bfloat16", "float16"], BeforeValidator(_read_autocast_dtype)] = "bfloat16"
+
+    @property
+    def loss_scaling(self) -> Fp16Config:
+        """How the loss is scaled: for float16 with the numbers of torch.amp.GradScaler, else not at all."""
+        is_half = self.enabled and self.dtype == "float16"
+        return Fp16Config(enabled=is_half, loss_scale_window=2000, hysteresis=1)

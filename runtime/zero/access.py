@@ -13,7 +13,7 @@ Nothing of this is installed where no parameter is sharded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -65,7 +65,8 @@ class Access:
             id(member.param): unit for unit in units for part in unit.parts for member in part.members
         }
         self._root = units[-1]
-        for one, unit, is_top in _modules_of(units):
+        self._modules = tuple(_modules_of(units))
+        for one, unit, is_top in self._modules:
             one.forward = _Forward(one, functools.partial(self._call, unit, one.forward, is_top))
             one._parameters = _Parameters(one._parameters, self._lend)
 
@@ -76,6 +77,23 @@ class Access:
                 one.forward = one.forward.__wrapped__
             if isinstance(one._parameters, _Parameters):
                 one._parameters = dict(one._parameters)
+
+    def compile(self, options: Mapping[str, Any]) -> int:
+        """Compile the forward of every module that has a whole unit's parameters here when it runs; return how many.
+
+        Not the root's: in it the other units come and go, which compiled code cannot make happen.
+        """
+        unit_of = {id(one): unit for one, unit, _ in self._modules}
+        tops = [
+            (one, unit)
+            for one, unit, is_top in self._modules
+            if is_top and all(unit_of[id(below)] is unit for below in one.modules())
+        ]
+        for one, unit in tops:
+            if isinstance(one.forward, _Forward):
+                compiled = torch.compile(one.forward.__wrapped__, **options)
+                one.forward.call = functools.partial(self._call, unit, compiled, True)
+        return len(tops)
 
     # ---- 1: modules
 
@@ -154,12 +172,12 @@ class _Forward:
 
     def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         self._module = module
-        self._call = call
+        self.call = call
         self.__wrapped__: Callable[..., Any] = module.forward
         functools.update_wrapper(self, module.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        return self.call(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The forward of the copy, which is a plain module."""
@@ -200,8 +218,8 @@ def _check_not_compiled(module: nn.Module) -> None:
             shown = f"'{name}'" if name else "the model"
             raise ConfigError(
                 f"{shown} was compiled with compile(), which stage 3 does not support: the compiled code would have to gather "
-                "parameters; compile the forward of blocks instead, before initialize(): block.forward = "
-                "torch.compile(block.forward)"
+                "parameters; call engine.compile() after initialize() instead, which compiles the forward of each block, or compile "
+                "some before: block.forward = torch.compile(block.forward)"
             )
 
 

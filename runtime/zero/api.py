@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from .home import Home, home_of
 from .leaf import get_z3_leaf_modules, set_z3_leaf_modules, unset_z3_leaf_modules
+from .offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
 from .peek import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -27,13 +28,17 @@ from .peek import (
     safe_set_full_grad,
     safe_set_full_optimizer_state,
     safe_set_local_fp32_param,
+    safe_set_local_grad,
     safe_set_local_optimizer_state,
+    safe_update_full_grad_vectorized,
 )
 
 T = TypeVar("T")
 
 __all__ = [
     "GatheredParameters",
+    "OffloadDeviceEnum",
+    "OffloadStateTypeEnum",
     "get_z3_leaf_modules",
     "register_external_parameter",
     "safe_get_full_fp32_param",
@@ -46,7 +51,9 @@ __all__ = [
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
     "safe_set_local_fp32_param",
+    "safe_set_local_grad",
     "safe_set_local_optimizer_state",
+    "safe_update_full_grad_vectorized",
     "set_z3_leaf_modules",
     "unset_z3_leaf_modules",
 ]

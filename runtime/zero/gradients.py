@@ -28,6 +28,7 @@ class Gradients(ABC):
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter]) -> None:
         self._names, self._params = tuple(names), tuple(params)
+        self._is_here = True
 
     @abstractmethod
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
@@ -41,15 +42,37 @@ class Gradients(ABC):
         """
 
     @abstractmethod
-    def average(self, place: int, comm: Collectives) -> Tensor:
-        """A float32 copy of the ranks' average for the parameter at `place`, of its shape.
+    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
+        """Float32 copies of the ranks' averages for the parameters at these places, of their shapes.
 
-        Order: a collective
+        Order: a collective, one for all of them
         """
 
     @abstractmethod
     def replace(self, place: int, value: Tensor) -> None:
         """Let that be the average; every rank gives the same."""
+
+    @abstractmethod
+    def replace_own(self, place: int, value: Tensor) -> None:
+        """Let that be the average of what this rank's shard holds of the parameter, 1-D.
+
+        Errors: ConfigError where the shard is no more this rank's than another's
+        """
+
+    @abstractmethod
+    def take_off(self) -> Sequence[Tensor]:
+        """What holds the gradients between steps; no `p.grad` leads there until `put_on`, so its memory may go."""
+
+    @abstractmethod
+    def put_on(self) -> None:
+        """Undo that. What autograd made of parameters meanwhile is added."""
+
+    def _check_here(self) -> None:
+        if not self._is_here:
+            raise ConfigError(
+                f"the gradient of '{self._names[0]}' is in host memory, where engine.offload_states() has put it; call "
+                "engine.reload_states() first"
+            )
 
     @abstractmethod
     def zero(self) -> None:
@@ -67,14 +90,17 @@ class OwnGradients(Gradients):
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], layout: FlatLayout) -> None:
         super().__init__(names, params)
         self._slots = layout.slots
+        self._taken_off: list[Tensor | None] = []  # by place
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         for param, slot in zip(self._params, self._slots, strict=True):
             grad = torch.zeros_like(param) if param.grad is None else param.grad.detach()
             yield slot.offset, (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
 
-    def average(self, place: int, comm: Collectives) -> Tensor:
-        param = self._params[place]
+    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
+        return [self._average(self._params[place]) for place in places]
+
+    def _average(self, param: nn.Parameter) -> Tensor:
         grad = torch.zeros_like(param) if param.grad is None else param.grad.detach()
         return grad.to_dense().float() if grad.is_sparse else grad.to(torch.float32, copy=True)
 
@@ -82,10 +108,27 @@ class OwnGradients(Gradients):
         param = self._params[place]
         param.grad = value.to(param.dtype, copy=True)
 
+    def replace_own(self, place: int, value: Tensor) -> None:
+        self.replace(place, value.view(self._params[place].shape))
+
+    def take_off(self) -> Sequence[Tensor]:
+        # Copies, because others may hold the memory of a gradient that autograd or the user made.
+        self._taken_off = [None if param.grad is None else param.grad.clone() for param in self._params]
+        self.release()
+        self._is_here = False
+        return [grad for grad in self._taken_off if grad is not None and not grad.is_sparse]
+
+    def put_on(self) -> None:
+        for param, grad in zip(self._params, self._taken_off, strict=True):
+            if grad is not None:
+                param.grad = grad if param.grad is None else grad + param.grad
+        self._taken_off, self._is_here = [], True
+
     def adopt(self) -> None:
         """Whatever is there counts."""
 
     def zero(self) -> None:
+        self._check_here()
         self.release()
 
 
@@ -146,20 +189,40 @@ class ReplicatedGradients(FlatGradients):
                 view.copy_(param.grad)
             param.grad = view
 
-    def average(self, place: int, comm: Collectives) -> Tensor:
+    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
+        self.adopt()
         whole = self.flat.clone()
-        comm.reduce(whole, what=self._label(place)).wait()
-        comm.gather(whole, what=self._label(place)).wait()
-        return self._cut(whole, place)
+        comm.reduce(whole, what=self._label(places[0])).wait()
+        comm.gather(whole, what=self._label(places[0])).wait()
+        return [self._cut(whole, place) for place in places]
 
     def replace(self, place: int, value: Tensor) -> None:
         self.adopt()
         self._whole.views[place].copy_(value)
 
+    def replace_own(self, place: int, value: Tensor) -> None:
+        raise ConfigError(
+            f"the gradient of '{self._names[place]}' is whole on every rank at this ZeRO stage; use safe_set_full_grad()"
+        )
+
+    def take_off(self) -> Sequence[Tensor]:
+        self.adopt()
+        self.release()
+        self._is_here = False
+        return (self.flat,)
+
+    def put_on(self) -> None:
+        for param, view in zip(self._params, self._whole.views, strict=True):
+            if param.grad is not None:
+                view.add_(param.grad)
+            param.grad = view
+        self._is_here = True
+
     def keep(self) -> None:
         """It lies in the shard already."""
 
     def zero(self) -> None:
+        self._check_here()
         for param, view in zip(self._params, self._whole.views, strict=True):
             if param.grad is not view:
                 param.grad = view
@@ -226,16 +289,28 @@ class ShardedGradients(FlatGradients):
     def shard(self) -> Tensor:
         return self._shard
 
-    def average(self, place: int, comm: Collectives) -> Tensor:
-        return self._cut(comm.gather_states(self._shard, what=self._label(place)), place)
+    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
+        whole = comm.gather_states(self._shard, what=self._label(places[0]))
+        return [self._cut(whole, place) for place in places]
 
     def replace(self, place: int, value: Tensor) -> None:
         slot = self._whole.layout.slots[place]
         start, stop = max(slot.offset, self._start), min(slot.offset + slot.numel, self._stop)
         if start < stop:
-            own = value.reshape(-1)[start - slot.offset : stop - slot.offset]
-            self._shard[start - self._start : stop - self._start].copy_(own)
-            self._is_zero = False
+            self.replace_own(place, value.reshape(-1)[start - slot.offset : stop - slot.offset])
+
+    def replace_own(self, place: int, value: Tensor) -> None:
+        slot = self._whole.layout.slots[place]
+        start = max(slot.offset, self._start) - self._start
+        self._shard[start : start + value.numel()].copy_(value.reshape(-1))
+        self._is_zero = False
+
+    def take_off(self) -> Sequence[Tensor]:
+        self._is_here = False
+        return (self._shard,)
+
+    def put_on(self) -> None:
+        self._is_here = True
 
     @property
     def is_complete(self) -> bool:
@@ -268,6 +343,7 @@ class ShardedGradients(FlatGradients):
 
     def _begin(self) -> None:
         """Have a flat buffer, of which nothing is zeroed that is overwritten anyway."""
+        self._check_here()
         if not self._is_allocated:
             self._is_allocated = True
             self._whole.allocate()
@@ -299,6 +375,7 @@ class ShardedGradients(FlatGradients):
         self.forget()
 
     def zero(self) -> None:
+        self._check_here()
         self.forget()
         for param in self._params:
             param.grad = None

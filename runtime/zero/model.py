@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -13,12 +14,14 @@ from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
 from .access import Access
 from .home import move_in
+from .offload_config import OffloadStateTypeEnum
+from .offloaded import Offloaded
 from .partition import IsLeaf, UnitPlan, cut_into_units
 from .policy import Policy
 from .precision import Precision
 from .reducer import make_reducer
 from .residents import Residents
-from .unit import NO_GROUP, Member, SubBuffer, Unit
+from .unit import NO_GROUP, Member, SubBuffer, Unit, UnitState
 
 TRAINED_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -48,6 +51,7 @@ class ShardedModel:
         """
         self.policy = policy
         self.comm = comm
+        self._module = module
         plans = cut_into_units(module, max_numel=max_unit_numel, is_leaf=is_leaf)
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
@@ -74,6 +78,7 @@ class ShardedModel:
         _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
         self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
         self._reducer = make_reducer(self.trained, comm)
+        self.offloaded = Offloaded([part for unit in self.units for part in unit.parts])
         move_in(self)
 
     def begin_backward(self) -> None:
@@ -81,7 +86,8 @@ class ShardedModel:
 
         Errors: ConfigError if the user did something to `p.grad` that has no meaning
         """
-        self._adopt_gradients()
+        if not self._reducer.is_coalescing:
+            self._adopt_gradients()
         self._residents.begin_backward()
         self._reducer.begin_backward()
 
@@ -114,6 +120,33 @@ class ShardedModel:
         self._adopt_gradients()
         self._reducer.finish()
 
+    def coalesced(self) -> AbstractContextManager[None]:
+        """Average the gradients of all backwards inside once, at the end.
+
+        Order: a collective at the end
+        """
+        return self._reducer.coalesced()
+
+    def average_gradients(self) -> None:
+        """Let every `p.grad` be the average, where ranks hold whole gradients.
+
+        Order: a collective
+        """
+        self.check_averaged()
+        self._adopt_gradients()
+        self._reducer.average_all()
+
+    def check_averaged(self) -> None:
+        """Gradients are what ranks share.
+
+        Errors: ConfigError inside `coalesced`
+        """
+        if self._reducer.is_coalescing:
+            raise ConfigError(
+                "gradients are each rank's own inside engine.coalesce_grad_reduction(), until its end; read or set them "
+                "after the block"
+            )
+
     def publish(self, part: SubBuffer) -> Pending:
         """Begin to give every rank the parameters that it holds and others' optimizers have updated."""
         if part.is_sharded:
@@ -124,8 +157,10 @@ class ShardedModel:
     def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
         """Have the parameters of these units, default all, here.
 
-        Order: a collective
+        Order:  a collective
+        Errors: ConfigError while parameters are offloaded
         """
+        self.offloaded.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
         with self._residents.held(self.units if units is None else units):
             yield
 
@@ -134,6 +169,40 @@ class ShardedModel:
         for unit in self.units:
             for part in unit.parts:
                 part.take_edits()
+
+    def free_idle(self) -> None:
+        """Keep of sharded parameters nothing but the shards, where nobody uses more."""
+        self._residents.free_idle()
+
+    def offload(self, kinds: Sequence[OffloadStateTypeEnum], *, pin_memory: bool, non_blocking: bool) -> None:
+        """Move these states to host memory until `reload`.
+
+        Errors: ConfigError while sharded parameters are in use
+        """
+        self.free_idle()
+        used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
+        if used:
+            raise ConfigError(
+                f"offload_states() while the parameters of '{used[0]}' are gathered; leave GatheredParameters, or the forward"
+            )
+        self.offloaded.move_out(kinds, pin_memory=pin_memory, non_blocking=non_blocking)
+
+    def reload(self, *, non_blocking: bool = False) -> None:
+        """Bring them back."""
+        self.offloaded.move_in(non_blocking=non_blocking)
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """Compile the module: as a whole, or, where parameters are sharded, the forward of each block.
+
+        Errors: ConfigError if there is no block to compile
+        """
+        if self._access is None:
+            self._module.compile(**options)
+        elif not self._access.compile(options):
+            raise ConfigError(
+                "engine.compile(): the model has no block whose parameters are gathered together, as children of a "
+                "ModuleList are; compile functions inside its forward, or use stage 0, 1 or 2"
+            )
 
     def lend(self, unit: Unit) -> None:
         """Have this unit here until the forward that is under way ends."""
@@ -144,6 +213,7 @@ class ShardedModel:
 
         Order: a collective where parameters are sharded
         """
+        self.reload()
         if self._access is not None:
             self._access.release()
             self._residents.hold_all()

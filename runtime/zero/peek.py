@@ -8,7 +8,7 @@ Source: DeepSpeed 0.19.8 utils/tensor_fragment.py, of the same names
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -121,14 +121,32 @@ def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_sta
 def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
     """A float32 copy of the average over all ranks of what the micro batches so far gave, of the parameter's shape."""
     home = _trained(param)
-    return None if home is None else home.part.gradients.average(home.place, home.model.comm)
+    return None if home is None else _averages(home, [home.place])[0]
 
 
 @torch.no_grad()
 def safe_set_full_grad(param: nn.Parameter, value: Tensor) -> None:
     """Set it; every rank gives the same value. Not a collective."""
     home = _to_write(param, value)
+    home.model.check_averaged()
     home.part.gradients.replace(home.place, value)
+
+
+@torch.no_grad()
+def safe_update_full_grad_vectorized(
+    param_list: Sequence[nn.Parameter], update_func: Callable[[Tensor, nn.Parameter], Tensor]
+) -> None:
+    """Set the averages of these to `update_func(average, param)`, float32, of the parameter's shape.
+
+    Parameters that share a sub-buffer travel together, so one call for many costs less than a getter and a setter for each.
+    Parameters that no engine trains are left alone. Order: every rank gives the same list
+    """
+    homes = [home for home in map(_trained, param_list) if home is not None]
+    for part in dict.fromkeys(home.part for home in homes):
+        own = [home for home in homes if home.part is part]
+        for home, grad in zip(own, _averages(own[0], [home.place for home in own]), strict=True):
+            param = part.members[home.place].param
+            part.gradients.replace(home.place, update_func(grad, param))
 
 
 @torch.no_grad()
@@ -137,9 +155,21 @@ def safe_get_local_grad(param: nn.Parameter) -> Tensor | None:
     home = _trained(param)
     if home is None:
         return None
-    whole = home.part.gradients.average(home.place, home.model.comm)
+    (whole,) = _averages(home, [home.place])
     bounds = _bounds(home)
     return None if bounds is None else whole.reshape(-1)[bounds[1] : bounds[1] + bounds[2]]
+
+
+@torch.no_grad()
+def safe_set_local_grad(param: nn.Parameter, value: Tensor) -> None:
+    """Set this rank's part of the average, at stages 2 and 3.
+
+    Errors: ConfigError if no engine trains it, the rank's part has another size, or gradients are not sharded
+    """
+    home = _to_write_locally(param, value)
+    home.model.check_averaged()
+    if value.numel():
+        home.part.gradients.replace_own(home.place, value)
 
 
 # ----
@@ -147,7 +177,15 @@ def safe_get_local_grad(param: nn.Parameter) -> Tensor | None:
 
 def _trained(param: nn.Parameter) -> Home | None:
     home = home_of(param)
-    return home if home is not None and home.part.is_trained else None
+    if home is None or not home.part.is_trained:
+        return None
+    home.model.offloaded.check_here("this function")
+    return home
+
+
+def _averages(home: Home, places: Sequence[int]) -> list[Tensor]:
+    home.model.check_averaged()
+    return home.part.gradients.averages(places, home.model.comm)
 
 
 def _must_be_trained(param: nn.Parameter) -> Home:

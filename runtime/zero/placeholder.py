@@ -58,6 +58,11 @@ _METHODS = (
     "requires_grad_",
     "__hash__",
 )
+_SHARDED = (
+    "sharded over the ranks: it has them while the module that owns it runs, and inside "
+    "`with dslaunch.zero.GatheredParameters(params):`"
+)
+_OFFLOADED = "in host memory, where engine.offload_states() has put them; call engine.reload_states() first"
 _SETTERS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -80,7 +85,7 @@ _DESCRIPTIONS = _descriptions()
 
 
 class FreedParameter(nn.Parameter):
-    """A parameter whose values are sharded over the ranks at the moment."""
+    """A parameter whose values are elsewhere at the moment: sharded over the ranks, or offloaded."""
 
     @classmethod
     def __torch_function__(
@@ -97,9 +102,10 @@ class FreedParameter(nn.Parameter):
         if what in ("__get__", "__set__"):
             what = getattr(getattr(func, "__self__", None), "__name__", what)
         freed = [one for one in _leaves((*args, *(kwargs or {}).values())) if type(one) is cls]
+        home = home_of(freed[0]) if freed else None
+        where = _OFFLOADED if home is not None and home.part.is_offloaded else _SHARDED
         raise ConfigError(
-            f"parameter '{_name_of(freed[0]) if freed else '?'}' was asked for {what}, but its values are sharded over the ranks: it has them "
-            "while the module that owns it runs, and inside `with dslaunch.zero.GatheredParameters(params):`"
+            f"parameter '{'?' if home is None else home.name}' was asked for {what}, but its values are {where}"
         )
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -134,7 +140,7 @@ class Placeholder:
         self._param.data = values
         if is_written:
             raise ConfigError(
-                f"parameter '{self._name}' was written while its values were sharded over the ranks, so that is lost; "
+                f"parameter '{self._name}' was written while its values were sharded over the ranks or offloaded, so that is lost; "
                 "write inside `with dslaunch.zero.GatheredParameters([param], modifier_rank=0):`"
             )
 

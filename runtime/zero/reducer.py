@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -27,6 +28,8 @@ IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other 
 class Reducer(Protocol):
     """Order: a collective, one way or the other"""
 
+    is_coalescing: bool  # inside `coalesced`: gradients are this rank's own
+
     def begin_backward(self) -> None:
         """A backward of the engine's is about to run."""
 
@@ -35,6 +38,12 @@ class Reducer(Protocol):
 
     def finish(self) -> None:
         """At a boundary: all shards are averages afterwards."""
+
+    def coalesced(self) -> AbstractContextManager[None]:
+        """Of all backwards inside, the sum is averaged, once, at the end."""
+
+    def average_all(self) -> None:
+        """At a boundary: every rank has all averages afterwards, where it has room for them. Another finish() is due."""
 
     def forget(self) -> None:
         """Nothing of a backward that failed is under way afterwards, nor counts."""
@@ -46,8 +55,11 @@ class Reducer(Protocol):
 class BoundaryReducer:
     """All at the boundary."""
 
+    is_coalescing = False
+
     def __init__(self, parts: Sequence[SubBuffer], comm: Collectives) -> None:
         self._parts = tuple(parts)
+        self._comm = comm
         self._queue = _Queue(comm)
 
     def begin_backward(self) -> None:
@@ -60,6 +72,15 @@ class BoundaryReducer:
         for part in self._parts:
             self._queue.put(part)
         self._queue.drain()
+
+    def coalesced(self) -> AbstractContextManager[None]:
+        """It is so in any case."""
+        return nullcontext()
+
+    def average_all(self) -> None:
+        self.finish()
+        for part in self._parts:
+            self._comm.gather(_flat(part).flat, what=part.label).wait()
 
     def forget(self) -> None:
         """Nothing is under way between two calls."""
@@ -81,6 +102,7 @@ class BackwardReducer:
         self._num_asked = 0  # of the order
         self._is_engines = False  # this backward has somebody who calls end_backward
         self._is_under_way = False
+        self.is_coalescing = False
         self._hooks = [
             member.param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(place, place_in_part)
@@ -94,8 +116,9 @@ class BackwardReducer:
         self._is_engines = True
 
     def end_backward(self) -> None:
-        places = self._order or tuple(reversed(range(len(self._parts))))
-        for place in places[self._num_asked :]:
+        if self.is_coalescing:
+            return
+        for place in self._places[self._num_asked :]:
             self._ask(place)
         self._queue.drain()
         if not self._order:
@@ -106,6 +129,30 @@ class BackwardReducer:
         """Every backward has left averages, but for one whose end autograd did not tell, as it failed before."""
         if self._is_under_way:
             self.end_backward()
+
+    @contextmanager
+    def coalesced(self) -> Iterator[None]:
+        """Autograd adds up whole gradients in `p.grad` until then; what a block that failed has added up is lost."""
+        self.is_coalescing = True
+        try:
+            yield
+        except BaseException:
+            for part in self._parts:
+                part.gradients.release()
+            raise
+        finally:
+            self.is_coalescing = False
+        for place in self._places:
+            gradients = _sharded(self._parts[place])
+            for place_in_part, member in enumerate(self._parts[place].members):
+                if member.param.grad is not None:
+                    gradients.hand_in(place_in_part)
+            self._ask(place)
+        self._queue.drain()
+        self._reset()
+
+    def average_all(self) -> None:
+        """Every backward has averaged what it made, and no rank has room for all of it."""
 
     def forget(self) -> None:
         self._queue.abandon()
@@ -122,7 +169,7 @@ class BackwardReducer:
 
         def hand_in(_: Tensor) -> None:
             reducer = reference()
-            if reducer is not None:
+            if reducer is not None and not reducer.is_coalescing:
                 reducer._hand_in(place, place_in_part)
 
         return hand_in
@@ -134,6 +181,10 @@ class BackwardReducer:
         _sharded(self._parts[place]).hand_in(place_in_part)
         self._num_handed_in[place] = self._num_handed_in.pop(place, 0) + 1
         self._go_on()
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        return self._order or tuple(reversed(range(len(self._parts))))
 
     def _watch_end(self) -> None:
         """Of a backward that the user runs without the engine, autograd tells the end."""

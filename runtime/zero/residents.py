@@ -152,6 +152,10 @@ class Residents:
                 if not self._held[unit] and not self._in_use[unit]:
                     unit.free()
 
+    def free_idle(self) -> None:
+        """Free what came early, or stayed."""
+        self._free_but(())
+
     def end_step(self) -> None:
         """Free everything."""
         self._held.clear()

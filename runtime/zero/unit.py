@@ -173,10 +173,18 @@ class SubBuffer:
                 )
         self.gradients.adopt()
 
-    # What follows, up to `refresh_master`, is for sharded parameters.
+    # What follows, up to `refresh_master`, is for parameters that are not always here: sharded or offloaded.
 
     def start_gather(self) -> Pending:
-        """Begin to bring all values here; `show` when that is done."""
+        """Begin to bring all values here; `show` when that is done.
+
+        Errors: ConfigError while this rank's shard is offloaded
+        """
+        if self.is_offloaded:
+            raise ConfigError(
+                f"parameter '{self.members[0].name}' is needed, but engine.offload_states() has moved this rank's shard to "
+                "host memory; call engine.reload_states() first"
+            )
         self.values.allocate()
         return self._comm.gather_from(self.kept, self.values.flat, what=self.label)
 
@@ -190,11 +198,24 @@ class SubBuffer:
             placeholder.take_away(view)
 
     @torch.no_grad()
-    def hide(self) -> bool:
-        """Let the parameters be placeholders, and give the memory back; return whether it could be."""
+    def cover(self) -> None:
+        """Let the parameters be placeholders."""
+        self._placeholders = self._placeholders or tuple(
+            Placeholder(member.name, member.param, dtype=view.dtype, device=view.device)
+            for member, view in zip(self.members, self.values.views, strict=True)
+        )
         for placeholder in self._placeholders:
             placeholder.put()
+
+    def hide(self) -> bool:
+        """Let the parameters be placeholders, and give the memory back; return whether it could be."""
+        self.cover()
         return self.values.free_unless_referred_to()
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the memory of what this rank holds of the values was given up."""
+        return self.layout.numel > 0 and self.param_shard.untyped_storage().nbytes() == 0
 
     @property
     def is_edited(self) -> bool:
@@ -233,7 +254,7 @@ class SubBuffer:
     def release(self) -> None:
         """Free gradients and master; the parameters stay where they are."""
         self.gradients.release()
-        self._gradients = None
+        self._gradients, self.is_trained = None, False
         self.states, self.states_of_whole = {}, {}
         self.master = self.param_shard
 
@@ -265,10 +286,6 @@ class SubBuffer:
         self.param_shard = self.kept[start - kept_start :][: self.param_shard.numel()]
         if not self.has_separate_master:
             self.master = self.param_shard
-        self._placeholders = tuple(
-            Placeholder(member.name, member.param, dtype=view.dtype, device=view.device)
-            for member, view in zip(self.members, self.values.views, strict=True)
-        )
         self.hide()
 
     def _own_values(self) -> Tensor:

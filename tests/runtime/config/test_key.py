@@ -49,6 +49,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "bf16",
             "fp16",
             "data_types",
+            "torch_autocast",
             "zero",
             "activation_checkpointing",
         }
@@ -59,6 +60,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         | aliases(precision.Fp16Config, "fp16")
         | aliases(precision.DataTypesConfig, "data_types")
         | aliases(activation.ActivationConfig, "activation_checkpointing")
+        | aliases(precision.TorchAutocastConfig, "torch_autocast")
         | aliases(zero.ZeroConfig, "zero_optimization", without=frozenset({"leaf_module"}))
         | aliases(zero.LeafModuleConfig, "zero_optimization.leaf_module")
         | {"optimizer.type", "scheduler.type"}

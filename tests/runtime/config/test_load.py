@@ -111,7 +111,7 @@ def test_a_config_never_changes() -> None:
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
-    "fp16, data_types, communication_data_type, zero_optimization, activation_checkpointing"
+    "fp16, torch_autocast, data_types, communication_data_type, zero_optimization, activation_checkpointing"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -177,8 +177,10 @@ BAD = [
     ({"zero_optimization": {"zero_hpz_partition_size": 8, "mics_shard_size": 4}}, "zero_optimization.mics_shard_size 4 and zero_hpz_partition_size 8 are two ways to share; keep one"),
     ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
     ({"communication_data_type": "fp8"}, 'communication_data_type "fp8" is not "fp32", "fp16", "bf16", "float32", "float16" or "bfloat16"'),
-    ({"amp": {"enabled": True, "opt_level": "O1"}}, f'amp.enabled true {NOT_HERE}; false is; {REMOVED}: use "bf16": {{"enabled": true}}'),
-    ({"torch_autocast": {"enabled": True}}, f"torch_autocast.enabled true {NOT_HERE}; false is"),
+    ({"amp": {"enabled": True, "opt_level": "O1"}}, f'amp.enabled true {NOT_HERE}; false is; {REMOVED}: use "torch_autocast": {{"enabled": true}}, or "bf16"'),
+    ({"torch_autocast": {"enabled": True, "dtype": "fp32"}}, 'torch_autocast.dtype "fp32" is not "bfloat16", "bf16", "torch.bfloat16", "float16", "fp16", "half" or "torch.float16"'),
+    ({"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}}, "torch_autocast.enabled true contradicts bf16.enabled true: one keeps float32 parameters, the other makes 16-bit ones; keep one of them"),
+    ({"torch_autocast": {"enabled": True}, "fp16": {"enabled": True}}, "torch_autocast.enabled true contradicts fp16.enabled true: one keeps float32 parameters, the other makes 16-bit ones; keep one of them"),
     ({"comms_logger": {"enabled": True}}, f"comms_logger.enabled true {NOT_HERE}; false is"),
     ({"flops_profiler": {"enabled": True}}, f"flops_profiler.enabled true {NOT_HERE}; false is"),
     ({"pipeline": {"stages": 2}}, f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is'),
@@ -410,6 +412,7 @@ WHOLE: dict[str, Any] = {
     },
     "communication_data_type": "fp32",
     "data_types": {"grad_accum_dtype": "fp32", "buffer_dtype": "bf16"},
+    "torch_autocast": {"enabled": False, "dtype": "float16"},
     "zero_optimization": {
         "stage": 1,
         "reduce_bucket_size": 1_000_000,

@@ -149,6 +149,77 @@ def test_ranks_write_their_own_parts(ranks: Ranks) -> None:
         assert is_seen
 
 
+def _updated(rank: int, stage: int) -> tuple[dict[str, Tensor], int]:
+    """All gradients, those of biases halved; and the bytes that this took."""
+    model = make_model(Model)
+    engine = _engine(model, stage)
+    _backward(engine, 0)
+    name_of = {id(param): name for name, param in model.named_parameters()}
+
+    def halve_biases(grad: Tensor, param: nn.Parameter) -> Tensor:
+        assert grad.shape == param.shape
+        assert grad.dtype is torch.float32
+        return grad / 2 if "bias" in name_of[id(param)] else grad
+
+    before = sum(engine.comm_bytes().values())
+    stranger = nn.Parameter(torch.ones(2))
+    zero.safe_update_full_grad_vectorized([*model.parameters(), stranger], halve_biases)
+    num_bytes = sum(engine.comm_bytes().values()) - before
+    return {
+        name: _some(zero.safe_get_full_grad(param)) for name, param in model.named_parameters()
+    }, num_bytes
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_many_gradients_are_changed_in_one_go(ranks: Ranks, stage: int, world_size: int) -> None:
+    model = make_model(Model)
+    model(batch(0, width=WIDTH)).pow(2).mean().backward()
+    for grads, num_bytes in ranks(_updated, stage, world_size=world_size):
+        for name, param in model.named_parameters():
+            assert param.grad is not None
+            expected = param.grad / 2 if "bias" in name else param.grad
+            assert float((grads[name] - expected).abs().max()) <= DRIFT
+        # Each of the sub-buffers, which hold six parameters, goes once: half of it to share it, half to average it before.
+        whole = sum(param.numel() for param in model.parameters()) * 4
+        assert num_bytes <= (0 if world_size == 1 else 1.5 * whole)
+
+
+def _own_grads_written(rank: int, stage: int) -> Tensor:
+    model = make_model(Model)
+    engine = _engine(model, stage)
+    param = _param(model)
+    _backward(engine, 0)
+    own = zero.safe_get_local_grad(param)
+    zero.safe_set_local_grad(param, torch.full((0 if own is None else own.numel(),), rank + 1.0))
+    return _some(zero.safe_get_full_grad(param))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_write_their_own_parts_of_a_gradient(ranks: Ranks, stage: int) -> None:
+    left, right = ranks(_own_grads_written, stage, world_size=2)
+    assert torch.equal(left, right)
+    assert set(left.unique().tolist()) <= {1.0, 2.0}
+    (whole,) = ranks(_own_grads_written, stage, world_size=1)
+    assert torch.equal(whole, torch.ones(15, WIDTH))
+
+
+def _own_grad_refused(rank: int) -> str:
+    model = make_model(Model)
+    engine = _engine(model, 0)
+    param = _param(model)
+    _backward(engine, 0)
+    with pytest.raises(ConfigError) as caught:
+        zero.safe_set_local_grad(param, torch.ones(param.shape))
+    return str(caught.value)
+
+
+def test_a_gradient_that_every_rank_has_whole_is_not_set_in_parts(ranks: Ranks) -> None:
+    assert ranks(_own_grad_refused, world_size=2)[0] == (
+        f"the gradient of '{NAME}' is whole on every rank at this ZeRO stage; use safe_set_full_grad()"
+    )
+
+
 def _misused(rank: int) -> list[str]:
     model = make_model(Model)
     _engine_kept = _engine(model, 1)

@@ -1,0 +1,175 @@
+"""An engine's weights, for who reads or writes them: state_dicts, and a file of them for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .checkpoint.format import write_atomically
+from .checkpoint.save import by_name
+from .comm.collectives import Collectives
+from .errors import CheckpointError, ConfigError
+from .zero.model import ShardedModel
+from .zero.policy import Placement, Policy
+
+
+class Weights(nn.Module):
+    """Everything here goes by the names of the module's own state_dict, at every stage."""
+
+    module: nn.Module
+    _model: ShardedModel
+    _comm: Collectives
+    _policy: Policy
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the module's parameters under the module's names; `parameters()` goes by this."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return the module's state_dict; where parameters are sharded, with copies of all of them on every rank.
+
+        Order: a collective where parameters are sharded
+        """
+        with self._model.gathered():
+            state: dict[str, Any] = self.module.state_dict(*args, **kwargs)
+            return _cloned(state) if self._policy.parameters is Placement.SHARDED else state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights into the module, and into the optimizer's float32 masters where there are any."""
+        if assign:
+            raise ConfigError(
+                "load_state_dict(assign=True) would replace parameters that lie in flat buffers"
+            )
+        self._model.offloaded.check_here("load_state_dict()")
+        with self._model.gathered():
+            result = self.module.load_state_dict(state_dict, strict)
+            self._model.take_edits()
+        return result
+
+    def module_state_dict(
+        self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return `state_dict()`, without the parameters that need no gradient where that is wanted.
+
+        Order: a collective where parameters are sharded
+        """
+        state = self.state_dict(*args, **kwargs)
+        left_out = _frozen(self.module) if exclude_frozen_parameters else set()
+        return {name: value for name, value in state.items() if name not in left_out}
+
+    def load_module_state_dict(
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., object] | None = None,
+    ) -> None:
+        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of load_state_dict().
+
+        Order:  a collective where parameters are sharded; every rank gives the same weights
+        Errors: CheckpointError if there is no "module" in it
+        """
+        if "module" not in checkpoint:
+            raise CheckpointError(
+                f"load_module_state_dict() was given {', '.join(map(str, checkpoint)) or 'nothing'}, but the weights belong "
+                'under "module"; for a plain state_dict call engine.load_state_dict()'
+            )
+        if custom_load_fn is None:
+            self.load_state_dict(checkpoint["module"], strict)
+            return
+        self._model.offloaded.check_here("load_module_state_dict()")
+        with self._model.gathered(), torch.no_grad():
+            custom_load_fn(src=checkpoint["module"], dst=self.module)
+            self._model.take_edits()
+
+    def save_16bit_model(
+        self,
+        save_dir: str | Path,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Write the weights, in the model's dtypes, with torch.save: what `torch.load` gives to a plain module. Returns True.
+
+        Rank 0 writes, whole or not at all, and has all of them in host memory; devices hold a unit more than usual.
+        Order:  every rank must call this
+        Errors: CheckpointError, on every rank, if it cannot be written
+        """
+        path = Path(save_dir) / save_filename
+        if path.suffix == ".safetensors":
+            raise CheckpointError(
+                f"save_16bit_model(): {path.name} would hold what torch.save writes; end its name in .bin or .pt, or give "
+                "engine._consolidated_16bit_state_dict(), which rank 0 gets, to safetensors.torch.save_file()"
+            )
+        state = self._consolidated_16bit_state_dict(exclude_frozen_parameters)
+        problem: str | None = None
+        if state is not None:
+            try:
+                write_atomically(path, lambda file: torch.save(state, file))
+            except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
+                problem = f"{path} cannot be written: {error}"
+        problem = self._comm.all_gather_objects(problem, what="the success of saving")[0]
+        if problem is not None:
+            raise CheckpointError(problem)
+        return True
+
+    def _consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Any] | None:
+        """Return the module's state_dict in rank 0's host memory, None on other ranks; unit after unit comes to rank 0.
+
+        Order: every rank must call this
+        """
+        self._model.offloaded.check_here("a state_dict of the whole model")
+        left_out = _frozen(self.module) if exclude_frozen_parameters else set()
+        parts = [
+            part
+            for unit in self._model.units
+            for part in unit.parts
+            if not left_out.issuperset(member.name for member in part.members)
+        ]
+        values: dict[str, Tensor] = {}
+        for part in parts:
+            if part.is_sharded:
+                flat = self._comm.gather_to_first(part.param_shard, what=part.label)
+                values |= {} if flat is None else by_name(part, flat)
+            elif self._comm.mesh.world.index == 0:
+                values |= by_name(part, part.values.flat)
+        if self._comm.mesh.world.index != 0:
+            return None
+        name_of = {id(member.param): member.name for part in parts for member in part.members}
+        # keep_vars, because detaching a parameter asks for its values, which may be sharded
+        return {
+            name: values[name_of[id(value)]] if id(value) in name_of else _to_host(value)
+            for name, value in self.module.state_dict(keep_vars=True).items()
+            if name not in left_out
+        }
+
+    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict  # what older trainers call
+
+
+def _frozen(module: nn.Module) -> set[str]:
+    """The names of parameters that need no gradient."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {name for name, param in named if not param.requires_grad}
+
+
+def _to_host(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state_dict with copies of its tensors, of tied ones the same copy."""
+    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    return {
+        name: copies.setdefault((value.data_ptr(), value.shape), value.clone())
+        if isinstance(value, Tensor)
+        else value
+        for name, value in state.items()
+    }

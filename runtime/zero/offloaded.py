@@ -1,0 +1,129 @@
+"""What of a model was moved to host memory for a while, between steps: its own memory is given up, and taken again later.
+
+A storage goes as it is, and comes back into the same object. So every view of it, the users' parameters among them, is the
+same tensor afterwards, and nobody has to be told where anything lies. Meanwhile whatever leads to such a view is barred:
+parameters are placeholders, `p.grad` is None, and the engine refuses what needs the rest. All of this is the same without an
+accelerator, where the bytes only go from one place in host memory to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .offload_config import OffloadStateTypeEnum as Kind
+from .unit import SubBuffer
+
+KINDS = tuple(Kind)
+
+
+def read_kinds(include: Iterable[Kind | str] | None) -> tuple[Kind, ...]:
+    """The states that are named, by text or enum; None names all.
+
+    Errors: ConfigError for a name that is none of them
+    """
+    if include is None:
+        return KINDS
+    known = [kind.value for kind in KINDS]
+    wrong = [name for name in include if name not in known]
+    if wrong or isinstance(include, str):
+        raise ConfigError(
+            f"offload_states(include={include!r}): must be a list of states, which are {', '.join(known)}"
+        )
+    return tuple(kind for kind in KINDS if kind in set(include))
+
+
+class Parked:
+    """One storage, its bytes in host memory."""
+
+    def __init__(self, tensor: Tensor, *, pin_memory: bool, non_blocking: bool) -> None:
+        self._tensor = tensor
+        own = _bytes(tensor)
+        self._host = torch.empty(own.numel(), dtype=torch.uint8, pin_memory=pin_memory and tensor.is_cuda)
+        self._host.copy_(own, non_blocking=non_blocking)
+        # The device's allocator may give this memory away at once: whoever gets it comes later in the same stream.
+        tensor.untyped_storage().resize_(0)
+
+    def bring_back(self, *, non_blocking: bool) -> None:
+        """Take the memory again, and the bytes."""
+        self._tensor.untyped_storage().resize_(self._host.numel())
+        _bytes(self._tensor).copy_(self._host, non_blocking=non_blocking)
+
+
+class Offloaded:
+    """Of these sub-buffers, by kind of state. All ranks may do this on their own: nothing is sent."""
+
+    def __init__(self, parts: Sequence[SubBuffer]) -> None:
+        self._parts = tuple(parts)
+        self._parked: dict[Kind, list[Parked]] = {}
+
+    def check_here(self, what: str, kinds: Sequence[Kind] = KINDS) -> None:
+        """`what` needs these.
+
+        Errors: ConfigError if one of them is in host memory
+        """
+        missing = [kind.value for kind in kinds if kind in self._parked]
+        if missing:
+            raise ConfigError(
+                f"{what} needs {', '.join(missing)}, which engine.offload_states() has moved to host memory; call "
+                "engine.reload_states() first"
+            )
+
+    @torch.no_grad()
+    def move_out(self, kinds: Sequence[Kind], *, pin_memory: bool, non_blocking: bool) -> None:
+        """Let these go; those that are gone stay so. No sharded parameter may be here as a whole."""
+        for kind in kinds:
+            if kind not in self._parked:
+                parked = self._parked[kind] = []
+                for tensor in self._memories(kind):
+                    parked.append(Parked(tensor, pin_memory=pin_memory, non_blocking=non_blocking))
+
+    @torch.no_grad()
+    def move_in(self, *, non_blocking: bool) -> None:
+        """Have all of them again."""
+        for parked in self._parked.values():
+            for one in parked:
+                one.bring_back(non_blocking=non_blocking)
+        kinds, self._parked = set(self._parked), {}
+        for part in self._parts:
+            if Kind.lp_params in kinds and not part.is_sharded:
+                part.show()
+            if Kind.lp_grads in kinds and part.is_trained:
+                part.gradients.put_on()
+
+    def _memories(self, kind: Kind) -> Iterator[Tensor]:
+        """What holds this kind of state, one tensor for each storage; nothing leads there any more."""
+        for part in self._parts:
+            seen: set[int] = set()
+            for tensor in _holders(part, kind):
+                storage = tensor.untyped_storage()
+                is_new = storage._cdata not in seen and storage.nbytes() > 0
+                if is_new and tensor.device == part.param_shard.device:
+                    seen.add(storage._cdata)
+                    yield tensor
+
+
+def _holders(part: SubBuffer, kind: Kind) -> Sequence[Tensor]:
+    if kind is Kind.lp_params:
+        if not part.is_sharded:
+            part.cover()
+        return (part.param_shard,)
+    if not part.is_trained:
+        return ()
+    if kind is Kind.hp_params:
+        return (part.master,) if part.has_separate_master else ()
+    if kind is Kind.lp_grads:
+        return part.gradients.take_off()
+    if kind is Kind.optim_states:
+        whole = [state for states in part.states_of_whole.values() for state in states().values()]
+        return (*part.states.values(), *(state for state in whole if isinstance(state, Tensor)))
+    return ()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """All of the storage behind it, as bytes."""
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage())
