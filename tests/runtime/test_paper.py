@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dslaunch
+from dslaunch.runtime.comm.environment import read_environment
 from dslaunch.runtime.config import load_config
 from dslaunch.runtime.engine import Engine
 from dslaunch.runtime.optim.choice import choose_optimizer
@@ -88,7 +89,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
             config=config,
             optimizer=choose_optimizer(config, client=None, module=model, model_parameters=None),
             device=torch.device("meta"),
-            local_rank=0,
+            worker=read_environment({"DSLAUNCH_WATCHDOG_S": "0"}),
         )
     finally:
         dist.destroy_process_group()
