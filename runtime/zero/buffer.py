@@ -21,7 +21,7 @@ class FlatBuffer:
         self.views: tuple[Tensor, ...] = tuple(
             self.flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in layout.slots
         )
-        self._num_references = self._count_references()
+        self._num_references = num_users(self.flat)
 
     def free(self) -> None:
         """Give the memory back; the views stay, and must not be read before `allocate`."""
@@ -32,14 +32,10 @@ class FlatBuffer:
 
         Autograd and checkpoints of activations may hold some, and whoever reads memory that was given back ends the process.
         """
-        is_free = self._count_references() <= self._num_references
+        is_free = num_users(self.flat) <= self._num_references
         if is_free:
             self.free()
         return is_free
-
-    def _count_references(self) -> int:
-        count: int = torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata)
-        return count
 
     def allocate(self) -> None:
         """Take memory again; what is in it is to be overwritten."""
@@ -49,3 +45,9 @@ class FlatBuffer:
         """Return the view [numel / num_shards] of one shard."""
         start, stop = self.layout.shard_range(index, num_shards=num_shards)
         return self.flat[start:stop]
+
+
+def num_users(tensor: Tensor) -> int:
+    """Return how many tensors have this one's memory, and a constant."""
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count

@@ -9,13 +9,15 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
+    from .early import Early
     from .model import ShardedModel
     from .unit import SubBuffer, Unit
 
-# Nothing in it keeps a parameter or a model alive.
+# Nothing in them keeps a parameter or a model alive.
 _HOMES: Any = (
     WeakTensorKeyDictionary()
 )  # parameter -> (weak reference to its model, place of unit, of part, of member)
+_EARLY: Any = WeakTensorKeyDictionary()  # parameter that no model has yet -> what zero.Init keeps of it
 
 
 class Home(NamedTuple):
@@ -48,3 +50,19 @@ def home_of(param: Tensor) -> Home | None:
         return None
     unit = model.units[unit_place]
     return Home(model, unit, unit.parts[part_place], place)
+
+
+def note_early(param: Tensor, early: Early) -> None:
+    """Note what is kept of a parameter before it has a home."""
+    _EARLY[param] = early
+
+
+def early_of(param: Tensor) -> Early | None:
+    """What is kept of it; None unless zero.Init has it, and no engine yet."""
+    early: Early | None = _EARLY.get(param)
+    return early
+
+
+def forget_early(param: Tensor) -> None:
+    """It is like any other from now on."""
+    _EARLY.pop(param, None)

@@ -12,12 +12,13 @@ from torch import nn
 
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
+from . import ds_attributes
 from .access import Access
 from .home import move_in
 from .offload_config import OffloadStateTypeEnum
 from .offloaded import Offloaded
 from .partition import IsLeaf, UnitPlan, cut_into_units
-from .policy import Policy
+from .policy import Placement, Policy
 from .precision import Precision
 from .reducer import make_reducer
 from .residents import Residents
@@ -80,6 +81,7 @@ class ShardedModel:
         self._reducer = make_reducer(self.trained, comm)
         self.offloaded = Offloaded([part for unit in self.units for part in unit.parts])
         move_in(self)
+        self._describe()
 
     def begin_backward(self) -> None:
         """Make everything ready for gradients.
@@ -217,10 +219,23 @@ class ShardedModel:
         if self._access is not None:
             self._access.release()
             self._residents.hold_all()
+        for member in (member for unit in self.units for part in unit.parts for member in part.members):
+            ds_attributes.detach(member.param)
         self._reducer.release()
         for part in self.trained:
             part.release()
         self.trained = ()
+
+    def _describe(self) -> None:
+        if self.policy.parameters is not Placement.SHARDED:
+            return
+        axis = self.comm.mesh.shard
+        for part in (part for unit in self.units for part in unit.parts):
+            for member, slot in zip(part.members, part.layout.slots, strict=True):
+                own = part.layout.fragment(slot, axis.index, num_shards=axis.size)
+                start, numel = (own.offset_in_shard, own.numel) if own else (0, 0)
+                shard = part.param_shard[start : start + numel]
+                ds_attributes.attach(member.param, shard=shard, is_sharded=part.is_sharded, group=axis.group)
 
     def _adopt_gradients(self) -> None:
         for part in self.trained:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..errors import ConfigError
+from .home import early_of
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"
@@ -109,6 +110,9 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
             raise ConfigError(
                 f"parameter '{name}' is on the meta device; give it storage before initialize()"
             )
+        early = early_of(param)
+        if early is not None and not early.is_whole:
+            continue  # its values were put into a memory of their own
         address = param.data_ptr()
         if param.numel() and name_at.setdefault(address, name) != name:
             raise ConfigError(

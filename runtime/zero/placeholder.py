@@ -7,14 +7,18 @@ sentence, and neither wrong numbers nor a crash in memory that was given back.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
 from ..errors import ConfigError
-from .home import home_of
+from . import ds_attributes
+from .home import early_of, home_of
 
 _PROPERTIES = (
     "shape",
@@ -58,10 +62,6 @@ _METHODS = (
     "requires_grad_",
     "__hash__",
 )
-_SHARDED = (
-    "sharded over the ranks: it has them while the module that owns it runs, and inside "
-    "`with dslaunch.zero.GatheredParameters(params):`"
-)
 _OFFLOADED = "in host memory, where engine.offload_states() has put them; call engine.reload_states() first"
 _SETTERS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -91,7 +91,7 @@ class FreedParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Describe the parameter, or refuse.
+        """Describe the parameter; use it, where zero.Init brings it; or refuse.
 
         Errors: ConfigError with the parameter's name
         """
@@ -101,12 +101,34 @@ class FreedParameter(nn.Parameter):
         what = getattr(func, "__name__", "an operation")
         if what in ("__get__", "__set__"):
             what = getattr(getattr(func, "__self__", None), "__name__", what)
-        freed = [one for one in _leaves((*args, *(kwargs or {}).values())) if type(one) is cls]
+        leaves = _leaves((*args, *(kwargs or {}).values()))
+        freed = [one for one in leaves if type(one) is cls]
+        early = early_of(freed[0]) if freed else None
+        if early is not None and early.init.bring(leaves):
+            if func is Tensor.detach and sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
+                # nn.Parameter(p) expects the class of p, which has just become nn.Parameter.
+                return nn.Parameter(args[0].data, requires_grad=False)
+            return func(*args, **(kwargs or {}))
         home = home_of(freed[0]) if freed else None
-        where = _OFFLOADED if home is not None and home.part.is_offloaded else _SHARDED
+        if home is not None and home.part.is_offloaded:
+            raise ConfigError(
+                f"parameter '{home.name}' was asked for {what}, but its values are {_OFFLOADED}"
+            )
+        when = "while the module that owns it runs" + ("" if early is None else ", after initialize()")
+        name = _name_of(freed[0]) if freed else "?"
         raise ConfigError(
-            f"parameter '{'?' if home is None else home.name}' was asked for {what}, but its values are {where}"
+            f"parameter '{name}' was asked for {what}, but its values are sharded over the ranks: it has them {when}, and inside "
+            "`with dslaunch.zero.GatheredParameters(params):`"
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """A plain parameter; zero.Init shards that, too."""
+        early = early_of(self)
+        self.data  # noqa: B018  (brings it, or refuses)
+        copy: nn.Parameter = deepcopy(self, memo)
+        if early is not None:
+            early.init.note(copy, early.name)
+        return copy
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"FreedParameter('{_name_of(self)}', {tuple(self.shape)}, {self.dtype})"
@@ -116,7 +138,7 @@ class Placeholder:
     """One parameter's data while it is freed, and whether somebody has written to it."""
 
     def __init__(self, name: str, param: nn.Parameter, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._name, self._param = name, param
+        self._name, self._param = name, TensorWeakRef(param)
         # A subclass has a meaning of its own, which another class would take from it.
         self._is_plain = type(param) is nn.Parameter
         self._nan = torch.full((), float("nan"), dtype=dtype, device=device).expand(param.shape)
@@ -124,30 +146,40 @@ class Placeholder:
 
     def put(self) -> None:
         """Let it stand for the values."""
-        self._param.data = self._nan
-        self._version = self._param._version
+        param = self._owner()
+        param.data = self._nan
+        self._version = param._version
         if self._is_plain:
-            self._param.__class__ = FreedParameter
+            param.__class__ = FreedParameter
+        ds_attributes.set_status(param, is_here=False)
 
     def take_away(self, values: Tensor) -> None:
         """Let the parameter have its values again.
 
         Errors: ConfigError if somebody has written to it meanwhile
         """
+        param = self._owner()
         if self._is_plain:
-            self._param.__class__ = nn.Parameter
-        is_written = self._param._version != self._version or self._param.data_ptr() != self._nan.data_ptr()
-        self._param.data = values
+            param.__class__ = nn.Parameter
+        is_written = param._version != self._version or param.data_ptr() != self._nan.data_ptr()
+        param.data = values
+        ds_attributes.set_status(param, is_here=True)
         if is_written:
             raise ConfigError(
                 f"parameter '{self._name}' was written while its values were sharded over the ranks or offloaded, so that is lost; "
                 "write inside `with dslaunch.zero.GatheredParameters([param], modifier_rank=0):`"
             )
 
+    def _owner(self) -> nn.Parameter:
+        param = self._param()
+        if not isinstance(param, nn.Parameter):
+            raise AssertionError(f"the placeholder of {self._name} outlived it")
+        return param
+
 
 def _name_of(param: Tensor) -> str:
-    home = home_of(param)
-    return "?" if home is None else home.name
+    kept = home_of(param) or early_of(param)
+    return "?" if kept is None else kept.name
 
 
 def _leaves(values: Iterable[Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
 from .buffer import FlatBuffer
 from .gradients import Gradients, make_gradients
+from .home import early_of
 from .layout import Segment, plan_layout
 from .placeholder import Placeholder
 from .policy import Placement, Policy
@@ -266,14 +267,16 @@ class SubBuffer:
         whole = self.values
         if self.has_separate_master:
             whole = FlatBuffer(self.layout, dtype=torch.float32, device=self.values.flat.device)
-        for member, view in zip(self.members, whole.views, strict=True):
+        for member, view, own in zip(self.members, whole.views, self.values.views, strict=True):
+            early = early_of(member.param)
+            if early is not None:  # one at a time, so a model made in zero.Init is never whole
+                early.take_out()
             view.copy_(member.param.detach())
+            member.param.data = own
+            member.param.grad = None
         comm.broadcast(whole.flat, what=self.label)
         if whole is not self.values:
             self.values.flat.copy_(whole.flat)
-        for member, view in zip(self.members, self.values.views, strict=True):
-            member.param.data = view
-            member.param.grad = None
         shard = whole.shard(self.shard_index, num_shards=self.num_shards)
         return shard.clone() if self.has_separate_master else shard
 

@@ -62,24 +62,28 @@ def test_what_the_modifier_writes_all_get_and_the_masters_too(ranks: Ranks, stag
             assert torch.equal(param, torch.full_like(param, 1.5)), name
 
 
-def _write_everywhere(model: nn.Module, *, through_data: bool) -> None:
+def _write(model: nn.Module, *, through_data: bool, is_writer: bool) -> None:
     with zero.GatheredParameters(model.parameters()), torch.no_grad():
-        for param in model.parameters():
+        for param in model.parameters() if is_writer else ():
             (param.data if through_data else param).fill_(7.0)
 
 
-def _written_by_nobody(rank: int, through_data: bool) -> str:
+def _written_by_nobody(rank: int, through_data: bool, writers: tuple[int, ...]) -> str:
     model = make_model(Model)
     _engine(model, 3)  # the module keeps what it needs of it
     with pytest.raises(ConfigError) as caught:
-        _write_everywhere(model, through_data=through_data)
+        _write(model, through_data=through_data, is_writer=rank in writers)
     return str(caught.value)
 
 
+@pytest.mark.parametrize("writers", [(0, 1), (1,)])
 @pytest.mark.parametrize("through_data", [False, True])
-def test_an_edit_without_a_modifier_is_an_error(ranks: Ranks, through_data: bool) -> None:
-    for message in ranks(_written_by_nobody, through_data, world_size=2):
-        assert "was written inside GatheredParameters without modifier_rank" in message
+def test_an_edit_without_a_modifier_is_an_error_on_all_ranks(
+    ranks: Ranks, through_data: bool, writers: tuple[int, ...]
+) -> None:
+    for rank, message in enumerate(ranks(_written_by_nobody, through_data, writers, world_size=2)):
+        assert message.startswith("parameter 'blocks." if rank in writers else "parameters were written")
+        assert "written inside GatheredParameters without modifier_rank" in message
         assert "GatheredParameters(params, modifier_rank=0)" in message
 
 

@@ -1,0 +1,120 @@
+"""The attributes by which DeepSpeed's callers know a sharded parameter, and read it: `p.ds_id`, `p.ds_shape` and so on.
+
+They are the one thing that is attached to parameters: plain attributes, there from the moment a parameter is sharded until
+`destroy()`, and not in a pickle or a copy. Properties of a subclass would attach nothing, but while a parameter is here it must
+be an nn.Parameter exactly: torch.compile of torch 2.6 traces no other class.
+Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `_convert_to_deepspeed_param`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
+
+from .gathered import GatheredParameters
+
+_IDS = count(1)  # in the order in which parameters are sharded, so the same on every rank
+
+
+class ZeroParamStatus(Enum):
+    """Whether a parameter's values are here; DeepSpeed's names and numbers."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3  # of DeepSpeed; values that are on their way count as not available here
+
+
+def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, group: dist.ProcessGroup | None) -> None:
+    """Describe a parameter of which this rank keeps `shard`, 1-D; without elements where others have them all.
+
+    Order: every rank must attach to the same parameters in the same order
+    """
+    handle = _Handle(param)
+    vars(param).update(
+        ds_id=getattr(param, "ds_id", None) or next(_IDS),
+        ds_shape=param.shape,
+        ds_numel=param.numel(),
+        ds_tensor=shard,
+        ds_persist=not is_sharded,  # whole on every rank at any time
+        ds_process_group=group,  # None: the default group, which nobody may hold (see mesh.py)
+        all_gather=handle.all_gather,
+        partition=handle.partition,
+        __getstate__=handle.state_of_others,
+    )
+    vars(param).setdefault("ds_status", ZeroParamStatus.AVAILABLE)
+
+
+def set_status(param: nn.Parameter, *, is_here: bool) -> None:
+    """Say whether the values are here."""
+    vars(param)["ds_status"] = ZeroParamStatus.AVAILABLE if is_here else ZeroParamStatus.NOT_AVAILABLE
+
+
+def detach(param: nn.Parameter) -> None:
+    """Take the attributes away; nothing happens where there are none."""
+    for name in _NAMES:
+        vars(param).pop(name, None)
+
+
+_NAMES = (
+    "ds_id",
+    "ds_shape",
+    "ds_numel",
+    "ds_tensor",
+    "ds_status",
+    "ds_persist",
+    "ds_process_group",
+    "all_gather",
+    "partition",
+    "__getstate__",  # what pickle asks
+)
+
+
+class _Handle:
+    """The methods. It does not keep the parameter alive."""
+
+    def __init__(self, param: nn.Parameter) -> None:
+        self._param = TensorWeakRef(param)
+        self._open: GatheredParameters | None = None
+
+    def all_gather(self, param_list: Iterable[Any] | None = None) -> None:
+        """Have the values of this parameter, or of those given, here until `partition()`.
+
+        Order: a collective
+        """
+        if param_list is not None:
+            for one in param_list:
+                one.all_gather()
+        elif self._open is None:
+            self._open = GatheredParameters(self._owner())
+            self._open.__enter__()
+
+    def partition(
+        self, param_list: Iterable[Any] | None = None, hierarchy: int = 0, has_been_updated: bool = False
+    ) -> None:
+        """End what `all_gather()` has begun; `has_been_updated` takes over what rank 0 has written meanwhile.
+
+        Order:  a collective
+        Errors: ConfigError for values that were written without saying so
+        """
+        if param_list is not None:
+            for one in param_list:
+                one.partition(has_been_updated=has_been_updated)
+        elif self._open is not None:
+            gathered, self._open = self._open, None
+            gathered.close(modifier_rank=0 if has_been_updated else None)
+
+    def state_of_others(self) -> dict[str, Any]:
+        """The parameter's attributes that are not ours."""
+        return {name: value for name, value in vars(self._owner()).items() if name not in _NAMES}
+
+    def _owner(self) -> nn.Parameter:
+        param = self._param()
+        if not isinstance(param, nn.Parameter):
+            raise AssertionError("a parameter's method outlived it")
+        return param
