@@ -13,7 +13,7 @@ from . import optimizer, scheduler
 from .activation import ActivationConfig
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config
-from .key import keys_for
+from .known_keys import keys_for
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
 from .source import read_source

@@ -265,7 +265,7 @@ class AccumulatedGradients(ReplicatedGradients):
 
 
 class ShardedGradients(FlatGradients):
-    """`p.grad` is None outside a backward. The shard is float32 whatever the parameters are: it costs 1/N."""
+    """`p.grad` is None outside a backward. The shard is float32, unless said otherwise, as it costs 1/N."""
 
     def __init__(
         self,
@@ -273,12 +273,13 @@ class ShardedGradients(FlatGradients):
         params: Sequence[nn.Parameter],
         whole: FlatBuffer,
         *,
+        sums: torch.dtype,
         index: int,
         num_shards: int,
     ) -> None:
         super().__init__(names, params, whole)
         self._start, self._stop = whole.layout.shard_range(index, num_shards=num_shards)
-        self._shard = torch.zeros(self._stop - self._start, dtype=torch.float32, device=whole.flat.device)
+        self._shard = torch.zeros(self._stop - self._start, dtype=sums, device=whole.flat.device)
         self._is_zero = True
         self._is_allocated = False
         self._arrived: set[int] = set()  # places of parameters
@@ -399,7 +400,7 @@ def make_gradients(  # noqa: PLR0913
 ) -> Gradients:
     """Gradients of parameters of this `dtype` and placement, for shard `index`; `is_alone`: there is no other rank."""
     is_sharded = placement is Placement.SHARDED and num_shards > 1
-    is_added_up_wider = dtype != torch.float32 and precision.accumulate_in_float32 and not is_sharded
+    is_added_up_wider = dtype != torch.float32 and precision.sums == torch.float32 and not is_sharded
     if is_alone and not is_added_up_wider:
         return OwnGradients(names, params, layout)
     sent = torch.float32 if is_added_up_wider else (precision.sent or dtype)
@@ -410,6 +411,7 @@ def make_gradients(  # noqa: PLR0913
         )
     whole = FlatBuffer(layout, dtype=sent, device=device)
     if is_sharded:
-        return ShardedGradients(names, params, whole, index=index, num_shards=num_shards)
+        sums = precision.sums or torch.float32
+        return ShardedGradients(names, params, whole, sums=sums, index=index, num_shards=num_shards)
     kind = AccumulatedGradients if sent != dtype else ReplicatedGradients
     return kind(names, params, whole, shard=whole.shard(index, num_shards=num_shards))

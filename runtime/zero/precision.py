@@ -14,12 +14,12 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """None: as they are, and what is sent as the parameters are. Shards of gradients are always added up in float32."""
+    """None: as they are; for `sums`, float32 where gradients are sharded, which costs little, else as the parameters are."""
 
     parameters: torch.dtype | None = None
     buffers: torch.dtype | None = None
-    accumulate_in_float32: bool = False  # gradients over micro batches, where they are not sharded
-    sent: torch.dtype | None = None  # gradients
+    sums: torch.dtype | None = None  # of gradients over micro batches
+    sent: torch.dtype | None = None  # gradients, as the ranks average them
 
 
 def precision_of(config: Config) -> Precision:
@@ -40,6 +40,6 @@ def precision_of(config: Config) -> Precision:
     return Precision(
         parameters=parameters,
         buffers=None if names.buffer_dtype is None else _DTYPES[names.buffer_dtype],
-        accumulate_in_float32=sums == torch.float32,
+        sums=sums,
         sent=None if config.communication_data_type is None else _DTYPES[config.communication_data_type],
     )

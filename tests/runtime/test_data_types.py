@@ -63,8 +63,9 @@ def test_float32_sums_lose_nothing(ranks: Ranks, stage: int, world_size: int) ->
 
 def test_bfloat16_sums_lose_what_is_small(ranks: Ranks) -> None:
     """Which is why the key exists."""
-    for world_size in (1, 2):
-        for master, _ in ranks(_summed, 1, {}, world_size=world_size):
+    in_bf16 = {"data_types": {"grad_accum_dtype": "bf16"}}
+    for stage, world_size, changes in ((1, 1, {}), (1, 2, {}), (2, 2, in_bf16), (3, 2, in_bf16)):
+        for master, _ in ranks(_summed, stage, changes, world_size=world_size):
             assert torch.equal(master, torch.full((8,), -1.0 / NUM_MICRO_BATCHES))
 
 

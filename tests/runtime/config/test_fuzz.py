@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from dslaunch.runtime.config import Config, load_config
-from dslaunch.runtime.config.key import KEYS
+from dslaunch.runtime.config.known_keys import KEYS
 from dslaunch.runtime.errors import ConfigError
 
 NAMES = sorted({part for key in KEYS for part in key.path.split(".")})

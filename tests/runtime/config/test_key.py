@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dslaunch.runtime.config import activation, config, optimizer, precision, scheduler, zero
-from dslaunch.runtime.config.key import KEYS, Fate, Key, keys_for
+from dslaunch.runtime.config.key import Fate, Key
+from dslaunch.runtime.config.known_keys import KEYS, keys_for
 from dslaunch.runtime.config.removed import REMOVED
 from dslaunch.runtime.config.section import Section
 
