@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -33,7 +33,9 @@ class Loan:
     """An optimizer that is ours to change, and which of the user's parameter groups its own stand for."""
 
     optimizer: torch.optim.Optimizer
-    states: Mapping[Tensor, Mapping[str, Any]]  # by the model's parameters, what it remembers already
+    states: MutableMapping[
+        Tensor, Any
+    ]  # by the model's parameters, what it remembers already; taken over, and emptied
     groups: tuple[int, ...]
     is_elementwise: bool  # it treats every element alone
     as_matrices: bool = False  # it takes two dimensions only: the first one, and the others as one
@@ -118,12 +120,13 @@ class BorrowedRule:
                         and is_tensor
                         and value.shape == member.param.shape
                     ):
-                        flat = part.states.setdefault(name, torch.zeros_like(part.master))
-                        part.copy_fragment(place, value, flat)
+                        part.copy_fragment(place, value, _state_of(part, name))
                     else:
                         beside.setdefault(member.name, {})[name] = value.clone() if is_tensor else value
         if any(loan.states for loan in self._loans):
             self.load_beside(beside)
+        for loan in self._loans:
+            loan.states.clear()  # whole tensors, on every rank
 
     def _empty(self, part: SubBuffer, loan_of: Mapping[int, Loan]) -> Iterator[_StandIn]:
         """One without elements for each group of which the shard has none: so all ranks have the same states."""
@@ -289,11 +292,17 @@ def _adopt_states(one: _StandIn) -> None:
                 f"optimizer {type(one.loan.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
                 "stepped on shards keeps float32: leave out its is_elementwise"
             )
-        flat = one.part.states.setdefault(name, torch.zeros_like(one.part.master))
-        place = flat[one.run]
+        place = _state_of(one.part, name)[one.run]
         if value.data_ptr() != place.data_ptr():
             place.copy_(value)
             one.state[name] = place
+
+
+def _state_of(part: SubBuffer, name: str) -> Tensor:
+    """Return the sub-buffer's state of that name, zeros where it is new."""
+    if name not in part.states:
+        part.states[name] = torch.zeros_like(part.master)
+    return part.states[name]
 
 
 def _placed(name: str, value: Any, one: _StandIn) -> Any:

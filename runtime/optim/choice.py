@@ -53,7 +53,7 @@ def choose_optimizer(
     """Return the optimizer of this run, without states yet; None if neither the user nor the ds_config names one.
 
     A client's optimizer, or a callable that makes one from the parameters, goes before the ds_config's.
-    Errors: ConfigError for an optimizer that we cannot run on shards, by name
+    Errors: ConfigError for an optimizer that cannot be stepped here, by name
     """
     if client is None and config.optimizer is None:
         return None
@@ -192,7 +192,7 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
     _check_can_step(client, name)
     if kind in _OURS and not any(group.get(flag) for group in groups for flag in _FLAGS_OURS_LACK):
         modes = {group.get("decoupled_weight_decay", kind is torch.optim.AdamW) for group in groups}
-        if len(modes) == 1 and not client.state:
+        if len(modes) == 1 and not any(client.state.values()):
             return AdamRule(adam_w_mode=modes.pop())
     is_elementwise = kind in _ELEMENTWISE or getattr(kind, "is_elementwise", False) is True
     if not is_elementwise:

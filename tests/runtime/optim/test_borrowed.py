@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import dslaunch
 from dslaunch import ConfigError
@@ -310,6 +311,7 @@ def _goes_on(rank: int, name: str) -> list[dict[str, Tensor]]:
         optimizer = STEPPED[name](model)
         train_plain(model, optimizer, steps=3)
         engine, *_ = dslaunch.initialize(model=model, optimizer=optimizer, config=make_config(stage=stage))
+        assert not optimizer.state  # whole tensors, which nobody needs any more
         train_engine(engine, steps=7, first=3)
         results.append(snapshot(model.named_parameters()))
     return results
@@ -329,6 +331,45 @@ def test_an_optimizer_that_has_stepped_before_goes_on(ranks: Ranks, name: str) -
     for by_stage in ranks(_goes_on, name, world_size=2):
         for result in by_stage:
             assert worst_difference(result, expected) <= DRIFT
+
+
+def _allocations(rank: int) -> int:
+    """Return how many whole shards of zeros a step makes when all states are there."""
+    model = make_model()
+    engine, *_ = dslaunch.initialize(
+        model=model, optimizer=ELEMENTWISE["NAdam"](model), config=make_config(stage=1)
+    )
+    train_engine(engine, steps=2)
+    shards = {part.master.numel() for part in engine._model.trained}
+    made = []
+
+    class Zeros(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func in (torch.zeros_like, torch.zeros) and result.numel() in shards:
+                made.append(result.numel())
+            return result
+
+    with Zeros():
+        train_engine(engine, steps=1, first=2)
+    return len(made)
+
+
+def test_states_that_are_there_are_not_made_again(ranks: Ranks) -> None:
+    assert ranks(_allocations, world_size=2) == [0, 0]
+
+
+def _looked_at(rank: int) -> str:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert not optimizer.state[next(model.parameters())]  # a look at it makes an empty entry
+    chosen = dslaunch.initialize(model=model, optimizer=optimizer, config=make_config())[1]
+    assert chosen is not None
+    return type(chosen.rule).__name__
+
+
+def test_an_adam_that_was_only_looked_at_is_fused(ranks: Ranks) -> None:
+    assert ranks(_looked_at, world_size=1) == ["AdamRule"]
 
 
 def _counts(rank: int) -> tuple[list[int], float]:
