@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dslaunch.launcher import check
 from dslaunch.launcher.channel import Channel
 from dslaunch.launcher.check import Check, CheckSettings, wall_minus_monotonic
 from dslaunch.launcher.console import Console
@@ -249,3 +250,10 @@ def test_the_two_clocks_may_be_read_apart() -> None:
     offset_s, error_s = wall_minus_monotonic(wall)
     assert abs(offset_s - 100 - truth_s) <= error_s + truth_error_s
     assert error_s < 0.02
+
+
+def test_what_the_two_clocks_may_be_off_is_part_of_every_hosts_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset_s, error_s = wall_minus_monotonic()
+    monkeypatch.setattr(check, "wall_minus_monotonic", lambda: (offset_s + 0.5, 0.5 + error_s))
+    for host in look(FakeHost(), FakeHost()).hosts:
+        assert_good(host)

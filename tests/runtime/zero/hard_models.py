@@ -236,6 +236,7 @@ class ParameterAsArgument(Model):
 
     def forward(self, x: Tensor) -> Tensor:
         run = super().forward
+        x = x.clone().requires_grad_()  # else the product has no use for the weight in its backward
         result: Tensor = checkpoint(lambda y, w: run(y * w), x, self.scale.weight, use_reentrant=False)
         return self.scale(result)
 
