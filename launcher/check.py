@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -236,12 +237,13 @@ class Check:
 def wall_minus_monotonic(wall: Callable[[], float] = time.time) -> tuple[float, float]:
     """What to add to this process's monotonic clock to get its wall clock, and how far that may be off, both in seconds.
 
-    Whoever reads two clocks may have to wait for the processor in between, so the closest of several pairs counts.
+    Whoever reads two clocks may have to wait for the processor in between, so the closest of several pairs counts. A wall clock
+    counts from 1970: a float of that size is good to a quarter of a microsecond, which is part of the error.
     """
     best = (0.0, float("inf"))
     for _ in range(NUM_CLOCK_SAMPLES):
         before, at, after = time.monotonic(), wall(), time.monotonic()
-        error_s = (after - before) / 2
+        error_s = (after - before) / 2 + math.ulp(at)
         if error_s < best[1]:
             best = (at - (before + after) / 2, error_s)
     return best
