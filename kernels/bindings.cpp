@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <numeric>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/flat.h"
@@ -60,8 +62,9 @@ std::string dtype_name(nb::dlpack::dtype dtype) {
 
 // An argument that passed every check that does not need the other arguments.
 struct FlatArray {
-    const char* name;
-    nb::ndarray<nb::ro> owner;  // keeps the memory alive
+    std::string name;
+    std::size_t place;            // among the arrays of one call
+    nb::ndarray<nb::ro> owner;    // keeps the memory alive
     void* data;
     std::int64_t numel;
     bool is_bfloat16;
@@ -70,7 +73,7 @@ struct FlatArray {
     std::uintptr_t end() const { return begin() + static_cast<std::uintptr_t>(numel) * (is_bfloat16 ? 2 : 4); }
 };
 
-nb::ndarray<nb::ro> import_array(const char* name, nb::handle object, bool is_written) {
+nb::ndarray<nb::ro> import_array(const std::string& name, nb::handle object, bool is_written) {
     nb::ndarray<nb::ro> array;
     nb::ndarray<> writable;
     // torch itself refuses __dlpack__ here, but nanobind then finds another way in, past autograd.
@@ -86,7 +89,15 @@ nb::ndarray<nb::ro> import_array(const char* name, nb::handle object, bool is_wr
     return array;
 }
 
-FlatArray flat_array(const char* name, nb::handle object, bool is_written, bool may_be_float, bool may_be_bfloat) {
+// What an argument of this name may be.
+struct ArrayRule {
+    bool is_written;
+    bool may_be_float;
+    bool may_be_bfloat;
+};
+
+FlatArray flat_array(std::string name, std::size_t place, nb::handle object, ArrayRule rule) {
+    const auto [is_written, may_be_float, may_be_bfloat] = rule;
     const nb::ndarray<nb::ro> array = import_array(name, object, is_written);
     const int device = array.device_type();
     if (device != nb::device::cpu::value && device != nb::device::cuda_host::value) {
@@ -107,36 +118,40 @@ FlatArray flat_array(const char* name, nb::handle object, bool is_written, bool 
     if (reinterpret_cast<std::uintptr_t>(data) % (is_bfloat ? 2 : 4) != 0) {
         refuse_value(name, ": the address is not a multiple of the element size");
     }
-    return FlatArray{name, array, data, numel, is_bfloat};
+    return FlatArray{std::move(name), place, array, data, numel, is_bfloat};
 }
 
-void check_together(const std::vector<const FlatArray*>& arrays) {
-    const FlatArray& first = *arrays.front();
-    for (const FlatArray* array : arrays) {
-        if (array->numel != first.numel) {
-            refuse_value(array->name, ": ", array->numel, " elements, but ", first.name, " has ", first.numel,
-                         "; all arrays of one call must have the same length");
-        }
+void check_no_shared_memory(const std::vector<FlatArray>& arrays) {
+    std::vector<const FlatArray*> by_address;
+    for (const FlatArray& array : arrays) {
+        if (array.numel > 0) by_address.push_back(&array);
     }
-    for (std::size_t i = 0; i < arrays.size(); ++i) {
-        for (std::size_t j = i + 1; j < arrays.size(); ++j) {
-            const FlatArray& a = *arrays[i];
-            const FlatArray& b = *arrays[j];
-            if (a.begin() < b.end() && b.begin() < a.end()) {
-                refuse_value(b.name, ": shares memory with ", a.name, "; every array needs memory of its own");
-            }
+    std::sort(by_address.begin(), by_address.end(),
+              [](const FlatArray* a, const FlatArray* b) { return a->begin() < b->begin(); });
+    const FlatArray* last = nullptr;
+    for (const FlatArray* array : by_address) {
+        if (last != nullptr && array->begin() < last->end()) {
+            const bool is_in_order = last->place < array->place;
+            const FlatArray& first = is_in_order ? *last : *array;
+            const FlatArray& second = is_in_order ? *array : *last;
+            refuse_value(second.name, ": shares memory with ", first.name, "; every array needs memory of its own");
         }
+        last = array;
     }
 }
 
 // ---- numbers and segments --------------------------------------------------------------------------------
 
+nb::object attribute(nb::handle owner, const char* field, const std::string& name, const char* kind) {
+    if (!nb::hasattr(owner, field)) {
+        refuse_type(name, ": a ", type_of(owner), " without '", field, "'; must be an ", kind);
+    }
+    return owner.attr(field);
+}
+
 template <typename T>
 T number(nb::handle segment, const char* field, const std::string& name) {
-    if (!nb::hasattr(segment, field)) {
-        refuse_type(name, ": a ", type_of(segment), " without '", field, "'; must be an AdamSegment");
-    }
-    const nb::object object = segment.attr(field);
+    const nb::object object = attribute(segment, field, name, "AdamSegment");
     T value;
     if (!nb::try_cast(object, value)) {
         refuse_type(name, '.', field, ": ", nb::repr(object).c_str(), "; must be ",
@@ -172,7 +187,7 @@ Segment read_segment(nb::handle segment, const std::string& name, std::int64_t s
                              non_negative(segment, "weight_decay", name), static_cast<double>(step)}};
 }
 
-void check_overlap(const std::vector<Segment>& segments) {
+void check_overlap(const std::vector<Segment>& segments, const std::string& name) {
     std::vector<std::size_t> order(segments.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     order.erase(std::remove_if(order.begin(), order.end(), [&](std::size_t i) { return segments[i].numel == 0; }),
@@ -183,18 +198,18 @@ void check_overlap(const std::vector<Segment>& segments) {
         const Segment& a = segments[order[k - 1]];
         const Segment& b = segments[order[k]];
         if (b.offset < a.offset + a.numel) {
-            refuse_value("segments[", order[k], "]: elements [", b.offset, ", ", b.offset + b.numel,
-                         ") overlap segments[", order[k - 1], "], elements [", a.offset, ", ", a.offset + a.numel, ")");
+            refuse_value(name, '[', order[k], "]: elements [", b.offset, ", ", b.offset + b.numel, ") overlap ", name,
+                         '[', order[k - 1], "], elements [", a.offset, ", ", a.offset + a.numel, ")");
         }
     }
 }
 
-std::vector<Segment> read_segments(nb::handle objects, std::int64_t shard_numel) {
+std::vector<Segment> read_segments(nb::handle objects, const std::string& name, std::int64_t shard_numel) {
     std::vector<Segment> segments;
     for (nb::handle object : objects) {
-        segments.push_back(read_segment(object, text("segments[", segments.size(), ']'), shard_numel));
+        segments.push_back(read_segment(object, text(name, '[', segments.size(), ']'), shard_numel));
     }
-    check_overlap(segments);
+    check_overlap(segments, name);
     return segments;
 }
 
@@ -205,52 +220,110 @@ int thread_count(int num_threads) {
 
 // ---- calls -----------------------------------------------------------------------------------------------
 
-template <typename Step>
-void checked_step(nb::handle param, nb::handle grad, nb::handle exp_avg, nb::handle exp_avg_sq, nb::handle segments,
-                  nb::handle param_out, double grad_scale, bool adam_w_mode, const Step& step) {
-    if (!std::isfinite(grad_scale)) refuse_value("grad_scale: ", grad_scale, "; must be finite");
-    const FlatArray p = flat_array("param", param, true, true, false);
-    const FlatArray g = flat_array("grad", grad, false, true, true);
-    const FlatArray m = flat_array("exp_avg", exp_avg, true, true, false);
-    const FlatArray v = flat_array("exp_avg_sq", exp_avg_sq, true, true, false);
-    FlatArray out{};
-    std::vector<const FlatArray*> arrays{&p, &g, &m, &v};
-    if (!param_out.is_none()) {
-        out = flat_array("param_out", param_out, true, false, true);
-        arrays.push_back(&out);
+// The shards of one call, and what keeps their memory alive.
+struct Shards {
+    std::vector<AdamShard> shards;
+    std::vector<FlatArray> arrays;
+};
+
+// Reads one object after another.
+class ShardReader {
+  public:
+    void read(nb::handle object) {
+        const std::string name = text("shards[", into_.shards.size(), ']');
+        AdamShard shard{};
+        std::int64_t numel = -1;
+        const auto array = [&](const char* field, ArrayRule rule) {
+            const FlatArray& added = add(text(name, '.', field), attribute(object, field, name, "AdamShard"), rule);
+            if (numel >= 0 && added.numel != numel) {
+                refuse_value(added.name, ": ", added.numel, " elements, but ", name, ".param has ", numel,
+                             "; all arrays of one shard must have the same length");
+            }
+            numel = added.numel;
+            return added.data;
+        };
+        shard.param = static_cast<float*>(array("param", {true, true, false}));
+        shard.exp_avg = static_cast<float*>(array("exp_avg", {true, true, false}));
+        shard.exp_avg_sq = static_cast<float*>(array("exp_avg_sq", {true, true, false}));
+        if (!attribute(object, "param_out", name, "AdamShard").is_none()) {
+            shard.param_out = static_cast<bfloat16*>(array("param_out", {true, false, true}));
+        }
+        shard.grads = grads(attribute(object, "grads", name, "AdamShard"), text(name, ".grads"), numel);
+        shard.segments = read_segments(attribute(object, "segments", name, "AdamShard"), text(name, ".segments"), numel);
+        into_.shards.push_back(std::move(shard));
     }
-    check_together(arrays);
-    const std::vector<Segment> cut = read_segments(segments, p.numel);
-    const FlatAdam flat{static_cast<float*>(p.data),
-                        g.data,
-                        g.is_bfloat16,
-                        static_cast<float*>(m.data),
-                        static_cast<float*>(v.data),
-                        static_cast<bfloat16*>(out.data),
-                        grad_scale,
-                        adam_w_mode};
-    nb::gil_scoped_release release;
-    step(flat, cut);
+
+    Shards take() && {
+        check_no_shared_memory(into_.arrays);
+        return std::move(into_);
+    }
+
+  private:
+    const FlatArray& add(const std::string& name, nb::handle object, ArrayRule rule) {
+        return into_.arrays.emplace_back(flat_array(name, into_.arrays.size(), object, rule));
+    }
+
+    std::vector<GradArray> grads(nb::handle pieces, const std::string& name, std::int64_t shard_numel) {
+        std::vector<GradArray> read;
+        std::int64_t end = 0;
+        for (nb::handle piece : pieces) {
+            const std::string piece_name = text(name, '[', read.size(), ']');
+            std::pair<std::int64_t, nb::object> offset_and_array;
+            if (!nb::try_cast(piece, offset_and_array)) {
+                refuse_type(piece_name, ": a ", type_of(piece), "; must be a pair of an offset and an array");
+            }
+            const auto& [offset, object] = offset_and_array;
+            const FlatArray& array = add(piece_name, object, {false, true, true});
+            if (offset < end || array.numel > shard_numel - offset) {
+                refuse_value(piece_name, ": ", array.numel, " elements from ", offset, " on; must lie in [", end, ", ",
+                             shard_numel, "), behind the piece before and inside the shard");
+            }
+            end = offset + array.numel;
+            read.push_back(GradArray{offset, array.numel, array.data, array.is_bfloat16});
+        }
+        return read;
+    }
+
+    Shards into_;
+};
+
+Shards read_shards(nb::handle objects) {
+    ShardReader reader;
+    for (nb::handle object : objects) reader.read(object);
+    return std::move(reader).take();
 }
 
-void bound_step(nb::handle param, nb::handle grad, nb::handle exp_avg, nb::handle exp_avg_sq, nb::handle segments,
-                double grad_scale, bool adam_w_mode, nb::handle param_out, int num_threads) {
+AdamOptions read_options(double grad_scale, bool adam_w_mode) {
+    if (!std::isfinite(grad_scale)) refuse_value("grad_scale: ", grad_scale, "; must be finite");
+    return AdamOptions{grad_scale, adam_w_mode};
+}
+
+void bound_step(nb::handle shards, double grad_scale, bool adam_w_mode, int num_threads) {
     const int threads = thread_count(num_threads);
-    checked_step(param, grad, exp_avg, exp_avg_sq, segments, param_out, grad_scale, adam_w_mode,
-                 [&](const FlatAdam& flat, const std::vector<Segment>& cut) { adamw_step(flat, cut, threads); });
-}
-
-void bound_step_reference(nb::handle param, nb::handle grad, nb::handle exp_avg, nb::handle exp_avg_sq,
-                          nb::handle segments, double grad_scale, bool adam_w_mode, nb::handle param_out) {
-    checked_step(param, grad, exp_avg, exp_avg_sq, segments, param_out, grad_scale, adam_w_mode, adamw_step_reference);
-}
-
-double bound_squared_norm(nb::handle grad, int num_threads) {
-    const int threads = thread_count(num_threads);
-    const FlatArray g = flat_array("grad", grad, false, true, true);
+    const AdamOptions options = read_options(grad_scale, adam_w_mode);
+    const Shards read = read_shards(shards);
     nb::gil_scoped_release release;
-    return g.is_bfloat16 ? squared_norm(static_cast<const bfloat16*>(g.data), g.numel, threads)
-                         : squared_norm(static_cast<const float*>(g.data), g.numel, threads);
+    adamw_step(read.shards, options, threads);
+}
+
+void bound_step_reference(nb::handle shards, double grad_scale, bool adam_w_mode) {
+    const AdamOptions options = read_options(grad_scale, adam_w_mode);
+    const Shards read = read_shards(shards);
+    nb::gil_scoped_release release;
+    adamw_step_reference(read.shards, options);
+}
+
+double bound_squared_norm(nb::handle grads, int num_threads) {
+    const int threads = thread_count(num_threads);
+    std::vector<FlatArray> arrays;
+    std::vector<GradArray> read;
+    for (nb::handle grad : grads) {
+        const FlatArray& array = arrays.emplace_back(
+            flat_array(text("grads[", arrays.size(), ']'), arrays.size(), grad, {false, true, true}));
+        read.push_back(GradArray{0, array.numel, array.data, array.is_bfloat16});
+    }
+    nb::gil_scoped_release release;
+    return squared_norm(read, threads);
 }
 
 }  // namespace
@@ -258,9 +331,9 @@ double bound_squared_norm(nb::handle grad, int num_threads) {
 
 NB_MODULE(_C, m) {
     using namespace nb::literals;
-    m.def("adamw_step", dslaunch::bound_step, "param"_a, "grad"_a, "exp_avg"_a, "exp_avg_sq"_a, "segments"_a,
-          nb::kw_only(), "grad_scale"_a, "adam_w_mode"_a, "param_out"_a.none(), "num_threads"_a);
-    m.def("adamw_step_reference", dslaunch::bound_step_reference, "param"_a, "grad"_a, "exp_avg"_a, "exp_avg_sq"_a,
-          "segments"_a, nb::kw_only(), "grad_scale"_a, "adam_w_mode"_a, "param_out"_a.none());
-    m.def("squared_norm", dslaunch::bound_squared_norm, "grad"_a, nb::kw_only(), "num_threads"_a);
+    m.def("adamw_step", dslaunch::bound_step, "shards"_a, nb::kw_only(), "grad_scale"_a, "adam_w_mode"_a,
+          "num_threads"_a);
+    m.def("adamw_step_reference", dslaunch::bound_step_reference, "shards"_a, nb::kw_only(), "grad_scale"_a,
+          "adam_w_mode"_a);
+    m.def("squared_norm", dslaunch::bound_squared_norm, "grads"_a, nb::kw_only(), "num_threads"_a);
 }

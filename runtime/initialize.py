@@ -21,6 +21,7 @@ from .config import Config, load_config
 from .data import Loader
 from .engine import Engine
 from .errors import ConfigError, report_user_errors_in_one_line
+from .host_memory import keep_freed_memory
 from .optim.choice import ClientOptimizer, ModelParameters, choose_optimizer
 from .optim.flat import FlatOptimizer
 from .optim.schedules import make_scheduler
@@ -68,13 +69,16 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     worker = read_environment()
     settings = load_config(source, world_size=dist.get_world_size())
+    device = choose_device(worker)
+    if device.type == "cpu":
+        keep_freed_memory()
     engine = Engine(
         model,
         config=settings,
         optimizer=choose_optimizer(
             settings, client=optimizer, module=model, model_parameters=model_parameters
         ),
-        device=choose_device(worker),
+        device=device,
         worker=worker,
     )
     engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer, client=optimizer)

@@ -90,7 +90,7 @@ def test_an_unpacked_wheel_works_alone_and_loads_no_torch(built: Path, tmp_path:
     script = (
         "import array, sys; sys.path.insert(0, sys.argv[1])\n"
         "import dslaunch, dslaunch.launcher, dslaunch.kernels as kernels\n"
-        "assert kernels.squared_norm(array.array('f', [3.0, 4.0])) == 25.0\n"
+        "assert kernels.squared_norm([array.array('f', [3.0, 4.0])]) == 25.0\n"
         "assert 'torch' not in sys.modules\n"
         "print(dslaunch.__version__, kernels.__file__)\n"
     )

@@ -6,8 +6,10 @@
 namespace dslaunch {
 namespace {
 
-// A range of elements under one set of coefficients.
+// A range of a shard's elements under one set of coefficients, with their gradients in one piece.
 struct Block {
+    const AdamShard* shard;
+    const GradArray* grad;
     std::int64_t begin;
     std::int64_t end;
     AdamCoefficients coefficients;
@@ -32,16 +34,17 @@ DSLAUNCH_INLINE void update_range(const AdamCoefficients c, std::int64_t numel, 
 }
 
 template <typename Grad, bool has_out>
-DSLAUNCH_INLINE void update_block(const FlatAdam& arrays, const Block& block) {
+DSLAUNCH_INLINE void update_block(const Block& block, bool adam_w_mode) {
+    const AdamShard& shard = *block.shard;
     const std::int64_t at = block.begin;
-    const Grad* grad = static_cast<const Grad*>(arrays.grad) + at;
-    bfloat16* param_out = has_out ? arrays.param_out + at : nullptr;
-    if (arrays.adam_w_mode) {
-        update_range<true, has_out>(block.coefficients, block.end - at, arrays.param + at, grad, arrays.exp_avg + at,
-                                    arrays.exp_avg_sq + at, param_out);
+    const Grad* grad = static_cast<const Grad*>(block.grad->data) + (at - block.grad->offset);
+    bfloat16* param_out = has_out ? shard.param_out + at : nullptr;
+    if (adam_w_mode) {
+        update_range<true, has_out>(block.coefficients, block.end - at, shard.param + at, grad, shard.exp_avg + at,
+                                    shard.exp_avg_sq + at, param_out);
     } else {
-        update_range<false, has_out>(block.coefficients, block.end - at, arrays.param + at, grad, arrays.exp_avg + at,
-                                     arrays.exp_avg_sq + at, param_out);
+        update_range<false, has_out>(block.coefficients, block.end - at, shard.param + at, grad, shard.exp_avg + at,
+                                     shard.exp_avg_sq + at, param_out);
     }
 }
 
@@ -49,50 +52,72 @@ DSLAUNCH_INLINE void update_block(const FlatAdam& arrays, const Block& block) {
 
 // ---- version 0: the plain loop ---------------------------------------------------------------------------
 
-void adamw_step_reference(const FlatAdam& arrays, const std::vector<Segment>& segments) {
-    for (const Segment& segment : segments) {
-        const AdamCoefficients c = adam_coefficients(segment.hyper, arrays.adam_w_mode, arrays.grad_scale);
-        for (std::int64_t i = segment.offset; i < segment.offset + segment.numel; ++i) {
-            const float g = arrays.is_grad_bfloat16 ? to_float(static_cast<const bfloat16*>(arrays.grad)[i])
-                                                    : static_cast<const float*>(arrays.grad)[i];
-            float& p = arrays.param[i];
-            if (arrays.adam_w_mode) {
-                adam_element<true>(p, g, arrays.exp_avg[i], arrays.exp_avg_sq[i], c);
-            } else {
-                adam_element<false>(p, g, arrays.exp_avg[i], arrays.exp_avg_sq[i], c);
-            }
-            if (arrays.param_out != nullptr) arrays.param_out[i] = to_bfloat16(p);
+namespace {
+
+void update_plainly(const AdamShard& shard, const Segment& segment, const GradArray& grad, const AdamOptions& options) {
+    const AdamCoefficients c = adam_coefficients(segment.hyper, options.adam_w_mode, options.grad_scale);
+    const std::int64_t end = std::min(segment.offset + segment.numel, grad.offset + grad.numel);
+    for (std::int64_t i = std::max(segment.offset, grad.offset); i < end; ++i) {
+        const float g = grad.is_bfloat16 ? to_float(static_cast<const bfloat16*>(grad.data)[i - grad.offset])
+                                         : static_cast<const float*>(grad.data)[i - grad.offset];
+        float& p = shard.param[i];
+        if (options.adam_w_mode) {
+            adam_element<true>(p, g, shard.exp_avg[i], shard.exp_avg_sq[i], c);
+        } else {
+            adam_element<false>(p, g, shard.exp_avg[i], shard.exp_avg_sq[i], c);
+        }
+        if (shard.param_out != nullptr) shard.param_out[i] = to_bfloat16(p);
+    }
+}
+
+}  // namespace
+
+void adamw_step_reference(const std::vector<AdamShard>& shards, const AdamOptions& options) {
+    for (const AdamShard& shard : shards) {
+        for (const Segment& segment : shard.segments) {
+            for (const GradArray& grad : shard.grads) update_plainly(shard, segment, grad, options);
         }
     }
 }
 
-// ---- version 1: one vector loop per combination of types; threads share blocks ---------------------------
+// ---- version 1: one vector loop per combination of types; threads share the blocks of all shards ----------
 
-DSLAUNCH_CLONES void adam_block_float(const FlatAdam& arrays, const Block& block) {
-    update_block<float, false>(arrays, block);
+DSLAUNCH_CLONES void adam_block_float(const Block& block, bool adam_w_mode) {
+    update_block<float, false>(block, adam_w_mode);
 }
 
-DSLAUNCH_CLONES void adam_block_float_out(const FlatAdam& arrays, const Block& block) {
-    update_block<float, true>(arrays, block);
+DSLAUNCH_CLONES void adam_block_float_out(const Block& block, bool adam_w_mode) {
+    update_block<float, true>(block, adam_w_mode);
 }
 
-DSLAUNCH_CLONES void adam_block_bfloat16(const FlatAdam& arrays, const Block& block) {
-    update_block<bfloat16, false>(arrays, block);
+DSLAUNCH_CLONES void adam_block_bfloat16(const Block& block, bool adam_w_mode) {
+    update_block<bfloat16, false>(block, adam_w_mode);
 }
 
-DSLAUNCH_CLONES void adam_block_bfloat16_out(const FlatAdam& arrays, const Block& block) {
-    update_block<bfloat16, true>(arrays, block);
+DSLAUNCH_CLONES void adam_block_bfloat16_out(const Block& block, bool adam_w_mode) {
+    update_block<bfloat16, true>(block, adam_w_mode);
 }
 
 namespace {
 
-std::vector<Block> cut_into_blocks(const FlatAdam& arrays, const std::vector<Segment>& segments) {
+void adam_block(const Block& block, bool adam_w_mode) {
+    const bool has_out = block.shard->param_out != nullptr;
+    const auto update = block.grad->is_bfloat16 ? (has_out ? adam_block_bfloat16_out : adam_block_bfloat16)
+                                                : (has_out ? adam_block_float_out : adam_block_float);
+    update(block, adam_w_mode);
+}
+
+std::vector<Block> cut_into_blocks(const std::vector<AdamShard>& shards, const AdamOptions& options) {
     std::vector<Block> blocks;
-    for (const Segment& segment : segments) {
-        const AdamCoefficients c = adam_coefficients(segment.hyper, arrays.adam_w_mode, arrays.grad_scale);
-        const std::int64_t end = segment.offset + segment.numel;
-        for (std::int64_t begin = segment.offset; begin < end; begin += block_numel) {
-            blocks.push_back({begin, std::min(begin + block_numel, end), c});
+    for (const AdamShard& shard : shards) {
+        for (const Segment& segment : shard.segments) {
+            const AdamCoefficients c = adam_coefficients(segment.hyper, options.adam_w_mode, options.grad_scale);
+            for (const GradArray& grad : shard.grads) {
+                const std::int64_t end = std::min(segment.offset + segment.numel, grad.offset + grad.numel);
+                for (std::int64_t begin = std::max(segment.offset, grad.offset); begin < end; begin += block_numel) {
+                    blocks.push_back({&shard, &grad, begin, std::min(begin + block_numel, end), c});
+                }
+            }
         }
     }
     return blocks;
@@ -100,13 +125,10 @@ std::vector<Block> cut_into_blocks(const FlatAdam& arrays, const std::vector<Seg
 
 }  // namespace
 
-void adamw_step(const FlatAdam& arrays, const std::vector<Segment>& segments, int num_threads) {
-    const bool has_out = arrays.param_out != nullptr;
-    const auto update = arrays.is_grad_bfloat16 ? (has_out ? adam_block_bfloat16_out : adam_block_bfloat16)
-                                                : (has_out ? adam_block_float_out : adam_block_float);
-    const std::vector<Block> blocks = cut_into_blocks(arrays, segments);
+void adamw_step(const std::vector<AdamShard>& shards, const AdamOptions& options, int num_threads) {
+    const std::vector<Block> blocks = cut_into_blocks(shards, options);
     for_each_block(static_cast<std::int64_t>(blocks.size()), num_threads,
-                   [&](std::int64_t i) { update(arrays, blocks[static_cast<std::size_t>(i)]); });
+                   [&](std::int64_t i) { adam_block(blocks[static_cast<std::size_t>(i)], options.adam_w_mode); });
 }
 
 }  // namespace dslaunch

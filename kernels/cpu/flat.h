@@ -16,26 +16,38 @@ struct Segment {
     AdamHyper hyper;
 };
 
-// Arrays of equal length that do not share memory, except that an unused `param_out` is null.
-struct FlatAdam {
+// A gradient to be read; in a shard, of the elements from `offset` on.
+struct GradArray {
+    std::int64_t offset;
+    std::int64_t numel;
+    const void* data;  // float, or bfloat16 if `is_bfloat16`
+    bool is_bfloat16;
+};
+
+// Arrays of equal length that do not share memory, with each other or with another shard's, except that an unused
+// `param_out` is null.
+struct AdamShard {
     float* param;
-    const void* grad;  // float, or bfloat16 if `is_grad_bfloat16`
-    bool is_grad_bfloat16;
+    std::vector<GradArray> grads;  // in order; elements that none has are left alone
     float* exp_avg;
     float* exp_avg_sq;
     bfloat16* param_out;
+    std::vector<Segment> segments;
+};
+
+// What all shards of one step have in common.
+struct AdamOptions {
     double grad_scale;
     bool adam_w_mode;
 };
 
 // The plain loop: what every faster version must equal, bit for bit.
-void adamw_step_reference(const FlatAdam& arrays, const std::vector<Segment>& segments);
+void adamw_step_reference(const std::vector<AdamShard>& shards, const AdamOptions& options);
 
 // The same result on `num_threads` threads (0: OpenMP's default) with the widest vectors of this processor.
-void adamw_step(const FlatAdam& arrays, const std::vector<Segment>& segments, int num_threads);
+void adamw_step(const std::vector<AdamShard>& shards, const AdamOptions& options, int num_threads);
 
 // The sum of squares in double; the same bits for every number of threads and every instruction set.
-double squared_norm(const float* grad, std::int64_t numel, int num_threads);
-double squared_norm(const bfloat16* grad, std::int64_t numel, int num_threads);
+double squared_norm(const std::vector<GradArray>& grads, int num_threads);
 
 }  // namespace dslaunch

@@ -1,7 +1,7 @@
-// The sum of squares of a flat array, in one read.
+// The sum of squares of flat arrays, in one read.
 //
-// The order of additions is fixed, so the result does not depend on the number of threads or on the vectors'
-// width: element i of a block goes to partial sum i % num_lanes, lanes are added in order, then blocks in order.
+// The order of additions is fixed, so the result does not depend on the number of threads or on the vectors' width:
+// element i of a block goes to partial sum i % num_lanes, lanes are added in order, then blocks, then arrays.
 
 #include "blocks.h"
 #include "flat.h"
@@ -41,27 +41,41 @@ DSLAUNCH_CLONES double norm_block_bfloat16(const bfloat16* grad, std::int64_t nu
 
 namespace {
 
-template <typename T>
-double sum_blocks(const T* grad, std::int64_t numel, int num_threads, double (*block_sum)(const T*, std::int64_t)) {
-    const std::int64_t num_blocks = (numel + block_numel - 1) / block_numel;
-    std::vector<double> sums(static_cast<std::size_t>(num_blocks));
-    for_each_block(num_blocks, num_threads, [&](std::int64_t block) {
-        const std::int64_t begin = block * block_numel;
-        sums[static_cast<std::size_t>(block)] = block_sum(grad + begin, std::min(block_numel, numel - begin));
-    });
-    double sum = 0.0;
-    for (const double block : sums) sum += block;
-    return sum;
+// A range of one array, and its sum.
+struct Block {
+    const GradArray* grad;
+    std::int64_t begin;
+    std::int64_t numel;
+    double sum;
+};
+
+double block_sum(const Block& block) {
+    const GradArray& grad = *block.grad;
+    return grad.is_bfloat16 ? norm_block_bfloat16(static_cast<const bfloat16*>(grad.data) + block.begin, block.numel)
+                            : norm_block(static_cast<const float*>(grad.data) + block.begin, block.numel);
 }
 
 }  // namespace
 
-double squared_norm(const float* grad, std::int64_t numel, int num_threads) {
-    return sum_blocks(grad, numel, num_threads, norm_block);
-}
-
-double squared_norm(const bfloat16* grad, std::int64_t numel, int num_threads) {
-    return sum_blocks(grad, numel, num_threads, norm_block_bfloat16);
+double squared_norm(const std::vector<GradArray>& grads, int num_threads) {
+    std::vector<Block> blocks;
+    for (const GradArray& grad : grads) {
+        for (std::int64_t begin = 0; begin < grad.numel; begin += block_numel) {
+            blocks.push_back({&grad, begin, std::min(block_numel, grad.numel - begin), 0.0});
+        }
+    }
+    for_each_block(static_cast<std::int64_t>(blocks.size()), num_threads, [&](std::int64_t i) {
+        Block& block = blocks[static_cast<std::size_t>(i)];
+        block.sum = block_sum(block);
+    });
+    double sum = 0.0;
+    for (std::size_t i = 0; i < blocks.size();) {
+        const GradArray* const grad = blocks[i].grad;
+        double of_grad = 0.0;
+        for (; i < blocks.size() && blocks[i].grad == grad; ++i) of_grad += blocks[i].sum;
+        sum += of_grad;
+    }
+    return sum;
 }
 
 }  // namespace dslaunch

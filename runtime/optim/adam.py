@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import AdamSegment, adamw_step
+from ...kernels import AdamSegment, AdamShard, adamw_step
 from ..comm.collectives import Collectives
 from ..zero.layout import Segment
 from ..zero.unit import SubBuffer
@@ -23,13 +23,21 @@ class Shard:
     """This rank's shard of one sub-buffer, or a run of it."""
 
     master: Tensor  # [n] float32, updated in place
-    grad: Tensor  # [n] float32, bfloat16 or float16; may be overwritten
+    grads: tuple[
+        tuple[int, Tensor], ...
+    ]  # where each piece begins, [k] float32, bfloat16 or float16; may be overwritten
     param_out: (
         Tensor | None
     )  # [n] bfloat16 or float16, the rounded copy to write; None: `master` is the parameter
     exp_avg: Tensor  # [n] float32, as the next
     exp_avg_sq: Tensor
     segments: tuple[Segment, ...]  # which optimizer group owns what; elements outside stay as they are
+
+    @property
+    def has_half(self) -> bool:
+        """Whether the kernel in host memory, which knows float32 and bfloat16, needs copies."""
+        grads = (grad.dtype for _, grad in self.grads)
+        return torch.float16 in (*grads, None if self.param_out is None else self.param_out.dtype)
 
 
 class AdamRule:
@@ -59,18 +67,8 @@ class AdamRule:
 
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
-        for part in self._parts:
-            for piece in part.grad_pieces():
-                run = slice(piece.offset, piece.offset + piece.grad.numel())
-                shard = Shard(
-                    master=part.master[run],
-                    grad=piece.grad,
-                    param_out=part.param_shard[run] if part.has_separate_master else None,
-                    exp_avg=part.states["exp_avg"][run],
-                    exp_avg_sq=part.states["exp_avg_sq"][run],
-                    segments=piece.segments,
-                )
-                self.update(shard, groups, step=step, grad_scale=grad_scale)
+        for part in reversed(self._parts):
+            self.update(_shard_of(part), groups, step=step, grad_scale=grad_scale)
             if after_part is not None:
                 after_part(part)
 
@@ -81,24 +79,9 @@ class AdamRule:
         if shard.master.is_cuda:
             self.update_with_torch(shard, groups, step=step, grad_scale=grad_scale)
             return
-        is_half = torch.float16 in (
-            shard.grad.dtype,
-            None if shard.param_out is None else shard.param_out.dtype,
-        )
-        adamw_step(
-            shard.master,
-            shard.grad.float() if is_half else shard.grad,  # the kernel knows float32 and bfloat16
-            shard.exp_avg,
-            shard.exp_avg_sq,
-            [
-                _segment(segment.offset, segment.numel, groups[segment.group], step)
-                for segment in shard.segments
-            ],
-            grad_scale=grad_scale,
-            adam_w_mode=self.adam_w_mode,
-            param_out=None if is_half else shard.param_out,
-        )
-        if is_half:
+        arrays = _for_kernel(shard, groups, step)
+        adamw_step([arrays], grad_scale=grad_scale, adam_w_mode=self.adam_w_mode)
+        if shard.has_half:
             _copy_out(shard)
 
     def update_with_torch(
@@ -109,25 +92,29 @@ class AdamRule:
         It wants a gradient of the master's dtype, so a 16-bit one costs 4 more bytes per element for the moment.
         """
         kernel = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
-        grad = scaled_grad(shard.grad, grad_scale)
-        for segment in shard.segments:
-            group = groups[segment.group]
-            one = (segment,)
-            kernel(
-                runs(shard.master, one),
-                runs(grad, one),
-                runs(shard.exp_avg, one),
-                runs(shard.exp_avg_sq, one),
-                [],
-                [torch.tensor(float(step), device=grad.device)],
-                lr=as_float(group["lr"]),
-                beta1=as_float(group["betas"][0]),
-                beta2=as_float(group["betas"][1]),
-                weight_decay=as_float(group["weight_decay"]),
-                eps=as_float(group["eps"]),
-                amsgrad=False,
-                maximize=False,
-            )
+        for offset, piece in shard.grads:
+            grad = scaled_grad(piece, grad_scale)
+            for segment in shard.segments:
+                start = max(segment.offset, offset)
+                stop = min(segment.offset + segment.numel, offset + grad.numel())
+                if start >= stop:
+                    continue
+                run, group = slice(start, stop), groups[segment.group]
+                kernel(
+                    [shard.master[run]],
+                    [grad[start - offset : stop - offset]],
+                    [shard.exp_avg[run]],
+                    [shard.exp_avg_sq[run]],
+                    [],
+                    [torch.tensor(float(step), device=grad.device)],
+                    lr=as_float(group["lr"]),
+                    beta1=as_float(group["betas"][0]),
+                    beta2=as_float(group["betas"][1]),
+                    weight_decay=as_float(group["weight_decay"]),
+                    eps=as_float(group["eps"]),
+                    amsgrad=False,
+                    maximize=False,
+                )
         _copy_out(shard)
 
 
@@ -137,6 +124,29 @@ def _copy_out(shard: Shard) -> None:
         pairs = zip(runs(shard.param_out, shard.segments), runs(shard.master, shard.segments), strict=True)
         for param, master in pairs:
             param.copy_(master)
+
+
+def _shard_of(part: SubBuffer) -> Shard:
+    return Shard(
+        master=part.master,
+        grads=tuple(part.gradients.pieces(0, part.param_shard.numel())),
+        param_out=part.param_shard if part.has_separate_master else None,
+        exp_avg=part.states["exp_avg"],
+        exp_avg_sq=part.states["exp_avg_sq"],
+        segments=part.segments(),
+    )
+
+
+def _for_kernel(shard: Shard, groups: Sequence[Mapping[str, Any]], step: int) -> AdamShard:
+    has_half = shard.has_half
+    return AdamShard(
+        param=shard.master,
+        grads=[(offset, grad.float() if has_half else grad) for offset, grad in shard.grads],
+        exp_avg=shard.exp_avg,
+        exp_avg_sq=shard.exp_avg_sq,
+        segments=[_segment(one.offset, one.numel, groups[one.group], step) for one in shard.segments],
+        param_out=None if has_half else shard.param_out,
+    )
 
 
 def _segment(offset: int, numel: int, group: Mapping[str, Any], step: int) -> AdamSegment:

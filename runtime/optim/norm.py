@@ -27,10 +27,10 @@ def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
     """
     mesh = comm.mesh
     device = parts[0].master.device
-    partial = torch.zeros((), dtype=torch.float64, device=device)
-    for part in parts:
-        for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size):
-            partial += _squares(chunk)
+    chunks = [
+        chunk for part in parts for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
+    ]
+    partial = torch.as_tensor(_sum_of_squares(chunks), dtype=torch.float64, device=device)
     partials = comm.all_gather_float64(partial, what="the gradient norm").tolist()
     total = 0.0
     for _, square in sorted((mesh.chunk_of(rank), square) for rank, square in enumerate(partials)):
@@ -45,8 +45,8 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
     return min(1.0, max_norm / (norm + _CLIP_EPS))
 
 
-def _squares(chunk: Tensor) -> float | Tensor:
-    if chunk.is_cuda:
-        norm: Tensor = torch.linalg.vector_norm(chunk, dtype=torch.float64)
-        return norm.square()
-    return squared_norm(chunk.float() if chunk.dtype == torch.float16 else chunk)
+def _sum_of_squares(chunks: Sequence[Tensor]) -> float | Tensor:
+    if chunks and chunks[0].is_cuda:
+        norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks]
+        return torch.stack(norms).square().sum()
+    return squared_norm([chunk.float() if chunk.dtype == torch.float16 else chunk for chunk in chunks])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,14 +49,6 @@ class Member:
     @property
     def is_trained(self) -> bool:
         return self.param.requires_grad and self.group != NO_GROUP
-
-
-class GradPiece(NamedTuple):
-    """A run of gradients, 1-D, where it begins in the shard, and which optimizer groups it belongs to."""
-
-    offset: int
-    grad: Tensor
-    segments: tuple[Segment, ...]  # whose offsets count from the piece's start
 
 
 class SubBuffer:
@@ -130,22 +122,6 @@ class SubBuffer:
         start, stop = self.layout.shard_range(index, num_shards=num_chunks)
         own_start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
         return (piece for _, piece in self.gradients.pieces(start - own_start, stop - own_start))
-
-    def grad_pieces(self) -> Iterator[GradPiece]:
-        """Return this rank's shard of the reduced gradients as the optimizer takes it."""
-        segments = self.segments()
-        for offset, grad in self.gradients.pieces(0, self.param_shard.numel()):
-            stop = offset + grad.numel()
-            own = [
-                Segment(
-                    group=one.group,
-                    offset=max(one.offset, offset) - offset,
-                    numel=min(one.offset + one.numel, stop) - max(one.offset, offset),
-                )
-                for one in segments
-                if one.offset < stop and offset < one.offset + one.numel
-            ]
-            yield GradPiece(offset, grad, tuple(own))
 
     @property
     def has_separate_master(self) -> bool:

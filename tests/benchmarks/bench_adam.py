@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dslaunch.kernels import AdamSegment, adamw_step, squared_norm
+from dslaunch.kernels import AdamSegment, AdamShard, adamw_step, squared_norm
 
 LENGTHS = (2**14, 2**17, 2**20, 2**24)
 THREADS = (1, 2)
@@ -57,14 +57,16 @@ def step_float32(numel: int, num_threads: int) -> Work:
     """Gradient, parameter and moments in float32; torch's fused AdamW is one pass too."""
     param, exp_avg, exp_avg_sq = torch.randn(numel), torch.zeros(numel), torch.zeros(numel)
     grad = torch.randn(numel)
-    segments = (segment(numel),)
+    shard = AdamShard(
+        param=param, grads=((0, grad),), exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, segments=(segment(numel),)
+    )
     master = torch.nn.Parameter(param.clone())
     master.grad = grad.clone()
     optimizer = torch.optim.AdamW([master], **HYPER, fused=True)
     return Work(
         name="step, float32 grad",
         bytes_per_element=28,
-        ours=lambda: adamw_step(param, grad, exp_avg, exp_avg_sq, segments, num_threads=num_threads),
+        ours=lambda: adamw_step((shard,), num_threads=num_threads),
         torchs=optimizer.step,
     )
 
@@ -74,7 +76,14 @@ def step_bfloat16(numel: int, num_threads: int) -> Work:
     param, exp_avg, exp_avg_sq = torch.randn(numel), torch.zeros(numel), torch.zeros(numel)
     grad = torch.randn(numel).bfloat16()
     param_out = torch.empty(numel, dtype=torch.bfloat16)
-    segments = (segment(numel),)
+    shard = AdamShard(
+        param=param,
+        grads=((0, grad),),
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+        segments=(segment(numel),),
+        param_out=param_out,
+    )
     master = torch.nn.Parameter(param.clone())
     master_grad = torch.empty(numel)
     master.grad = master_grad
@@ -90,16 +99,7 @@ def step_bfloat16(numel: int, num_threads: int) -> Work:
     return Work(
         name="step, bfloat16 grad and copy",
         bytes_per_element=28,
-        ours=lambda: adamw_step(
-            param,
-            grad,
-            exp_avg,
-            exp_avg_sq,
-            segments,
-            grad_scale=0.5,
-            param_out=param_out,
-            num_threads=num_threads,
-        ),
+        ours=lambda: adamw_step((shard,), grad_scale=0.5, num_threads=num_threads),
         torchs=passes,
     )
 
@@ -110,7 +110,7 @@ def norm_float32(numel: int, num_threads: int) -> Work:
     return Work(
         name="squared_norm, float32",
         bytes_per_element=4,
-        ours=lambda: squared_norm(grad, num_threads),
+        ours=lambda: squared_norm((grad,), num_threads),
         torchs=lambda: torch.linalg.vector_norm(grad).item() ** 2,
     )
 
@@ -121,7 +121,7 @@ def norm_bfloat16(numel: int, num_threads: int) -> Work:
     return Work(
         name="squared_norm, bfloat16",
         bytes_per_element=2,
-        ours=lambda: squared_norm(grad, num_threads),
+        ours=lambda: squared_norm((grad,), num_threads),
         torchs=lambda: torch.linalg.vector_norm(grad, dtype=torch.float32).item() ** 2,
     )
 

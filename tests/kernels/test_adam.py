@@ -6,7 +6,7 @@ Letters: n = elements of the shard, p = param, g = grad, m = exp_avg, v = exp_av
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import FrozenInstanceError, dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from dslaunch import kernels
-from dslaunch.kernels import AdamSegment, adamw_step, adamw_step_reference
+from dslaunch.kernels import AdamSegment, AdamShard, adamw_step, adamw_step_reference
 
 # Half a unit in the last place of float32: the largest relative error of one rounded operation.
 ROUNDING = 2.0**-24
@@ -50,6 +50,19 @@ class Shard:
     exp_avg: torch.Tensor  # [n] float32
     exp_avg_sq: torch.Tensor  # [n] float32
     param_out: torch.Tensor | None = None  # [n] bfloat16
+
+    def under(self, segments: Iterable[AdamSegment]) -> tuple[AdamShard]:
+        """What the kernel takes, with the gradient in one piece."""
+        return (
+            AdamShard(
+                param=self.param,
+                grads=((0, self.grad),),
+                exp_avg=self.exp_avg,
+                exp_avg_sq=self.exp_avg_sq,
+                segments=segments,
+                param_out=self.param_out,
+            ),
+        )
 
     def arrays(self) -> tuple[torch.Tensor, ...]:
         return (self.param, self.grad, self.exp_avg, self.exp_avg_sq)
@@ -152,14 +165,7 @@ def test_every_element_follows_the_formula_at_every_length(
     for numel in LENGTHS:
         before = make_shard(numel, grad_dtype, with_out, seed=numel)
         after = before.clone()
-        adamw_step(
-            *after.arrays(),
-            whole(numel),
-            grad_scale=0.25,
-            adam_w_mode=adam_w_mode,
-            param_out=after.param_out,
-            num_threads=2,
-        )
+        adamw_step(after.under(whole(numel)), grad_scale=0.25, adam_w_mode=adam_w_mode, num_threads=2)
         assert_follows_formula(before, after, USUAL, adam_w_mode=adam_w_mode, grad_scale=0.25)
         assert torch.equal(before.grad, after.grad)
 
@@ -172,8 +178,8 @@ def test_the_fast_loop_has_the_bits_of_the_plain_loop(
         fast = make_shard(numel, grad_dtype, with_out, seed=numel)
         plain = fast.clone()
         options = {"grad_scale": 1 / 3, "adam_w_mode": adam_w_mode}
-        adamw_step(*fast.arrays(), whole(numel), **options, param_out=fast.param_out)
-        adamw_step_reference(*plain.arrays(), whole(numel), **options, param_out=plain.param_out)
+        adamw_step(fast.under(whole(numel)), **options)
+        adamw_step_reference(plain.under(whole(numel)), **options)
         assert_same_bits(fast, plain)
 
 
@@ -184,8 +190,8 @@ def test_an_unaligned_start_changes_nothing(start: int) -> None:
     untouched = big.clone()
     part = big[start : start + numel]
     aligned = part.clone()
-    adamw_step(*part.arrays(), whole(numel), param_out=part.param_out)
-    adamw_step(*aligned.arrays(), whole(numel), param_out=aligned.param_out)
+    adamw_step(part.under(whole(numel)))
+    adamw_step(aligned.under(whole(numel)))
     assert_same_bits(part, aligned)
     assert_same_bits(big[:start], untouched[:start])
     assert_same_bits(big[start + numel :], untouched[start + numel :])
@@ -195,7 +201,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     numel = 300_003
     shards = [make_shard(numel, torch.bfloat16, with_out=True) for _ in range(5)]
     for shard, num_threads in zip(shards, (1, 2, 3, 8, 0), strict=True):
-        adamw_step(*shard.arrays(), whole(numel), param_out=shard.param_out, num_threads=num_threads)
+        adamw_step(shard.under(whole(numel)), num_threads=num_threads)
         assert_same_bits(shard, shards[0])
 
 
@@ -205,7 +211,7 @@ def test_bias_correction_holds_up_to_a_million_steps(step: int, adam_w_mode: boo
     before = make_shard(257)
     after = before.clone()
     hyper = replace(USUAL, step=step)
-    adamw_step(*after.arrays(), whole(257, hyper), adam_w_mode=adam_w_mode)
+    adamw_step(after.under(whole(257, hyper)), adam_w_mode=adam_w_mode)
     assert_follows_formula(before, after, hyper, adam_w_mode=adam_w_mode)
 
 
@@ -232,27 +238,21 @@ def test_any_hyper_parameters_follow_the_formula(
 ) -> None:
     before = make_shard(65, grad_dtype, with_out=True, seed=seed)
     after = before.clone()
-    adamw_step(
-        *after.arrays(),
-        (hyper,),
-        grad_scale=grad_scale,
-        adam_w_mode=adam_w_mode,
-        param_out=after.param_out,
-    )
+    adamw_step(after.under((hyper,)), grad_scale=grad_scale, adam_w_mode=adam_w_mode)
     assert_follows_formula(before, after, hyper, adam_w_mode=adam_w_mode, grad_scale=grad_scale)
 
 
 def test_an_infinite_gradient_reaches_only_its_own_element() -> None:
     shard = make_shard(100)
     shard.grad[40] = float("inf")
-    adamw_step(*shard.arrays(), whole(100))
+    adamw_step(shard.under(whole(100)))
     assert torch.isnan(shard.param).nonzero().tolist() == [[40]]
 
 
 def test_an_infinite_parameter_does_not_reach_the_moments_in_adam_w_mode() -> None:
     shard = make_shard(100)
     shard.param[40] = float("inf")
-    adamw_step(*shard.arrays(), whole(100))
+    adamw_step(shard.under(whole(100)))
     assert torch.isfinite(shard.exp_avg).all()
     assert torch.isfinite(shard.exp_avg_sq).all()
 
@@ -270,10 +270,10 @@ def test_segments_have_their_own_hyper_parameters_and_leave_gaps_alone(step) -> 
         replace(USUAL, offset=18_000, numel=0),
         replace(USUAL, offset=17_003, numel=1, eps=1e-3, beta2=0.9),
     )
-    step(*together.arrays(), segments, param_out=together.param_out)
+    step(together.under(segments))
     for segment in segments:
         part = apart[segment.offset : segment.offset + segment.numel]
-        step(*part.arrays(), whole(segment.numel, segment), param_out=part.param_out)
+        step(part.under(whole(segment.numel, segment)))
     assert_same_bits(together, apart)
     untouched = make_shard(50_000, torch.bfloat16, with_out=True)
     for gap in (slice(0, 3), slice(17_004, 20_000), slice(49_993, 50_000)):
@@ -282,15 +282,54 @@ def test_segments_have_their_own_hyper_parameters_and_leave_gaps_alone(step) -> 
 
 def test_no_segments_change_nothing() -> None:
     shard = make_shard(10, with_out=True)
-    adamw_step(*shard.arrays(), (), param_out=shard.param_out)
+    adamw_step(shard.under(()))
     assert_same_bits(shard, make_shard(10, with_out=True))
 
 
 def test_segments_may_come_from_an_iterator() -> None:
     shard, same = make_shard(10), make_shard(10)
-    adamw_step(*shard.arrays(), iter(whole(10)))
-    adamw_step(*same.arrays(), whole(10))
+    adamw_step(shard.under(iter(whole(10))))
+    adamw_step(same.under(whole(10)))
     assert_same_bits(shard, same)
+
+
+# ---- several shards, and gradients in pieces ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [adamw_step, adamw_step_reference])
+def test_a_gradient_in_pieces_counts_as_one_and_what_has_none_stays(step) -> None:  # type: ignore[no-untyped-def]
+    whole_grad = make_shard(50_000, torch.bfloat16, with_out=True)
+    in_pieces = whole_grad.clone()
+    # group 1 begins inside the second piece; there is no gradient in [20_000, 20_005) and behind 49_000
+    segments = (replace(USUAL, numel=30_001), replace(USUAL, offset=30_001, numel=19_999, lr=0.1, step=9))
+    grad = whole_grad.grad
+    pieces = [(0, grad[:7]), (7, grad[7:20_000].float()), (20_005, grad[20_005:49_000]), (49_000, grad[:0])]
+    (arrays,) = in_pieces.under(segments)
+    step([replace(arrays, grads=iter(pieces))])
+    step(whole_grad.under(segments))
+    untouched = make_shard(50_000, torch.bfloat16, with_out=True)
+    for run in (slice(0, 20_000), slice(20_005, 49_000)):
+        assert_same_bits(in_pieces[run], whole_grad[run])
+    for gap in (slice(20_000, 20_005), slice(49_000, 50_000)):
+        assert_same_bits(in_pieces[gap], untouched[gap])
+
+
+@pytest.mark.parametrize("step", [adamw_step, adamw_step_reference])
+def test_several_shards_in_one_call_have_the_bits_of_several_calls(step) -> None:  # type: ignore[no-untyped-def]
+    kinds = [(0, False), (5, False), (100_003, True), (70_000, False), (33, True)]
+    together = [
+        make_shard(numel, torch.bfloat16 if with_out else torch.float32, with_out, seed)
+        for seed, (numel, with_out) in enumerate(kinds)
+    ]
+    apart = [shard.clone() for shard in together]
+    hypers = [replace(USUAL, lr=0.01 * (i + 1), step=i + 1) for i in range(len(kinds))]
+    step(
+        shard.under(whole(shard.param.numel(), hyper))[0]
+        for shard, hyper in zip(together, hypers, strict=True)
+    )
+    for one, other, hyper in zip(together, apart, hypers, strict=True):
+        step(other.under(whole(other.param.numel(), hyper)))
+        assert_same_bits(one, other)
 
 
 # ---- beside torch ----------------------------------------------------------------------------------------
@@ -312,7 +351,8 @@ def test_twenty_steps_equal_torchs_optimizer(adam_w_mode: bool) -> None:
         segment = AdamSegment(
             offset=0, numel=1017, lr=1e-2, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, step=step
         )
-        adamw_step(param, grad, exp_avg, exp_avg_sq, (segment,), adam_w_mode=adam_w_mode)
+        shard = Shard(param=param, grad=grad, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+        adamw_step(shard.under((segment,)), adam_w_mode=adam_w_mode)
     state = optimizer.state[torchs]
     torch.testing.assert_close(param, torchs.detach(), rtol=TORCH_TOLERANCE, atol=TORCH_TOLERANCE)
     torch.testing.assert_close(exp_avg, state["exp_avg"], rtol=TORCH_TOLERANCE, atol=TORCH_TOLERANCE)
@@ -321,17 +361,26 @@ def test_twenty_steps_equal_torchs_optimizer(adam_w_mode: bool) -> None:
 
 def test_numpy_arrays_serve_as_well_as_tensors() -> None:
     shard = make_shard(33)
-    arrays = tuple(t.numpy().copy() for t in shard.arrays())
-    adamw_step(*shard.arrays(), whole(33))
-    adamw_step(*arrays, whole(33))
-    assert shard.param.numpy().tobytes() == arrays[0].tobytes()
+    param, grad, exp_avg, exp_avg_sq = (t.numpy().copy() for t in shard.arrays())
+    adamw_step(shard.under(whole(33)))
+    arrays = AdamShard(
+        param=param, grads=[(0, grad)], exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, segments=whole(33)
+    )
+    adamw_step([arrays])
+    assert shard.param.numpy().tobytes() == param.tobytes()
 
 
 # ---- surface ---------------------------------------------------------------------------------------------
 
 
 def test_the_public_names_are_these() -> None:
-    assert kernels.__all__ == ["AdamSegment", "adamw_step", "adamw_step_reference", "squared_norm"]
+    assert kernels.__all__ == [
+        "AdamSegment",
+        "AdamShard",
+        "adamw_step",
+        "adamw_step_reference",
+        "squared_norm",
+    ]
 
 
 def test_a_segment_cannot_be_changed() -> None:

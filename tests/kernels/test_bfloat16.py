@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dslaunch.kernels import AdamSegment, adamw_step, adamw_step_reference
+from dslaunch.kernels import AdamSegment, AdamShard, adamw_step, adamw_step_reference
 
 Step = Callable[..., None]
 
@@ -34,7 +34,18 @@ def rounded(step: Step, bits: np.ndarray) -> np.ndarray:
     param = torch.from_numpy(bits.astype(np.uint32).view(np.float32).copy())
     grad, exp_avg, exp_avg_sq = torch.zeros(3, len(bits)).unbind()
     out = torch.zeros(len(bits), dtype=torch.bfloat16)
-    step(param, grad, exp_avg, exp_avg_sq, still(len(bits)), param_out=out)
+    step(
+        [
+            AdamShard(
+                param=param,
+                grads=[(0, grad)],
+                exp_avg=exp_avg,
+                exp_avg_sq=exp_avg_sq,
+                segments=still(len(bits)),
+                param_out=out,
+            )
+        ]
+    )
     return out.view(torch.int16).numpy().view(np.uint16)
 
 
@@ -64,5 +75,8 @@ def test_every_bfloat16_gradient_is_read_exactly(step: Step) -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     grad = bits.view(torch.bfloat16)
     param, exp_avg, exp_avg_sq = torch.zeros(3, 2**16).unbind()
-    step(param, grad, exp_avg, exp_avg_sq, still(2**16))
+    shard = AdamShard(
+        param=param, grads=[(0, grad)], exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, segments=still(2**16)
+    )
+    step([shard])
     torch.testing.assert_close(exp_avg, grad.float(), rtol=0, atol=0, equal_nan=True)

@@ -13,15 +13,18 @@ TIME_LIMIT_S = 60  # a deadlock ends here; the scripts need about two seconds
 SETUP = """
 import os, sys, threading
 import numpy as np
-from dslaunch.kernels import AdamSegment, adamw_step, squared_norm
+from dslaunch.kernels import AdamSegment, AdamShard, adamw_step, squared_norm
 
 numel = 200_000
 segments = (AdamSegment(offset=0, numel=numel, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, step=1),)
 
 def run(num_threads):
-    arrays = [np.full(numel, value, np.float32) for value in (1, 2, 3, 4)]
-    adamw_step(*arrays, segments, num_threads=num_threads)
-    return arrays[0].tobytes(), squared_norm(arrays[0], num_threads)
+    param, grad, exp_avg, exp_avg_sq = (np.full(numel, value, np.float32) for value in (1, 2, 3, 4))
+    shard = AdamShard(
+        param=param, grads=[(0, grad)], exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, segments=segments
+    )
+    adamw_step([shard], num_threads=num_threads)
+    return param.tobytes(), squared_norm([param], num_threads)
 
 def wait_for_success(child):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

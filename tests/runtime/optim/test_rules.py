@@ -13,6 +13,7 @@ from dslaunch.runtime.optim.adam import AdamRule, Shard
 from dslaunch.runtime.zero.layout import Segment
 
 N, CUT = 301, 117  # two groups that meet at an odd place; the last element belongs to none
+JOINT = 64  # where one piece of the gradient ends and the next begins
 SEGMENTS = (Segment(group=0, offset=0, numel=CUT), Segment(group=1, offset=CUT, numel=N - 1 - CUT))
 SCALE = 0.37
 # Two fused float32 kernels that round in different places; values up to 4, four steps. Seen: 1.2e-7.
@@ -33,7 +34,7 @@ def _run_rule(
         grad = _data(step).bfloat16() if bf16 else _data(step)
         shard = Shard(
             master=master,
-            grad=grad,
+            grads=((0, grad[:JOINT]), (JOINT, grad[JOINT:])),
             param_out=out,
             exp_avg=exp_avg,
             exp_avg_sq=exp_avg_sq,

@@ -1,0 +1,34 @@
+"""What becomes of host memory that was freed: by default glibc gives much of it back to the system, page by page.
+
+Training on CPUs frees what it needs again at once: gradients after a step, gathered parameters, buffers of collectives. The
+system must then map and zero every page anew, which took up to a quarter of a step (docs/design-flat-units.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+
+# Of mallopt(3). To set one ends glibc's own adjustment of both, so both are set.
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+_LARGEST_TRIM_THRESHOLD = 2**31 - 1  # bytes, an int
+_LARGEST_MMAP_THRESHOLD = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)  # bytes; glibc refuses more
+
+_USERS_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+
+
+def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Have this process keep what it frees for its next use, but for allocations of 32 MiB and more; return whether it will.
+
+    Not if the environment says anything about it (mallopt(3), GLIBC_TUNABLES), nor with another C library than glibc.
+    """
+    is_users = any(name in environment for name in _USERS_CHOICES)
+    if is_users or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = ((_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD), (_TRIM_THRESHOLD, _LARGEST_TRIM_THRESHOLD))
+    return all(mallopt(setting, value) == 1 for setting, value in settings)
