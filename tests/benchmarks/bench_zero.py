@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_zero.py [--publish]
 
-The tools take turns in the same processes, with the same model, batches and AdamW, in float32; the last losses of all must
-agree. Nothing here fails on a time. --publish writes the tables and the picture into docs/benchmarks.md.
+Each tool has processes of its own, as it has where it is used, and those that are compared take turns, with the same model, batches and AdamW,
+in float32; the last losses of all must agree. Nothing here fails on a time. --publish writes the tables and the picture into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import argparse
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -22,14 +25,21 @@ sys.path.insert(0, str(CHECKOUT))
 
 from tests.benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
 from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, why_no_deepspeed  # noqa: E402
-from tests.benchmarks.zero_worker import ROUNDS, SHAPES, STEPS, TOOLS  # noqa: E402
+from tests.benchmarks.zero_worker import SHAPES, STEPS, TOOLS, Turn  # noqa: E402
 
 WORKER = Path(__file__).with_name("zero_worker.py")
 GUIDE = CHECKOUT / "docs" / "benchmarks.md"
 PICTURE = "zero.png"
 COMMAND = "make bench-zero"
 RANKS = (1, 2, 4)
-ALONE = ("torch", "dslaunch 0", "dslaunch 3")
+ROUNDS = 9
+# Who takes turns with whom: all at once would need more memory than a small machine has.
+ALONE = (("torch", "dslaunch 0", "dslaunch 3"),)
+TOGETHER = (
+    ("DDP", "dslaunch 0", "dslaunch 1", "DeepSpeed 1"),
+    ("dslaunch 2", "DeepSpeed 2"),
+    ("FSDP2", "dslaunch 3", "DeepSpeed 3"),
+)
 TIMEOUT_S = 900
 AGREE = 1e-3  # the losses of 24 steps of AdamW, whose roundings differ
 
@@ -42,36 +52,76 @@ GOALS = (
     *((shape, 1, "dslaunch 0", "torch", 1.03) for shape in SHAPES),
 )
 
-Found = dict[tuple[str, int], dict[str, float]]  # by shape and number of ranks: seconds per step by tool
+Found = dict[tuple[str, int], dict[str, Turn]]  # by shape and number of ranks, and by tool
 
 
-def measure(shape: str, num_ranks: int, tools: list[str]) -> dict[str, float]:
-    """Seconds per step of each tool.
+class Team:
+    """The ranks of one tool, which wait for their turn."""
 
-    Errors: RuntimeError if a rank failed, or the tools did not train the same
-    """
-    with tempfile.TemporaryDirectory() as name:
-        out = Path(name) / "times.json"
+    def __init__(self, tool: str, shape: str, num_ranks: int, said: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        processes = [
+        self.tool = tool
+        self._said = said
+        self._ranks = [
             subprocess.Popen(
-                [sys.executable, str(WORKER), str(out), shape, *tools],
+                [sys.executable, str(WORKER), shape, tool],
                 env={**os.environ, **_environment(rank, num_ranks, port)},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said.with_suffix(f".{rank}").open("w"),
+                text=True,
             )
             for rank in range(num_ranks)
         ]
-        said = [process.communicate(timeout=TIMEOUT_S)[1] for process in processes]
-        for process, text in zip(processes, said, strict=True):
-            if process.returncode:
-                raise RuntimeError(text.decode(errors="replace").strip().splitlines()[-1])
-        found = json.loads(out.read_text())
-    last = {tool: values["losses"][-1] for tool, values in found.items() if num_ranks == 1 or tool != "torch"}
+
+    def take_turn(self) -> Turn:
+        """What rank 0 says.
+
+        Errors: RuntimeError if a rank ended
+        """
+        for rank in self._ranks:
+            if rank.stdin is not None and rank.poll() is None:
+                rank.stdin.write("\n")
+                rank.stdin.flush()
+        answers = [rank.stdout.readline() for rank in self._ranks if rank.stdout is not None]
+        if not all(answers):
+            rank = answers.index("")
+            place = answers.index("")
+            code = self._ranks[place].wait(TIMEOUT_S)
+            last = self._said.with_suffix(f".{place}").read_text(errors="replace").strip()[-2000:]
+            raise RuntimeError(f"{self.tool}: rank {place} ended with {code}: {last}")
+        return Turn(**json.loads(answers[0]))
+
+    def end(self) -> None:
+        for rank in self._ranks:
+            rank.kill()  # its answers are here, and some tools' threads hang at the end
+            rank.communicate()
+
+
+def measure(shape: str, num_ranks: int, tools: Sequence[str]) -> dict[str, Turn]:
+    """The median turn of each tool.
+
+    Errors: RuntimeError if a rank failed, or the tools did not train the same
+    """
+    turns: dict[str, list[Turn]] = {tool: [] for tool in tools}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        teams = []
+        for tool in tools:  # the next one starts when this one has warmed up
+            teams.append(Team(tool, shape, num_ranks, Path(folder) / tool))
+            stack.callback(teams[-1].end)
+            teams[-1].take_turn()
+        for _ in range(ROUNDS):
+            for team in teams:
+                turns[team.tool].append(team.take_turn())
+    last = {tool: seen[-1].loss for tool, seen in turns.items()}
     if max(last.values()) - min(last.values()) > AGREE:
         raise RuntimeError(f"{shape}, {num_ranks} ranks: the tools did not train the same: {last}")
-    return {tool: values["s"] for tool, values in found.items()}
+    return {tool: _median(seen) for tool, seen in turns.items()}
+
+
+def _median(seen: list[Turn]) -> Turn:
+    return Turn(*(statistics.median(values) for values in zip(*seen, strict=True)))
 
 
 def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
@@ -86,22 +136,27 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def measure_all(tools: list[str]) -> Found:
+def measure_all(tools: Collection[str]) -> Found:
     found: Found = {}
     for shape in SHAPES:
         for num_ranks in RANKS:
-            chosen = list(ALONE) if num_ranks == 1 else [tool for tool in tools if tool != "torch"]
-            found[shape, num_ranks] = measure(shape, num_ranks, chosen)
-            times = ", ".join(f"{tool} {s * 1e3:.0f} ms" for tool, s in found[shape, num_ranks].items())
-            print(f"{shape}, {num_ranks} ranks: {times}", flush=True)
+            found[shape, num_ranks] = {}
+            for group in ALONE if num_ranks == 1 else TOGETHER:
+                turns = measure(shape, num_ranks, [tool for tool in group if tool in tools])
+                found[shape, num_ranks] |= turns
+                times = ", ".join(f"{tool} {turn.s * 1e3:.0f} ms" for tool, turn in turns.items())
+                print(f"{shape}, {num_ranks} ranks: {times}", flush=True)
     return found
 
 
 def markdown(found: Found, missing: str) -> str:
+    heads = ("", *(f"{shape}, {ranks} ranks" for shape, ranks in found))
     parts = [
         f"{conditions()}; medians of {ROUNDS} rounds of {STEPS} steps, the tools taking turns.",
         "Milliseconds per step:",
-        table(("", *(f"{shape}, {ranks} ranks" for shape, ranks in found)), _rows(found)),
+        table(heads, _rows(found, lambda turn: turn.s * 1e3)),
+        "Pages that the system had to give rank 0 in a step, in thousands:",
+        table(heads, _rows(found, lambda turn: turn.page_faults / 1e3)),
         "Beside the peers, in the same run:",
         table(("shape", "ranks", "dslaunch", "peer", "ratio", "goal"), _goal_rows(found)),
     ]
@@ -110,10 +165,10 @@ def markdown(found: Found, missing: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _rows(found: Found) -> list[tuple[str, ...]]:
+def _rows(found: Found, value: Callable[[Turn], float]) -> list[tuple[str, ...]]:
     tools = [tool for tool in TOOLS if any(tool in times for times in found.values())]
     return [
-        (tool, *(f"{times[tool] * 1e3:.0f}" if tool in times else "" for times in found.values()))
+        (tool, *(f"{value(times[tool]):.0f}" if tool in times else "" for times in found.values()))
         for tool in tools
     ]
 
@@ -123,7 +178,7 @@ def _goal_rows(found: Found) -> list[tuple[str, ...]]:
     for shape, ranks, ours, peer, limit in GOALS:
         times = found[shape, ranks]
         if peer in times:
-            ratio = times[ours] / times[peer]
+            ratio = times[ours].s / times[peer].s
             missed = " (missed)" if ratio > limit else ""
             rows.append((shape, str(ranks), ours, peer, f"{ratio:.2f}", f"<= {limit:g}{missed}"))
     return rows
@@ -145,7 +200,7 @@ def draw(found: Found, path: Path) -> None:
         name, _, stage = tool.partition(" ")
         axes.bar(
             [case + place * width for case in range(len(cases))],
-            [found[case].get(tool, 0.0) * 1e3 for case in cases],
+            [found[case][tool].s * 1e3 if tool in found[case] else 0.0 for case in cases],
             width,
             label=tool,
             color=colors.get(name, "0.8"),

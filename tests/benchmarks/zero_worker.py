@@ -1,25 +1,25 @@
-"""One rank of bench_zero.py: trains the same model with each tool in turn, and rank 0 writes the times as JSON.
+"""One rank of bench_zero.py: trains a model with one tool, some steps for each line that it reads.
 
-python zero_worker.py OUT SHAPE TOOL...      with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
+python zero_worker.py SHAPE TOOL      with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
+
+It answers each line with one of JSON: the seconds per step, the loss of the last one, and the page faults per step.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
+import resource
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-ROUNDS = 5
-STEPS = 4  # of each tool in a round
+STEPS = 4  # of a turn
 VOCABULARY = 512
 
 
@@ -160,36 +160,43 @@ TOOLS: dict[str, Callable[[Gpt], Step]] = {
 }
 
 
-def main(out: Path, shape: Shape, names: list[str]) -> None:
+class Turn(NamedTuple):
+    """What some steps took."""
+
+    s: float  # per step
+    loss: float  # of the last one
+    page_faults: float  # per step
+
+
+def take_turn(step: Step, shape: Shape, seed: int) -> Turn:
+    generator = torch.Generator().manual_seed(seed)
+    batches = [
+        torch.randint(VOCABULARY, (shape.batch, shape.sequence), generator=generator) for _ in range(STEPS)
+    ]
+    dist.barrier()
+    faults = _page_faults()
+    began = time.perf_counter()
+    losses = [step(tokens) for tokens in batches]
+    dist.barrier()
+    took_s = time.perf_counter() - began
+    return Turn(took_s / STEPS, losses[-1].item(), (_page_faults() - faults) / STEPS)
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def main(shape: Shape, tool: str) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    answers, sys.stdout = sys.stdout, sys.stderr  # tools print
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     dist.init_process_group("gloo")
-    steps: dict[str, Step] = {}
-    for name in names:
-        torch.manual_seed(0)
-        steps[name] = TOOLS[name](Gpt(shape))
-    times: dict[str, list[float]] = {name: [] for name in names}
-    losses: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(ROUNDS + 1):
-        for name in names:
-            generator = torch.Generator().manual_seed(100 * turn + rank)
-            batches = [
-                torch.randint(VOCABULARY, (shape.batch, shape.sequence), generator=generator)
-                for _ in range(STEPS)
-            ]
-            dist.barrier()
-            began = time.perf_counter()
-            seen = [steps[name](tokens) for tokens in batches]
-            dist.barrier()
-            if turn:
-                times[name].append((time.perf_counter() - began) / STEPS)
-            losses[name] += [loss.item() for loss in seen]
-    if rank == 0:
-        found = {name: {"s": statistics.median(times[name]), "losses": losses[name]} for name in names}
-        out.write_text(json.dumps(found))
-    dist.barrier()
+    torch.manual_seed(0)
+    step = TOOLS[tool](Gpt(shape))
+    for turn, _ in enumerate(sys.stdin):
+        print(json.dumps(take_turn(step, shape, 100 * turn + rank)._asdict()), file=answers, flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), SHAPES[sys.argv[2]], sys.argv[3:])
+    main(SHAPES[sys.argv[1]], sys.argv[2])
