@@ -338,6 +338,11 @@ class DiskEngine:
         )
 
 
+def file_system(fd: int) -> str:
+    """Return the name of the file system that an open file or folder is on: ext4, xfs, nfs, ... or 'type 0x...'."""
+    return _file_system(fd)
+
+
 def _page_bytes(fd: int) -> int:
     aligned = _direct_align(fd)
     return max(mmap.PAGESIZE, aligned[1] if aligned is not None else 0)
@@ -370,21 +375,21 @@ def _open_direct(fd: int, path: Path, flags: int) -> _Direct:
     def refused(reason: str) -> _Direct:
         return _Direct(fd=-1, page_bytes=page_bytes, memory_align=1, reason=reason)
 
-    file_system = _file_system(fd)
-    if file_system in MEMORY_FILE_SYSTEMS:
-        return refused(f"{file_system} keeps its files in memory")
+    name = _file_system(fd)
+    if name in MEMORY_FILE_SYSTEMS:
+        return refused(f"{name} keeps its files in memory")
     if aligned == (0, 0):
-        return refused(f"the file system, {file_system}, says that it has none")
+        return refused(f"the file system, {name}, says that it has none")
     try:
         direct_fd = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-        return refused(f"the file system, {file_system}, refuses O_DIRECT: {error.strerror}")
+        return refused(f"the file system, {name}, refuses O_DIRECT: {error.strerror}")
     failed = _probe_direct_read(direct_fd, page_bytes=page_bytes, memory_align=memory_align)
     if failed == 0:
         return _Direct(fd=direct_fd, page_bytes=page_bytes, memory_align=memory_align, reason=None)
     os.close(direct_fd)
     if failed in (errno.EINVAL, errno.EOPNOTSUPP):
-        return refused(f"the file system, {file_system}, fails direct reads: {os.strerror(failed)}")
+        return refused(f"the file system, {name}, fails direct reads: {os.strerror(failed)}")
     raise OSError(failed, f"{os.strerror(failed)}: reading its first page", str(path))
