@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cpu/flat.h"
+#include "disk_bindings.h"
 
 namespace nb = nanobind;
 
@@ -336,4 +337,5 @@ NB_MODULE(_C, m) {
     m.def("adamw_step_reference", dslaunch::bound_step_reference, "shards"_a, nb::kw_only(), "grad_scale"_a,
           "adam_w_mode"_a);
     m.def("squared_norm", dslaunch::bound_squared_norm, "grads"_a, nb::kw_only(), "num_threads"_a);
+    dslaunch::bind_disk(m);
 }
