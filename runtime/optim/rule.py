@@ -25,6 +25,7 @@ class Rule(Protocol):
     """
 
     name: str
+    steps_by_part: bool  # through a StepPipeline, so that states may be elsewhere between steps
 
     def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Get ready to update these."""
@@ -59,11 +60,6 @@ def runs(flat: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
 def as_float(value: Any) -> float:
     """Return a hyper-parameter as a number; torch allows a tensor for lr."""
     return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
-
-
-def allocate_states(part: SubBuffer, names: Sequence[str]) -> None:
-    """Have zeros in the states of these names, and no other."""
-    part.states = {name: torch.zeros_like(part.master) for name in names}
 
 
 def hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
