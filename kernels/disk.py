@@ -38,7 +38,7 @@ except ImportError as error:
         "`python -m pip install --no-build-isolation --editable .`"
     ) from error
 
-from .adam import HostArray
+from .shard import HostArray
 
 DEFAULT_NUM_THREADS = 8
 DEFAULT_BLOCK_BYTES = 1 << 20

@@ -34,12 +34,6 @@ class Shard:
     exp_avg_sq: Tensor
     segments: tuple[Segment, ...]  # which optimizer group owns what; elements outside stay as they are
 
-    @property
-    def needs_copies(self) -> bool:
-        """Whether the kernel in host memory, which knows float32 and bfloat16, needs copies."""
-        is_out_bf16 = self.param_out is None or self.param_out.dtype == torch.bfloat16
-        return not is_out_bf16 or torch.float16 in {grad.dtype for _, grad in self.grads}
-
 
 class AdamRule:
     """AdamW, or Adam with L2 weight decay where `adam_w_mode` is false."""
@@ -84,8 +78,6 @@ class AdamRule:
             return
         arrays = _for_kernel(shard, groups, step)
         adamw_step([arrays], grad_scale=grad_scale, adam_w_mode=self.adam_w_mode)
-        if shard.needs_copies:
-            _copy_out(shard)
 
     def update_with_torch(
         self, shard: Shard, groups: Sequence[Mapping[str, Any]], *, step: int, grad_scale: float
@@ -142,14 +134,13 @@ def _shard_of(ready: Ready) -> Shard:
 
 
 def _for_kernel(shard: Shard, groups: Sequence[Mapping[str, Any]], step: int) -> AdamShard:
-    needs_copies = shard.needs_copies
     return AdamShard(
         param=shard.master,
-        grads=[(offset, grad.float() if needs_copies else grad) for offset, grad in shard.grads],
+        grads=shard.grads,
         exp_avg=shard.exp_avg,
         exp_avg_sq=shard.exp_avg_sq,
         segments=[_segment(one.offset, one.numel, groups[one.group], step) for one in shard.segments],
-        param_out=None if needs_copies else shard.param_out,
+        param_out=shard.param_out,
     )
 
 

@@ -48,5 +48,5 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
 def _sum_of_squares(chunks: Sequence[Tensor]) -> float | Tensor:
     on_gpu = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks if chunk.is_cuda]
     on_host = [chunk for chunk in chunks if not chunk.is_cuda]
-    total = squared_norm([chunk.float() if chunk.dtype == torch.float16 else chunk for chunk in on_host])
+    total = squared_norm(on_host)
     return total + torch.stack(on_gpu).square().sum() if on_gpu else total

@@ -1,7 +1,7 @@
 // The Python edge of the disk engine: borrow the memory of an array, hand it to the threads, wait without the GIL.
 // Paths, sizes and messages are kernels/disk.py's; here a failure is an errno and the byte where it happened.
 
-#include "disk_bindings.h"
+#include "disk.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -21,8 +21,8 @@
 #include <tuple>
 #include <utility>
 
-#include "disk/file.h"
-#include "disk/pool.h"
+#include "../disk/file.h"
+#include "../disk/pool.h"
 
 namespace nb = nanobind;
 
