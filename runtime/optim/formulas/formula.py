@@ -1,0 +1,113 @@
+"""One step of an optimizer over flat arrays: one kernel call for all of them in host memory, torch's kernels elsewhere.
+
+Letters: n = elements of one array.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..numbers import scaled_grad
+
+Group = Mapping[str, Any]  # hyper-parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The elements [offset, offset + numel) and what they are updated with; `step` counts from 1."""
+
+    offset: int
+    numel: int
+    group: Group
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatArrays:
+    """A shard, or one parameter. Elements in no run, or without a gradient, stay as they are."""
+
+    param: Tensor  # [n] float32, contiguous, updated in place
+    grads: tuple[tuple[int, Tensor], ...]  # where each piece begins, [k] float32, bfloat16 or float16
+    states: Mapping[str, Tensor]  # by name: [n] float32, updated in place
+    runs: tuple[Run, ...]
+    param_out: Tensor | None = None  # [n] bfloat16 or float16: the result, rounded to nearest even
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What has one group and one step, as lists for torch's foreach functions: runs, each under one piece of gradient."""
+
+    group: Group
+    step: int
+    params: list[Tensor]
+    grads: list[Tensor]  # float32; may be the caller's
+    states: dict[str, list[Tensor]]
+
+
+class Formula(ABC):
+    """A formula and the names of its states. It remembers nothing: all that changes lies in the arrays."""
+
+    state_names: ClassVar[tuple[str, ...]]
+    is_elementwise: ClassVar[bool] = True  # else a run is one whole parameter, with its gradient in one piece
+
+    def update(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
+        """Apply one step to all, which are on one device; `grad_scale` is multiplied into the gradients first.
+
+        Errors: ValueError for a hyper-parameter out of range; nothing is written then
+        """
+        if not arrays:
+            return
+        if arrays[0].param.device.type == "cpu":
+            self.update_in_host_memory(arrays, grad_scale=grad_scale)
+        else:
+            self.update_with_torch(
+                arrays, grad_scale=grad_scale
+            )  # kernels for a device have their place here
+
+    def update_in_host_memory(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
+        """Do that with one call of our kernel where there is one."""
+        self.update_with_torch(arrays, grad_scale=grad_scale)
+
+    def update_with_torch(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
+        """Do that with torch's operations, on any device. Float32 gradients may be overwritten if `grad_scale` is not 1."""
+        for pieces in _collect(arrays, self.state_names, grad_scale):
+            self.foreach(pieces)
+        copy_out(arrays)
+
+    @abstractmethod
+    def foreach(self, pieces: Pieces) -> None:
+        """Apply one step with torch's operations over lists; `pieces.grads` may be read only."""
+
+
+def copy_out(arrays: Sequence[FlatArrays]) -> None:
+    """Round the results into `param_out`, run by run, so that padding between runs stays zero."""
+    for one in arrays:
+        if one.param_out is not None:
+            for run in one.runs:
+                span = slice(run.offset, run.offset + run.numel)
+                one.param_out[span].copy_(one.param[span])
+
+
+def _collect(arrays: Sequence[FlatArrays], names: Sequence[str], grad_scale: float) -> Iterator[Pieces]:
+    found: dict[tuple[int, int], Pieces] = {}
+    for one in arrays:
+        for offset, piece in one.grads:
+            grad = scaled_grad(piece, grad_scale)
+            for run in one.runs:
+                start, stop = max(run.offset, offset), min(run.offset + run.numel, offset + grad.numel())
+                if start >= stop:
+                    continue
+                key = (id(run.group), run.step)
+                if key not in found:
+                    found[key] = Pieces(run.group, run.step, [], [], {name: [] for name in names})
+                pieces = found[key]
+                pieces.params.append(one.param[start:stop])
+                pieces.grads.append(grad[start - offset : stop - offset])
+                for name in names:
+                    pieces.states[name].append(one.states[name][start:stop])
+    return iter(found.values())

@@ -1,0 +1,27 @@
+"""Lion: the sign of an average of gradients."""
+
+from __future__ import annotations
+
+import torch
+
+from ..numbers import as_float
+from .formula import Formula, Pieces
+
+
+class LionFormula(Formula):
+    """Every element moves by lr, against the sign of beta1 * exp_avg + (1 - beta1) * grad; weight decay is decoupled.
+
+    Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", arXiv 2302.06675, program 1
+    """
+
+    state_names = ("exp_avg",)
+
+    def foreach(self, pieces: Pieces) -> None:
+        """Update with torch's operations."""
+        lr, (beta1, beta2) = as_float(pieces.group["lr"]), map(as_float, pieces.group["betas"])
+        exp_avgs = pieces.states["exp_avg"]
+        torch._foreach_mul_(pieces.params, 1 - lr * as_float(pieces.group["weight_decay"]))
+        directions = torch._foreach_lerp(exp_avgs, pieces.grads, 1 - beta1)
+        torch._foreach_sign_(directions)
+        torch._foreach_add_(pieces.params, directions, alpha=-lr)
+        torch._foreach_lerp_(exp_avgs, pieces.grads, 1 - beta2)
