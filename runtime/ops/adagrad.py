@@ -18,7 +18,7 @@ _FORMULA = AdagradFormula()
 class DeepSpeedCPUAdagrad(FusedOptimizer):
     """Adagrad with the arguments of DeepSpeed's DeepSpeedCPUAdagrad, for host memory.
 
-    Its state_dict is that of `torch.optim.Adagrad` without `lr_decay`. A sparse gradient is made dense for the step, which moves no
+    Its state_dict is that of `torch.optim.Adagrad`, of which it takes `lr_decay`, too. A sparse gradient is made dense for the step, which moves no
     element that it does not name.
     Source: the arguments are those of DeepSpeed 0.19.8 ops/adagrad/cpu_adagrad.py, `DeepSpeedCPUAdagrad`
     """
@@ -45,14 +45,6 @@ class DeepSpeedCPUAdagrad(FusedOptimizer):
     def formula_of(self, group: Mapping[str, Any]) -> Formula:
         """Return the one."""
         return _FORMULA
-
-    def _check(self, group: Mapping[str, Any], where: str) -> None:
-        super()._check(group, where)
-        if group.get("lr_decay"):
-            raise ValueError(
-                f"DeepSpeedCPUAdagrad: {where} has lr_decay={group['lr_decay']}, which it does not do; take a scheduler, or "
-                "torch.optim.Adagrad"
-            )
 
     def _dense(self, param: Tensor, group: Mapping[str, Any], where: str) -> Tensor:
         grad = param.grad

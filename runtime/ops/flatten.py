@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..optim.formulas.formula import FlatArrays, Formula, Run
 
-# Copies of one formula's call: 2^24 elements, 64 MiB each of parameters and, where they are 16-bit, of states and gradients.
+# Copies of one formula's call: 2^20 elements, 4 MiB each of parameters and, where they are 16-bit, of states and gradients.
 # An element-wise formula takes large parameters in parts of this size; another takes at least one whole parameter.
-SCRATCH_NUMEL = 2**24
+SCRATCH_NUMEL = 2**20
 
 _OUT = (torch.bfloat16, torch.float16)
 

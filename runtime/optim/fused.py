@@ -1,0 +1,67 @@
+"""Any element-wise formula over this rank's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..comm.collectives import Collectives
+from ..zero.unit import SubBuffer
+from .formulas.formula import FlatArrays, Formula, Run
+from .rule import AfterPart, ByName, Groups, allocate_states
+
+
+class FusedRule:
+    """Updates each shard with one call of the formula.
+
+    `initial` names, by state, the key of a group that holds what the state begins with; zero where a group has no such key.
+    """
+
+    def __init__(self, name: str, formula: Formula, *, initial: Mapping[str, str] | None = None) -> None:
+        if not formula.is_elementwise:
+            raise AssertionError(f"{name} needs whole parameters, and shards end anywhere")
+        self.name = name
+        self._formula = formula
+        self._initial = dict(initial or {})
+        self._parts: tuple[SubBuffer, ...] = ()
+
+    def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
+        """Allocate the states."""
+        self._parts = tuple(parts)
+        self.reset_states(self._formula.state_names)
+        for part in self._parts:
+            for segment in part.segments():
+                for state, key in self._initial.items():
+                    run = slice(segment.offset, segment.offset + segment.numel)
+                    part.states[state][run] = groups[segment.group].get(key, 0.0)
+
+    def reset_states(self, names: Sequence[str]) -> None:
+        """There are always the same."""
+        for part in self._parts:
+            allocate_states(part, self._formula.state_names)
+
+    def beside(self) -> ByName:
+        """Nothing."""
+        return {}
+
+    def load_beside(self, saved: ByName) -> None:
+        """Nothing: steps are the engine's."""
+
+    def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
+        """Update part by part, so that one part's parameters can travel while the next is updated."""
+        for part in reversed(self._parts):
+            self._formula.update([_arrays(part, groups, step)], grad_scale=grad_scale)
+            if after_part is not None:
+                after_part(part)
+
+
+def _arrays(part: SubBuffer, groups: Groups, step: int) -> FlatArrays:
+    return FlatArrays(
+        param=part.master,
+        grads=tuple(part.gradients.pieces(0, part.param_shard.numel())),
+        states=part.states,
+        runs=tuple(
+            Run(offset=one.offset, numel=one.numel, group=groups[one.group], step=step)
+            for one in part.segments()
+        ),
+        param_out=part.param_shard if part.has_separate_master else None,
+    )
