@@ -18,7 +18,8 @@ _FORMULA = AdagradFormula()
 class DeepSpeedCPUAdagrad(FusedOptimizer):
     """Adagrad with the arguments of DeepSpeed's DeepSpeedCPUAdagrad, for host memory.
 
-    Its state_dict is that of `torch.optim.Adagrad`, of which it takes `lr_decay`, too. A sparse gradient is made dense for the step, which moves no
+    Its state_dict is that of `torch.optim.Adagrad`, and so are two more keys of its groups: `lr_decay` and
+    `initial_accumulator_value`. A sparse gradient is made dense for the step, which moves no
     element that it does not name.
     Source: the arguments are those of DeepSpeed 0.19.8 ops/adagrad/cpu_adagrad.py, `DeepSpeedCPUAdagrad`
     """
@@ -38,13 +39,26 @@ class DeepSpeedCPUAdagrad(FusedOptimizer):
         """Refuse `amsgrad` by name."""
         super().__init__(
             model_params,
-            {"lr": lr, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad},
+            {
+                "lr": lr,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsgrad": amsgrad,
+                "lr_decay": 0.0,
+                "initial_accumulator_value": 0.0,
+            },
             fp32_optimizer_states=fp32_optimizer_states,
         )
 
     def formula_of(self, group: Mapping[str, Any]) -> Formula:
         """Return the one."""
         return _FORMULA
+
+    def make_states(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the sum with which it begins."""
+        states = super().make_states(param, group)
+        states["sum"].fill_(group["initial_accumulator_value"])
+        return states
 
     def _dense(self, param: Tensor, group: Mapping[str, Any], where: str) -> Tensor:
         grad = param.grad

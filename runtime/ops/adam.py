@@ -12,18 +12,33 @@ from .optimizer import FusedOptimizer, Params
 
 
 class _Adam(FusedOptimizer):
-    """What both have in common. In a group `decoupled_weight_decay` says what torch's says: AdamW, or Adam with L2 weight decay."""
+    """What both have in common. The constructor's mode is every group's `decoupled_weight_decay`, which torch reads there."""
 
     state_names = AdamFormula.state_names
 
     @property
     def adam_w_mode(self) -> bool:
-        """Whether weight decay is decoupled, as given to the constructor."""
+        """Whether weight decay is decoupled."""
         return bool(self.defaults["decoupled_weight_decay"])
 
     def formula_of(self, group: Mapping[str, Any]) -> Formula:
         """Return AdamW or Adam."""
-        return _formula(bool(group["decoupled_weight_decay"]))
+        return _formula(self.adam_w_mode)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with hyper-parameters of their own, in the constructor's mode."""
+        mode = param_group.get("decoupled_weight_decay", self.adam_w_mode)
+        if bool(mode) is not self.adam_w_mode:
+            raise ValueError(
+                f"{type(self).__name__}: group {len(self.param_groups)} has decoupled_weight_decay={mode!r}, and the constructor "
+                f"said {self.adam_w_mode}; make an optimizer for each"
+            )
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = self.adam_w_mode
 
 
 class FusedAdam(_Adam):
