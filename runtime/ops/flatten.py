@@ -60,6 +60,11 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
             target.copy_(source)
 
     for update in updates:
+        as_it_lies = _in_place(update)
+        if as_it_lies is not None and as_it_lies.grads[0][1].data_ptr() not in grads:
+            grads.add(as_it_lies.grads[0][1].data_ptr())
+            calls.append(as_it_lies)
+            continue
         flat = _flatten(update)
         if (
             flat.grad.data_ptr() in grads
@@ -78,6 +83,22 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
     call()
     for target, source in copied:
         target.copy_(source.view(target.shape))
+
+
+def _in_place(update: Update) -> FlatArrays | None:
+    """The usual case, at a fraction of the time: all is float32 and contiguous."""
+    param, grad = update.param, update.grad
+    if param.dtype is not torch.float32 or not (param.is_contiguous() and grad.is_contiguous()):
+        return None
+    for state in update.states.values():
+        if state.dtype is not torch.float32 or not state.is_contiguous():
+            return None
+    return FlatArrays(
+        param=param.detach().view(-1),
+        grads=((0, grad.view(-1)),),
+        states={name: state.view(-1) for name, state in update.states.items()},
+        runs=(Run(offset=0, numel=param.numel(), group=update.group, step=update.step),),
+    )
 
 
 def _flatten(update: Update) -> _Flat:

@@ -178,12 +178,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"{name}: group {where} {what} {tensor.dtype}; it takes float32, bfloat16 and float16: convert the "
                     "parameter, or take an optimizer of torch.optim"
                 )
-        if self.host_only and param.device.type != "cpu":
+        if self.host_only and not param.is_cpu:
             raise RuntimeError(
                 f"{name}: group {where} is on {param.device}; it updates parameters in host memory: take "
                 f"{name.replace('DeepSpeedCPU', 'Fused')}"
             )
-        if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
+        if not param.is_contiguous() and 0 in param.stride():
             raise RuntimeError(
                 f"{name}: group {where} is expanded, so several of its elements are one in memory; pass a clone of it"
             )

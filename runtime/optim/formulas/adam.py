@@ -8,7 +8,7 @@ import torch
 
 from ....kernels import AdamSegment, AdamShard, adamw_step
 from ..numbers import as_float
-from .formula import FlatArrays, Formula, Group, Pieces, copy_out
+from .formula import FlatArrays, Formula, Group, Pieces, Run, copy_out
 
 # Both corrections are 1 - beta^step: after so many steps beta^step is 0 for every beta below 1, so they are exactly 1.
 _ALL_STEPS = 2**62
@@ -25,9 +25,9 @@ class AdamFormula(Formula):
 
     def update_in_host_memory(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
         """Update all in one call of our kernel, which knows float32 and bfloat16; float16 takes copies of the gradients."""
-        hyper: dict[int, _Hyper] = {}
-        shards = []
+        segments: dict[tuple[int, ...], AdamSegment] = {}
         without: list[FlatArrays] = []
+        shards = []
         for one in arrays:
             param_out = one.param_out
             if param_out is not None and param_out.dtype is torch.float16:
@@ -42,10 +42,7 @@ class AdamFormula(Formula):
                     ],
                     exp_avg=one.states["exp_avg"],
                     exp_avg_sq=one.states["exp_avg_sq"],
-                    segments=[
-                        _segment(run.offset, run.numel, _known(run.group, hyper), _step(run.group, run.step))
-                        for run in one.runs
-                    ],
+                    segments=[_known(run, segments) for run in one.runs],
                     param_out=param_out,
                 )
             )
@@ -90,22 +87,19 @@ def _hyper(group: Group) -> _Hyper:
     )
 
 
-def _known(group: Group, found: dict[int, _Hyper]) -> _Hyper:
-    """The numbers of a group, read once."""
-    if id(group) not in found:
-        found[id(group)] = _hyper(group)
-    return found[id(group)]
-
-
-def _segment(offset: int, numel: int, hyper: _Hyper, step: int) -> AdamSegment:
-    lr, beta1, beta2, eps, weight_decay = hyper
-    return AdamSegment(
-        offset=offset,
-        numel=numel,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        weight_decay=weight_decay,
-        step=step,
-    )
+def _known(run: Run, made: dict[tuple[int, ...], AdamSegment]) -> AdamSegment:
+    """The run as the kernel wants it; models have many parameters of few sizes."""
+    key = (id(run.group), run.offset, run.numel, run.step)
+    if key not in made:
+        lr, beta1, beta2, eps, weight_decay = _hyper(run.group)
+        made[key] = AdamSegment(
+            offset=run.offset,
+            numel=run.numel,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            step=_step(run.group, run.step),
+        )
+    return made[key]

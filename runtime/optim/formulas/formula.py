@@ -17,7 +17,7 @@ from ..numbers import scaled_grad
 Group = Mapping[str, Any]  # hyper-parameters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, as the next: thousands are made in each step
 class Run:
     """The elements [offset, offset + numel) and what they are updated with; `step` counts from 1."""
 
@@ -27,7 +27,7 @@ class Run:
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FlatArrays:
     """A shard, or one parameter. Elements in no run, or without a gradient, stay as they are."""
 
