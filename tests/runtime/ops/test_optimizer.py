@@ -248,6 +248,23 @@ def test_zero_grad_does_as_set_grad_none_says(kind: type[torch.optim.Optimizer])
     assert param.grad is None
 
 
+@every_kind
+def test_torchs_grad_scaler_steps_it_and_skips_infinities(kind: type[torch.optim.Optimizer]) -> None:
+    (param,), (expected,) = params((3,)), params((3,))
+    grad, param.grad = param.grad, None
+    assert grad is not None
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer = made(kind, [param])
+    made(kind, [expected]).step()
+    for factor in (1.0, float("inf")):
+        scaler.scale((param * grad * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert torch.equal(param, expected)
+    assert scaler.get_scale() == 2.0
+
+
 def test_the_gradient_stays_as_it_is() -> None:
     for kind in KINDS:
         (param,) = params((9,))
