@@ -4,7 +4,7 @@
 //   p  parameter     g  gradient     m  exp_avg (first moment)     v  exp_avg_sq (second moment)
 #pragma once
 
-#include "bfloat16.h"
+#include "scalar.h"
 
 #if !defined(__CUDACC_RTC__)
 #include <cmath>
@@ -54,14 +54,6 @@ inline AdamCoefficients adam_coefficients(const AdamHyper& h, bool adam_w_mode, 
     return c;
 }
 #endif
-
-DSLAUNCH_INLINE float square_root(float value) {
-#if defined(__CUDA_ARCH__)
-    return __fsqrt_rn(value);
-#else
-    return __builtin_sqrtf(value);
-#endif
-}
 
 // One step of one element. Agrees with torch.optim.Adam and AdamW (amsgrad and maximize off).
 // `adam_w` is a template argument, not a zero in `l2`: 0 * p is NaN for an infinite p and would reach m and v.

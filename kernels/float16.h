@@ -1,0 +1,46 @@
+// IEEE float16 <-> float by bit operations: 1 bit of sign, 5 of exponent (bias 15), 10 of fraction.
+//
+// Every case is worked out and one is selected, because loops with branches become no vectors.
+#pragma once
+
+#include "scalar.h"
+
+namespace dslaunch {
+
+struct float16 {
+    unsigned short bits;
+};
+
+// Exact. A subnormal is built as 2^-14 plus its value and gets 2^-14 taken off again: no float32 on the way is
+// subnormal, so a processor set to flush those to zero gives the same.
+DSLAUNCH_INLINE float to_float(float16 value) {
+    const int magnitude = value.bits & 0x7fff;
+    const unsigned int sign = static_cast<unsigned int>(value.bits & 0x8000) << 16;
+    const unsigned int wide = static_cast<unsigned int>(magnitude) << 13;
+    const unsigned int normal = wide + 0x38000000u;          // the biases differ by 112
+    const unsigned int special = wide + 0x70000000u;         // infinity, NaN: the largest exponent stays the largest
+    const unsigned int subnormal = bits_of(float_of(wide + 0x38800000u) - float_of(0x38800000u));
+    const unsigned int finite = magnitude < 0x0400 ? subnormal : normal;
+    return float_of(sign | (magnitude >= 0x7c00 ? special : finite));
+}
+
+// Rounds to nearest, ties to even; from 65520 on to infinity. A NaN keeps its sign and the upper bits of its payload,
+// and becomes quiet.
+DSLAUNCH_INLINE float16 to_float16(float value) {
+    const unsigned int bits = bits_of(value);
+    const unsigned int magnitude = bits & 0x7fffffffu;
+    const int order = static_cast<int>(magnitude);  // vectors compare signed integers in one instruction
+    // The fraction is rounded by adding just less than half a unit, or half for an odd one; the carry may reach the
+    // exponent, and infinity.
+    const unsigned int normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+    // Below 2^-14 a unit is 2^-24, which is that of float32 from 0.5 on: the addition itself rounds.
+    const unsigned int subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
+    const unsigned int quiet_nan = ((magnitude >> 13) & 0x03ffu) | 0x7e00u;
+    const unsigned int finite = order < 0x38800000 ? subnormal : normal;
+    const unsigned int number = order >= 0x47800000 ? 0x7c00u : finite;
+    return float16{static_cast<unsigned short>((bits >> 16 & 0x8000u) | (order > 0x7f800000 ? quiet_nan : number))};
+}
+
+DSLAUNCH_INLINE void assign(float16& to, float value) { to = to_float16(value); }
+
+}  // namespace dslaunch

@@ -1,0 +1,82 @@
+// LAMB: the arithmetic of one element, the same on the host and on a device. Two passes, because the length of a step
+// depends on the norms of a whole parameter:
+//   1  lamb_direction for each element; the caller sums p * p and u * u
+//   2  lamb_element with lamb_step_size, which knows both norms
+//
+// Letters follow You et al., "Large Batch Optimization for Deep Learning" (2020), algorithm 2:
+//   p  parameter     g  gradient     m  exp_avg     v  exp_avg_sq     u  update (the direction to go)
+#pragma once
+
+#include "scalar.h"
+
+#if !defined(__CUDACC_RTC__)
+#include <cmath>
+#endif
+
+namespace dslaunch {
+
+// What is constant over one segment in the first pass, rounded once to float.
+struct LambCoefficients {
+    float grad_scale;  // multiplied into g first: 1 / loss scale times the clip factor
+    float beta1;
+    float one_minus_beta1;
+    float beta2;
+    float one_minus_beta2;
+    float eps;
+    float weight_decay;
+};
+
+// Hyper-parameters of one optimizer group, as the caller gives them. `step` counts from 1.
+struct LambHyper {
+    double lr;
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    double min_coeff;  // the quotient of the norms is kept between these two
+    double max_coeff;
+    double step;
+};
+
+#if !defined(__CUDACC_RTC__)
+inline LambCoefficients lamb_coefficients(const LambHyper& h, double grad_scale) {
+    LambCoefficients c;
+    c.grad_scale = static_cast<float>(grad_scale);
+    c.beta1 = static_cast<float>(h.beta1);
+    c.one_minus_beta1 = static_cast<float>(1.0 - h.beta1);
+    c.beta2 = static_cast<float>(h.beta2);
+    c.one_minus_beta2 = static_cast<float>(1.0 - h.beta2);
+    c.eps = static_cast<float>(h.eps);
+    c.weight_decay = static_cast<float>(h.weight_decay);
+    return c;
+}
+
+// What u is multiplied with: lr, Adam's bias correction, and the quotient of the norms (1 if one of them is 0).
+inline float lamb_step_size(const LambHyper& h, bool bias_correction, double param_square, double update_square) {
+    double step_size = h.lr;
+    if (bias_correction) {
+        step_size *= std::sqrt(1.0 - std::pow(h.beta2, h.step)) / (1.0 - std::pow(h.beta1, h.step));
+    }
+    double quotient = 1.0;
+    if (param_square > 0.0 && update_square > 0.0) {
+        quotient = std::sqrt(param_square) / std::sqrt(update_square);
+        quotient = std::fmin(std::fmax(quotient, h.min_coeff), h.max_coeff);
+    }
+    return static_cast<float>(step_size * quotient);
+}
+#endif
+
+// The first pass: new moments, and the direction.
+template <bool eps_inside_sqrt>
+DSLAUNCH_INLINE float lamb_direction(float p, float g, float& m, float& v, const LambCoefficients& c) {
+    g *= c.grad_scale;
+    m = c.beta1 * m + c.one_minus_beta1 * g;
+    v = c.beta2 * v + c.one_minus_beta2 * g * g;
+    const float root = eps_inside_sqrt ? square_root(v + c.eps) : square_root(v) + c.eps;
+    return m / root + c.weight_decay * p;
+}
+
+// The second pass.
+DSLAUNCH_INLINE void lamb_element(float& p, float u, float step_size) { p -= step_size * u; }
+
+}  // namespace dslaunch
