@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..optim.formulas.formula import FlatArrays, Formula, Run
 
-# Copies of one formula's call: 2^20 elements, 4 MiB each of parameters and, where they are 16-bit, of states and gradients.
-# An element-wise formula takes large parameters in parts of this size; another takes at least one whole parameter.
+# What one call copies: 2^20 elements, 4 MiB each of parameters and of states that the kernel does not take as they are; of
+# LAMB's directions, too. An element-wise formula takes large parameters in parts of this size; LAMB takes one at least.
 SCRATCH_NUMEL = 2**20
 
 _OUT = (torch.bfloat16, torch.float16)
@@ -60,7 +60,7 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
             target.copy_(source)
 
     for update in updates:
-        as_it_lies = _in_place(update)
+        as_it_lies = _in_place(update) if formula.is_elementwise else None
         if as_it_lies is not None and as_it_lies.grads[0][1].data_ptr() not in grads:
             grads.add(as_it_lies.grads[0][1].data_ptr())
             calls.append(as_it_lies)
@@ -72,7 +72,9 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
             flat.grad = flat.grad.clone()
         grads.add(flat.grad.data_ptr())
         copied += flat.copied
-        is_scratch = any(tensor.dtype is not torch.float32 for tensor in (flat.param, *flat.states.values()))
+        is_scratch = not formula.is_elementwise or any(
+            tensor.dtype is not torch.float32 for tensor in (flat.param, *flat.states.values())
+        )
         for part in _parts(flat, scratch_numel if is_scratch and formula.is_elementwise else None):
             numel = part.param.numel()
             if is_scratch and taken and taken + numel > scratch_numel:
@@ -138,7 +140,10 @@ def _parts(flat: _Flat, limit: int | None) -> Iterator[_Flat]:
 
 def _arrays(flat: _Flat, update: Update, rounded: list[tuple[Tensor, Tensor]]) -> FlatArrays:
     """What the formula takes; `rounded` gets the 16-bit states that it does not write itself."""
-    states = {name: state.float() for name, state in flat.states.items()}
+    states = {
+        name: state if state.dtype is torch.bfloat16 and state.is_cpu else state.float()
+        for name, state in flat.states.items()
+    }
     rounded += [
         (flat.states[name], state) for name, state in states.items() if state is not flat.states[name]
     ]

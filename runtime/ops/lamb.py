@@ -9,7 +9,7 @@ from ..optim.formulas.formula import Formula
 from ..optim.formulas.lamb import LambFormula
 from .optimizer import FusedOptimizer, Params
 
-_FORMULA = LambFormula()
+_FORMULAS = {is_inside: LambFormula(eps_inside_sqrt=is_inside) for is_inside in (False, True)}
 
 
 class FusedLamb(FusedOptimizer):
@@ -54,8 +54,8 @@ class FusedLamb(FusedOptimizer):
         )
 
     def formula_of(self, group: Mapping[str, Any]) -> Formula:
-        """Return the one."""
-        return _FORMULA
+        """Return the one with eps at its place."""
+        return _FORMULAS[bool(group["eps_inside_sqrt"])]
 
     def _check(self, group: Mapping[str, Any], where: str) -> None:
         super()._check(group, where)

@@ -23,6 +23,7 @@ from .borrowed import BorrowedRule, Loan, lend
 from .flat import FlatOptimizer
 from .formulas.adagrad import AdagradFormula
 from .formulas.lion import LionFormula
+from .formulas.sgd import SgdFormula
 from .fused import FusedRule
 from .rule import Rule
 
@@ -241,7 +242,7 @@ def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
         return FusedRule("Lion", LionFormula())
     if kind in _ADAGRADS:
         return FusedRule("Adagrad", AdagradFormula(), initial={"sum": "initial_accumulator_value"})
-    return None
+    return FusedRule("SGD", SgdFormula()) if kind is torch.optim.SGD else None
 
 
 def _check_can_step(client: torch.optim.Optimizer, name: str) -> None:

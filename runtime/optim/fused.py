@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from ..comm.collectives import Collectives
 from ..zero.unit import SubBuffer
 from .formulas.formula import FlatArrays, Formula, Run
@@ -27,7 +29,8 @@ class FusedRule:
     def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Allocate the states."""
         self._parts = tuple(parts)
-        self.reset_states(self._formula.state_names)
+        for part in self._parts:
+            allocate_states(part, self._formula.names_for(groups))
         for part in self._parts:
             for segment in part.segments():
                 for state, key in self._initial.items():
@@ -35,9 +38,9 @@ class FusedRule:
                     part.states[state][run] = groups[segment.group].get(key, 0.0)
 
     def reset_states(self, names: Sequence[str]) -> None:
-        """There are always the same."""
+        """Keep to those that the formula has; what it needs beside them it gets at the next step."""
         for part in self._parts:
-            allocate_states(part, self._formula.state_names)
+            allocate_states(part, [name for name in self._formula.state_names if name in names])
 
     def beside(self) -> ByName:
         """Nothing."""
@@ -48,7 +51,11 @@ class FusedRule:
 
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
+        names = self._formula.names_for(groups)
         for part in reversed(self._parts):
+            for name in names:
+                if name not in part.states:  # a group has begun to need it
+                    part.states[name] = torch.zeros_like(part.master)
             self._formula.update([_arrays(part, groups, step)], grad_scale=grad_scale)
             if after_part is not None:
                 after_part(part)

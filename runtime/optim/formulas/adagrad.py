@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ....kernels import AdagradSegment, AdagradShard, adagrad_step
 from ..numbers import as_float
-from .formula import Formula, Group, Pieces
+from .formula import FlatArrays, Formula, Pieces, Run
 
 
 class AdagradFormula(Formula):
@@ -17,6 +18,32 @@ class AdagradFormula(Formula):
 
     state_names = ("sum",)
 
+    def segment(self, run: Run) -> AdagradSegment:
+        """As Adagrad's kernel takes it."""
+        return AdagradSegment(
+            offset=run.offset,
+            numel=run.numel,
+            lr=as_float(run.group["lr"]),
+            weight_decay=as_float(run.group["weight_decay"]),
+            lr_decay=as_float(run.group.get("lr_decay", 0.0)),
+            eps=as_float(run.group["eps"]),
+            step=run.step,
+        )
+
+    def shard(self, one: FlatArrays, segments: list[AdagradSegment]) -> AdagradShard:
+        """As Adagrad's kernel takes it."""
+        return AdagradShard(
+            param=one.param,
+            grads=one.grads,
+            param_out=one.param_out,
+            sum=one.states["sum"],
+            segments=segments,
+        )
+
+    def call(self, shards: list[AdagradShard], grad_scale: float) -> None:
+        """Adagrad."""
+        adagrad_step(shards, grad_scale=grad_scale)
+
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""
         group, grads, sums = pieces.group, pieces.grads, pieces.states["sum"]
@@ -26,9 +53,5 @@ class AdagradFormula(Formula):
         torch._foreach_addcmul_(sums, grads, grads, 1.0)
         roots = torch._foreach_sqrt(sums)
         torch._foreach_add_(roots, as_float(group["eps"]))
-        torch._foreach_addcdiv_(pieces.params, grads, roots, -decayed_lr(group, pieces.step))
-
-
-def decayed_lr(group: Group, step: int) -> float:
-    """Return the lr of this step."""
-    return as_float(group["lr"]) / (1 + (step - 1) * as_float(group.get("lr_decay", 0.0)))
+        lr = as_float(group["lr"]) / (1 + (pieces.step - 1) * as_float(group.get("lr_decay", 0.0)))
+        torch._foreach_addcdiv_(pieces.params, grads, roots, -lr)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from ....kernels import AdamSegment, AdamShard, adamw_step
 from ..numbers import as_float
-from .formula import FlatArrays, Formula, Group, Pieces, Run, copy_out
+from .formula import FlatArrays, Formula, Group, Pieces, Run, corrected_step
 
-# Both corrections are 1 - beta^step: after so many steps beta^step is 0 for every beta below 1, so they are exactly 1.
-_ALL_STEPS = 2**62
 _Hyper = tuple[float, float, float, float, float]
 
 
@@ -23,38 +19,41 @@ class AdamFormula(Formula):
     def __init__(self, *, adam_w_mode: bool) -> None:
         self.adam_w_mode = adam_w_mode
 
-    def update_in_host_memory(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
-        """Update all in one call of our kernel, which knows float32 and bfloat16; float16 takes copies of the gradients."""
-        segments: dict[tuple[int, ...], AdamSegment] = {}
-        without: list[FlatArrays] = []
-        shards = []
-        for one in arrays:
-            param_out = one.param_out
-            if param_out is not None and param_out.dtype is torch.float16:
-                without.append(one)
-                param_out = None
-            shards.append(
-                AdamShard(
-                    param=one.param,
-                    grads=[
-                        (offset, grad.float() if grad.dtype is torch.float16 else grad)
-                        for offset, grad in one.grads
-                    ],
-                    exp_avg=one.states["exp_avg"],
-                    exp_avg_sq=one.states["exp_avg_sq"],
-                    segments=[_known(run, segments) for run in one.runs],
-                    param_out=param_out,
-                )
-            )
+    def segment(self, run: Run) -> AdamSegment:
+        """As Adam's kernel takes it."""
+        lr, beta1, beta2, eps, weight_decay = _hyper(run.group)
+        return AdamSegment(
+            offset=run.offset,
+            numel=run.numel,
+            lr=lr,
+            weight_decay=weight_decay,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            step=corrected_step(run),
+        )
+
+    def shard(self, one: FlatArrays, segments: list[AdamSegment]) -> AdamShard:
+        """As Adam's kernel takes it."""
+        return AdamShard(
+            param=one.param,
+            grads=one.grads,
+            param_out=one.param_out,
+            exp_avg=one.states["exp_avg"],
+            exp_avg_sq=one.states["exp_avg_sq"],
+            segments=segments,
+        )
+
+    def call(self, shards: list[AdamShard], grad_scale: float) -> None:
+        """AdamW or Adam."""
         adamw_step(shards, grad_scale=grad_scale, adam_w_mode=self.adam_w_mode)
-        copy_out(without)
 
     def foreach(self, pieces: Pieces) -> None:
         """Call torch's fused kernel."""
         kernel = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
         lr, beta1, beta2, eps, weight_decay = _hyper(pieces.group)
         device = pieces.params[0].device
-        count = torch.tensor(float(_step(pieces.group, pieces.step)), device=device)
+        count = torch.tensor(float(corrected_step(pieces)), device=device)
         kernel(
             pieces.params,
             pieces.grads,
@@ -72,10 +71,6 @@ class AdamFormula(Formula):
         )
 
 
-def _step(group: Group, step: int) -> int:
-    return step if group.get("bias_correction", True) else _ALL_STEPS
-
-
 def _hyper(group: Group) -> _Hyper:
     beta1, beta2 = group["betas"]
     return (
@@ -85,21 +80,3 @@ def _hyper(group: Group) -> _Hyper:
         as_float(group["eps"]),
         as_float(group["weight_decay"]),
     )
-
-
-def _known(run: Run, made: dict[tuple[int, ...], AdamSegment]) -> AdamSegment:
-    """The run as the kernel wants it; models have many parameters of few sizes."""
-    key = (id(run.group), run.offset, run.numel, run.step)
-    if key not in made:
-        lr, beta1, beta2, eps, weight_decay = _hyper(run.group)
-        made[key] = AdamSegment(
-            offset=run.offset,
-            numel=run.numel,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            step=_step(run.group, run.step),
-        )
-    return made[key]

@@ -6,7 +6,7 @@ Letters: n = elements of one array.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,7 +33,7 @@ class FlatArrays:
 
     param: Tensor  # [n] float32, contiguous, updated in place
     grads: tuple[tuple[int, Tensor], ...]  # where each piece begins, [k] float32, bfloat16 or float16
-    states: Mapping[str, Tensor]  # by name: [n] float32, updated in place
+    states: Mapping[str, Tensor]  # by name: [n] float32, in host memory or all bfloat16, updated in place
     runs: tuple[Run, ...]
     param_out: Tensor | None = None  # [n] bfloat16 or float16: the result, rounded to nearest even
 
@@ -55,6 +55,10 @@ class Formula(ABC):
     state_names: ClassVar[tuple[str, ...]]
     is_elementwise: ClassVar[bool] = True  # else a run is one whole parameter, with its gradient in one piece
 
+    def names_for(self, groups: Iterable[Group]) -> tuple[str, ...]:
+        """Return the names of the states that these groups need."""
+        return self.state_names
+
     def update(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
         """Apply one step to all, which are on one device; `grad_scale` is multiplied into the gradients first.
 
@@ -62,7 +66,7 @@ class Formula(ABC):
         """
         if not arrays:
             return
-        if arrays[0].param.device.type == "cpu":
+        if arrays[0].param.is_cpu:
             self.update_in_host_memory(arrays, grad_scale=grad_scale)
         else:
             self.update_with_torch(
@@ -70,21 +74,44 @@ class Formula(ABC):
             )  # kernels for a device have their place here
 
     def update_in_host_memory(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
-        """Do that with one call of our kernel where there is one."""
-        self.update_with_torch(arrays, grad_scale=grad_scale)
+        """Do that with one call of our kernel."""
+        segments: dict[tuple[int, ...], Any] = {}  # models have many parameters of few sizes
+        shards = []
+        for one in arrays:
+            chosen = []
+            for run in one.runs:
+                key = (id(run.group), run.offset, run.numel, run.step)
+                if key not in segments:
+                    segments[key] = self.segment(run)
+                chosen.append(segments[key])
+            shards.append(self.shard(one, chosen))
+        self.call(shards, grad_scale)
+
+    @abstractmethod
+    def segment(self, run: Run) -> Any:
+        """Return the run as our kernel takes it."""
+
+    @abstractmethod
+    def shard(self, one: FlatArrays, segments: list[Any]) -> Any:
+        """Return the arrays as our kernel takes them."""
+
+    @abstractmethod
+    def call(self, shards: list[Any], grad_scale: float) -> None:
+        """Call our kernel."""
 
     def update_with_torch(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
         """Do that with torch's operations, on any device. Float32 gradients may be overwritten if `grad_scale` is not 1."""
-        for pieces in _collect(arrays, self.state_names, grad_scale):
+        names = self.names_for(run.group for one in arrays for run in one.runs)
+        for pieces in _collect(arrays, names, grad_scale):
             self.foreach(pieces)
-        copy_out(arrays)
+        _copy_out(arrays)
 
     @abstractmethod
     def foreach(self, pieces: Pieces) -> None:
         """Apply one step with torch's operations over lists; `pieces.grads` may be read only."""
 
 
-def copy_out(arrays: Sequence[FlatArrays]) -> None:
+def _copy_out(arrays: Sequence[FlatArrays]) -> None:
     """Round the results into `param_out`, run by run, so that padding between runs stays zero."""
     for one in arrays:
         if one.param_out is not None:
@@ -111,3 +138,12 @@ def _collect(arrays: Sequence[FlatArrays], names: Sequence[str], grad_scale: flo
                 for name in names:
                     pieces.states[name].append(one.states[name][start:stop])
     return iter(found.values())
+
+
+# Both corrections are 1 - beta^step: after so many steps beta^step is 0 for every beta below 1, so they are exactly 1.
+ALL_STEPS = 2**62
+
+
+def corrected_step(run: Run | Pieces) -> int:
+    """Return the step for Adam's bias correction; one that corrects nothing where a group says so."""
+    return run.step if run.group.get("bias_correction", True) else ALL_STEPS

@@ -6,8 +6,9 @@ from math import sqrt
 
 import torch
 
+from ....kernels import LambSegment, LambShard, lamb_step
 from ..numbers import as_float
-from .formula import Formula, Pieces
+from .formula import FlatArrays, Formula, Pieces, Run, corrected_step
 
 
 class LambFormula(Formula):
@@ -21,6 +22,41 @@ class LambFormula(Formula):
     state_names = ("exp_avg", "exp_avg_sq")
     is_elementwise = False
 
+    def __init__(self, *, eps_inside_sqrt: bool) -> None:
+        self.eps_inside_sqrt = eps_inside_sqrt
+
+    def segment(self, run: Run) -> LambSegment:
+        """As LAMB's kernel takes it."""
+        beta1, beta2 = run.group["betas"]
+        return LambSegment(
+            offset=run.offset,
+            numel=run.numel,
+            lr=as_float(run.group["lr"]),
+            weight_decay=as_float(run.group["weight_decay"]),
+            beta1=as_float(beta1),
+            beta2=as_float(beta2),
+            eps=as_float(run.group["eps"]),
+            step=corrected_step(run),
+            min_coeff=as_float(run.group["min_coeff"]),
+            max_coeff=as_float(run.group["max_coeff"]),
+        )
+
+    def shard(self, one: FlatArrays, segments: list[LambSegment]) -> LambShard:
+        """As LAMB's kernel takes it, with room for the direction."""
+        return LambShard(
+            param=one.param,
+            grads=one.grads,
+            param_out=one.param_out,
+            exp_avg=one.states["exp_avg"],
+            exp_avg_sq=one.states["exp_avg_sq"],
+            update=torch.empty_like(one.param),
+            segments=segments,
+        )
+
+    def call(self, shards: list[LambShard], grad_scale: float) -> None:
+        """LAMB."""
+        lamb_step(shards, grad_scale=grad_scale, eps_inside_sqrt=self.eps_inside_sqrt)
+
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""
         group, params, grads = pieces.group, pieces.params, pieces.grads
@@ -29,15 +65,15 @@ class LambFormula(Formula):
         torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
         torch._foreach_mul_(exp_avg_sqs, beta2)
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-        if group["eps_inside_sqrt"]:
+        if self.eps_inside_sqrt:
             roots = torch._foreach_sqrt(torch._foreach_add(exp_avg_sqs, eps))
         else:
             roots = torch._foreach_add(torch._foreach_sqrt(exp_avg_sqs), eps)
         updates = torch._foreach_div(exp_avgs, roots)
         torch._foreach_add_(updates, params, alpha=as_float(group["weight_decay"]))
         step_size = as_float(group["lr"])
-        if group["bias_correction"]:
-            step_size *= sqrt(1 - beta2**pieces.step) / (1 - beta1**pieces.step)
+        step = corrected_step(pieces)
+        step_size *= sqrt(1 - beta2**step) / (1 - beta1**step)
         low, high = as_float(group["min_coeff"]), as_float(group["max_coeff"])
         norms = zip(torch._foreach_norm(params), torch._foreach_norm(updates), strict=True)
         for param, update, (of_param, of_update) in zip(params, updates, norms, strict=True):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ....kernels import LionSegment, LionShard, lion_step
 from ..numbers import as_float
-from .formula import Formula, Pieces
+from .formula import FlatArrays, Formula, Pieces, Run
 
 
 class LionFormula(Formula):
@@ -15,6 +16,32 @@ class LionFormula(Formula):
     """
 
     state_names = ("exp_avg",)
+
+    def segment(self, run: Run) -> LionSegment:
+        """As Lion's kernel takes it."""
+        beta1, beta2 = run.group["betas"]
+        return LionSegment(
+            offset=run.offset,
+            numel=run.numel,
+            lr=as_float(run.group["lr"]),
+            weight_decay=as_float(run.group["weight_decay"]),
+            beta1=as_float(beta1),
+            beta2=as_float(beta2),
+        )
+
+    def shard(self, one: FlatArrays, segments: list[LionSegment]) -> LionShard:
+        """As Lion's kernel takes it."""
+        return LionShard(
+            param=one.param,
+            grads=one.grads,
+            param_out=one.param_out,
+            exp_avg=one.states["exp_avg"],
+            segments=segments,
+        )
+
+    def call(self, shards: list[LionShard], grad_scale: float) -> None:
+        """Lion."""
+        lion_step(shards, grad_scale=grad_scale)
 
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""
