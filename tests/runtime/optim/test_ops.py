@@ -16,6 +16,8 @@ from dslaunch.ops.lamb import FusedLamb
 from dslaunch.ops.lion import DeepSpeedCPULion, FusedLion
 from tests.runtime.models import (
     assert_same_bits,
+    batch,
+    loss_of,
     make_config,
     make_model,
     snapshot,
@@ -58,6 +60,7 @@ MAKE: dict[str, Make] = {
     "DeepSpeedCPULion": _of(DeepSpeedCPULion, lr=1e-3, betas=(0.95, 0.98)),
     "DeepSpeedCPUAdagrad": _of(DeepSpeedCPUAdagrad, lr=0.02, eps=1e-3),
     "torch Adagrad": _of(torch.optim.Adagrad, lr=0.02, initial_accumulator_value=0.1, lr_decay=0.1),
+    "torch SGD": _of(torch.optim.SGD, lr=0.05, momentum=0.9, dampening=0.1),
     "FusedLamb": _of(FusedLamb, lr=0.05, eps=1e-3),
 }
 RULES = {
@@ -71,6 +74,7 @@ RULES = {
     "DeepSpeedCPULion": ("FusedRule", "Lion"),
     "DeepSpeedCPUAdagrad": ("FusedRule", "Adagrad"),
     "torch Adagrad": ("FusedRule", "Adagrad"),
+    "torch SGD": ("FusedRule", "SGD"),
     "FusedLamb": ("BorrowedRule", "Lamb"),
 }
 
@@ -108,11 +112,12 @@ def test_under_sharding_it_does_what_it_does_in_one_process(ranks: Ranks, name: 
     model = make_model()
     train_plain(model, MAKE[name](model), steps=10)
     expected = snapshot(model.named_parameters())
-    for by_stage in ranks(_train, name, world_size=2):
-        for result in by_stage:
-            assert worst_difference(result, expected) <= (STEEP_DRIFT if name == "FusedLamb" else DRIFT)
-        for other in by_stage[1:]:
-            assert_same_bits(by_stage[0], other)
+    for world_size in (1, 2):
+        for by_stage in ranks(_train, name, world_size=world_size):
+            for result in by_stage:
+                assert worst_difference(result, expected) <= (STEEP_DRIFT if name == "FusedLamb" else DRIFT)
+            for other in by_stage[1:]:
+                assert_same_bits(by_stage[0], other)
 
 
 def _goes_on(rank: int, name: str) -> list[dict[str, Tensor]]:
@@ -148,6 +153,7 @@ def _resumed(rank: int, folder: str, name: str, stage: int, saves: bool) -> dict
         "FusedAdam": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.8, 0.99], "eps": 1e-3}},
         "FusedLion": {"type": "Lion", "params": {"lr": 1e-3, "betas": [0.95, 0.98]}},
         "torch Adagrad": {"type": "Adagrad", "params": {"lr": 0.5}},  # the checkpoint's groups come with it
+        "torch SGD": {"type": "SGD", "params": {"lr": 0.5}},
         "FusedLamb": {"type": "Lamb", "params": {"lr": 0.05, "eps": 1e-3}},
     }
     model = make_model()
@@ -168,7 +174,7 @@ def _resumed(rank: int, folder: str, name: str, stage: int, saves: bool) -> dict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["FusedAdam", "FusedLion", "torch Adagrad", "FusedLamb"])
+@pytest.mark.parametrize("name", ["FusedAdam", "FusedLion", "torch Adagrad", "torch SGD", "FusedLamb"])
 def test_a_checkpoint_is_that_of_the_same_type_in_a_ds_config(ranks: Ranks, tmp_path: Any, name: str) -> None:
     on = ranks(_resumed, str(tmp_path), name, 2, True, world_size=2)
     assert_same_bits(on[0], ranks(_resumed, str(tmp_path), name, 3, False, world_size=2)[0])
@@ -195,10 +201,34 @@ def _in_16_bits(rank: int, name: str, precision: str) -> list[tuple[dict[str, Te
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", ["FusedAdam", "FusedLion", "torch Adagrad"])
+@pytest.mark.parametrize("name", ["FusedAdam", "FusedLion", "torch Adagrad", "torch SGD"])
 def test_parameters_of_16_bits_are_the_rounded_masters(ranks: Ranks, name: str, precision: str) -> None:
     for (first, rounding), *others in ranks(_in_16_bits, name, precision, world_size=2):
         assert rounding == 0
         for result, other_rounding in others:
             assert other_rounding == 0
             assert_same_bits(first, result)
+
+
+def _momentum_later(rank: int) -> dict[str, Tensor]:
+    model = make_model()
+    client = torch.optim.SGD(model.parameters(), lr=0.05)
+    engine, *_ = dslaunch.initialize(model=model, optimizer=client, config=make_config(stage=2))
+    train_engine(engine, steps=3)
+    client.param_groups[0]["momentum"] = 0.9
+    train_engine(engine, steps=7, first=3)
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.slow
+def test_momentum_may_begin_later(ranks: Ranks) -> None:
+    model = make_model()
+    plain = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(10):
+        if step == 3:
+            plain.param_groups[0]["momentum"] = 0.9
+        plain.zero_grad()
+        loss_of(model, batch(step)).backward()
+        plain.step()
+    for result in ranks(_momentum_later, world_size=2):
+        assert worst_difference(result, snapshot(model.named_parameters())) <= DRIFT
