@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from pydantic import ConfigDict
 
-from ..optim.lamb import Lamb
-from ..optim.lion import Lion
+from ..ops.lamb import FusedLamb
+from ..ops.lion import FusedLion
 from .section import Section
 from .value import Beta, Betas, Bool, Size
 
@@ -74,7 +74,9 @@ PARAMS_OF: dict[str, type[AdamParams] | type[MuonParams]] = {
     "Muon": MuonParams,
 }
 
-_OURS: dict[str, type[torch.optim.Optimizer]] = {"Lamb": Lamb, "Lion": Lion}
+_OURS: dict[str, type[torch.optim.Optimizer]] = {"Lamb": FusedLamb, "Lion": FusedLion}
+# What they take and an engine has no use for: it refuses these, or says that they have no effect.
+_NOT_FROM_CONFIG = {"amsgrad", "max_grad_norm", "set_grad_none"}
 _REFUSED = {
     "OneBitAdam": _ONE_BIT,
     "OneBitLamb": _ONE_BIT,
@@ -120,7 +122,8 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
 
 def optimizer_params(name: str) -> tuple[str, ...]:
     """Return the keyword arguments of such a class."""
-    return tuple(inspect.signature(optimizer_class(name)).parameters)[1:]
+    names = tuple(inspect.signature(optimizer_class(name)).parameters)[1:]
+    return tuple(one for one in names if not (name in _OURS and one in _NOT_FROM_CONFIG))
 
 
 def _first(*values: float | None) -> float:

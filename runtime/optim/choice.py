@@ -14,9 +14,17 @@ from ..config.config import Config
 from ..config.optimizer import AdamParams, MuonParams, OptimizerConfig, optimizer_class
 from ..config.value import show
 from ..errors import ConfigError
+from ..ops.adagrad import DeepSpeedCPUAdagrad
+from ..ops.adam import DeepSpeedCPUAdam, FusedAdam
+from ..ops.lamb import FusedLamb
+from ..ops.lion import DeepSpeedCPULion, FusedLion
 from .adam import AdamRule
 from .borrowed import BorrowedRule, Loan, lend
 from .flat import FlatOptimizer
+from .formulas.adagrad import AdagradFormula
+from .formulas.lion import LionFormula
+from .formulas.sgd import SgdFormula
+from .fused import FusedRule
 from .rule import Rule
 
 Groups = list[dict[str, Any]]
@@ -25,8 +33,20 @@ ClientOptimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]
 
 _log = logging.getLogger("dslaunch")
 
-_OURS = (torch.optim.Adam, torch.optim.AdamW)  # exactly: a subclass may override anything
+# What our kernels update in its place. Exactly these: a subclass may override anything.
+_ADAMS = (torch.optim.Adam, torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam)
+_LIONS = (FusedLion, DeepSpeedCPULion)
+_ADAGRADS = (torch.optim.Adagrad, DeepSpeedCPUAdagrad)
 _FLAGS_OURS_LACK = ("amsgrad", "maximize", "capturable", "differentiable")
+# By these names checkpoints know what is stepped in place of the class; that torch's Adam has another layout than ours.
+_NAMES: dict[type, str] = {
+    torch.optim.Adam: "Adam of torch",
+    torch.optim.AdamW: "AdamW of torch",
+    DeepSpeedCPUAdagrad: "Adagrad",
+    DeepSpeedCPULion: "Lion",
+    FusedLamb: "Lamb",
+    FusedLion: "Lion",
+}
 # What treats every element alone. Others say so with a class attribute `is_elementwise`.
 _ELEMENTWISE = (
     torch.optim.Adadelta,
@@ -190,10 +210,10 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
     name = f"{kind.__module__}.{kind.__qualname__}"
     groups = client.param_groups
     _check_can_step(client, name)
-    if kind in _OURS and not any(group.get(flag) for group in groups for flag in _FLAGS_OURS_LACK):
-        modes = {group.get("decoupled_weight_decay", kind is torch.optim.AdamW) for group in groups}
-        if len(modes) == 1 and not any(client.state.values()):
-            return AdamRule(adam_w_mode=modes.pop())
+    fused = _fused_rule(client)
+    if fused is not None:
+        client.state.clear()  # nothing is lost: it has not stepped
+        return fused
     is_elementwise = kind in _ELEMENTWISE or getattr(kind, "is_elementwise", False) is True
     if not is_elementwise:
         _log.info(
@@ -202,7 +222,27 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
             name,
         )
     loan: Loan = lend(client, groups, range(len(groups)), is_elementwise=is_elementwise)
-    return BorrowedRule(f"{kind.__name__} of torch" if kind in _OURS else kind.__name__, [loan])
+    return BorrowedRule(_NAMES.get(kind, kind.__name__), [loan])
+
+
+def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
+    """Return the rule with a fused kernel that does what this optimizer does; None if there is none, or it has stepped."""
+    kind, groups = type(client), client.param_groups
+    if any(group.get(flag) for group in groups for flag in _FLAGS_OURS_LACK):
+        return None
+    if any(
+        state.get("step", 1) for state in client.state.values() if state
+    ):  # Adagrad's states begin with a 0
+        return None
+    if kind in _ADAMS:
+        modes = {bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW)) for group in groups}
+        corrects = all(group.get("bias_correction", True) for group in groups)
+        return AdamRule(adam_w_mode=modes.pop()) if len(modes) == 1 and corrects else None
+    if kind in _LIONS:
+        return FusedRule("Lion", LionFormula())
+    if kind in _ADAGRADS:
+        return FusedRule("Adagrad", AdagradFormula(), initial={"sum": "initial_accumulator_value"})
+    return FusedRule("SGD", SgdFormula()) if kind is torch.optim.SGD else None
 
 
 def _check_can_step(client: torch.optim.Optimizer, name: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..zero.layout import Segment
 from ..zero.unit import SubBuffer
+from .numbers import as_float as as_float, scaled_grad as scaled_grad
 
 Groups = Sequence[dict[str, Any]]  # an optimizer's param_groups
 AfterPart = Callable[[SubBuffer], None]
@@ -46,20 +46,9 @@ class Rule(Protocol):
         """Take that over, of all parameters, when the states are there."""
 
 
-def scaled_grad(grad: Tensor, grad_scale: float) -> Tensor:
-    """Return the gradient in float32, multiplied by `grad_scale`; may be the gradient itself, overwritten."""
-    grad = grad.float()
-    return grad if grad_scale == 1.0 else grad.mul_(grad_scale)
-
-
 def runs(flat: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
     """Return the views of `flat` that the segments name."""
     return [flat[segment.offset : segment.offset + segment.numel] for segment in segments]
-
-
-def as_float(value: Any) -> float:
-    """Return a hyper-parameter as a number; torch allows a tensor for lr."""
-    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
 
 
 def hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:

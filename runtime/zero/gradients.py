@@ -35,7 +35,7 @@ class Gradients(ABC):
 
     @abstractmethod
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """This rank's part of the average, from `start` to `stop` in its shard: 1-D tensors, and where each begins."""
+        """This rank's part of the average, from `start` to `stop` in its shard: 1-D tensors in order, and where each begins."""
 
     @abstractmethod
     def adopt(self) -> None:
@@ -93,10 +93,13 @@ class OwnGradients(Gradients):
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], layout: FlatLayout) -> None:
         super().__init__(names, params)
         self._slots = layout.slots
+        # Places by offset: slots are laid out by optimizer group, and named in the model's order.
+        self._order = sorted(range(len(self._slots)), key=lambda place: self._slots[place].offset)
         self._taken_off: list[Tensor | None] = []  # by place
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        for param, slot in zip(self._params, self._slots, strict=True):
+        for place in self._order:
+            param, slot = self._params[place], self._slots[place]
             grad = torch.zeros_like(param) if param.grad is None else param.grad.detach()
             yield slot.offset, (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
 

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 import dslaunch
 from dslaunch import ConfigError
-from dslaunch.runtime.optim.lamb import Lamb
-from dslaunch.runtime.optim.lion import Lion
+from dslaunch.ops.lamb import FusedLamb
+from dslaunch.ops.lion import FusedLion
 from dslaunch.runtime.optim.whole import choose_owners
 from tests.runtime.models import (
     assert_same_bits,
@@ -90,7 +90,7 @@ ELEMENTWISE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 WHOLE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "Adafactor": _of(torch.optim.Adafactor, lr=0.02),
     "Halving": lambda model: Halving(model.parameters(), lr=0.1),
-    "Lamb": _of(Lamb, lr=0.05, eps=1e-3),
+    "Lamb": _of(FusedLamb, lr=0.05, eps=1e-3),
     "OwnAdamW": _of(OwnAdamW, lr=0.01, eps=1e-3),
 }
 
@@ -204,12 +204,12 @@ NAMED: dict[str, tuple[dict[str, Any], Callable[[nn.Module], torch.optim.Optimiz
     ),
     "Lion": (
         {"lr": 1e-3, "betas": [0.95, 0.98], "weight_decay": 0.5},
-        lambda model: Lion(model.parameters(), lr=1e-3, betas=(0.95, 0.98), weight_decay=0.5),
+        lambda model: FusedLion(model.parameters(), lr=1e-3, betas=(0.95, 0.98), weight_decay=0.5),
         DRIFT,
     ),
     "LAMB": (
         {"lr": 0.02, "weight_decay": 0.01, "max_coeff": 0.3, "eps": 1e-3},
-        lambda model: Lamb(model.parameters(), lr=0.02, weight_decay=0.01, max_coeff=0.3, eps=1e-3),
+        lambda model: FusedLamb(model.parameters(), lr=0.02, weight_decay=0.01, max_coeff=0.3, eps=1e-3),
         STEEP_DRIFT,
     ),
     "RMSprop": (
@@ -439,7 +439,7 @@ def test_the_largest_goes_first_to_who_owns_least(
 def test_lamb_is_the_formula_in_float64() -> None:
     generator = torch.Generator().manual_seed(0)
     param = nn.Parameter(torch.randn(5, 3, generator=generator))
-    optimizer = Lamb([param], lr=0.1, weight_decay=0.3, betas=(0.8, 0.9), eps=1e-3)
+    optimizer = FusedLamb([param], lr=0.1, weight_decay=0.3, betas=(0.8, 0.9), eps=1e-3)
     p, m, v = param.detach().double().clone(), torch.zeros(5, 3).double(), torch.zeros(5, 3).double()
     for step in range(1, 6):
         param.grad = torch.randn(5, 3, generator=generator)
@@ -456,7 +456,7 @@ def test_lamb_is_the_formula_in_float64() -> None:
 def test_lion_is_the_formula_in_float64() -> None:
     generator = torch.Generator().manual_seed(0)
     param = nn.Parameter(torch.randn(5, 3, generator=generator))
-    optimizer = Lion([param], lr=0.01, weight_decay=0.3, betas=(0.9, 0.8))
+    optimizer = FusedLion([param], lr=0.01, weight_decay=0.3, betas=(0.9, 0.8))
     p, m = param.detach().double().clone(), torch.zeros(5, 3).double()
     for _ in range(5):
         param.grad = torch.randn(5, 3, generator=generator)

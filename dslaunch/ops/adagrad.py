@@ -1,0 +1,7 @@
+"""Adagrad with fused kernels."""
+
+from __future__ import annotations
+
+from ..runtime.ops.adagrad import DeepSpeedCPUAdagrad
+
+__all__ = ["DeepSpeedCPUAdagrad"]

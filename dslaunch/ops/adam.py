@@ -1,0 +1,7 @@
+"""Adam and AdamW with fused kernels."""
+
+from __future__ import annotations
+
+from ..runtime.ops.adam import DeepSpeedCPUAdam, FusedAdam
+
+__all__ = ["DeepSpeedCPUAdam", "FusedAdam"]

@@ -1,0 +1,7 @@
+"""LAMB with fused kernels."""
+
+from __future__ import annotations
+
+from ..runtime.ops.lamb import FusedLamb
+
+__all__ = ["FusedLamb"]

@@ -1,0 +1,7 @@
+"""Lion with fused kernels."""
+
+from __future__ import annotations
+
+from ..runtime.ops.lion import DeepSpeedCPULion, FusedLion
+
+__all__ = ["DeepSpeedCPULion", "FusedLion"]

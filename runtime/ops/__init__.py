@@ -1,0 +1,1 @@
+"""Optimizers with fused kernels, for training loops with or without the engine."""

@@ -1,0 +1,83 @@
+"""Any element-wise formula over this rank's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..comm.collectives import Collectives
+from ..offload.pipeline import Ready, StepPipeline
+from ..zero.unit import SubBuffer
+from .formulas.formula import FlatArrays, Formula, Run
+from .rule import AfterPart, ByName, Groups
+
+
+class FusedRule:
+    """Updates each shard with one call of the formula.
+
+    `initial` names, by state, the key of a group that holds what the state begins with; zero where a group has no such key.
+    """
+
+    def __init__(self, name: str, formula: Formula, *, initial: Mapping[str, str] | None = None) -> None:
+        if not formula.is_elementwise:
+            raise AssertionError(f"{name} needs whole parameters, and shards end anywhere")
+        self.name = name
+        self.steps_by_part = True
+        self._formula = formula
+        self._initial = dict(initial or {})
+        self._parts: tuple[SubBuffer, ...] = ()
+
+    def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
+        """Allocate the states."""
+        self._parts = tuple(parts)
+        for part in self._parts:
+            part.allocate_states(self._formula.names_for(groups))
+            if self._initial:
+                with part.here(is_written=True):
+                    self._begin(part, groups)
+
+    def reset_states(self, names: Sequence[str]) -> None:
+        """Keep to those that the formula has; what it needs beside them it gets at the next step."""
+        for part in self._parts:
+            part.allocate_states([name for name in self._formula.state_names if name in names])
+
+    def beside(self) -> ByName:
+        """Nothing."""
+        return {}
+
+    def load_beside(self, saved: ByName) -> None:
+        """Nothing: steps are the engine's."""
+
+    def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
+        """Update part by part, so that one part's parameters can travel while the next is updated."""
+        names = self._formula.names_for(groups)
+
+        def update(ready: Ready) -> None:
+            states = ready.part.states
+            for name in names:
+                if name not in states:  # a group has begun to need it
+                    states[name] = torch.zeros_like(ready.part.master)
+            self._formula.update([_arrays(ready, groups, step)], grad_scale=grad_scale)
+
+        StepPipeline(self._parts).run(update, after_part=after_part)
+
+    def _begin(self, part: SubBuffer, groups: Groups) -> None:
+        for segment in part.segments():
+            for state, key in self._initial.items():
+                run = slice(segment.offset, segment.offset + segment.numel)
+                part.states[state][run] = groups[segment.group].get(key, 0.0)
+
+
+def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:
+    part = ready.part
+    return FlatArrays(
+        param=part.master,
+        grads=ready.grads,
+        states=part.states,
+        runs=tuple(
+            Run(offset=one.offset, numel=one.numel, group=groups[one.group], step=step)
+            for one in part.segments()
+        ),
+        param_out=ready.param_out,
+    )
