@@ -74,7 +74,7 @@ def test_the_source_distribution_holds_each_folder_once(built: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         "kernels/CMakeLists.txt",
-        "kernels/bindings.cpp",
+        "kernels/bindings/module.cpp",
         "launcher/__init__.py",
         "runtime/__init__.py",
     } <= names

@@ -5,47 +5,92 @@
 #include <cstdint>
 #include <vector>
 
+#include "../adagrad.h"
 #include "../adam.h"
+#include "../lamb.h"
+#include "../lion.h"
+#include "../sgd.h"
 
 namespace dslaunch {
 
-// A run of elements that share hyper-parameters.
-struct Segment {
-    std::int64_t offset;
-    std::int64_t numel;
-    AdamHyper hyper;
-};
+enum class Dtype : unsigned char { float32, bfloat16, float16 };
 
 // A gradient to be read; in a shard, of the elements from `offset` on.
 struct GradArray {
     std::int64_t offset;
     std::int64_t numel;
-    const void* data;  // float, or bfloat16 if `is_bfloat16`
-    bool is_bfloat16;
+    const void* data;
+    Dtype dtype;
 };
 
-// Arrays of equal length that do not share memory, with each other or with another shard's, except that an unused
-// `param_out` is null.
-struct AdamShard {
+// A run of elements that share hyper-parameters.
+template <typename Hyper>
+struct Segment {
+    std::int64_t offset;
+    std::int64_t numel;
+    Hyper hyper;
+};
+
+// Arrays of equal length that do not share memory, with each other or with another shard's. An array that the
+// optimizer does not have, or the caller does not want, is null.
+template <typename Hyper>
+struct Shard {
     float* param;
     std::vector<GradArray> grads;  // in order; elements that none has are left alone
-    float* exp_avg;
-    float* exp_avg_sq;
-    bfloat16* param_out;
-    std::vector<Segment> segments;
+    void* states[2];               // in the order of the optimizer's element
+    Dtype state_dtype;             // float32 or bfloat16
+    void* param_out;
+    Dtype out_dtype;
+    float* update;  // LAMB: between its two passes
+    std::vector<Segment<Hyper>> segments;
 };
 
-// What all shards of one step have in common.
+template <typename Hyper>
+using Shards = std::vector<Shard<Hyper>>;
+
+// ---- steps -----------------------------------------------------------------------------------------------
+//
+// Each `_reference` is the plain loop: what every faster version must equal, bit for bit. The other has that result on
+// `num_threads` threads (0: OpenMP's default) with the widest vectors of this processor. `grad_scale` is multiplied
+// into every gradient first.
+
 struct AdamOptions {
     double grad_scale;
-    bool adam_w_mode;
+    bool adam_w_mode;  // decay the parameter itself; without, add the decay to the gradient
 };
 
-// The plain loop: what every faster version must equal, bit for bit.
-void adamw_step_reference(const std::vector<AdamShard>& shards, const AdamOptions& options);
+void adamw_step_reference(const Shards<AdamHyper>& shards, const AdamOptions& options);
+void adamw_step(const Shards<AdamHyper>& shards, const AdamOptions& options, int num_threads);
 
-// The same result on `num_threads` threads (0: OpenMP's default) with the widest vectors of this processor.
-void adamw_step(const std::vector<AdamShard>& shards, const AdamOptions& options, int num_threads);
+void lion_step_reference(const Shards<LionHyper>& shards, double grad_scale);
+void lion_step(const Shards<LionHyper>& shards, double grad_scale, int num_threads);
+
+void adagrad_step_reference(const Shards<AdagradHyper>& shards, double grad_scale);
+void adagrad_step(const Shards<AdagradHyper>& shards, double grad_scale, int num_threads);
+
+void sgd_step_reference(const Shards<SgdHyper>& shards, double grad_scale);
+void sgd_step(const Shards<SgdHyper>& shards, double grad_scale, int num_threads);
+
+// LAMB in two passes. Between them the caller may add up the sums of a parameter that lies in several segments or ranks.
+struct LambOptions {
+    double grad_scale;
+    bool eps_inside_sqrt;
+};
+
+// Sums over those elements of a segment that have a gradient, in an order that no number of threads changes.
+struct LambSums {
+    double param_square = 0.0;
+    double update_square = 0.0;
+};
+
+// The first pass writes the states and `update`; the sums are one for each segment, shard after shard.
+std::vector<LambSums> lamb_directions_reference(const Shards<LambHyper>& shards, const LambOptions& options);
+std::vector<LambSums> lamb_directions(const Shards<LambHyper>& shards, const LambOptions& options, int num_threads);
+
+// The second pass writes `param` and `param_out`; `sums` as the first returned them.
+void lamb_apply_reference(const Shards<LambHyper>& shards, const std::vector<LambSums>& sums, bool bias_correction);
+void lamb_apply(const Shards<LambHyper>& shards, const std::vector<LambSums>& sums, bool bias_correction,
+                int num_threads);
 
 // The sum of squares in double; the same bits for every number of threads and every instruction set.
 double squared_norm(const std::vector<GradArray>& grads, int num_threads);

@@ -33,12 +33,6 @@ class Shard:
     exp_avg_sq: Tensor
     segments: tuple[Segment, ...]  # which optimizer group owns what; elements outside stay as they are
 
-    @property
-    def has_half(self) -> bool:
-        """Whether the kernel in host memory, which knows float32 and bfloat16, needs copies."""
-        grads = (grad.dtype for _, grad in self.grads)
-        return torch.float16 in (*grads, None if self.param_out is None else self.param_out.dtype)
-
 
 class AdamRule:
     """AdamW, or Adam with L2 weight decay where `adam_w_mode` is false."""
@@ -81,8 +75,6 @@ class AdamRule:
             return
         arrays = _for_kernel(shard, groups, step)
         adamw_step([arrays], grad_scale=grad_scale, adam_w_mode=self.adam_w_mode)
-        if shard.has_half:
-            _copy_out(shard)
 
     def update_with_torch(
         self, shard: Shard, groups: Sequence[Mapping[str, Any]], *, step: int, grad_scale: float
@@ -138,14 +130,13 @@ def _shard_of(part: SubBuffer) -> Shard:
 
 
 def _for_kernel(shard: Shard, groups: Sequence[Mapping[str, Any]], step: int) -> AdamShard:
-    has_half = shard.has_half
     return AdamShard(
         param=shard.master,
-        grads=[(offset, grad.float() if has_half else grad) for offset, grad in shard.grads],
+        grads=shard.grads,
         exp_avg=shard.exp_avg,
         exp_avg_sq=shard.exp_avg_sq,
         segments=[_segment(one.offset, one.numel, groups[one.group], step) for one in shard.segments],
-        param_out=None if has_half else shard.param_out,
+        param_out=shard.param_out,
     )
 
 

@@ -49,4 +49,4 @@ def _sum_of_squares(chunks: Sequence[Tensor]) -> float | Tensor:
     if chunks and chunks[0].is_cuda:
         norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks]
         return torch.stack(norms).square().sum()
-    return squared_norm([chunk.float() if chunk.dtype == torch.float16 else chunk for chunk in chunks])
+    return squared_norm(chunks)

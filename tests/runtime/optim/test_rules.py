@@ -25,13 +25,13 @@ def _data(seed: int) -> Tensor:
 
 
 def _run_rule(
-    update: Callable[..., None], groups: list[dict[str, Any]], *, bf16: bool
+    update: Callable[..., None], groups: list[dict[str, Any]], *, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     master = _data(0)
-    out = torch.zeros(N, dtype=torch.bfloat16) if bf16 else None
+    out = None if dtype == torch.float32 else torch.zeros(N, dtype=dtype)
     exp_avg, exp_avg_sq = torch.zeros(N), torch.zeros(N)
     for step in range(1, 5):
-        grad = _data(step).bfloat16() if bf16 else _data(step)
+        grad = _data(step).to(dtype)
         shard = Shard(
             master=master,
             grads=((0, grad[:JOINT]), (JOINT, grad[JOINT:])),
@@ -45,13 +45,13 @@ def _run_rule(
 
 
 def _run_torch(
-    kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], *, bf16: bool = False
+    kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], *, dtype: torch.dtype
 ) -> Tensor:
     whole = _data(0)
     parts = [torch.nn.Parameter(whole[:CUT].clone()), torch.nn.Parameter(whole[CUT : N - 1].clone())]
     optimizer = kind([{**group, "params": [part]} for group, part in zip(groups, parts, strict=True)])  # type: ignore[call-arg]
     for step in range(1, 5):
-        grad = _data(step).bfloat16().float() if bf16 else _data(step)
+        grad = _data(step).to(dtype).float()
         parts[0].grad, parts[1].grad = grad[:CUT] * SCALE, grad[CUT : N - 1] * SCALE
         optimizer.step()
     return torch.cat([*(part.detach() for part in parts), whole[N - 1 :]])
@@ -63,15 +63,15 @@ ADAM_GROUPS = [
 ]
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("with_torch", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
-def test_adam(kind: type[torch.optim.Optimizer], with_torch: bool, bf16: bool) -> None:
+def test_adam(kind: type[torch.optim.Optimizer], with_torch: bool, dtype: torch.dtype) -> None:
     rule = AdamRule(adam_w_mode=kind is torch.optim.AdamW)
     assert rule.name == kind.__name__
     update = rule.update_with_torch if with_torch else rule.update  # the former is what a GPU gets
-    master, out = _run_rule(update, ADAM_GROUPS, bf16=bf16)
-    torch.testing.assert_close(master, _run_torch(kind, ADAM_GROUPS, bf16=bf16), rtol=0, atol=ROUNDING)
+    master, out = _run_rule(update, ADAM_GROUPS, dtype=dtype)
+    torch.testing.assert_close(master, _run_torch(kind, ADAM_GROUPS, dtype=dtype), rtol=0, atol=ROUNDING)
     if out is not None:
-        assert torch.equal(out[: N - 1], master[: N - 1].bfloat16())
+        assert torch.equal(out[: N - 1], master[: N - 1].to(dtype))
         assert out[N - 1] == 0  # padding
