@@ -18,14 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..adam import AdamShard, HostArray as Array
+from ..adagrad import AdagradShard
+from ..adam import AdamShard
+from ..lion import LionShard
+from ..sgd import SgdShard
+from ..shard import HostArray as Array
 from . import norm, steps
 from .errors import CudaUnavailable
 
 __all__ = [
     "NORM_OUT_NUMEL",
     "CudaUnavailable",
+    "adagrad_step",
     "adamw_step",
+    "lion_step",
+    "sgd_step",
     "squared_norm",
 ]
 
@@ -42,6 +49,30 @@ def adamw_step(
 ) -> None:
     """Queue one step of AdamW, or Adam without `adam_w_mode`; see [Note: a step on a device]."""
     rule = steps.adam_rule(grad_scale=steps.read_grad_scale(grad_scale), adam_w_mode=adam_w_mode)
+    steps.step(shards, rule, device_scale=device_scale, stream=stream)
+
+
+def lion_step(
+    shards: Iterable[LionShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
+) -> None:
+    """Queue one step of Lion; see [Note: a step on a device]."""
+    rule = steps.lion_rule(grad_scale=steps.read_grad_scale(grad_scale))
+    steps.step(shards, rule, device_scale=device_scale, stream=stream)
+
+
+def adagrad_step(
+    shards: Iterable[AdagradShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
+) -> None:
+    """Queue one step of Adagrad; see [Note: a step on a device]."""
+    rule = steps.adagrad_rule(grad_scale=steps.read_grad_scale(grad_scale))
+    steps.step(shards, rule, device_scale=device_scale, stream=stream)
+
+
+def sgd_step(
+    shards: Iterable[SgdShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
+) -> None:
+    """Queue one step of SGD; see [Note: a step on a device]."""
+    rule = steps.sgd_rule(grad_scale=steps.read_grad_scale(grad_scale))
     steps.step(shards, rule, device_scale=device_scale, stream=stream)
 
 
