@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
 _NO_SYNC = -1  # the caller orders its streams; a kernel must not wait for another one by accident
 _KINDS = ("int", "uint", "float", "type", "bfloat", "complex")  # by DLDataTypeCode
 _BOOL = 6
@@ -132,27 +132,27 @@ def check_no_shared_memory(arrays: Sequence[DeviceArray]) -> None:
 
 def _borrow(name: str, source: Any, device_types: Sequence[int]) -> tuple[object, _Tensor, bool]:
     """Return the capsule to keep, its tensor, and whether it is read-only."""
+    no_access = (
+        f"{name}: a {type_name(source)} gives no access to its memory through DLPack; pass a CUDA torch.Tensor "
+        "(detached, if it requires grad) or a cupy array"
+    )
     try:
-        device_type, device = source.__dlpack_device__()
-        if device_type not in device_types:
-            where = (
-                "in host memory"
-                if device_type in (CPU, CUDA_HOST)
-                else f"on a device of another kind ({device})"
-            )
-            raise ValueError(
-                f"{name}: the array is {where} (DLPack device type {int(device_type)}); it must be on a CUDA device"
-            )
-        stream = None if device_type == CPU else _NO_SYNC
+        device_type, _ = source.__dlpack_device__()
+    except (AttributeError, ValueError) as error:  # torch has no number for a "meta" device
+        raise TypeError(no_access) from error
+    if device_type not in device_types:
+        where = "in host memory" if device_type in (CPU, CUDA_HOST) else "on a device of another kind"
+        raise ValueError(
+            f"{name}: the array is {where} (DLPack device type {int(device_type)}); it must be on a CUDA device"
+        )
+    stream = None if device_type == CPU else _NO_SYNC
+    try:
         try:
             capsule = source.__dlpack__(stream=stream, max_version=(_MAJOR, 0))
         except TypeError:  # older than DLPack 1.0
             capsule = source.__dlpack__(stream=stream)
-    except (AttributeError, BufferError, NotImplementedError, TypeError) as error:
-        raise TypeError(
-            f"{name}: a {type_name(source)} gives no access to its memory through DLPack; pass a CUDA torch.Tensor "
-            "(detached, if it requires grad) or a cupy array"
-        ) from error
+    except (BufferError, NotImplementedError, TypeError) as error:
+        raise TypeError(no_access) from error
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.version.major != _MAJOR:

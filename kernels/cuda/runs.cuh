@@ -3,6 +3,8 @@
 // kernels/cuda/table.py builds what is declared here, byte for byte.
 #pragma once
 
+#include "../scalar.h"
+
 namespace dslaunch {
 
 // Threads of one block. Part of squared_norm's result, as chunk_numel is.
@@ -92,33 +94,64 @@ __device__ __forceinline__ void for_each_element(const AnyTable& table, const On
 
 // ---- accesses of 16 bytes --------------------------------------------------------------------------------
 
-struct alignas(16) Words {
-    unsigned int of[4];
-};
-
 // pack_numel elements in registers.
 template <typename T>
 struct Elements {
-    static constexpr int num_words = sizeof(T) * pack_numel / sizeof(Words);
+    static constexpr int num_words = sizeof(T) * pack_numel / sizeof(unsigned int);
     T of[pack_numel];
 };
 
+__device__ __forceinline__ void unpack(unsigned int word, float* to) { *to = float_of(word); }
+
+template <typename Half>
+__device__ __forceinline__ void unpack(unsigned int word, Half* to) {
+    to[0] = Half{static_cast<unsigned short>(word)};
+    to[1] = Half{static_cast<unsigned short>(word >> 16)};
+}
+
+__device__ __forceinline__ unsigned int packed(const float* from) { return bits_of(*from); }
+
+template <typename Half>
+__device__ __forceinline__ unsigned int packed(const Half* from) {
+    return from[0].bits | static_cast<unsigned int>(from[1].bits) << 16;
+}
+
+// Said in assembly: NVRTC 12.9 splits half of the stores that are written as a uint4 into single words. It keeps loads whole.
+__device__ __forceinline__ void store(uint4* to, const uint4& words) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+#else
+    *to = words;
+#endif
+}
+
 template <typename T>
 __device__ __forceinline__ Elements<T> load(const T* from) {
-    Words words[Elements<T>::num_words];
-#pragma unroll
-    for (int k = 0; k < Elements<T>::num_words; ++k) words[k] = reinterpret_cast<const Words*>(from)[k];
+    constexpr int of_word = sizeof(unsigned int) / sizeof(T);
     Elements<T> elements;
-    memcpy(&elements, words, sizeof elements);
+#pragma unroll
+    for (int k = 0; k < Elements<T>::num_words; k += 4) {
+        const uint4 words = reinterpret_cast<const uint4*>(from)[k / 4];
+        T* to = elements.of + k * of_word;
+        unpack(words.x, to);
+        unpack(words.y, to + of_word);
+        unpack(words.z, to + 2 * of_word);
+        unpack(words.w, to + 3 * of_word);
+    }
     return elements;
 }
 
 template <typename T>
 __device__ __forceinline__ void store(T* to, const Elements<T>& elements) {
-    Words words[Elements<T>::num_words];
-    memcpy(words, &elements, sizeof elements);
+    constexpr int of_word = sizeof(unsigned int) / sizeof(T);
 #pragma unroll
-    for (int k = 0; k < Elements<T>::num_words; ++k) reinterpret_cast<Words*>(to)[k] = words[k];
+    for (int k = 0; k < Elements<T>::num_words; k += 4) {
+        const T* from = elements.of + k * of_word;
+        store(reinterpret_cast<uint4*>(to) + k / 4, uint4{packed(from), packed(from + of_word),
+                                                          packed(from + 2 * of_word), packed(from + 3 * of_word)});
+    }
 }
 
 }  // namespace dslaunch

@@ -95,9 +95,10 @@ __device__ __forceinline__ void step_all(const AnyTable& table) {
 
 }  // namespace dslaunch
 
-// The kernel of a rule.
+// The kernel of a rule. Two blocks of a processor at a time keep three times the bytes in flight that its memory needs; told
+// nothing, ptxas makes room for more blocks and spills around the slow path of the division.
 #define DSLAUNCH_STEP_KERNEL(Rule)                                                                \
-    extern "C" __global__ void __launch_bounds__(dslaunch::num_threads)                           \
+    extern "C" __global__ void __launch_bounds__(dslaunch::num_threads, 2)                        \
         optimizer_step(const __grid_constant__ dslaunch::Table<dslaunch::Rule::Coefficients> table) { \
         using namespace dslaunch;                                                                 \
         step_all<Rule, DSLAUNCH_GRAD, DSLAUNCH_STATE, DSLAUNCH_PARAM_OUT>(table);                 \

@@ -15,6 +15,10 @@
 #define __shared__ static
 #define __launch_bounds__(n)
 
+struct alignas(16) uint4 {
+    unsigned int x, y, z, w;
+};
+
 struct Index {
     unsigned int x;
 };
