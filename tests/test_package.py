@@ -67,7 +67,11 @@ def test_the_wheel_holds_every_module_and_no_source_of_the_compiled_one(built: P
     assert len(names) == len(set(names))
     assert set(names) - set(compiled) == expected_files()
     assert "dslaunch/py.typed" in names
-    assert {"dslaunch/kernels/adam.h", "dslaunch/kernels/cuda/adam.cu", "dslaunch/kernels/cuda/step.cuh"} <= set(names)
+    assert {
+        "dslaunch/kernels/adam.h",
+        "dslaunch/kernels/cuda/adam.cu",
+        "dslaunch/kernels/cuda/step.cuh",
+    } <= set(names)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...kernels import squared_norm
 from ..comm.collectives import Collectives
 from ..zero.unit import SubBuffer
+from .on_device import squared_norm_on_device
 
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the norm
 
@@ -47,6 +48,9 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
 
 def _sum_of_squares(chunks: Sequence[Tensor]) -> float | Tensor:
     if chunks and chunks[0].is_cuda:
+        total = squared_norm_on_device(chunks, device=chunks[0].device)
+        if total is not None:
+            return total
         norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks]
         return torch.stack(norms).square().sum()
     return squared_norm(chunks)
