@@ -65,6 +65,7 @@ class CudaDevice:
         self._kernels: dict[
             tuple[Program, str], tuple[int, object]
         ] = {}  # the handle, and what keeps it loaded
+        self._failures: dict[Program, str] = {}  # what would fail again, after as long a try
         self.num_blocks = properties.multiprocessor_count * _BLOCKS_PER_PROCESSOR
         has_large = version >= _LARGE_DRIVER and capability >= _LARGE_CAPABILITY
         self.table_sizes: tuple[TableSize, ...] = (SMALL, LARGE) if has_large else (SMALL,)
@@ -76,10 +77,15 @@ class CudaDevice:
                  ValueError if another device is current
         """
         self._make_current()
+        if program in self._failures:
+            raise CudaUnavailable(self._failures[program])
         if (program, kernel) not in self._kernels:
-            code = self._core.ObjectCode.from_cubin(
-                self._cache.load(program, self._arch), name=program.source
-            )
+            try:
+                cubin = self._cache.load(program, self._arch)
+            except CudaUnavailable as error:
+                self._failures[program] = str(error)
+                raise
+            code = self._core.ObjectCode.from_cubin(cubin, name=program.source)
             loaded = code.get_kernel(kernel)
             self._kernels[program, kernel] = (int(loaded.handle), loaded)
 
