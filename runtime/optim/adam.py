@@ -1,4 +1,4 @@
-"""Adam and AdamW over flat shards: the fused kernel of dslaunch in host memory, torch's fused one on a GPU."""
+"""Adam and AdamW over flat shards: the fused kernels of dslaunch; torch's on a GPU where ours cannot be compiled."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import AdamSegment, AdamShard, adamw_step
+from ...kernels import AdamSegment, AdamShard, adamw_step, cuda
 from ..comm.collectives import Collectives
 from ..offload.pipeline import Ready, StepPipeline
 from ..zero.layout import Segment
 from ..zero.unit import SubBuffer
+from .on_device import step_on_device
 from .rule import AfterPart, ByName, Groups, as_float, runs, scaled_grad
 
 _STATES = ("exp_avg", "exp_avg_sq")
@@ -73,11 +74,12 @@ class AdamRule:
         self, shard: Shard, groups: Sequence[Mapping[str, Any]], *, step: int, grad_scale: float
     ) -> None:
         """Apply one step to the shard."""
-        if shard.master.is_cuda:
+        arrays = [_for_kernel(shard, groups, step)]
+        options: dict[str, Any] = {"grad_scale": grad_scale, "adam_w_mode": self.adam_w_mode}
+        if not shard.master.is_cuda:
+            adamw_step(arrays, **options)
+        elif not step_on_device(cuda.adamw_step, arrays, device=shard.master.device, **options):
             self.update_with_torch(shard, groups, step=step, grad_scale=grad_scale)
-            return
-        arrays = _for_kernel(shard, groups, step)
-        adamw_step([arrays], grad_scale=grad_scale, adam_w_mode=self.adam_w_mode)
 
     def update_with_torch(
         self, shard: Shard, groups: Sequence[Mapping[str, Any]], *, step: int, grad_scale: float

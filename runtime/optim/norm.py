@@ -16,6 +16,7 @@ from torch import Tensor
 from ...kernels import squared_norm
 from ..comm.collectives import Collectives
 from ..zero.unit import SubBuffer
+from .on_device import squared_norm_on_device
 
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the norm
 
@@ -46,7 +47,14 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
 
 
 def _sum_of_squares(chunks: Sequence[Tensor]) -> float | Tensor:
-    on_gpu = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks if chunk.is_cuda]
-    on_host = [chunk for chunk in chunks if not chunk.is_cuda]
-    total = squared_norm(on_host)
-    return total + torch.stack(on_gpu).square().sum() if on_gpu else total
+    on_gpu = [chunk for chunk in chunks if chunk.is_cuda]
+    total = squared_norm([chunk for chunk in chunks if not chunk.is_cuda])
+    return total + _sum_on_gpu(on_gpu) if on_gpu else total
+
+
+def _sum_on_gpu(chunks: Sequence[Tensor]) -> Tensor:
+    total = squared_norm_on_device(chunks, device=chunks[0].device)
+    if total is not None:
+        return total
+    norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks]
+    return torch.stack(norms).square().sum()

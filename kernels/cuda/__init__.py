@@ -1,0 +1,87 @@
+"""The optimizer steps and the norm for arrays in the memory of a CUDA device. No torch: arrays arrive through DLPack.
+
+Kernels are compiled at first use for the chip that is there, and kept on the disk; see compiler.py.
+
+[Note: a step on a device]
+As [Note: a step] in kernels/shard.py, with every array on one CUDA device, which must be the current one. A step has the bits of
+the CPU's, NaN aside. It is queued on `stream` (a `cudaStream_t` as an int; 0 is the default stream) and returns at once; `stream` must
+already wait for whatever writes the arrays. Several shards become one launch: 64 runs of elements fit in 4 KiB of kernel
+parameters, 512 in the 32 KiB of drivers from CUDA 12.1 on, and each combination of dtypes is a launch of its own.
+
+`device_scale` is one float32 on the device that is multiplied into the gradient beside `grad_scale`, such as a clip factor that was
+computed there: nobody has to wait for it. Where it is infinite or NaN nothing is written, which skips a step that overflowed.
+
+Errors:  as [Note: a step], and CudaUnavailable if the kernels cannot be compiled or loaded here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..adagrad import AdagradShard
+from ..adam import AdamShard
+from ..lion import LionShard
+from ..sgd import SgdShard
+from ..shard import HostArray as Array
+from . import norm, steps
+from .errors import CudaUnavailable
+
+__all__ = [
+    "NORM_OUT_NUMEL",
+    "CudaUnavailable",
+    "adagrad_step",
+    "adamw_step",
+    "lion_step",
+    "sgd_step",
+    "squared_norm",
+]
+
+NORM_OUT_NUMEL = norm.OUT_NUMEL
+
+
+def adamw_step(
+    shards: Iterable[AdamShard],
+    *,
+    grad_scale: float = 1.0,
+    adam_w_mode: bool = True,
+    stream: int,
+    device_scale: Array | None = None,
+) -> None:
+    """Queue one step of AdamW, or Adam without `adam_w_mode`; see [Note: a step on a device]."""
+    rule = steps.adam_rule(grad_scale=steps.read_grad_scale(grad_scale), adam_w_mode=adam_w_mode)
+    steps.step(shards, rule, device_scale=device_scale, stream=stream)
+
+
+def lion_step(
+    shards: Iterable[LionShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
+) -> None:
+    """Queue one step of Lion; see [Note: a step on a device]."""
+    rule = steps.lion_rule(grad_scale=steps.read_grad_scale(grad_scale))
+    steps.step(shards, rule, device_scale=device_scale, stream=stream)
+
+
+def adagrad_step(
+    shards: Iterable[AdagradShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
+) -> None:
+    """Queue one step of Adagrad; see [Note: a step on a device]."""
+    rule = steps.adagrad_rule(grad_scale=steps.read_grad_scale(grad_scale))
+    steps.step(shards, rule, device_scale=device_scale, stream=stream)
+
+
+def sgd_step(
+    shards: Iterable[SgdShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
+) -> None:
+    """Queue one step of SGD; see [Note: a step on a device]."""
+    rule = steps.sgd_rule(grad_scale=steps.read_grad_scale(grad_scale))
+    steps.step(shards, rule, device_scale=device_scale, stream=stream)
+
+
+def squared_norm(grads: Iterable[Array], *, out: Array, stream: int) -> None:
+    """Queue the sum of squares of all these gradients in float64, into `out[0]`; infinities and NaN come through.
+
+    The order of additions depends on lengths and dtypes alone: the result has the same bits on every chip and at every address.
+
+    Shapes:  grads [n] float32, bfloat16 or float16, each its own n; out [NORM_OUT_NUMEL] float64, scratch behind the first
+    Errors:  as in [Note: a step on a device]
+    """
+    norm.squared_norm(grads, out=out, stream=stream)
