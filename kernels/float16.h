@@ -25,20 +25,20 @@ DSLAUNCH_INLINE float to_float(float16 value) {
 }
 
 // Rounds to nearest, ties to even; from 65520 on to infinity. A NaN keeps its sign and the upper bits of its payload,
-// and becomes quiet.
+// and becomes quiet. Selected by comparing numbers: where bits were compared, GCC 12 left some loops scalar.
 DSLAUNCH_INLINE float16 to_float16(float value) {
     const unsigned int bits = bits_of(value);
     const unsigned int magnitude = bits & 0x7fffffffu;
-    const int order = static_cast<int>(magnitude);  // vectors compare signed integers in one instruction
+    const float size = float_of(magnitude);
     // The fraction is rounded by adding just less than half a unit, or half for an odd one; the carry may reach the
     // exponent, and infinity.
     const unsigned int normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
     // Below 2^-14 a unit is 2^-24, which is that of float32 from 0.5 on: the addition itself rounds.
-    const unsigned int subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
+    const unsigned int subnormal = bits_of(size + 0.5f) - 0x3f000000u;
     const unsigned int quiet_nan = ((magnitude >> 13) & 0x03ffu) | 0x7e00u;
-    const unsigned int finite = order < 0x38800000 ? subnormal : normal;
-    const unsigned int number = order >= 0x47800000 ? 0x7c00u : finite;
-    return float16{static_cast<unsigned short>((bits >> 16 & 0x8000u) | (order > 0x7f800000 ? quiet_nan : number))};
+    const unsigned int finite = size < float_of(0x38800000u) ? subnormal : normal;
+    const unsigned int number = size >= 65536.0f ? 0x7c00u : finite;
+    return float16{static_cast<unsigned short>((bits >> 16 & 0x8000u) | (value != value ? quiet_nan : number))};
 }
 
 DSLAUNCH_INLINE void assign(float16& to, float value) { to = to_float16(value); }

@@ -19,7 +19,7 @@ PACK_NUMEL = 8
 UNALIGNED = 0xFFFF
 _PACK_BYTES = 16
 _HEADER = struct.Struct("<QII")
-_RUN = struct.Struct("<5Qq I HH".replace(" ", ""))
+_RUN = struct.Struct("<5QqIHH")
 _MAX_CHUNKS = 2**31  # of one table; block indices have 32 bits
 
 

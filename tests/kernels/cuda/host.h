@@ -13,7 +13,7 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __shared__ static
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 
 struct alignas(16) uint4 {
     unsigned int x, y, z, w;

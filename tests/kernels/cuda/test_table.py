@@ -190,6 +190,7 @@ def test_each_variant_has_launches_of_its_own_in_order() -> None:
     assert [[run.numel for run in read(launch)[2]] for launch in launches] == [[5, 8, 11], [6, 7, 9, 10]]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(
