@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "build_bindings.h"
 #include "cpu/flat.h"
 #include "disk_bindings.h"
 
@@ -337,5 +338,6 @@ NB_MODULE(_C, m) {
     m.def("adamw_step_reference", dslaunch::bound_step_reference, "shards"_a, nb::kw_only(), "grad_scale"_a,
           "adam_w_mode"_a);
     m.def("squared_norm", dslaunch::bound_squared_norm, "grads"_a, nb::kw_only(), "num_threads"_a);
+    dslaunch::bind_build(m);
     dslaunch::bind_disk(m);
 }
