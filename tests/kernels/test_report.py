@@ -92,8 +92,8 @@ def test_a_folder_that_cannot_be_used_has_a_reason(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert report.disk(str(tmp_path / "none"), 0)["problem"] == "No such file or directory"
     assert report.disk(str(tmp_path / "file"), 0)["problem"].startswith("nvme_path: not a folder")
-    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    assert "No space left" in report.disk(str(tmp_path), 2 * free)["problem"]
+    found = os.statvfs(tmp_path)
+    assert "No space left" in report.disk(str(tmp_path), 2 * found.f_blocks * found.f_frsize)["problem"]
     assert os.listdir(tmp_path) == ["file"]
 
 
