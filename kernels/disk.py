@@ -354,6 +354,9 @@ def _take_space(fd: int, path: Path, nbytes: int) -> None:
     found = os.statvfs(path)
     free = found.f_bavail * found.f_frsize
     try:
+        # Asked for more than there is, some file systems first take all of it, from everybody else too.
+        if found.f_blocks > 0 and nbytes > found.f_bfree * found.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         if error.errno not in NO_SPACE:

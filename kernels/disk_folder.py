@@ -102,9 +102,11 @@ def clean_stale(nvme_path: str | os.PathLike[str]) -> tuple[Path, ...]:
     removed = []
     for name in sorted(os.listdir(base)):
         job = base / name
-        if JOB_FOLDER.fullmatch(name) is None or not _is_own_folder(job):
+        if JOB_FOLDER.fullmatch(name) is None:
             continue
         try:
+            if not _is_own(os.lstat(job)):
+                continue
             for lock_name in sorted(os.listdir(job)):
                 match = LOCK_FILE.fullmatch(lock_name)
                 if match is not None and _clean_rank(job, match[1], is_local=is_local):
@@ -149,18 +151,14 @@ def _take_lock(job: Path, name: str, *, is_local: bool) -> int:
 
 def _open_lock(job: Path, name: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    while True:
-        try:
+    while True:  # until nobody removes the job's folder in between
+        with contextlib.suppress(FileExistsError):
             os.mkdir(job, 0o700)
-        except FileExistsError:
-            if job.is_dir() and not _is_own_folder(job):
-                raise PermissionError(
-                    errno.EPERM, "the folder belongs to another user; use another job id", str(job)
-                ) from None
-        try:
+        with contextlib.suppress(FileNotFoundError):
+            if not _is_own(os.lstat(job)):
+                words = "not a folder of this user; use another job id"
+                raise PermissionError(errno.EPERM, words, str(job))
             return os.open(job / name, flags, 0o600)
-        except FileNotFoundError:
-            continue  # its last user removed the job's folder in between
 
 
 def _clean_rank(job: Path, rank_name: str, *, is_local: bool) -> bool:
@@ -258,11 +256,7 @@ def _is_local(path: Path) -> bool:
         os.close(fd)
 
 
-def _is_own_folder(path: Path) -> bool:
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return False
+def _is_own(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 

@@ -86,17 +86,17 @@ def _disk(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _python(given: dict[str, Any]) -> dict[str, Any]:
-    version, problem = _ask([given["python"], "-I", "-S", "-c", _ASK_PYTHON], given["timeout_s"])
+    version, problem = ask([given["python"], "-I", "-S", "-c", _ASK_PYTHON], given["timeout_s"])
     return {"version": version or "", "problem": problem}
 
 
 def _torch(given: dict[str, Any]) -> dict[str, Any]:
-    found, problem = _ask([given["python"], "-c", _ASK_TORCH], given["timeout_s"])
+    found, problem = ask([given["python"], "-c", _ASK_TORCH], given["timeout_s"])
     version, platform = found or ("", "")
     return {"version": version, "platform": platform, "problem": problem}
 
 
-def _ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
+def ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
     """What a Python program printed behind the mark, or None and why there is nothing."""
     import subprocess
 

@@ -101,9 +101,10 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def transfer(path: Path, shim: Path, fault: str, want: str = "", nbytes: int = 100_001) -> None:
+    preloaded = " ".join((os.environ.get("LD_PRELOAD", ""), str(shim)))  # a sanitizer must stay the first
     done = subprocess.run(
         [sys.executable, "-c", TRANSFER, str(path), str(nbytes), want],
-        env={**os.environ, "LD_PRELOAD": str(shim), "FAULT": fault},
+        env={**os.environ, "LD_PRELOAD": preloaded, "FAULT": fault},
         timeout=TIME_LIMIT_S,
         capture_output=True,
         text=True,

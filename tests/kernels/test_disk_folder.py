@@ -159,7 +159,7 @@ def test_many_claims_at_once_each_get_a_folder_of_their_own(tmp_path: Path) -> N
 
     def work(rank: int) -> None:
         try:
-            for turn in range(20):
+            for turn in range(40):
                 folder = DiskFolder.claim(tmp_path, "job", rank)
                 (folder.path / "file").write_text(f"{rank} {turn}")
                 clean_stale(tmp_path)
@@ -226,7 +226,7 @@ def test_folders_of_other_users_stay(tmp_path: Path) -> None:
     left = leave(tmp_path, boot_id=disk_folder._boot_id())
     os.chown(left.parent, 12345, 12345)
     assert clean_stale(tmp_path) == ()
-    with pytest.raises(PermissionError, match="the folder belongs to another user; use another job id"):
+    with pytest.raises(PermissionError, match="not a folder of this user; use another job id"):
         DiskFolder.claim(tmp_path, "old", 0)
     os.chown(left.parent, 0, 0)
     os.chown(left.with_name("rank0.lock"), 12345, 12345)
@@ -241,6 +241,8 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (base / "dslaunch-old").symlink_to(outside / "dslaunch-old")
     assert clean_stale(base) == ()
     assert left.exists()
+    with pytest.raises(PermissionError, match="not a folder of this user"):
+        DiskFolder.claim(base, "old", 0)
 
 
 @pytest.mark.parametrize(

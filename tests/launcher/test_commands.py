@@ -28,8 +28,8 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(cli.COMMANDS) - {"stacks"})
-)  # which asks a job that has its hosts
+    "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env"})
+)  # one asks a job that has its hosts, the other is about this machine
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command
     assert set(command.params) >= {*CHOICE_OPTIONS, *SSH_OPTIONS}
@@ -59,6 +59,10 @@ def test_the_help_of_dslaunch_names_every_command(capsys: pytest.CaptureFixture[
         ("stacks", "which job? Write: dslaunch stacks PID"),
         ("stacks x", "'x' is no process id? Write: dslaunch stacks PID"),
         ("stacks 0", "'0' is no process id? Write: dslaunch stacks PID"),
+        ("report-env --disk_test 8G", "--disk_test has no effect without --nvme_path, the folder to test"),
+        ("report-env --nvme_path . --disk_test 8GB", "'8GB' is no number of bytes; write e.g. 8G"),
+        ("report-env --nvme_path . --disk_test 0", "'0' is no number of bytes; write e.g. 8G"),
+        ("report-env train.py", "unexpected extra argument"),
         ("exec -H hosts --no_fild -- x", "there is no option --no_fild; did you mean --no_fold"),
     ],
 )
