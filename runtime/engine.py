@@ -31,6 +31,8 @@ from .comm.watchdog import watch
 from .config import Config
 from .data import Loader, load_data
 from .errors import ConfigError
+from .offload.offload import Offload, make_offload
+from .offload.plan import plan_offload
 from .offload_states import OffloadStates
 from .optim.flat import FlatOptimizer
 from .optim.loss_scale import LossScaler
@@ -98,18 +100,22 @@ class Engine(Readings, Weights, OffloadStates):
         timeout = group_timeout() or worker.timeout
         self._watchdog = watch(self._comm, limit_s=worker.watchdog_s, timeout=timeout)
         self._order_check = OrderCheck(self._comm, timeout=timeout) if worker.checks_order else None
+        self._offload = self._make_offload(optimizer)
         self._model = ShardedModel(
             module,
             policy=self._policy,
             groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
             precision=precision_of(config),
-            max_unit_numel=self._policy.max_unit_numel(
-                reduce_bucket=config.zero.reduce_bucket_numel,
-                prefetch_bucket=config.zero.prefetch_bucket_numel,
+            max_unit_numel=self._offload.max_unit_numel(
+                self._policy.max_unit_numel(
+                    reduce_bucket=config.zero.reduce_bucket_numel,
+                    prefetch_bucket=config.zero.prefetch_bucket_numel,
+                )
             ),
             is_leaf=partial(is_leaf, config=config.zero.leaf_module),
             device=device,
             comm=self._comm,
+            offload=self._offload,
         )
         self._scaler = LossScaler(config.loss_scaling)
         if optimizer is not None:
@@ -121,6 +127,16 @@ class Engine(Readings, Weights, OffloadStates):
         self._is_in_no_sync = False
         self._grad_norm: float | None = None
         self._was_step_applied = False
+
+    def _make_offload(self, optimizer: FlatOptimizer | None) -> Offload:
+        zero = self.config.zero
+        name = None if optimizer is None else optimizer.rule.name
+        steps_by_part = optimizer is not None and optimizer.rule.steps_by_part
+        plan = plan_offload(zero, self._policy, self.device, optimizer=name, steps_by_part=steps_by_part)
+        groups = [] if optimizer is None else optimizer.param_groups
+        trained = [one for group in groups for one in group["params"] if one.requires_grad]
+        num_trained = sum(param.numel() for param in trained)
+        return make_offload(plan, zero, self.config.aio, num_trained=num_trained, comm=self._comm)
 
     # ---- training
 
@@ -451,6 +467,7 @@ class Engine(Readings, Weights, OffloadStates):
     def destroy(self) -> None:
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
         self._model.release()
+        self._offload.close()
         self.optimizer = None
         if self._watchdog is not None:
             self._watchdog.stop()

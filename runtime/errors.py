@@ -26,6 +26,12 @@ class CollectiveError(UserError):
     exit_code = 1
 
 
+class OffloadError(UserError):
+    """A local disk does not take, or give back, what was offloaded to it."""
+
+    exit_code = 1
+
+
 class LossScaleError(UserError):
     """float16 cannot hold the gradients, however small the loss scale is."""
 

@@ -137,7 +137,8 @@ class Weights(nn.Module):
         values: dict[str, Tensor] = {}
         for part in parts:
             if part.is_sharded:
-                flat = self._comm.gather_to_first(part.param_shard, what=part.label)
+                with part.here():
+                    flat = self._comm.gather_to_first(part.on_device(part.param_shard), what=part.label)
                 values |= {} if flat is None else by_name(part, flat)
             elif self._comm.mesh.world.index == 0:
                 values |= by_name(part, part.values.flat)

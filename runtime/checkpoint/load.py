@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import CheckpointError
 from ..optim.flat import FlatOptimizer
@@ -134,12 +135,8 @@ def _listed(names: set[str]) -> str:
 
 @torch.no_grad()
 def _apply(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
-    for part, member, place in _members(training):
-        if member.name in saved["parameters"]:
-            whole = saved["parameters"][member.name]
-            part.load(place, whole)
-            if part.is_trained:
-                part.copy_fragment(place, whole, part.master)
+    for part in (part for unit in training.model.units for part in unit.parts):
+        _apply_parameters(part, saved["parameters"])
     training.module.load_state_dict(saved["buffers"], strict=False)
     if plan.with_optimizer and training.optimizer is not None:
         _apply_optimizer(training.optimizer, saved["optimizer"])
@@ -160,16 +157,26 @@ def _apply(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
     training.model.zero_gradients()
 
 
+def _apply_parameters(part: SubBuffer, saved: Mapping[str, Tensor]) -> None:
+    with part.here(is_written=True):
+        for place, member in enumerate(part.members):
+            if member.name in saved:
+                part.load(place, saved[member.name])
+                if part.is_trained:
+                    part.copy_fragment(place, saved[member.name], part.master)
+
+
 def _apply_optimizer(optimizer: FlatOptimizer, saved: dict[str, Any]) -> None:
     optimizer.num_steps = saved["num_steps"]
     for group, hyper in zip(optimizer.param_groups, saved["groups"], strict=True):
         group.update(hyper)
     optimizer.rule.reset_states(sorted({name for states in saved["states"].values() for name in states}))
     for part in optimizer.parts:
-        for place, member in enumerate(part.members):
-            for name, whole in saved["states"].get(member.name, {}).items():
-                if name in part.states:
-                    part.copy_fragment(place, whole, part.states[name])
+        with part.here(is_written=True):
+            for place, member in enumerate(part.members):
+                for name, whole in saved["states"].get(member.name, {}).items():
+                    if name in part.states:
+                        part.copy_fragment(place, whole, part.states[name])
     optimizer.rule.load_beside(saved.get("beside", {}))  # older ones have none
 
 

@@ -71,7 +71,8 @@ def _gather(training: Training) -> tuple[dict[str, Tensor], dict[str, Any] | Non
     for unit in training.model.units:
         for part in unit.parts:
             if part.is_trained or part.is_sharded:
-                parameters |= _whole(part, part.master, training.comm)
+                with part.here():
+                    parameters |= _whole(part, part.master, training.comm)
             elif training.comm.mesh.world.index == 0:
                 parameters |= by_name(part, part.values.flat)
     optimizer = training.optimizer
@@ -79,9 +80,10 @@ def _gather(training: Training) -> tuple[dict[str, Tensor], dict[str, Any] | Non
         return parameters, None
     states: dict[str, dict[str, Tensor]] = {}
     for part in optimizer.parts:
-        for state_name, shard in part.states.items():
-            for name, tensor in _whole(part, shard, training.comm).items():
-                states.setdefault(name, {})[state_name] = tensor
+        with part.here():
+            for state_name, shard in part.states.items():
+                for name, tensor in _whole(part, shard, training.comm).items():
+                    states.setdefault(name, {})[state_name] = tensor
     return parameters, {
         "name": optimizer.rule.name,
         "num_steps": optimizer.num_steps,
@@ -100,7 +102,7 @@ def _merged(ranks: list[dict[str, dict[str, Any]]] | None) -> dict[str, dict[str
 
 
 def _whole(part: SubBuffer, shard: Tensor, comm: Collectives) -> dict[str, Tensor]:
-    flat = comm.gather_to_first(shard, what=part.label)
+    flat = comm.gather_to_first(part.on_device(shard), what=part.label)
     return {} if flat is None else by_name(part, flat)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from .activation import ActivationConfig
+from .offload import AioConfig
 from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
@@ -41,6 +42,7 @@ class Config(Section):
     data_types: DataTypesConfig = DataTypesConfig()
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
+    aio: AioConfig = AioConfig()
     activation_checkpointing: ActivationConfig | None = None
 
     @property

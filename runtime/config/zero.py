@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from .offload import OffloadOptimizerConfig, OffloadParamConfig
 from .section import Section
 from .value import POSITIVE, Count, Texts
 
@@ -46,6 +47,10 @@ class ZeroConfig(Section):
     """Elements (not bytes) that are reduced together."""
     prefetch_bucket_numel: Count = Field(default=50_000_000, alias="stage3_prefetch_bucket_size")
     """Elements that are gathered together, at stage 3."""
+    sub_group_numel: Count = Field(default=1_000_000_000, alias="sub_group_size")
+    """Elements whose states are in host memory together, where they lie on a disk."""
+    offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
+    offload_param: OffloadParamConfig = OffloadParamConfig()
     leaf_module: LeafModuleConfig = LeafModuleConfig()
     mics_shard_size: Annotated[int | None, BeforeValidator(_size_or_none)] = None
     """Ranks over which everything is sharded; None: all."""
@@ -61,4 +66,21 @@ class ZeroConfig(Section):
                 f"zero_optimization.mics_shard_size {self.mics_shard_size} and zero_hpz_partition_size "
                 f"{self.hpz_partition_size} are two ways to share; keep one"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _whole_offload(self) -> ZeroConfig:
+        path = "zero_optimization.offload_param"
+        faults = [
+            self.offload_optimizer.fault("zero_optimization.offload_optimizer"),
+            self.offload_param.fault(path),
+        ]
+        if self.offload_param.is_on and self.stage != 3:
+            faults.append(f"{path} needs stage 3, not {self.stage}: below, every rank has all parameters")
+        if self.offload_param.is_on and self.hpz_partition_size is not None:
+            faults.append(
+                f"{path} and zero_optimization.zero_hpz_partition_size do not go together; keep one"
+            )
+        for fault in filter(None, faults):
+            raise ValueError(fault)
         return self

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ...kernels import AdamSegment, AdamShard, adamw_step
 from ..comm.collectives import Collectives
+from ..offload.pipeline import Ready, StepPipeline
 from ..zero.layout import Segment
 from ..zero.unit import SubBuffer
-from .rule import AfterPart, ByName, Groups, allocate_states, as_float, runs, scaled_grad
+from .rule import AfterPart, ByName, Groups, as_float, runs, scaled_grad
 
 _STATES = ("exp_avg", "exp_avg_sq")
 
@@ -28,7 +29,7 @@ class Shard:
     ]  # where each piece begins, [k] float32, bfloat16 or float16; may be overwritten
     param_out: (
         Tensor | None
-    )  # [n] bfloat16 or float16, the rounded copy to write; None: `master` is the parameter
+    )  # [n] of the parameters' dtype, the rounded copy to write; None: `master` is the parameter
     exp_avg: Tensor  # [n] float32, as the next
     exp_avg_sq: Tensor
     segments: tuple[Segment, ...]  # which optimizer group owns what; elements outside stay as they are
@@ -40,6 +41,7 @@ class AdamRule:
     def __init__(self, *, adam_w_mode: bool) -> None:
         self.adam_w_mode = adam_w_mode
         self.name = "AdamW" if adam_w_mode else "Adam"
+        self.steps_by_part = True
         self._parts: tuple[SubBuffer, ...] = ()
 
     def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
@@ -50,7 +52,7 @@ class AdamRule:
     def reset_states(self, names: Sequence[str]) -> None:
         """There are always the same."""
         for part in self._parts:
-            allocate_states(part, _STATES)
+            part.allocate_states(_STATES)
 
     def beside(self) -> ByName:
         """Nothing."""
@@ -61,10 +63,11 @@ class AdamRule:
 
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
-        for part in reversed(self._parts):
-            self.update(_shard_of(part), groups, step=step, grad_scale=grad_scale)
-            if after_part is not None:
-                after_part(part)
+
+        def update(ready: Ready) -> None:
+            self.update(_shard_of(ready), groups, step=step, grad_scale=grad_scale)
+
+        StepPipeline(self._parts).run(update, after_part=after_part)
 
     def update(
         self, shard: Shard, groups: Sequence[Mapping[str, Any]], *, step: int, grad_scale: float
@@ -118,11 +121,12 @@ def _copy_out(shard: Shard) -> None:
             param.copy_(master)
 
 
-def _shard_of(part: SubBuffer) -> Shard:
+def _shard_of(ready: Ready) -> Shard:
+    part = ready.part
     return Shard(
         master=part.master,
-        grads=tuple(part.gradients.pieces(0, part.param_shard.numel())),
-        param_out=part.param_shard if part.has_separate_master else None,
+        grads=ready.grads,
+        param_out=ready.param_out,
         exp_avg=part.states["exp_avg"],
         exp_avg_sq=part.states["exp_avg_sq"],
         segments=part.segments(),

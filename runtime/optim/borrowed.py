@@ -24,7 +24,7 @@ from ..comm.collectives import Collectives
 from ..errors import ConfigError
 from ..zero.layout import Fragment
 from ..zero.unit import SubBuffer
-from .rule import AfterPart, ByName, Groups, allocate_states, hyper_parameters, scaled_grad
+from .rule import AfterPart, ByName, Groups, hyper_parameters, scaled_grad
 from .whole import WholeTensors
 
 
@@ -66,6 +66,7 @@ class BorrowedRule:
 
     def __init__(self, name: str, loans: Sequence[Loan]) -> None:
         self.name = name
+        self.steps_by_part = False
         self._loans = tuple(loans)
         self._parts: tuple[SubBuffer, ...] = ()
         self._stand_ins: list[_StandIn] = []
@@ -193,7 +194,7 @@ class BorrowedRule:
         for loan in self._loans:
             loan.optimizer.state.clear()
         for part in self._parts:
-            allocate_states(part, names)
+            part.allocate_states(names)
 
     def beside(self) -> ByName:
         """Whatever is no state of each element: numbers, and all of whole parameters."""

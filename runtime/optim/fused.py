@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..comm.collectives import Collectives
+from ..offload.pipeline import Ready, StepPipeline
 from ..zero.unit import SubBuffer
 from .formulas.formula import FlatArrays, Formula, Run
-from .rule import AfterPart, ByName, Groups, allocate_states
+from .rule import AfterPart, ByName, Groups
 
 
 class FusedRule:
@@ -22,6 +23,7 @@ class FusedRule:
         if not formula.is_elementwise:
             raise AssertionError(f"{name} needs whole parameters, and shards end anywhere")
         self.name = name
+        self.steps_by_part = True
         self._formula = formula
         self._initial = dict(initial or {})
         self._parts: tuple[SubBuffer, ...] = ()
@@ -30,17 +32,21 @@ class FusedRule:
         """Allocate the states."""
         self._parts = tuple(parts)
         for part in self._parts:
-            allocate_states(part, self._formula.names_for(groups))
-        for part in self._parts:
-            for segment in part.segments():
-                for state, key in self._initial.items():
-                    run = slice(segment.offset, segment.offset + segment.numel)
-                    part.states[state][run] = groups[segment.group].get(key, 0.0)
+            part.allocate_states(self._formula.names_for(groups))
+            if self._initial:
+                with part.here(is_written=True):
+                    self._fill(part, groups)
+
+    def _fill(self, part: SubBuffer, groups: Groups) -> None:
+        for segment in part.segments():
+            run = slice(segment.offset, segment.offset + segment.numel)
+            for state, key in self._initial.items():
+                part.states[state][run] = groups[segment.group].get(key, 0.0)
 
     def reset_states(self, names: Sequence[str]) -> None:
         """Keep to those that the formula has; what it needs beside them it gets at the next step."""
         for part in self._parts:
-            allocate_states(part, [name for name in self._formula.state_names if name in names])
+            part.allocate_states([name for name in self._formula.state_names if name in names])
 
     def beside(self) -> ByName:
         """Nothing."""
@@ -52,23 +58,25 @@ class FusedRule:
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
         names = self._formula.names_for(groups)
-        for part in reversed(self._parts):
+
+        def update(ready: Ready) -> None:
             for name in names:
-                if name not in part.states:  # a group has begun to need it
-                    part.states[name] = torch.zeros_like(part.master)
-            self._formula.update([_arrays(part, groups, step)], grad_scale=grad_scale)
-            if after_part is not None:
-                after_part(part)
+                if name not in ready.part.states:  # a group has begun to need it
+                    ready.part.states[name] = torch.zeros_like(ready.part.master)
+            self._formula.update([_arrays(ready, groups, step)], grad_scale=grad_scale)
+
+        StepPipeline(self._parts).run(update, after_part=after_part)
 
 
-def _arrays(part: SubBuffer, groups: Groups, step: int) -> FlatArrays:
+def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:
+    part = ready.part
     return FlatArrays(
         param=part.master,
-        grads=tuple(part.gradients.pieces(0, part.param_shard.numel())),
+        grads=ready.grads,
         states=part.states,
         runs=tuple(
             Run(offset=one.offset, numel=one.numel, group=groups[one.group], step=step)
             for one in part.segments()
         ),
-        param_out=part.param_shard if part.has_separate_master else None,
+        param_out=ready.param_out,
     )

@@ -26,7 +26,7 @@ def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
     Order: a collective
     """
     mesh = comm.mesh
-    device = parts[0].master.device
+    device = parts[0].device
     chunks = [
         chunk for part in parts for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
     ]
@@ -46,7 +46,7 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
 
 
 def _sum_of_squares(chunks: Sequence[Tensor]) -> float | Tensor:
-    if chunks and chunks[0].is_cuda:
-        norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks]
-        return torch.stack(norms).square().sum()
-    return squared_norm(chunks)
+    on_gpu = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks if chunk.is_cuda]
+    on_host = [chunk for chunk in chunks if not chunk.is_cuda]
+    total = squared_norm(on_host)
+    return total + torch.stack(on_gpu).square().sum() if on_gpu else total

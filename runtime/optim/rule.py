@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ..comm.collectives import Collectives
@@ -26,6 +25,7 @@ class Rule(Protocol):
     """
 
     name: str
+    steps_by_part: bool  # through a StepPipeline, so that states may be elsewhere between steps
 
     def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Get ready to update these."""
@@ -49,11 +49,6 @@ class Rule(Protocol):
 def runs(flat: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
     """Return the views of `flat` that the segments name."""
     return [flat[segment.offset : segment.offset + segment.numel] for segment in segments]
-
-
-def allocate_states(part: SubBuffer, names: Sequence[str]) -> None:
-    """Have zeros in the states of these names, and no other."""
-    part.states = {name: torch.zeros_like(part.master) for name in names}
 
 
 def hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class GatheredParameters:
         ]
         written += [early.name for early in self._early if early.is_edited]
         # All ranks must know, or those that saw nothing would go on to a collective and wait for the others there.
-        comms = {home.model.comm: home.part.master.device for home in self._homes if home.part.is_sharded}
+        comms = {home.model.comm: home.part.device for home in self._homes if home.part.is_sharded}
         comms |= {early.init.comm: early.init.device for early in self._early}
         flags = [
             comm.all_gather_float64(

@@ -11,12 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..errors import ConfigError
+from ..offload.copies import Arrival
+from ..offload.offload import PartHome
 from .buffer import FlatBuffer
 from .layout import FlatLayout
 from .policy import Placement
@@ -267,6 +270,14 @@ class AccumulatedGradients(ReplicatedGradients):
         super().release()
 
 
+class SumPlace(NamedTuple):
+    """What a shard of gradients is added up in."""
+
+    dtype: torch.dtype
+    device: torch.device
+    pin_memory: bool
+
+
 class ShardedGradients(FlatGradients):
     """`p.grad` is None outside a backward. The shard is float32, unless said otherwise, as it costs 1/N."""
 
@@ -276,25 +287,31 @@ class ShardedGradients(FlatGradients):
         params: Sequence[nn.Parameter],
         whole: FlatBuffer,
         *,
-        sums: torch.dtype,
+        sums: SumPlace,
         index: int,
         num_shards: int,
     ) -> None:
         super().__init__(names, params, whole)
         self._start, self._stop = whole.layout.shard_range(index, num_shards=num_shards)
-        self._shard = torch.zeros(self._stop - self._start, dtype=sums, device=whole.flat.device)
+        self._sums = sums
+        self._shard = self._make_shard()
         self._is_zero = True
         self._is_allocated = False
         self._arrived: set[int] = set()  # places of parameters
         self._gaps = whole.layout.gaps()
         whole.free()
 
+    def _make_shard(self) -> Tensor:
+        where = self._sums
+        numel = self._stop - self._start
+        return torch.zeros(numel, dtype=where.dtype, device=where.device, pin_memory=where.pin_memory)
+
     @property
     def shard(self) -> Tensor:
         return self._shard
 
     def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
-        whole = comm.gather_states(self._shard, what=self._label(places[0]))
+        whole = comm.gather_states(self.shard.to(self.flat.device), what=self._label(places[0]))
         return [self._cut(whole, place) for place in places]
 
     def replace(self, place: int, value: Tensor) -> None:
@@ -306,12 +323,12 @@ class ShardedGradients(FlatGradients):
     def replace_own(self, place: int, value: Tensor) -> None:
         slot = self._whole.layout.slots[place]
         start = max(slot.offset, self._start) - self._start
-        self._shard[start : start + value.numel()].copy_(value.reshape(-1))
+        self.shard[start : start + value.numel()].copy_(value.reshape(-1))
         self._is_zero = False
 
     def take_off(self) -> Sequence[Tensor]:
         self._is_here = False
-        return (self._shard,)
+        return (self.shard,)
 
     def put_on(self) -> None:
         self._is_here = True
@@ -388,6 +405,62 @@ class ShardedGradients(FlatGradients):
         self._is_zero = True
 
 
+class HostGradients(ShardedGradients):
+    """As those, of which each shard goes to host memory as soon as the ranks have averaged it.
+
+    It stays in the dtype in which it was sent, and is added up in the other one only when a second micro batch comes: an
+    optimizer reads 2 bytes of an element where it would read 4.
+    """
+
+    _landed: Tensor | None = None  # [shard] the last one, of the dtype that was sent
+    _arrival: Arrival | None = None  # it is on its way
+    _is_single = False  # it is the sum; else it is still to be added to the sum, if it has not been
+
+    def _make_shard(self) -> Tensor:
+        self._is_single = False
+        return torch.zeros(0, dtype=self._sums.dtype)  # until it is needed
+
+    @property
+    def shard(self) -> Tensor:
+        self._settle()
+        if self._shard.numel() < self._stop - self._start:
+            self._shard = super()._make_shard()
+        if self._is_single and self._landed is not None:
+            self._shard.copy_(self._landed)
+            self._is_single = False
+        return self._shard
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        self._settle()
+        whole = self._landed if self._is_single and self._landed is not None else self.shard
+        yield start, whole[start:stop]
+
+    def keep(self) -> None:
+        self._settle()
+        if not self._is_zero and self._is_single:
+            _ = self.shard  # which it is added to
+        own = self.flat[self._start : self._stop]
+        if self._landed is None:
+            pinned = self._sums.pin_memory
+            self._landed = torch.empty(own.numel(), dtype=own.dtype, pin_memory=pinned)
+        self._arrival = Arrival(own, self._landed)
+        self._is_single, self._is_zero = self._is_zero, False
+        self.forget()
+
+    def _settle(self) -> None:
+        """Have here what is on its way, and in the sum if it is a part of it."""
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None and self._landed is not None:
+            arrival.wait()
+            if not self._is_single:
+                self._shard.add_(self._landed)
+
+    def zero(self) -> None:
+        self._settle()
+        self._is_single = False
+        super().zero()
+
+
 def make_gradients(  # noqa: PLR0913
     placement: Placement,
     names: Sequence[str],
@@ -400,11 +473,16 @@ def make_gradients(  # noqa: PLR0913
     index: int,
     num_shards: int,
     is_alone: bool,
+    home: PartHome,
+    frees: bool,
 ) -> Gradients:
-    """Gradients of parameters of this `dtype` and placement, for shard `index`; `is_alone`: there is no other rank."""
-    is_sharded = placement is Placement.SHARDED and num_shards > 1
+    """Gradients of parameters of this `dtype` and placement, for shard `index`; `is_alone`: there is no other rank.
+
+    `frees`: gradients go to host memory during backward where the optimizer steps there, and `home` says whether these do.
+    """
+    is_sharded = placement is Placement.SHARDED and (num_shards > 1 or frees)
     is_added_up_wider = dtype != torch.float32 and precision.sums == torch.float32 and not is_sharded
-    if is_alone and not is_added_up_wider:
+    if is_alone and not is_added_up_wider and not is_sharded:
         return OwnGradients(names, params, layout)
     sent = torch.float32 if is_added_up_wider else (precision.sent or dtype)
     if sent.itemsize < dtype.itemsize and not is_sharded:
@@ -414,7 +492,12 @@ def make_gradients(  # noqa: PLR0913
         )
     whole = FlatBuffer(layout, dtype=sent, device=device)
     if is_sharded:
-        sums = precision.sums or torch.float32
-        return ShardedGradients(names, params, whole, sums=sums, index=index, num_shards=num_shards)
+        place = SumPlace(
+            dtype=precision.sums or torch.float32,
+            device=torch.device("cpu") if home.steps_on_host else device,
+            pin_memory=home.pins_states,
+        )
+        sharded = HostGradients if home.steps_on_host else ShardedGradients
+        return sharded(names, params, whole, sums=place, index=index, num_shards=num_shards)
     kind = AccumulatedGradients if sent != dtype else ReplicatedGradients
     return kind(names, params, whole, shard=whole.shard(index, num_shards=num_shards))

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
+from ..offload.offload import Offload
 from . import ds_attributes
 from .access import Access
 from .home import move_in
@@ -34,7 +35,7 @@ class ShardedModel:
            does not depend on what a rank's data made the model compute
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         module: nn.Module,
         *,
@@ -45,6 +46,7 @@ class ShardedModel:
         is_leaf: IsLeaf,
         device: torch.device,
         comm: Collectives,
+        offload: Offload,
     ) -> None:
         """Cut `module` into units; `groups` are the optimizer's. A dtype that is None keeps what each parameter or buffer has.
 
@@ -68,6 +70,7 @@ class ShardedModel:
                     device=device,
                     comm=comm,
                     policy=policy,
+                    offload=offload,
                 ),
                 plan.modules,
             )
@@ -224,6 +227,8 @@ class ShardedModel:
         self._reducer.release()
         for part in self.trained:
             part.release()
+        for part in (part for unit in self.units for part in unit.parts):
+            part.come_home()
         self.trained = ()
 
     def _describe(self) -> None:
@@ -258,12 +263,22 @@ def _parts(
     device: torch.device,
     comm: Collectives,
     policy: Policy,
+    offload: Offload,
 ) -> list[SubBuffer]:
     by_role: dict[tuple[torch.dtype, bool], list[Member]] = {}
     for member in members:
         by_role.setdefault((precision.parameters or member.param.dtype, member.is_trained), []).append(member)
     return [
-        SubBuffer(run, unit=unit, dtype=dtype, device=device, comm=comm, policy=policy, precision=precision)
+        SubBuffer(
+            run,
+            unit=unit,
+            dtype=dtype,
+            device=device,
+            comm=comm,
+            policy=policy,
+            precision=precision,
+            offload=offload,
+        )
         for (dtype, _), run in by_role.items()
     ]
 

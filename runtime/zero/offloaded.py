@@ -101,18 +101,20 @@ class Offloaded:
             for tensor in _holders(part, kind):
                 storage = tensor.untyped_storage()
                 is_new = storage._cdata not in seen and storage.nbytes() > 0
-                if is_new and tensor.device == part.param_shard.device:
+                if is_new and tensor.device == part.device:
                     seen.add(storage._cdata)
                     yield tensor
 
 
 def _holders(part: SubBuffer, kind: Kind) -> Sequence[Tensor]:
     if kind is Kind.lp_params:
+        if part.home.parameters.is_away:
+            return ()
         if not part.is_sharded:
             part.cover()
         return (part.param_shard,)
-    if not part.is_trained:
-        return ()
+    if not part.is_trained or (kind in (Kind.hp_params, Kind.optim_states) and part.home.states.is_away):
+        return ()  # frozen, or away at any time
     if kind is Kind.hp_params:
         return (part.master,) if part.has_separate_master else ()
     if kind is Kind.lp_grads:

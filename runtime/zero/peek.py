@@ -26,7 +26,10 @@ from .unit import UnitState
 def safe_get_full_fp32_param(param: nn.Parameter) -> Tensor | None:
     """A copy of what the optimizer updates, of the parameter's shape."""
     home = _trained(param)
-    return None if home is None else _whole(home, home.part.master)
+    if home is None:
+        return None
+    with home.part.here():
+        return _whole(home, home.part.master)
 
 
 @torch.no_grad()
@@ -36,7 +39,8 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     Errors: ConfigError if no engine trains it, or the shape is another
     """
     home = _to_write(param, value)
-    home.part.copy_fragment(home.place, value, home.part.master)
+    with home.part.here(is_written=True):
+        home.part.copy_fragment(home.place, value, home.part.master)
     home.part.load(home.place, value)
     if home.part.is_sharded and home.unit.state is UnitState.LIVE:
         home.part.values.views[home.place].copy_(value)
@@ -46,7 +50,10 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
 def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
     """This rank's part of it."""
     home = _trained(param)
-    return None if home is None else _own(home, home.part.master)
+    if home is None:
+        return None
+    with home.part.here():
+        return _own(home, home.part.master)
 
 
 @torch.no_grad()
@@ -65,8 +72,9 @@ def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
             f"parameter '{home.name}' is kept by more than one rank (zero_hpz_partition_size), which would then differ; use "
             "safe_set_full_fp32_param()"
         )
-    for shard in (home.part.master, home.part.param_shard):
-        _write_own(home, shard, value)
+    with home.part.here(is_written=True):
+        for shard in (home.part.master, home.part.param_shard):
+            _write_own(home, shard, value)
     if home.unit.state is UnitState.LIVE:
         home.unit.free()
 
@@ -85,7 +93,8 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
         return None
     if home.place in home.part.states_of_whole:
         return _from_owner(home, optim_state_key)
-    return _whole(home, _state(home, optim_state_key))
+    with home.part.here():
+        return _whole(home, _state(home, optim_state_key))
 
 
 @torch.no_grad()
@@ -97,21 +106,26 @@ def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_stat
         if state is not None:
             state.copy_(value.reshape(state.shape))
         return
-    home.part.copy_fragment(home.place, value, _state(home, optim_state_key))
+    with home.part.here(is_written=True):
+        home.part.copy_fragment(home.place, value, _state(home, optim_state_key))
 
 
 @torch.no_grad()
 def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) -> Tensor | None:
     """This rank's part of it."""
     home = _trained(param)
-    return None if home is None else _own(home, _state(home, optim_state_key))
+    if home is None:
+        return None
+    with home.part.here():
+        return _own(home, _state(home, optim_state_key))
 
 
 @torch.no_grad()
 def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set this rank's part of it."""
     home = _to_write_locally(param, value)
-    _write_own(home, _state(home, optim_state_key), value)
+    with home.part.here(is_written=True):
+        _write_own(home, _state(home, optim_state_key), value)
 
 
 # ---- gradients, between backward and step
@@ -235,7 +249,7 @@ def _from_owner(home: Home, key: str) -> Tensor:
         raise _no_state(home, key, {name for names, _ in everywhere for name in names})
     whole: Tensor = found[0]
     shape = home.part.layout.slots[home.place].shape
-    return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(home.part.master.device)
+    return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(home.part.device)
 
 
 def _copied(state: Any) -> Tensor | None:
@@ -249,7 +263,7 @@ def _no_state(home: Home, key: str, known: Iterable[str]) -> ConfigError:
 
 def _whole(home: Home, shard: Tensor) -> Tensor:
     part = home.part
-    flat = home.model.comm.gather_states(shard, what=f"parameter '{home.name}'")
+    flat = home.model.comm.gather_states(part.on_device(shard), what=f"parameter '{home.name}'")
     slot = part.layout.slots[home.place]
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 

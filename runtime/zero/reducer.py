@@ -261,10 +261,9 @@ class _Queue:
 
 def make_reducer(parts: Sequence[SubBuffer], comm: Collectives) -> Reducer:
     """What suits the gradients' placement: shards can only be filled in backward, and who is alone has nothing to do."""
-    if comm.mesh.world.is_alone:
-        return BoundaryReducer((), comm)
-    is_sharded = any(isinstance(part.gradients, ShardedGradients) for part in parts)
-    return BackwardReducer(parts, comm) if is_sharded else BoundaryReducer(parts, comm)
+    if any(isinstance(part.gradients, ShardedGradients) for part in parts):
+        return BackwardReducer(parts, comm)
+    return BoundaryReducer(() if comm.mesh.world.is_alone else parts, comm)
 
 
 def _flat(part: SubBuffer) -> FlatGradients:

@@ -175,6 +175,8 @@ class Residents:
         unit.start_gather()
         if ahead:
             ahead[0].start_gather()
+        for later in ahead[1:]:
+            later.start_read()
         unit.make_live()
 
     def _free_all(self) -> None:

@@ -10,6 +10,7 @@ becomes a view of the flat parameters once; what becomes of `p.grad` is the matt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
+from ..offload.copies import bring, to_host
+from ..offload.offload import Offload, PartHome
 from .buffer import FlatBuffer
 from .gradients import Gradients, make_gradients
 from .home import early_of
@@ -67,13 +70,20 @@ class SubBuffer:
         comm: Collectives,
         policy: Policy,
         precision: Precision,
+        offload: Offload,
     ) -> None:
         self.members = tuple(members)
         self.label = f"unit '{unit}'"
         self.is_trained = members[0].is_trained
+        self.home = offload.home_of(
+            sum(member.param.numel() for member in members), is_trained=self.is_trained
+        )
+        self.device = device
         self._comm = comm
         mesh = comm.mesh
-        self.is_sharded = policy.parameters is Placement.SHARDED and not mesh.shard.is_alone
+        # Parameters that are elsewhere between their uses come and go as those in shards do, with one rank too.
+        stays = mesh.shard.is_alone and not self.home.parameters.is_away
+        self.is_sharded = policy.parameters is Placement.SHARDED and not stays
         self.layout = plan_layout(
             [tuple(member.param.shape) for member in members],
             groups=[member.group for member in members],
@@ -83,16 +93,21 @@ class SubBuffer:
         # of gradients, masters and states; of sharded parameters there may be fewer, and `kept` is one of those
         self.shard_index, self.num_shards = mesh.state_index, mesh.num_states
         self.values = FlatBuffer(self.layout, dtype=dtype, device=device)
-        self.param_shard = self.values.shard(self.shard_index, num_shards=self.num_shards)  # [shard]
-        # [shard] float32, what the optimizer updates; float32 parameters are their own master
-        self.master = self._take_over(comm)
         self._placeholders: tuple[Placeholder, ...] = ()
-        self.kept = (
-            self.values.flat
-        )  # what this rank holds of the parameters between their uses; param_shard is a part of it
+        # what this rank holds of the parameters between their uses; param_shard is a part of it
+        self.kept = self.values.flat
+        self.states: dict[str, Tensor] = {}  # [shard] float32 by name: the optimizer's, beside the master
+        self._param_shard: Tensor | None = None
+        self._master = self._take_over(comm)
         if self.is_sharded:
             self._keep_shard_only()
-        self.states: dict[str, Tensor] = {}  # [shard] float32 by name: the optimizer's
+        self._state_spill = offload.make_spill(self.home.states, self._stored)
+        self._param_spill = offload.make_spill(self.home.parameters, self._stored_params)
+        # the memory of what a disk takes is another each time
+        self._param_shard = self._cut_param_shard() if self._param_spill is None else None
+        self._spills = [spill for spill in (self._state_spill, self._param_spill) if spill is not None]
+        self.start_out()
+        self.finish_out()
         # place -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
         self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
         self._gradients: Gradients | None = None
@@ -108,6 +123,8 @@ class SubBuffer:
                 index=self.shard_index,
                 num_shards=self.num_shards,
                 is_alone=mesh.world.is_alone,
+                home=self.home,
+                frees=offload.frees_gradients,
             )
 
     @property
@@ -124,9 +141,76 @@ class SubBuffer:
         return (piece for _, piece in self.gradients.pieces(start - own_start, stop - own_start))
 
     @property
+    def param_shard(self) -> Tensor:
+        """[shard] The parameters that this rank's optimizer updates, as this rank keeps them."""
+        return self._cut_param_shard() if self._param_shard is None else self._param_shard
+
+    def _cut_param_shard(self) -> Tensor:
+        start, stop = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
+        kept_start = 0
+        if self.is_sharded:
+            axis = self._comm.mesh.shard
+            kept_start, _ = self.layout.shard_range(axis.index, num_shards=axis.size)
+        return self.kept[start - kept_start : stop - kept_start]
+
+    @property
+    def master(self) -> Tensor:
+        """[shard] float32, what the optimizer updates; float32 parameters in the same memory are their own master."""
+        return self.param_shard if self._master is None else self._master
+
+    @property
     def has_separate_master(self) -> bool:
-        """Whether the optimizer updates a float32 copy that must be rounded into the parameters."""
-        return self.is_trained and self.values.flat.dtype != torch.float32
+        """Whether the optimizer updates a float32 copy that must be rounded into the parameters, or brought to them."""
+        return self.is_trained and (self.values.flat.dtype != torch.float32 or self.home.is_apart)
+
+    def allocate_states(self, names: Sequence[str]) -> None:
+        """Have zeros in the states of these names, and no other."""
+        numel, device, pinned = self.master.numel(), self.master.device, self.home.pins_states
+        with self.here(is_written=True):
+            self.states = {
+                name: torch.zeros(numel, dtype=torch.float32, device=device, pin_memory=pinned)
+                for name in names
+            }
+
+    def on_device(self, value: Tensor) -> Tensor:
+        """Return it, or a copy of it, where collectives can send it."""
+        return value.to(self.device)
+
+    # What may lie on a disk between its uses: `master` and `states`, and `kept` where parameters are sharded.
+
+    def start_in(self) -> None:
+        """Begin to read all of it."""
+        for spill in self._spills:
+            spill.start_in()
+
+    def finish_in(self) -> None:
+        """Have all of it in memory."""
+        for spill in self._spills:
+            spill.finish_in()
+
+    def start_out(self) -> None:
+        """Begin to write all of it."""
+        for spill in self._spills:
+            spill.start_out()
+
+    def finish_out(self) -> None:
+        """Have it written, and give its memory back."""
+        for spill in self._spills:
+            spill.finish_out()
+
+    @contextmanager
+    def here(self, *, is_written: bool = False) -> Iterator[None]:
+        """Have it in memory meanwhile; `is_written`: it is another afterwards. Not while a step is under way."""
+        with ExitStack() as stack:
+            for spill in self._spills:
+                stack.enter_context(spill.here(is_written=is_written))
+            yield
+
+    def _stored(self) -> dict[str, Tensor]:
+        return self.states if self._master is None else {"master": self._master, **self.states}
+
+    def _stored_params(self) -> dict[str, Tensor]:
+        return {"parameters": self.kept}
 
     def segments(self) -> tuple[Segment, ...]:
         """Return this rank's runs of equal optimizer group."""
@@ -163,7 +247,23 @@ class SubBuffer:
                 "host memory; call engine.reload_states() first"
             )
         self.values.allocate()
-        return self._comm.gather_from(self.kept, self.values.flat, what=self.label)
+        if not self.home.parameters.is_away:
+            return self._comm.gather_from(self.kept, self.values.flat, what=self.label)
+        with self._params_here():
+            return bring(self.kept, self._own_values(), then=self._gather_others)
+
+    def start_read(self) -> None:
+        """Begin to read what `start_gather` needs, if it lies on a disk."""
+        if self._param_spill is not None:
+            self._param_spill.start_in()
+
+    def _params_here(self, *, is_written: bool = False) -> AbstractContextManager[object]:
+        return nullcontext() if self._param_spill is None else self._param_spill.here(is_written=is_written)
+
+    def _gather_others(self) -> Pending:
+        if self._comm.mesh.shard.is_alone:
+            return Pending.done()
+        return self._comm.gather_from(self._own_values(), self.values.flat, what=self.label)
 
     @torch.no_grad()
     def show(self) -> None:
@@ -197,21 +297,25 @@ class SubBuffer:
     @property
     def is_edited(self) -> bool:
         """Whether the values that are here differ from this rank's shard of them."""
-        return not torch.equal(self._own_values(), self.kept)
+        with self._params_here():
+            return not torch.equal(self._own_values().to(self.kept.device), self.kept)
 
     @torch.no_grad()
     def take_edits(self) -> None:
         """Take into this rank's shard, and into the master, what was written to the parameters while they were here."""
-        if self.is_sharded:
-            self.kept.copy_(self._own_values())
-        self.refresh_master()
+        with self.here(is_written=True):
+            if self.is_sharded:
+                self.kept.copy_(self._own_values())
+            self.refresh_master()
 
     def load(self, place: int, whole: Tensor) -> None:
         """Set the member at `place` to values of its shape, wherever they lie."""
         if not self.is_sharded:
             self.members[place].param.copy_(whole)
             return
-        self._copy_fragment(place, whole, self.kept, self._comm.mesh.shard.index, self._comm.mesh.shard.size)
+        axis = self._comm.mesh.shard
+        with self._params_here(is_written=True):
+            self._copy_fragment(place, whole, self.kept, axis.index, axis.size)
 
     def copy_fragment(self, place: int, whole: Tensor, shard: Tensor) -> None:
         """Copy what this rank's shard holds of a value of the member at `place` into `shard`, [shard] of any dtype."""
@@ -226,19 +330,28 @@ class SubBuffer:
     def refresh_master(self) -> None:
         """Take the parameters' values into the master, if it is a copy."""
         if self.has_separate_master:
-            self.master.copy_(self.param_shard)
+            with self.here(is_written=True):
+                self.master.copy_(self.param_shard)
+
+    def come_home(self) -> None:
+        """Let all values be here for good; those of the parameters are."""
+        if self.is_sharded and self.home.parameters.is_away:
+            self.kept = self._own_values()
+        self._state_spill, self._param_spill, self._spills = None, None, []
+        self.home = PartHome()
+        self._param_shard = self._cut_param_shard()
 
     def release(self) -> None:
         """Free gradients and master; the parameters stay where they are."""
         self.gradients.release()
         self._gradients, self.is_trained = None, False
         self.states, self.states_of_whole = {}, {}
-        self.master = self.param_shard
+        self._master = None
 
-    def _take_over(self, comm: Collectives) -> Tensor:
+    def _take_over(self, comm: Collectives) -> Tensor | None:
         """Copy the parameters into the flat buffer, rank 0's everywhere, and make them views of it.
 
-        The master starts from the values before they are rounded to 16 bits.
+        Returns the master, if it is separate; it starts from the values before they are rounded to 16 bits.
         """
         whole = self.values
         if self.has_separate_master:
@@ -253,18 +366,14 @@ class SubBuffer:
         comm.broadcast(whole.flat, what=self.label)
         if whole is not self.values:
             self.values.flat.copy_(whole.flat)
+        if not self.has_separate_master:
+            return None
         shard = whole.shard(self.shard_index, num_shards=self.num_shards)
-        return shard.clone() if self.has_separate_master else shard
+        return to_host(shard, pin_memory=self.home.pins_states) if self.home.steps_on_host else shard.clone()
 
     def _keep_shard_only(self) -> None:
-        self.kept = self._own_values().clone()
-        start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
-        kept_start, _ = self.layout.shard_range(
-            self._comm.mesh.shard.index, num_shards=self._comm.mesh.shard.size
-        )
-        self.param_shard = self.kept[start - kept_start :][: self.param_shard.numel()]
-        if not self.has_separate_master:
-            self.master = self.param_shard
+        pinned, goes = self.home.pins_parameters, self.home.params_on_host
+        self.kept = to_host(self._own_values(), pin_memory=pinned) if goes else self._own_values().clone()
         self.hide()
 
     def _own_values(self) -> Tensor:
@@ -302,6 +411,12 @@ class Unit:
             self._gathers = [part.start_gather() for part in self._sharded]
             self.state = UnitState.GATHERING
             self.num_gathers += 1
+
+    def start_read(self) -> None:
+        """Begin to read what is on a disk and will be gathered next."""
+        if self.state is UnitState.FREED:
+            for part in self._sharded:
+                part.start_read()
 
     def make_live(self) -> None:
         """Bring the values here and wait until they are.

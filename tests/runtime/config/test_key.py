@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.runtime.config import activation, config, optimizer, precision, scheduler, zero
+from dslaunch.runtime.config import activation, config, offload, optimizer, precision, scheduler, zero
 from dslaunch.runtime.config.key import Fate, Key
 from dslaunch.runtime.config.known_keys import KEYS, keys_for
 from dslaunch.runtime.config.removed import REMOVED
@@ -52,6 +52,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "data_types",
             "torch_autocast",
             "zero",
+            "aio",
             "activation_checkpointing",
         }
     )
@@ -62,7 +63,14 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         | aliases(precision.DataTypesConfig, "data_types")
         | aliases(activation.ActivationConfig, "activation_checkpointing")
         | aliases(precision.TorchAutocastConfig, "torch_autocast")
-        | aliases(zero.ZeroConfig, "zero_optimization", without=frozenset({"leaf_module"}))
+        | aliases(offload.AioConfig, "aio")
+        | aliases(
+            zero.ZeroConfig,
+            "zero_optimization",
+            without=frozenset({"leaf_module", "offload_optimizer", "offload_param"}),
+        )
+        | aliases(offload.OffloadOptimizerConfig, "zero_optimization.offload_optimizer")
+        | aliases(offload.OffloadParamConfig, "zero_optimization.offload_param")
         | aliases(zero.LeafModuleConfig, "zero_optimization.leaf_module")
         | {"optimizer.type", "scheduler.type"}
     )

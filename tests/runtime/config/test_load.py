@@ -111,7 +111,7 @@ def test_a_config_never_changes() -> None:
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
-    "fp16, torch_autocast, data_types, communication_data_type, zero_optimization, activation_checkpointing"
+    "fp16, torch_autocast, data_types, communication_data_type, zero_optimization, aio, activation_checkpointing"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -170,9 +170,14 @@ BAD = [
     # refused by name
     ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, f"fp16.fp16_master_weights_and_grads true {NOT_HERE}; false is"),
     ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled true contradicts bf16.enabled true; keep bf16"),
-    ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, f'zero_optimization.offload_optimizer.device "cpu" {NOT_HERE}; "none" is'),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, 'zero_optimization.offload_optimizer.device "nvme" needs zero_optimization.offload_optimizer.nvme_path, a folder on a local disk'),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}}, 'zero_optimization.offload_optimizer.ratio 0.5 is for device "cpu"; leave it out, or write 1'),
+    ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "zero_optimization.offload_param needs stage 3, not 2: below, every rank has all parameters"),
+    ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, 'zero_optimization.offload_param.device "nvme" needs zero_optimization.offload_param.nvme_path, a folder on a local disk'),
+    ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}}}, "zero_optimization.offload_param and zero_optimization.zero_hpz_partition_size do not go together; keep one"),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}}, f"zero_optimization.offload_optimizer.super_offload true {NOT_HERE}; false is"),
     ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, 'zero_optimization.offload_optimizer.device "gpu" is not "none", "cpu" or "nvme"'),
-    ({"zero_optimization": {"cpu_offload": True}}, f"zero_optimization.cpu_offload true {NOT_HERE}; false is"),
+    ({"zero_optimization": {"cpu_offload": True}}, f"zero_optimization.cpu_offload true {NOT_HERE}; false is; write offload_optimizer with device cpu"),
     ({"zero_optimization": {"zero_hpz_partition_size": 2.5}}, "zero_optimization.zero_hpz_partition_size 2.5 is not a number of ranks, 1 or above; -1 or 0: off"),
     ({"zero_optimization": {"zero_hpz_partition_size": 8, "mics_shard_size": 4}}, "zero_optimization.mics_shard_size 4 and zero_hpz_partition_size 8 are two ways to share; keep one"),
     ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
@@ -199,8 +204,8 @@ BAD = [
     ({"a\nb": 1}, f'"a\\nb" is not a known key; {TOP}'),
     ({"bf16.enabled": True}, f"bf16.enabled is not a known key; write it as the key enabled inside bf16; {TOP}"),
     ({"bf16": {"loss_scale": 0}}, "bf16.loss_scale is not a known key; it is known as fp16.loss_scale or amp.loss_scale; bf16 takes: enabled"),
-    ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?; zero_optimization takes: stage, reduce_bucket_size, stage3_prefetch_bucket_size, mics_shard_size, zero_hpz_partition_size, leaf_module"),
-    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, buffer_count, pin_memory, pipeline_read, pipeline_write, fast_init, ratio, super_offload, cpuadam_cores_perc"),
+    ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?; zero_optimization takes: stage, reduce_bucket_size, stage3_prefetch_bucket_size, sub_group_size, mics_shard_size, zero_hpz_partition_size, leaf_module, offload_optimizer, offload_param"),
+    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, pin_memory, ratio"),
     ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}}, "optimizer.scheduler is not a known key; it is known as scheduler; optimizer takes: type, params"),
     ({"bfloat16": {}, "bf16": {}}, "bfloat16 is the old name of bf16, which is given too; keep bf16"),
 ]  # fmt: skip
@@ -233,10 +238,11 @@ def test_all_that_is_wrong_is_reported_at_once_one_line_each() -> None:
     }
     assert message_of(given).replace(TOP, "TOP").splitlines() == [
         "ds_config: tyop is not a known key; TOP",
-        'ds_config: zero_optimization.offload_param.device "nvme" is not available in this version; "none" is',
         "ds_config: optimizer.params.lr -1 is not a number, 0 or above",
         'ds_config: optimizer.params.eps "small" is not a number, 0 or above',
         "ds_config: scheduler.params.total_num_steps is missing",
+        'ds_config: zero_optimization.offload_param.device "nvme" needs zero_optimization.offload_param.nvme_path, a folder on '
+        "a local disk",
         "ds_config: train_batch_size 30 is not a multiple of train_micro_batch_size_per_gpu 4 * world_size 2 = 8; 24 and 32 are",
         "ds_config: gradient_clipping -1 is not a number, 0 or above",
     ]
@@ -418,8 +424,12 @@ WHOLE: dict[str, Any] = {
         "reduce_bucket_size": 1_000_000,
         "stage3_prefetch_bucket_size": 2_000_000,
         "mics_shard_size": 2,
+        "sub_group_size": 3_000_000,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True, "ratio": 0.5},
+        "offload_param": {"device": "none", "pin_memory": False},
         "leaf_module": {"classes": ["MoE"], "names": [], "name_suffixes": [".mlp"]},
     },
+    "aio": {"block_size": 65536, "thread_count": 2},
 }
 
 

@@ -1,0 +1,1 @@
+"""Optimizer states in host memory or on a local disk, while parameters are on the device that computes."""

@@ -1,0 +1,67 @@
+"""The folder of one rank on a local disk, and the memory that its files are read into."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from ...kernels.disk import DiskEngine, DiskFile, aligned_empty
+from ...kernels.disk_folder import DiskFolder
+from ..comm.collectives import Collectives
+from ..config.offload import AioConfig
+from ..errors import ConfigError
+
+
+class SpillFolder:
+    """Below a user's `nvme_path`, with a name that no other job has. It goes with the process, or when it is closed.
+
+    Order:  construction is a collective
+    Errors: ConfigError if there can be no such folder
+    """
+
+    def __init__(self, nvme_path: Path, aio: AioConfig, *, key: str, comm: Collectives) -> None:
+        """`key` is the section of the ds_config that names the path, for messages."""
+        job = comm.all_gather_objects(secrets.token_hex(8), what="the name of a folder on NVMe")[0]
+        try:
+            self._folder = DiskFolder.claim(nvme_path, job, comm.mesh.world.index)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{key}.nvme_path: {error}") from error
+        try:
+            self._engine = DiskEngine(num_threads=aio.num_threads, block_bytes=aio.block_bytes)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"aio: {error}") from error
+        self._free: dict[int, list[Tensor]] = {}  # memory that is not in use, by its bytes
+        self._addresses: set[int] = set()  # of all that was made here
+
+    def create(self, name: str, nbytes: int) -> DiskFile:
+        """Make a file.
+
+        Errors: OSError with the bytes wanted and free if the disk is full
+        """
+        return self._engine.create(self._folder.path / name, nbytes)
+
+    def take_memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return a tensor, of anything, that files are read into without a copy on the way."""
+        nbytes = shape.numel() * dtype.itemsize
+        free = self._free.get(nbytes)
+        if free:
+            memory = free.pop()
+        else:
+            memory = from_dlpack(aligned_empty(nbytes))
+            self._addresses.add(memory.data_ptr())
+        return memory.view(dtype).view(shape)
+
+    def give_memory(self, tensor: Tensor) -> None:
+        """Have it for the next one of its size, if it is from here."""
+        if tensor.data_ptr() in self._addresses:
+            whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            self._free.setdefault(whole.numel(), []).append(whole)
+
+    def close(self) -> None:
+        """Remove it."""
+        self._engine.close()
+        self._folder.close()

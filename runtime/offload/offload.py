@@ -1,0 +1,117 @@
+"""What of one model leaves the device that computes, and the files that take it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..comm.collectives import Collectives
+from ..config.offload import AioConfig
+from ..config.zero import ZeroConfig
+from ..zero.policy import Residence
+from .folder import SpillFolder
+from .plan import AT_HOME, Home, OffloadPlan
+from .spill import Spill
+
+_SHARE_STEPS = 16  # how finely a model is cut for a share of it to leave the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartHome:
+    """Where one sub-buffer's values lie between their uses."""
+
+    steps_on_host: bool = False  # the optimizer has its master and states in host memory, or on a disk
+    states: Home = AT_HOME
+    params_on_host: bool = False  # this rank's shard of the parameters is in host memory, or on a disk
+    parameters: Home = AT_HOME
+
+    @property
+    def pins_states(self) -> bool:
+        """Whether master and states are in page-locked memory."""
+        return self.steps_on_host and self.states.residence is Residence.CPU and self.states.pin_memory
+
+    @property
+    def pins_parameters(self) -> bool:
+        """As that, of the parameters."""
+        away = self.parameters
+        return self.params_on_host and away.residence is Residence.CPU and away.pin_memory
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the optimizer steps in another memory than that of this rank's shard of the parameters."""
+        return self.steps_on_host != self.params_on_host
+
+
+class Offload:
+    """Of one model; asked for sub-buffer after sub-buffer, in the same order on every rank."""
+
+    def __init__(
+        self,
+        plan: OffloadPlan | None = None,
+        *,
+        num_trained: int = 0,
+        max_unit_numel: int = sys.maxsize,
+        folders: Mapping[Home, SpillFolder] | None = None,
+    ) -> None:
+        """`num_trained` counts the trained elements; `folders` are for what goes to NVMe."""
+        self._plan = plan or OffloadPlan()
+        self._folders = folders or {}
+        self._num_left = self._plan.share * num_trained
+        self._max_unit_numel = max_unit_numel
+        self._num_spills = 0
+
+    def max_unit_numel(self, numel: int) -> int:
+        """Return how large units may be made by merging, where they may be of `numel` elements otherwise."""
+        return min(numel, self._max_unit_numel)
+
+    @property
+    def frees_gradients(self) -> bool:
+        """Whether gradients go to host memory as soon as they are averaged."""
+        return self._plan.states.is_away and self._plan.has_host
+
+    def home_of(self, numel: int, *, is_trained: bool) -> PartHome:
+        """Return where the next sub-buffer lies, of so many elements."""
+        plan = self._plan
+        takes = is_trained and plan.states.is_away and self._num_left > 0
+        if takes:
+            self._num_left -= numel
+        return PartHome(
+            steps_on_host=takes and plan.has_host,
+            states=plan.states if takes else AT_HOME,
+            params_on_host=plan.parameters.is_away and plan.has_host,
+            parameters=plan.parameters,
+        )
+
+    def make_spill(self, home: Home, tensors: Callable[[], Mapping[str, Tensor]]) -> Spill | None:
+        """Return what keeps such tensors on a disk; None if they stay in memory."""
+        if home not in self._folders:
+            return None
+        self._num_spills += 1
+        return Spill(self._folders[home], f"{self._num_spills}", tensors)
+
+    def close(self) -> None:
+        """Remove the files."""
+        for folder in self._folders.values():
+            folder.close()
+
+
+def make_offload(
+    plan: OffloadPlan, zero: ZeroConfig, aio: AioConfig, *, num_trained: int, comm: Collectives
+) -> Offload:
+    """Return the offload of one engine's model.
+
+    Order:  a collective for each kind of value on NVMe
+    Errors: ConfigError if a folder cannot be used
+    """
+    max_unit_numel = sys.maxsize
+    if plan.states.is_away and plan.share < 1.0:
+        max_unit_numel = max(1, num_trained // _SHARE_STEPS)
+    folders = {}
+    for key, home in (("offload_optimizer", plan.states), ("offload_param", plan.parameters)):
+        if home.nvme_path is not None and home not in folders:
+            max_unit_numel = min(max_unit_numel, zero.sub_group_numel)
+            folders[home] = SpillFolder(home.nvme_path, aio, key=f"zero_optimization.{key}", comm=comm)
+    return Offload(plan, num_trained=num_trained, max_unit_numel=max_unit_numel, folders=folders)

@@ -1,0 +1,117 @@
+"""One optimizer step over many shards, of which some have their states in host memory or on a disk.
+
+While one shard is updated, the next one's states are read and its gradients copied to the host, and the last one's states are
+written. So the states of three shards at most are in host memory, and the device waits for the first copies only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..zero.gradients import HostGradients
+from ..zero.unit import SubBuffer
+from .copies import Arrival
+
+Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What an optimizer needs of one sub-buffer, in the memory where it steps."""
+
+    part: SubBuffer  # its `master` and `states` are there, too
+    grads: Pieces  # of the parameters' dtype, or float32; may be overwritten
+    param_out: Tensor | None  # [n] to be written with the rounded copy; None: the master is the parameter
+
+
+class StepPipeline:
+    """Of the sub-buffers of one optimizer."""
+
+    def __init__(self, parts: Sequence[SubBuffer]) -> None:
+        self._parts = tuple(parts)
+
+    def run(
+        self, update: Callable[[Ready], None], *, after_part: Callable[[SubBuffer], None] | None = None
+    ) -> None:
+        """Update all; `after_part` is called when a sub-buffer's parameters have their new values.
+
+        The last one goes first: the norm has read its gradients just before, and they are still in the cache.
+        """
+        waiting = [_Turn(part) for part in reversed(self._parts)]
+        last: _Turn | None = None
+        for turn, following in zip(waiting, (*waiting[1:], None), strict=True):
+            turn.start()
+            if following is not None:
+                following.start()
+            update(turn.arrive())
+            turn.publish()
+            if after_part is not None:
+                after_part(turn.part)
+            if last is not None:
+                last.end()
+            last = turn
+        if last is not None:
+            last.end()
+
+
+class _Turn:
+    """One sub-buffer on its way through a step."""
+
+    def __init__(self, part: SubBuffer) -> None:
+        self.part = part
+        self._copies: tuple[tuple[int, Tensor, Arrival | None], ...] = ()
+        self._param_out: Tensor | None = None
+        self._has_started = False
+
+    def start(self) -> None:
+        """Have its states read, and its gradients copied."""
+        if not self._has_started:
+            self._has_started = True
+            self.part.start_in()
+            numel = self.part.master.numel()
+            self._copies = tuple(
+                (offset, *self._start_copy(grad)) for offset, grad in self.part.gradients.pieces(0, numel)
+            )
+
+    def arrive(self) -> Ready:
+        """Wait until they are here."""
+        part = self.part
+        part.finish_in()
+        for _, _, arrival in self._copies:
+            if arrival is not None:
+                arrival.wait()
+        grads = tuple((offset, grad) for offset, grad, _ in self._copies)
+        if not part.home.is_apart:
+            return Ready(
+                part=part, grads=grads, param_out=part.param_shard if part.has_separate_master else None
+            )
+        # Padding is no segment's, so nobody writes it.
+        own = part.param_shard
+        pinned = part.home.pins_states
+        self._param_out = torch.zeros(
+            own.numel(), dtype=own.dtype, device=part.master.device, pin_memory=pinned
+        )
+        return Ready(part=part, grads=grads, param_out=self._param_out)
+
+    def publish(self) -> None:
+        """Begin to bring the parameters to where they are kept, and to write what lies on a disk."""
+        if self._param_out is not None:
+            # torch gives pinned memory to nobody else before a copy from it is done.
+            self.part.param_shard.copy_(self._param_out, non_blocking=not self.part.home.params_on_host)
+        self._copies, self._param_out = (), None
+        self.part.start_out()
+
+    def end(self) -> None:
+        """Wait until it is written, and give its memory back."""
+        self.part.finish_out()
+
+    def _start_copy(self, grad: Tensor) -> tuple[Tensor, Arrival | None]:
+        home = self.part.home
+        if not home.steps_on_host or isinstance(self.part.gradients, HostGradients):
+            return grad, None
+        host = torch.empty(grad.numel(), dtype=grad.dtype, pin_memory=home.pins_states)
+        return host, Arrival(grad, host)

@@ -1,0 +1,99 @@
+"""Where parameters and optimizer states lie between their uses, as a ds_config and a device have it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..config.offload import OffloadParamConfig
+from ..config.zero import ZeroConfig
+from ..errors import ConfigError
+from ..zero.policy import Placement, Policy, Residence
+
+_SECTION = "zero_optimization"
+_RESIDENCES = {"none": Residence.GPU, "cpu": Residence.CPU, "nvme": Residence.NVME}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Where one kind of value lies between its uses."""
+
+    residence: Residence = Residence.GPU
+    pin_memory: bool = False
+    nvme_path: Path | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is not in the memory of the device that computes."""
+        return self.residence is not Residence.GPU
+
+
+AT_HOME = Home()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadPlan:
+    """What a ds_config and a device come to."""
+
+    # of the optimizer, and the float32 masters where parameters have another dtype or lie elsewhere
+    states: Home = AT_HOME
+    parameters: Home = AT_HOME
+    share: float = 1.0  # of the trained elements whose states are away; the rest stays on the device
+    has_host: bool = (
+        False  # the device that computes has memory of its own, and what is away is in the host's
+    )
+
+
+def plan_offload(
+    zero: ZeroConfig, policy: Policy, device: torch.device, *, optimizer: str | None, steps_by_part: bool
+) -> OffloadPlan:
+    """Return what `offload_optimizer` and `offload_param` say, for an optimizer of this name.
+
+    Errors: ConfigError at a stage that shards no states, or for an optimizer that does not step part by part
+    """
+    states = AT_HOME if optimizer is None else _home("offload_optimizer", zero.offload_optimizer, device)
+    asked = zero.offload_optimizer.device
+    if optimizer is not None and asked != "none":
+        if policy.optimizer is not Placement.SHARDED:
+            raise ConfigError(
+                f'{_SECTION}.offload_optimizer.device "{asked}": at stage {policy.stage} every rank has all optimizer states, '
+                "and they stay where they are; write stage 1, 2 or 3"
+            )
+        if states.is_away and not steps_by_part:
+            raise ConfigError(
+                f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the device in this '
+                "version, those of Adam and AdamW can; leave offload_optimizer out, or choose one of these"
+            )
+    return OffloadPlan(
+        states=states,
+        parameters=_home("offload_param", zero.offload_param, device),
+        share=zero.offload_optimizer.ratio,
+        has_host=has_memory_of_its_own(device),
+    )
+
+
+def _home(section: str, wanted: OffloadParamConfig, device: torch.device) -> Home:
+    residence = _RESIDENCES[wanted.device]
+    if residence is Residence.CPU and not has_memory_of_its_own(device):
+        logging.getLogger("dslaunch").info(
+            '%s.%s.device "cpu" has no effect: this run is on CPUs, so all is in host memory',
+            _SECTION,
+            section,
+        )
+        return AT_HOME
+    if residence is Residence.GPU:
+        return AT_HOME
+    path = wanted.nvme_path if residence is Residence.NVME else None
+    return Home(
+        residence=residence,
+        pin_memory=wanted.pin_memory and device.type == "cuda",
+        nvme_path=None if path is None else Path(path),
+    )
+
+
+def has_memory_of_its_own(device: torch.device) -> bool:
+    """Whether this is an accelerator, whose memory is not the host's."""
+    return device.type != "cpu"

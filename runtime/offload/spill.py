@@ -1,0 +1,100 @@
+"""The optimizer states of one sub-buffer in files, between their uses.
+
+The tensors stay the same objects. While they are away each is one NaN expanded to its shape, so that whoever reads it is not
+told something that looks right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ...kernels.disk import DiskFile, DiskRequest
+from ..errors import OffloadError
+from .folder import SpillFolder
+
+
+class Spill:
+    """`tensors` returns the states by name; a new set of them may take the place of the old one while they are here."""
+
+    def __init__(self, folder: SpillFolder, name: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+        self._folder, self._name, self._tensors = folder, name, tensors
+        self._files: dict[str, DiskFile] = {}  # by name of state
+        self._requests: list[DiskRequest] = []
+        self._is_here = True
+        self._num_users = 0
+
+    def start_in(self) -> None:
+        """Begin to read them, unless they are here or that has begun."""
+        if self._is_here or self._requests:
+            return
+        for name, tensor in self._tensors().items():
+            tensor.data = self._folder.take_memory(tensor.shape, tensor.dtype)
+            with _told():
+                self._requests.append(self._files[name].read(tensor))
+
+    def finish_in(self) -> None:
+        """Have them here.
+
+        Errors: OffloadError
+        """
+        self.start_in()
+        self._wait()
+        self._is_here = True
+
+    def start_out(self) -> None:
+        """Begin to write them."""
+        for name, tensor in self._tensors().items():
+            with _told():
+                if name not in self._files:
+                    self._files[name] = self._folder.create(f"{self._name}.{name}", tensor.nbytes)
+                self._requests.append(self._files[name].write(tensor))
+
+    def finish_out(self) -> None:
+        """Have them written, and give their memory back.
+
+        Errors: OffloadError
+        """
+        self._wait()
+        self._drop()
+
+    @contextmanager
+    def here(self, *, is_written: bool) -> Iterator[None]:
+        """Have them here, and write them at the end if they were changed. Not while a step is under way."""
+        self.finish_in()
+        self._num_users += 1
+        try:
+            yield
+        finally:
+            self._num_users -= 1
+            if is_written:
+                self.start_out()
+                self._wait()
+            if not self._num_users:
+                self._drop()
+
+    def _wait(self) -> None:
+        requests, self._requests = self._requests, []
+        for request in requests:
+            with _told():
+                request.wait()
+
+    def _drop(self) -> None:
+        self._is_here = False
+        for tensor in self._tensors().values():
+            self._folder.give_memory(tensor.data)
+            tensor.data = torch.full((1,), torch.nan, dtype=tensor.dtype).expand(tensor.shape)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What the disk says, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise OffloadError(
+            f"offloading to NVMe: {error}; free space there, or name another folder as nvme_path"
+        ) from error
