@@ -65,7 +65,7 @@ def plan_offload(
         if states.is_away and not steps_by_part:
             raise ConfigError(
                 f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the device in this '
-                "version, those of Adam, AdamW, Lion, Adagrad and SGD can; leave offload_optimizer out, or choose one of these"
+                "version, those of AdamW, Adam, Lion, Adagrad and SGD can; leave offload_optimizer out, or choose one of these"
             )
     return OffloadPlan(
         states=states,

@@ -35,13 +35,7 @@ class FusedRule:
             part.allocate_states(self._formula.names_for(groups))
             if self._initial:
                 with part.here(is_written=True):
-                    self._fill(part, groups)
-
-    def _fill(self, part: SubBuffer, groups: Groups) -> None:
-        for segment in part.segments():
-            run = slice(segment.offset, segment.offset + segment.numel)
-            for state, key in self._initial.items():
-                part.states[state][run] = groups[segment.group].get(key, 0.0)
+                    self._begin(part, groups)
 
     def reset_states(self, names: Sequence[str]) -> None:
         """Keep to those that the formula has; what it needs beside them it gets at the next step."""
@@ -60,12 +54,19 @@ class FusedRule:
         names = self._formula.names_for(groups)
 
         def update(ready: Ready) -> None:
+            states = ready.part.states
             for name in names:
-                if name not in ready.part.states:  # a group has begun to need it
-                    ready.part.states[name] = torch.zeros_like(ready.part.master)
+                if name not in states:  # a group has begun to need it
+                    states[name] = torch.zeros_like(ready.part.master)
             self._formula.update([_arrays(ready, groups, step)], grad_scale=grad_scale)
 
         StepPipeline(self._parts).run(update, after_part=after_part)
+
+    def _begin(self, part: SubBuffer, groups: Groups) -> None:
+        for segment in part.segments():
+            for state, key in self._initial.items():
+                run = slice(segment.offset, segment.offset + segment.numel)
+                part.states[state][run] = groups[segment.group].get(key, 0.0)
 
 
 def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:
