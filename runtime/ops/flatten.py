@@ -60,10 +60,15 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
             target.copy_(source)
 
     for update in updates:
-        as_it_lies = _in_place(update) if formula.is_elementwise else None
-        if as_it_lies is not None and as_it_lies.grads[0][1].data_ptr() not in grads:
-            grads.add(as_it_lies.grads[0][1].data_ptr())
-            calls.append(as_it_lies)
+        usual = _usual(update, scratch_numel) if formula.is_elementwise else None
+        if usual is not None and usual.grads[0][1].data_ptr() not in grads:
+            grads.add(usual.grads[0][1].data_ptr())
+            numel = 0 if usual.param_out is None else usual.param.numel()
+            if taken + numel > scratch_numel:
+                call()
+                calls, rounded, taken = [], [], 0
+            calls.append(usual)
+            taken += numel
             continue
         flat = _flatten(update)
         if (
@@ -87,19 +92,24 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
         target.copy_(source.view(target.shape))
 
 
-def _in_place(update: Update) -> FlatArrays | None:
-    """The usual case, at a fraction of the time: all is float32 and contiguous."""
+def _usual(update: Update, scratch_numel: int) -> FlatArrays | None:
+    """The usual case, at a fraction of the time: all is contiguous, the states are float32, and one call has room for it."""
     param, grad = update.param, update.grad
-    if param.dtype is not torch.float32 or not (param.is_contiguous() and grad.is_contiguous()):
+    if not (param.is_contiguous() and grad.is_contiguous()):
         return None
     for state in update.states.values():
         if state.dtype is not torch.float32 or not state.is_contiguous():
             return None
+    is_out = param.dtype is not torch.float32
+    if is_out and param.numel() > scratch_numel:
+        return None
+    flat = param.detach().view(-1)
     return FlatArrays(
-        param=param.detach().view(-1),
+        param=flat.float(),
         grads=((0, grad.view(-1)),),
         states={name: state.view(-1) for name, state in update.states.items()},
-        runs=(Run(offset=0, numel=param.numel(), group=update.group, step=update.step),),
+        runs=(Run(offset=0, numel=flat.numel(), group=update.group, step=update.step),),
+        param_out=flat if is_out else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,3 +233,22 @@ def test_momentum_may_begin_later(ranks: Ranks) -> None:
         plain.step()
     for result in ranks(_momentum_later, world_size=2):
         assert worst_difference(result, snapshot(model.named_parameters())) <= DRIFT
+
+
+def _from_disk(rank: int, name: str, folder: str) -> list[dict[str, Tensor]]:
+    results = []
+    for where in ({}, {"offload_optimizer": {"device": "nvme", "nvme_path": folder}}):
+        model = make_model()
+        config = make_config(stage=2)
+        config["zero_optimization"] |= where
+        engine, *_ = dslaunch.initialize(model=model, optimizer=MAKE[name](model), config=config)
+        train_engine(engine, steps=4)
+        results.append(snapshot(model.named_parameters()))
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["DeepSpeedCPUAdam", "DeepSpeedCPULion", "torch Adagrad", "torch SGD"])
+def test_states_on_a_disk_change_no_bit(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    for in_memory, on_disk in ranks(_from_disk, name, str(tmp_path), world_size=2):
+        assert_same_bits(in_memory, on_disk)
