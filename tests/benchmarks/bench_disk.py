@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ FILE_BYTES = 1 << 30
 BLOCK_BYTES = 1 << 20
 NUM_IN_FLIGHT = 8
 NUM_ROUNDS = 5
+BUILD_TIMEOUT_S = 1200
 GOAL_OF_FIO = 0.9
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
 
@@ -106,9 +108,14 @@ def deepspeed(num_threads: int) -> Iterator[Mover | str]:
             stderr=said,
             text=True,
         )
+        patience = threading.Timer(BUILD_TIMEOUT_S, worker.kill)
+        patience.start()
         try:
-            yield _mover(worker) or _last_line(said)
+            mover = _mover(worker)
+            patience.cancel()
+            yield mover or _last_line(said)
         finally:
+            patience.cancel()
             worker.kill()
             worker.communicate()
 
