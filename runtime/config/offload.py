@@ -7,13 +7,25 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from .section import Section
-from .value import TEXT, Bool, Positive, Ratio, choice
+from .value import POSITIVE, TEXT, Bool, Positive, Ratio, choice
+
+_MAX_THREADS = 64  # more under way than any disk has queues for
 
 DEVICE = choice("none", "cpu", "nvme")
 
 
 def _text_or_none(value: Any) -> str | None:
     return None if value is None else str(TEXT.read(value))
+
+
+def _block_bytes(value: Any) -> int:
+    if not POSITIVE.accepts(value) or not _is_block(int(value)):
+        raise ValueError("is not a power of two from 4096 to 1073741824")
+    return int(value)
+
+
+def _is_block(nbytes: int) -> bool:
+    return 4096 <= nbytes <= 2**30 and nbytes & (nbytes - 1) == 0
 
 
 class OffloadParamConfig(Section):
@@ -52,7 +64,15 @@ class OffloadOptimizerConfig(OffloadParamConfig):
 class AioConfig(Section):
     """How files on a local disk are read and written."""
 
-    block_bytes: Positive = Field(default=1024 * 1024, alias="block_size")
+    block_bytes: Annotated[int, BeforeValidator(_block_bytes)] = Field(
+        default=1024 * 1024, alias="block_size"
+    )
     """Bytes of one request to the system."""
-    num_threads: Positive = Field(default=4, alias="thread_count")
-    """Requests under way at once."""
+    queue_depth: Positive = 8
+    """Requests of one thread of DeepSpeed's that are under way at once; here each has a thread of its own."""
+    thread_count: Positive = 1
+
+    @property
+    def num_threads(self) -> int:
+        """Requests under way at once."""
+        return min(self.queue_depth * self.thread_count, _MAX_THREADS)

@@ -172,6 +172,7 @@ BAD = [
     ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled true contradicts bf16.enabled true; keep bf16"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, 'zero_optimization.offload_optimizer.device "nvme" needs zero_optimization.offload_optimizer.nvme_path, a folder on a local disk'),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}}, 'zero_optimization.offload_optimizer.ratio 0.5 is for device "cpu"; leave it out, or write 1'),
+    ({"aio": {"block_size": 100000}}, "aio.block_size 100000 is not a power of two from 4096 to 1073741824"),
     ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "zero_optimization.offload_param needs stage 3, not 2: below, every rank has all parameters"),
     ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, 'zero_optimization.offload_param.device "nvme" needs zero_optimization.offload_param.nvme_path, a folder on a local disk'),
     ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}}}, "zero_optimization.offload_param and zero_optimization.zero_hpz_partition_size do not go together; keep one"),
@@ -290,14 +291,14 @@ def test_what_needs_nothing_is_named_in_one_line_and_what_is_not_done_in_one_war
         optimizer={"type": "Adam", "params": {"torch_adam": True}},
         prescale_gradients=False,
         memory_breakdown=True,
-        aio={"queue_depth": 8},
+        aio={"single_submit": False, "overlap_events": True},
     )
     assert caplog.record_tuples == [
         (
             "dslaunch",
             logging.INFO,
             "ds_config: accepted, without effect here: zero_optimization.overlap_comm, "
-            "zero_optimization.allgather_bucket_size, optimizer.params.torch_adam, aio.queue_depth; "
+            "zero_optimization.allgather_bucket_size, optimizer.params.torch_adam, aio.single_submit; "
             "old spelling: bfloat16 (now bf16)",
         ),
         (
@@ -429,7 +430,7 @@ WHOLE: dict[str, Any] = {
         "offload_param": {"device": "none", "pin_memory": False},
         "leaf_module": {"classes": ["MoE"], "names": [], "name_suffixes": [".mlp"]},
     },
-    "aio": {"block_size": 65536, "thread_count": 2},
+    "aio": {"block_size": 65536, "queue_depth": 4, "thread_count": 2},
 }
 
 
