@@ -291,7 +291,7 @@ def test_what_needs_nothing_is_named_in_one_line_and_what_is_not_done_in_one_war
         optimizer={"type": "Adam", "params": {"torch_adam": True}},
         prescale_gradients=False,
         memory_breakdown=True,
-        aio={"single_submit": False, "overlap_events": True},
+        aio={"single_submit": False},
     )
     assert caplog.record_tuples == [
         (
