@@ -44,7 +44,7 @@ from .zero.model import ShardedModel
 from .zero.offload_config import OffloadStateTypeEnum
 from .zero.policy import Placement, policy_for_stage
 from .zero.precision import precision_of
-from .zero.unit import SubBuffer
+from .zero.sub_buffer import SubBuffer
 
 
 class Engine(Readings, Weights, OffloadStates):

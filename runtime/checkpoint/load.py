@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..optim.flat import FlatOptimizer
-from ..zero.unit import Member, SubBuffer
+from ..zero.sub_buffer import Member, SubBuffer
 from .format import FORMAT, LATEST_FILE, STATE_FILE
 from .rng import restore_rng_state
 from .training import Training

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError
 from ..optim.rule import hyper_parameters
-from ..zero.unit import SubBuffer
+from ..zero.sub_buffer import SubBuffer
 from .format import FORMAT, LATEST_FILE, STATE_FILE, check_is_plain, write_atomically
 from .rng import rng_state
 from .training import Training

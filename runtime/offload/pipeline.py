@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..zero.gradients import HostGradients
-from ..zero.unit import SubBuffer
+from ..zero.sharded_gradients import HostGradients
+from ..zero.sub_buffer import SubBuffer
 from .copies import Arrival
 
 Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements

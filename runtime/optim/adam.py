@@ -13,7 +13,7 @@ from ...kernels import AdamSegment, AdamShard, adamw_step, cuda
 from ..comm.collectives import Collectives
 from ..offload.pipeline import Ready, StepPipeline
 from ..zero.layout import Segment
-from ..zero.unit import SubBuffer
+from ..zero.sub_buffer import SubBuffer
 from .on_device import step_on_device
 from .rule import AfterPart, ByName, Groups, as_float, runs, scaled_grad
 

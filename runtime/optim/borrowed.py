@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..comm.collectives import Collectives
 from ..errors import ConfigError
 from ..zero.layout import Fragment
-from ..zero.unit import SubBuffer
+from ..zero.sub_buffer import SubBuffer
 from .rule import AfterPart, ByName, Groups, hyper_parameters, scaled_grad
 from .whole import WholeTensors
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError, ConfigError
-from ..zero.unit import SubBuffer
+from ..zero.sub_buffer import SubBuffer
 from .loss_scale import LossScaler
 from .rule import AfterPart, Rule
 

@@ -8,7 +8,7 @@ import torch
 
 from ..comm.collectives import Collectives
 from ..offload.pipeline import Ready, StepPipeline
-from ..zero.unit import SubBuffer
+from ..zero.sub_buffer import SubBuffer
 from .formulas.formula import FlatArrays, Formula, Run
 from .rule import AfterPart, ByName, Groups
 

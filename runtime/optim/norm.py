@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...kernels import squared_norm
 from ..comm.collectives import Collectives
-from ..zero.unit import SubBuffer
+from ..zero.sub_buffer import SubBuffer
 from .on_device import squared_norm_on_device
 
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the norm

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..zero.layout import Segment
-from ..zero.unit import SubBuffer
+from ..zero.sub_buffer import SubBuffer
 from .numbers import as_float as as_float, scaled_grad as scaled_grad
 
 Groups = Sequence[dict[str, Any]]  # an optimizer's param_groups

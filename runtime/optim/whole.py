@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..zero.layout import Fragment
-from ..zero.unit import SubBuffer
+from ..zero.sub_buffer import SubBuffer
 
 _Pieces = list[tuple[int, Fragment]]  # number of a parameter, and which part of it
 

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 from ..errors import ConfigError
 from .placeholder import FreedParameter
 from .residents import Residents, in_backward
-from .unit import SubBuffer, Unit
+from .sub_buffer import SubBuffer
+from .unit import Unit
 
 _Pack = Callable[[Tensor], Any]
 _Unpack = Callable[[Any], Tensor]

@@ -11,7 +11,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from .early import Early
     from .model import ShardedModel
-    from .unit import SubBuffer, Unit
+    from .sub_buffer import SubBuffer
+    from .unit import Unit
 
 # Nothing in them keeps a parameter or a model alive.
 _HOMES: Any = (

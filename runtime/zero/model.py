@@ -23,7 +23,8 @@ from .policy import Placement, Policy
 from .precision import Precision
 from .reducer import make_reducer
 from .residents import Residents
-from .unit import NO_GROUP, Member, SubBuffer, Unit, UnitState
+from .sub_buffer import NO_GROUP, Member, SubBuffer
+from .unit import Unit, UnitState
 
 TRAINED_DTYPES = (torch.float32, torch.bfloat16)
 

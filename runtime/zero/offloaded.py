@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .offload_config import OffloadStateTypeEnum as Kind
-from .unit import SubBuffer
+from .sub_buffer import SubBuffer
 
 KINDS = tuple(Kind)
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
-from .gradients import FlatGradients, ShardedGradients
-from .unit import SubBuffer
+from .gradients import FlatGradients
+from .sharded_gradients import ShardedGradients
+from .sub_buffer import SubBuffer
 
 IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other is added up
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError
-from dslaunch.runtime.zero.unit import SubBuffer
+from dslaunch.runtime.zero.sub_buffer import SubBuffer
 from tests.runtime.models import assert_same_bits, batch, make_model, snapshot, worst_difference
 from tests.runtime.ranks import Ranks
 from tests.runtime.zero.hard_models import WIDTH, Model

@@ -1,0 +1,210 @@
+"""Gradients of which each rank keeps a shard, on the device or in host memory.
+
+They have a flat buffer only while a backward fills it: each parameter's gradient is handed in when autograd has finished it, and when
+the ranks have averaged the whole, each keeps its own shard and adds to it from one micro batch to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.collectives import Collectives
+from ..errors import ConfigError
+from ..offload.copies import Arrival
+from .buffer import FlatBuffer
+from .gradients import FlatGradients
+
+
+class SumPlace(NamedTuple):
+    """What a shard of gradients is added up in."""
+
+    dtype: torch.dtype
+    device: torch.device
+    pin_memory: bool
+
+
+class ShardedGradients(FlatGradients):
+    """`p.grad` is None outside a backward. The shard is float32, unless said otherwise, as it costs 1/N."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        params: Sequence[nn.Parameter],
+        whole: FlatBuffer,
+        *,
+        sums: SumPlace,
+        index: int,
+        num_shards: int,
+    ) -> None:
+        super().__init__(names, params, whole)
+        self._start, self._stop = whole.layout.shard_range(index, num_shards=num_shards)
+        self._sums = sums
+        self._shard = self._make_shard()
+        self._is_zero = True
+        self._is_allocated = False
+        self._arrived: set[int] = set()  # places of parameters
+        self._gaps = whole.layout.gaps()
+        whole.free()
+
+    def _make_shard(self) -> Tensor:
+        where = self._sums
+        numel = self._stop - self._start
+        return torch.zeros(numel, dtype=where.dtype, device=where.device, pin_memory=where.pin_memory)
+
+    @property
+    def shard(self) -> Tensor:
+        return self._shard
+
+    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
+        whole = comm.gather_states(self.shard.to(self.flat.device), what=self._label(places[0]))
+        return [self._cut(whole, place) for place in places]
+
+    def replace(self, place: int, value: Tensor) -> None:
+        slot = self._whole.layout.slots[place]
+        start, stop = max(slot.offset, self._start), min(slot.offset + slot.numel, self._stop)
+        if start < stop:
+            self.replace_own(place, value.reshape(-1)[start - slot.offset : stop - slot.offset])
+
+    def replace_own(self, place: int, value: Tensor) -> None:
+        slot = self._whole.layout.slots[place]
+        start = max(slot.offset, self._start) - self._start
+        self.shard[start : start + value.numel()].copy_(value.reshape(-1))
+        self._is_zero = False
+
+    def take_off(self) -> Sequence[Tensor]:
+        self._is_here = False
+        return (self.shard,)
+
+    def put_on(self) -> None:
+        self._is_here = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether autograd has finished every parameter's gradient in this backward."""
+        return len(self._arrived) == len(self._params)
+
+    @torch.no_grad()
+    def hand_in(self, place: int) -> None:
+        """Autograd has finished the gradient of the parameter at `place`; reentrant checkpointing does so twice."""
+        self._begin()
+        param, view = self._params[place], self._whole.views[place]
+        if param.grad is None:
+            grad = torch.zeros((), dtype=view.dtype, device=view.device)
+        else:
+            grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        if place in self._arrived:
+            view.add_(grad)
+        else:
+            view.copy_(grad)
+        param.grad = None
+        self._arrived.add(place)
+
+    @torch.no_grad()
+    def complete(self) -> None:
+        """Nothing more comes: of a parameter that handed nothing in, the gradient is zero."""
+        self._begin()
+        for place, view in enumerate(self._whole.views):
+            if place not in self._arrived:
+                view.zero_()
+
+    def _begin(self) -> None:
+        """Have a flat buffer, of which nothing is zeroed that is overwritten anyway."""
+        self._check_here()
+        if not self._is_allocated:
+            self._is_allocated = True
+            self._whole.allocate()
+            for start, stop in self._gaps:
+                self.flat[start:stop].zero_()
+
+    def forget(self) -> None:
+        """A backward failed: what was handed in is lost."""
+        self._arrived.clear()
+        if self._is_allocated:
+            self._is_allocated = False
+            self._whole.free()
+
+    def adopt(self) -> None:
+        for name, param in zip(self._names, self._params, strict=True):
+            if param.grad is not None:
+                raise ConfigError(
+                    f"parameter '{name}' was given a gradient by hand, but this ZeRO stage shards gradients: they are what "
+                    "backward adds up, and p.grad is None outside it; let the loss say it, or use stage 0 or 1"
+                )
+
+    def keep(self) -> None:
+        own = self.flat[self._start : self._stop]
+        if self._is_zero:
+            self._shard.copy_(own)
+        else:
+            self._shard.add_(own)
+        self._is_zero = False
+        self.forget()
+
+    def zero(self) -> None:
+        self._check_here()
+        self.forget()
+        for param in self._params:
+            param.grad = None
+        if not self._is_zero:
+            self._shard.zero_()
+        self._is_zero = True
+
+
+class HostGradients(ShardedGradients):
+    """As those, of which each shard goes to host memory as soon as the ranks have averaged it.
+
+    It stays in the dtype in which it was sent, and is added up in the other one only when a second micro batch comes: an
+    optimizer reads 2 bytes of an element where it would read 4.
+    """
+
+    _landed: Tensor | None = None  # [shard] the last one, of the dtype that was sent
+    _arrival: Arrival | None = None  # it is on its way
+    _is_single = False  # it is the sum; else it is still to be added to the sum, if it has not been
+
+    def _make_shard(self) -> Tensor:
+        self._is_single = False
+        return torch.zeros(0, dtype=self._sums.dtype)  # until it is needed
+
+    @property
+    def shard(self) -> Tensor:
+        self._settle()
+        if self._shard.numel() < self._stop - self._start:
+            self._shard = super()._make_shard()
+        if self._is_single and self._landed is not None:
+            self._shard.copy_(self._landed)
+            self._is_single = False
+        return self._shard
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        self._settle()
+        whole = self._landed if self._is_single and self._landed is not None else self.shard
+        yield start, whole[start:stop]
+
+    def keep(self) -> None:
+        self._settle()
+        if not self._is_zero and self._is_single:
+            _ = self.shard  # which it is added to
+        own = self.flat[self._start : self._stop]
+        if self._landed is None:
+            pinned = self._sums.pin_memory
+            self._landed = torch.empty(own.numel(), dtype=own.dtype, pin_memory=pinned)
+        self._arrival = Arrival(own, self._landed)
+        self._is_single, self._is_zero = self._is_zero, False
+        self.forget()
+
+    def _settle(self) -> None:
+        """Have here what is on its way, and in the sum if it is a part of it."""
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None and self._landed is not None:
+            arrival.wait()
+            if not self._is_single:
+                self._shard.add_(self._landed)
+
+    def zero(self) -> None:
+        self._settle()
+        self._is_single = False
+        super().zero()
