@@ -149,8 +149,10 @@ class Residents:
         finally:
             for unit in units:
                 self._held[unit] -= 1
-                if not self._held[unit] and not self._in_use[unit]:
-                    unit.free()
+            idle = [unit for unit in units if not self._held[unit] and not self._in_use[unit]]
+            for unit in idle:
+                unit.free()
+            self._wait_for(idle)
 
     def free_idle(self) -> None:
         """Free what came early, or stayed."""
@@ -180,12 +182,20 @@ class Residents:
         unit.make_live()
 
     def _free_all(self) -> None:
-        """Free what nobody uses. gloo's threads let go of what they gathered a moment after they say that it is there."""
+        """Free what nobody uses."""
         self._free_but(())
+        self._wait_for(self._units)
+
+    @staticmethod
+    def _wait_for(freed: Sequence[Unit]) -> None:
+        """gloo's threads let go of what they gathered a moment after they say that it is there."""
         deadline = time.monotonic() + _LET_GO_S
-        while any(unit.is_referred_to for unit in self._units) and time.monotonic() < deadline:
+        waiting = [unit for unit in freed if unit.is_referred_to]
+        while waiting and time.monotonic() < deadline:
             time.sleep(_LET_GO_S / 100)
-            self._free_but(())
+            for unit in waiting:
+                unit.free()
+            waiting = [unit for unit in waiting if unit.is_referred_to]
 
     def _free_but(self, kept: Sequence[Unit]) -> None:
         for unit in self._units:

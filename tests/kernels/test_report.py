@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_a_step_that_is_wrong_idle_or_breaks_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernels, "adamw_step", breaks)
     assert problem() == "RuntimeError: no such instruction"
     monkeypatch.setattr(report, "HYPER", {"lr": 0.1})
-    assert problem().startswith("not tried: nothing is known about beta1")
+    assert re.match("not tried: nothing is known about .*beta1", problem())
 
 
 def test_a_norm_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dslaunch import ConfigError, zero
 from tests.runtime.models import assert_same_bits, batch, snapshot, train_engine
-from tests.runtime.offload.homes import AT_HOME, AWAY, DTYPES, PRECISIONS, Where, make_engine
+from tests.runtime.offload.homes import AT_HOME, AWAY, DTYPES, Where, make_engine
 from tests.runtime.ranks import Ranks
 
 STEPS = 4
@@ -41,8 +41,7 @@ def _train(rank: int, stage: int, precision: str, where: Where, folder: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("precision", "world_size"), [("fp32", 3), ("bf16", 1), ("bf16", 2), ("fp16", 2)])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_training_has_the_same_bits_wherever_the_states_lie(
     ranks: Ranks, tmp_path: Path, stage: int, precision: str, world_size: int
