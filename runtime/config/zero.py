@@ -75,8 +75,6 @@ class ZeroConfig(Section):
             self.offload_optimizer.fault("zero_optimization.offload_optimizer"),
             self.offload_param.fault(path),
         ]
-        if self.offload_param.is_on and self.stage != 3:
-            faults.append(f"{path} needs stage 3, not {self.stage}: below, every rank has all parameters")
         if self.offload_param.is_on and self.hpz_partition_size is not None:
             faults.append(
                 f"{path} and zero_optimization.zero_hpz_partition_size do not go together; keep one"

@@ -52,8 +52,13 @@ def plan_offload(
 ) -> OffloadPlan:
     """Return what `offload_optimizer` and `offload_param` say, for an optimizer of this name.
 
-    Errors: ConfigError at a stage that shards no states, or for an optimizer that does not step part by part
+    Errors: ConfigError at a stage that does not shard them, or for an optimizer that does not step part by part
     """
+    if zero.offload_param.is_on and policy.parameters is not Placement.SHARDED:
+        raise ConfigError(
+            f'{_SECTION}.offload_param.device "{zero.offload_param.device}": at stage {policy.stage} every rank has all '
+            "parameters at all times; write stage 3"
+        )
     states = AT_HOME if optimizer is None else _home("offload_optimizer", zero.offload_optimizer, device)
     asked = zero.offload_optimizer.device
     if optimizer is not None and asked != "none":

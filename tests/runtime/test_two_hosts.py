@@ -32,7 +32,7 @@ engine, *_ = dslaunch.initialize(model=model, model_parameters=model.parameters(
     "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "zero_optimization": {"stage": stage, "reduce_bucket_size": 250_000}})
 def sent():
-    words = [line.split() for line in open("/proc/net/dev") if line.strip().startswith("eth0:")][0]
+    words = [line.split() for line in open("/proc/net/dev") if line.strip().startswith(os.environ.get("WIRE", "eth0") + ":")][0]
     return int(words[9])
 def step():
     for _ in range(engine.gradient_accumulation_steps()):
@@ -43,11 +43,14 @@ for num_micro_batches in (1, 2):
     step()
     torch.distributed.barrier()
     before, counted = sent(), sum(engine.comm_bytes().values())
+    torch.distributed.barrier()  # on loopback, others' bytes count too
     for _ in range(steps):
         step()
     torch.distributed.barrier()
+    after = sent()
+    torch.distributed.barrier()
     Path(f"bytes-{stage}-{num_micro_batches}-{os.environ['RANK']}").write_text(json.dumps({
-        "wire": (sent() - before) / steps, "meter": (sum(engine.comm_bytes().values()) - counted) / steps}))
+        "wire": (after - before) / steps, "meter": (sum(engine.comm_bytes().values()) - counted) / steps}))
 torch.distributed.destroy_process_group()
 """
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dslaunch
 from dslaunch import ConfigError, zero
-from tests.runtime.models import assert_same_bits, batch, snapshot, train_engine
+from tests.runtime.models import assert_same_bits, batch, make_config, snapshot, train_engine
 from tests.runtime.offload.homes import AT_HOME, AWAY, DTYPES, Where, make_engine
 from tests.runtime.ranks import Ranks
 
@@ -216,6 +217,15 @@ def test_a_share_of_the_states_leaves_the_device(ranks: Ranks, tmp_path: Path, w
 def test_what_cannot_leave_is_refused(stage: int, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_engine(stage, "fp32", Where("cpu", "none", is_apart=True), "", **changes)
+
+
+def test_parameters_that_every_rank_has_cannot_leave() -> None:
+    config = make_config(stage=2)
+    config["zero_optimization"]["offload_param"] = {"device": "cpu"}
+    with pytest.raises(
+        ConfigError, match=r'offload_param.device "cpu": at stage 2 every rank has all parameters'
+    ):
+        dslaunch.initialize(model=HalfFrozen(), config=config)
 
 
 def test_on_cpus_alone_host_memory_is_no_other_place(caplog: pytest.LogCaptureFixture) -> None:
