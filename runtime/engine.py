@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from . import activation
 from .absent import why_absent
 from .checkpoint.load import LoadPlan, load_checkpoint
+from .checkpoint.preemption import EXIT_CODE, Preemption, last_words
 from .checkpoint.progress import Progress
 from .checkpoint.save import SaveOptions, prepare
 from .checkpoint.saver import Saver
@@ -125,6 +127,9 @@ class Engine(Readings, Weights, OffloadStates):
             optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
         self._progress = Progress()
         self._saver = Saver(self._comm)
+        self._max_restarts = worker.max_restarts
+        save_dir = config.checkpoint.preemption_save_dir
+        self._preemption = None if save_dir is None else Preemption(self._comm, save_dir=save_dir)
         self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None
         self.is_compiled = False
@@ -252,6 +257,18 @@ class Engine(Readings, Weights, OffloadStates):
         self._progress.micro_steps += 1
         if is_boundary:  # last, since it may raise: the step is counted then
             self._scaler.update(is_overflow=not self._was_step_applied)
+            self._end_if_preempted()
+
+    def _end_if_preempted(self) -> None:
+        preemption = self._preemption
+        if preemption is None or not preemption.is_agreed(self.device):
+            return
+        self.save_checkpoint(preemption.save_dir)
+        self._saver.wait()
+        preemption.close()
+        if self.global_rank == 0:
+            print(f"dslaunch: {last_words(preemption.save_dir)}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_CODE)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the parameters."""
@@ -412,10 +429,11 @@ class Engine(Readings, Weights, OffloadStates):
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
         custom_load_fn: Callable[..., object] | None = None,
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[str | None, dict[str, Any]]:
         """Continue from `load_dir`/`tag`; returns its path and its client_state. Any stage and any number of ranks may have written it.
 
         Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
+        Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
         `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
@@ -426,9 +444,13 @@ class Engine(Readings, Weights, OffloadStates):
             with_scheduler=load_lr_scheduler_states and not load_module_only,
             with_progress=not load_module_only,
             with_module=custom_load_fn is None,
+            may_be_missing=self._max_restarts > 0,
         )
         self._saver.wait()
-        reader, saved = load_checkpoint(self._training(), open_store(load_dir), tag, plan)
+        loaded = load_checkpoint(self._training(), open_store(load_dir), tag, plan)
+        if loaded is None:
+            return None, {}
+        reader, saved = loaded
         if custom_load_fn is not None:
             self.load_module_state_dict({"module": reader.state_dict()}, custom_load_fn=custom_load_fn)
         self._comm.recorder.step = self._progress.global_steps + 1
@@ -486,6 +508,8 @@ class Engine(Readings, Weights, OffloadStates):
     def destroy(self) -> None:
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
         self._saver.wait()
+        if self._preemption is not None:
+            self._preemption.close()
         self._model.release()
         self._offload.close()
         self.optimizer = None

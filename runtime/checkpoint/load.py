@@ -32,19 +32,22 @@ class LoadPlan:
     with_scheduler: bool
     with_progress: bool
     with_module: bool = True  # False: somebody else loads the weights
+    may_be_missing: bool = False  # a job that is started again after a failure finds nothing the first time
 
 
 def load_checkpoint(
     training: Training, store: Store, tag: str | None, plan: LoadPlan
-) -> tuple[CheckpointReader, dict[str, Any]]:
-    """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt.
+) -> tuple[CheckpointReader, dict[str, Any]] | None:
+    """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt; None if there is none and may be.
 
     Without a tag it is the one that `latest` names, and if that is damaged, the newest one that is not, with a warning. Nothing
     is changed unless everything fits; where it turns out to be damaged later, another one has to be loaded.
     Order:  every rank must call this
     Errors: CheckpointError, on every rank, if one of them cannot read it or it does not fit
     """
-    candidates = [tag] if tag is not None else _candidates(training, store)
+    candidates = [tag] if tag is not None else _candidates(training, store, plan)
+    if not candidates:
+        return None
     for number, candidate in enumerate(candidates):
         loaded, problem = _try_load(training, store, candidate, plan)
         problems = training.comm.all_gather_objects(problem, what="the success of loading")
@@ -64,12 +67,12 @@ def load_checkpoint(
     raise AssertionError("there is always a candidate")
 
 
-def _candidates(training: Training, store: Store) -> list[str]:
+def _candidates(training: Training, store: Store, plan: LoadPlan) -> list[str]:
     """Return what may be loaded without a tag, best first; rank 0 looks, so that all try the same."""
     found: list[str] | str | None = None
     if training.comm.mesh.world.index == 0:
         try:
-            found = _look(store)
+            found = _look(store, plan)
         except CheckpointError as error:
             found = str(error)
     found = training.comm.all_gather_objects(found, what="which checkpoint to load")[0]
@@ -78,8 +81,11 @@ def _candidates(training: Training, store: Store) -> list[str]:
     return found or []
 
 
-def _look(store: Store) -> list[str]:
+def _look(store: Store, plan: LoadPlan) -> list[str]:
     latest, tags = store.latest(), store.tags()
+    if latest is None and not tags and plan.may_be_missing:
+        _log.info("%s holds no checkpoint yet: training begins", store.where)
+        return []
     if latest is None:
         raise CheckpointError(
             f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a tag: the "

@@ -334,6 +334,11 @@ _STORAGE = (
         "save_checkpoint() returns when training may go on, and files are written meanwhile; off if left out",
     ),
     used(
+        "checkpoint.preemption_save_dir",
+        "after a SIGTERM to any rank, the step that follows saves a checkpoint in this folder and ends with exit code 143; "
+        "SIGTERM ends at once if left out",
+    ),
+    used(
         "checkpoint.keep_last",
         "so many checkpoints stay in a folder, older ones are removed; all if left out",
     ),

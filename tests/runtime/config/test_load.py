@@ -430,7 +430,12 @@ WHOLE: dict[str, Any] = {
         "leaf_module": {"classes": ["MoE"], "names": [], "name_suffixes": [".mlp"]},
     },
     "aio": {"block_size": 65536, "queue_depth": 4, "thread_count": 2},
-    "checkpoint": {"tag_validation": "Fail", "async_save": True, "keep_last": 3},
+    "checkpoint": {
+        "tag_validation": "Fail",
+        "async_save": True,
+        "keep_last": 3,
+        "preemption_save_dir": "/last",
+    },
 }
 
 
