@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,6 @@ from ..errors import CheckpointError
 from .save import Prepared
 from .shelf import Run, Shelf
 
-_PATIENCE = timedelta(days=1)  # with a rank whose disk is slow; one that is gone is noticed at once
 _log = logging.getLogger("dslaunch")
 
 
@@ -43,8 +41,6 @@ class Saver:
 
     def __init__(self, comm: Collectives) -> None:
         self._comm = comm
-        self._group: dist.ProcessGroup | None = None
-        self._is_group_made = False
         self._under_way: _UnderWay | None = None
 
     def save(self, prepared: Prepared, *, is_async: bool, begun_at: float) -> None:
@@ -54,9 +50,8 @@ class Saver:
         Errors: CheckpointError, on every rank; also of a save before, which is waited for
         """
         self.wait()
-        self._make_group()
         if not is_async:
-            prepared.write(self._group)
+            prepared.write()
             self._tell(prepared, stalled_s=time.perf_counter() - begun_at)
             return
         under_way = _UnderWay(prepared, threading.Thread(), threading.Event())
@@ -108,16 +103,9 @@ class Saver:
                 shelves = tuple(_copied(shelf) for shelf in under_way.prepared.shelves)
             finally:
                 under_way.is_copied.set()
-            replace(under_way.prepared, shelves=shelves).write(self._group)
+            replace(under_way.prepared, shelves=shelves).write()
         except BaseException as error:  # told by `wait`, in the thread that trains
             under_way.problem = error
-
-    def _make_group(self) -> None:
-        """gloo, whatever moves the model: plans are objects in host memory, and a thread of its own sends them."""
-        if not self._is_group_made:
-            self._is_group_made = True
-            if not self._comm.mesh.world.is_alone:
-                self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def _device(self) -> torch.device:
         is_nccl = "nccl" in str(dist.get_backend())

@@ -51,6 +51,10 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def give_up(self, tag: str) -> None:
+        """Remove what was written of a checkpoint that will not be. For one rank."""
+
+    @abstractmethod
     def publish(self, folder: str, tag: str) -> None:
         """Let what was written into `folder`, the manifest last, be the checkpoint `tag`. For one rank."""
 
@@ -118,6 +122,9 @@ class FolderStore(Store):
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir()
+
+    def give_up(self, tag: str) -> None:
+        shutil.rmtree(self.root / self.partial_of(tag))
 
     def publish(self, folder: str, tag: str) -> None:
         final, replaced = self.root / tag, self.root / _replaced(tag)
@@ -199,6 +206,9 @@ class UrlStore(Store):
     def begin(self, tag: str) -> None:
         self.remove(tag)
         self._fs.makedirs(self._path(tag), exist_ok=True)
+
+    def give_up(self, tag: str) -> None:
+        self.remove(tag)
 
     def publish(self, folder: str, tag: str) -> None:
         self._fs.invalidate_cache()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dslaunch import CheckpointError
+from dslaunch.runtime.checkpoint import save
 from dslaunch.runtime.checkpoint.format import check_is_plain, write_atomically
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.store import open_store
@@ -140,7 +143,36 @@ def _unwritable(rank: int, folder: str) -> str:
 
 def test_all_ranks_learn_that_rank_0_could_not_write(ranks: Ranks, tmp_path: Path) -> None:
     for message in ranks(_unwritable, str(tmp_path), world_size=2):
-        assert message.startswith(f"checkpoint {tmp_path}/file/global_step0 cannot be written on rank 0: ")
+        assert message.startswith(f"checkpoint {tmp_path}/file/global_step0 cannot be written: ")
+
+
+def _outlived(rank: int, folder: str) -> None:
+    """The files are written when the process group is gone."""
+    engine = make(3, True, checkpoint={"async_save": True})
+    write = save.write_shelves
+
+    def late(*args: Any, **options: Any) -> Any:
+        while torch.distributed.is_initialized():
+            time.sleep(0.005)
+        return write(*args, **options)
+
+    save.write_shelves = late
+    engine.save_checkpoint(folder)
+    threading.Thread(target=_put_back, args=(engine, write)).start()
+
+
+def _put_back(engine: Any, write: Any) -> None:
+    engine._saver.wait()
+    save.write_shelves = write
+
+
+def test_a_save_beside_training_outlives_the_process_group(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(_outlived, str(tmp_path), world_size=2)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "latest").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    CheckpointReader(open_store(tmp_path), "global_step0").verify()
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
