@@ -45,7 +45,7 @@ class SaveOptions:
 class Prepared:
     """A checkpoint that only has to be written. Files beside the shelves are there on rank 0 only."""
 
-    number: int  # of saves by rank 0
+    meeting: Meeting
     store: Store
     tag: str
     shelves: tuple[Shelf, ...]
@@ -67,7 +67,7 @@ class Prepared:
         Order:  every rank calls this; none goes on before the checkpoint is there
         Errors: CheckpointError, the same on every rank, if one of them cannot write
         """
-        meeting = Meeting(self.number, rank=self.rank, world_size=self.world_size)
+        meeting = self.meeting
         if self.rank == 0:
             problem = self._told(self.store.begin, self.tag)[1]
             meeting.tell("begun", problem)
@@ -180,7 +180,7 @@ def prepare(
     if problem is not None:
         raise CheckpointError(problem)
     return Prepared(
-        number=number,
+        meeting=Meeting(number, rank=comm.mesh.world.index, world_size=comm.mesh.world.size),
         store=store,
         tag=tag,
         shelves=tuple(shelves),

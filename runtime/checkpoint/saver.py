@@ -104,8 +104,10 @@ class Saver:
             finally:
                 under_way.is_copied.set()
             replace(under_way.prepared, shelves=shelves).write()
-        except BaseException as error:  # told by `wait`, in the thread that trains
+        except BaseException as error:  # raised by `wait`, in the thread that trains, if that gets there
             under_way.problem = error
+            if under_way.prepared.rank == 0:
+                _log.error("%s", error)
 
     def _device(self) -> torch.device:
         is_nccl = "nccl" in str(dist.get_backend())
