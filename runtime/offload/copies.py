@@ -78,7 +78,7 @@ class Copier:
         self._held: deque[Arrival] = deque()
 
     def hold(self, arrival: Arrival) -> None:
-        """Keep its source until it is there; of those before it, one at most is not waited for."""
+        """Keep its source until it is there; those before it are there afterwards."""
         self._held.append(arrival)
         while self._held and (len(self._held) > _HELD_AT_ONCE or self._held[0].is_done):
             self._held.popleft().wait()
@@ -107,7 +107,7 @@ def to_host(tensor: Tensor, *, pin_memory: bool) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin_memory).copy_(tensor)
 
 
-_HELD_AT_ONCE = 2
+_HELD_AT_ONCE = 1
 _COPIERS: dict[torch.device, Copier] = {}
 
 
