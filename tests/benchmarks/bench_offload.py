@@ -4,7 +4,7 @@
 
 FOLDER is on a local disk (default: a temporary one beside this checkout). Each row is a training of its own, one after the other, with the same
 model and batches; the losses must agree. Peaks are of resident memory, read from the system, beside the formula's bytes. On a run without GPUs device "cpu" has no
-effect, so there is no row for it. --short trains a small model for a few steps. Nothing here fails on a time. --publish writes the table
+effect, so there is no row for it. --short trains a small model on one rank for a step. Nothing here fails on a time. --publish writes the table
 into docs/benchmarks.md.
 """
 
@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ ROWS = {  # stage, offload_optimizer.device, offload_param.device
     "stage 3, both on nvme": (3, "nvme", "nvme"),
 }
 WHOLE = {"width": 768, "blocks": 12, "sequence": 64, "num_steps": 5}  # 86 million parameters
-SHORT = {"width": 256, "blocks": 4, "sequence": 32, "num_steps": 2}
+SHORT = {"width": 512, "blocks": 6, "sequence": 32, "num_steps": 1}  # 19 million
 TIMEOUT_S = 900
 AGREE = 0.05  # losses: a rank that is alone adds micro batches in bfloat16 where nothing is offloaded, and in float32 elsewhere
 
@@ -80,10 +81,10 @@ def measure(turn: Turn, num_ranks: int) -> Taken:
     return Taken(**json.loads(said[0][0].strip().splitlines()[-1]))
 
 
-def measure_all(shape: dict[str, int], folder: str) -> Found:
+def measure_all(shape: dict[str, int], folder: str, *, all_ranks: Sequence[int]) -> Found:
     """Errors: RuntimeError if a rank failed, or rows did not train the same"""
     found: Found = {}
-    for num_ranks in RANKS:
+    for num_ranks in all_ranks:
         for num_micro_batches in MICRO_BATCHES:
             for row, (stage, states, parameters) in ROWS.items():
                 turn = Turn(
@@ -148,12 +149,12 @@ def _mb(nbytes: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", help="a folder on a local disk")
-    parser.add_argument("--short", action="store_true", help="a small model, a few steps")
+    parser.add_argument("--short", action="store_true", help="a small model, one rank, one step")
     parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
     options = parser.parse_args()
     shape = SHORT if options.short else WHOLE
     with tempfile.TemporaryDirectory(dir=options.folder or CHECKOUT.parent) as folder:
-        found = measure_all(shape, folder)
+        found = measure_all(shape, folder, all_ranks=RANKS[:1] if options.short else RANKS)
     text = markdown(found)
     print(f"\n{text}")
     if options.publish:

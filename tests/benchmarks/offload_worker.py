@@ -7,6 +7,7 @@ Its last line is a `Taken` as JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -97,10 +98,25 @@ def _formula(engine: Any, turn: Turn) -> Any:
     )
 
 
+def _train_small(turn: Turn) -> None:
+    """Have in memory what is there for a model of any size: libraries, threads, plans of matrix products."""
+    import dslaunch
+
+    model = Gpt(Shape(width=64, blocks=2, batch=1, sequence=turn.sequence))
+    engine = dslaunch.initialize(model=model, config=_config(turn, 10**5))[0]
+    for _ in range(2 * turn.num_micro_batches):
+        engine.backward(engine(torch.zeros(1, turn.sequence, dtype=torch.int64)))
+        engine.step()
+    engine.destroy()
+    del engine, model
+    gc.collect()
+
+
 def take(turn: Turn) -> Taken:
     import dslaunch
 
     dslaunch.init_distributed("gloo")
+    _train_small(turn)
     torch.manual_seed(0)
     before = _status("VmRSS")
     model = Gpt(Shape(width=turn.width, blocks=turn.blocks, batch=1, sequence=turn.sequence))
