@@ -120,6 +120,7 @@ class Engine(Readings, Weights, OffloadStates):
         self._scaler = LossScaler(config.loss_scaling)
         if optimizer is not None:
             optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
+        self._offload.begin()
         self._progress = Progress()
         self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..config.offload import AioConfig
 from ..config.zero import ZeroConfig
+from ..host_memory import give_back_freed_memory
 from ..zero.policy import Residence
 from .folder import SpillFolder
 from .outbox import Outbox
@@ -103,6 +104,11 @@ class Offload:
         """As that, of a home on a disk."""
         self._num_spills += 1
         return Spill(self._folders[home], f"{self._num_spills}", tensors)
+
+    def begin(self) -> None:
+        """All states are made: what was in memory on the way to a disk goes back to the system, whatever is kept later."""
+        if self._folders:
+            give_back_freed_memory()
 
     def close(self) -> None:
         """Remove the files."""
