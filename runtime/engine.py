@@ -125,6 +125,7 @@ class Engine(Readings, Weights, OffloadStates):
         self._scaler = LossScaler(config.loss_scaling)
         if optimizer is not None:
             optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
+        self._offload.begin()
         self._progress = Progress()
         self._saver = Saver(self._comm)
         self._max_restarts = worker.max_restarts

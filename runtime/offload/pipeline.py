@@ -1,21 +1,24 @@
 """One optimizer step over many shards, of which some have their states in host memory or on a disk.
 
-While one shard is updated, the next one's states are read and its gradients copied to the host, and the last one's states are
-written. So the states of three shards at most are in host memory, and the device waits for the first copies only.
+While one shard is updated, the next one's states and gradients are read, or its gradients copied to the host, and the last
+one's states are written. So the states of three shards at most are in host memory, the gradients of two, and the device waits for
+the first copies only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..zero.disk_gradients import DiskGradients
 from ..zero.sharded_gradients import HostGradients
 from ..zero.sub_buffer import SubBuffer
 from .copies import Arrival
 
+ON_HOST = (HostGradients, DiskGradients)  # where the optimizer steps
 Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
 
 
@@ -63,7 +66,7 @@ class _Turn:
 
     def __init__(self, part: SubBuffer) -> None:
         self.part = part
-        self._copies: tuple[tuple[int, Tensor, Arrival | None], ...] = ()
+        self._copies: tuple[tuple[int, Tensor, Arrival], ...] = ()
         self._param_out: Tensor | None = None
         self._has_started = False
 
@@ -72,19 +75,20 @@ class _Turn:
         if not self._has_started:
             self._has_started = True
             self.part.start_in()
-            numel = self.part.master.numel()
-            self._copies = tuple(
-                (offset, *self._start_copy(grad)) for offset, grad in self.part.gradients.pieces(0, numel)
-            )
+            self.part.gradients.start_in()
+            if self.part.home.steps_on_host and not isinstance(self.part.gradients, ON_HOST):
+                self._copies = tuple((offset, *self._start_copy(grad)) for offset, grad in self._pieces())
+
+    def _pieces(self) -> Iterator[tuple[int, Tensor]]:
+        return self.part.gradients.pieces(0, self.part.master.numel())
 
     def arrive(self) -> Ready:
         """Wait until they are here."""
         part = self.part
         part.finish_in()
         for _, _, arrival in self._copies:
-            if arrival is not None:
-                arrival.wait()
-        grads = tuple((offset, grad) for offset, grad, _ in self._copies)
+            arrival.wait()
+        grads = tuple((offset, grad) for offset, grad, _ in self._copies) or tuple(self._pieces())
         if not part.home.is_apart:
             return Ready(
                 part=part, grads=grads, param_out=part.param_shard if part.has_separate_master else None
@@ -103,15 +107,13 @@ class _Turn:
             # torch gives pinned memory to nobody else before a copy from it is done.
             self.part.param_shard.copy_(self._param_out, non_blocking=not self.part.home.params_on_host)
         self._copies, self._param_out = (), None
+        self.part.gradients.let_go()
         self.part.start_out()
 
     def end(self) -> None:
         """Wait until it is written, and give its memory back."""
         self.part.finish_out()
 
-    def _start_copy(self, grad: Tensor) -> tuple[Tensor, Arrival | None]:
-        home = self.part.home
-        if not home.steps_on_host or isinstance(self.part.gradients, HostGradients):
-            return grad, None
-        host = torch.empty(grad.numel(), dtype=grad.dtype, pin_memory=home.pins_states)
+    def _start_copy(self, grad: Tensor) -> tuple[Tensor, Arrival]:
+        host = torch.empty(grad.numel(), dtype=grad.dtype, pin_memory=self.part.home.pins_states)
         return host, Arrival(grad, host)

@@ -127,6 +127,11 @@ class ShardedGradients(FlatGradients):
             self._is_allocated = False
             self._whole.free()
 
+    def _hand_over(self) -> None:
+        """Somebody else frees the flat buffer."""
+        self._arrived.clear()
+        self._is_allocated = False
+
     def adopt(self) -> None:
         for name, param in zip(self._names, self._params, strict=True):
             if param.grad is not None:
@@ -192,9 +197,14 @@ class HostGradients(ShardedGradients):
         if self._landed is None:
             pinned = self._sums.pin_memory
             self._landed = torch.empty(own.numel(), dtype=own.dtype, pin_memory=pinned)
-        self._arrival = Arrival(own, self._landed)
+        self._arrival = Arrival(own, self._landed, then=self._whole.free)
         self._is_single, self._is_zero = self._is_zero, False
-        self.forget()
+        self._hand_over()
+
+    def _begin(self) -> None:
+        if not self._is_allocated:
+            self._settle()  # else the flat buffer would be freed once more
+        super()._begin()
 
     def _settle(self) -> None:
         """Have here what is on its way, and in the sum if it is a part of it."""

@@ -115,7 +115,8 @@ class SubBuffer:
                 num_shards=self.num_shards,
                 is_alone=mesh.world.is_alone,
                 home=self.home,
-                frees=offload.frees_gradients,
+                offload=offload,
+                norm_run=self._own_run(mesh.chunk_index, num_chunks=mesh.world.size),
             )
 
     @property
@@ -132,9 +133,12 @@ class SubBuffer:
 
     def grad_chunk(self, index: int, *, num_chunks: int) -> Iterator[Tensor]:
         """Return a part of this rank's shard of the reduced gradients, in pieces: chunk `index` of the whole buffer's."""
+        return (piece for _, piece in self.gradients.pieces(*self._own_run(index, num_chunks=num_chunks)))
+
+    def _own_run(self, index: int, *, num_chunks: int) -> tuple[int, int]:
         start, stop = self.layout.shard_range(index, num_shards=num_chunks)
         own_start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
-        return (piece for _, piece in self.gradients.pieces(start - own_start, stop - own_start))
+        return start - own_start, stop - own_start
 
     @property
     def param_shard(self) -> Tensor:
