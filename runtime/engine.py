@@ -164,8 +164,9 @@ class Engine(Readings, Weights, OffloadStates):
 
     def _foresee(self) -> Update | None:
         """Return what the coming step does if nothing is clipped; None while a backward runs that ends no step."""
-        ends_step = self.is_gradient_accumulation_boundary() and not self._is_in_no_sync
-        return self.optimizer.next_update(1.0 / self._scaler.scale) if self.optimizer and ends_step else None
+        if self.optimizer is None or self._is_in_no_sync or not self.is_gradient_accumulation_boundary():
+            return None
+        return self.optimizer.next_update(1.0 / self._scaler.scale)
 
     # ---- training
 
@@ -501,12 +502,14 @@ class Engine(Readings, Weights, OffloadStates):
 
     def destroy(self) -> None:
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
-        self._schedule.close()
-        self._model.release()
-        self._offload.close()
-        self.optimizer = None
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        try:
+            self._schedule.close()
+        finally:
+            self._model.release()
+            self._offload.close()
+            self.optimizer = None
+            if self._watchdog is not None:
+                self._watchdog.stop()
 
 
 def _to_half(value: Any) -> Any:
