@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dslaunch import zero
+from dslaunch import ConfigError, zero
+from dslaunch.runtime.offload.delayed import DelayedSteps
+from dslaunch.runtime.zero.offloaded import KINDS
 from tests.runtime.models import (
+    assert_same_bits,
     batch,
+    loss_of,
     make_model,
     snapshot,
     train_engine,
@@ -69,7 +76,7 @@ def _reference(kind: str, *, delay: bool, drained_after: int = 0) -> tuple[dict[
     norms = []
     for step in range(1, STEPS + 1):
         model.zero_grad()
-        loss = sum((model(part.double()).pow(2).mean() for part in batch(step - 1).chunk(1)), torch.zeros(()))
+        loss = model(batch(step - 1).double()).pow(2).mean()
         loss.backward()
         grads = [param.grad for param in params if param.grad is not None]
         norm = float(torch.cat([grad.flatten() for grad in grads]).norm())
@@ -127,3 +134,254 @@ def test_it_trains_as_the_plain_loop_does(
     other, _ = _reference(kind, delay=True, drained_after=0 if drained_after else 4)
     assert worst_difference(at_once, expected) > MATTERS
     assert worst_difference(other, expected) > 10 * DRIFT[kind]
+
+
+# ---- the same kernel: a run without it, which is shown old parameters
+
+
+def _shown_old(engine: Any, steps: int, dtype: torch.dtype) -> None:
+    """Train; one rank, at a stage where each has all parameters and their masters lie elsewhere."""
+    params = list(engine.module.parameters())
+    latest = visible = [param.detach().clone() for param in params]
+    for step in range(steps):
+        with torch.no_grad():
+            for param, value in zip(params, visible, strict=True):
+                param.copy_(value)
+        train_engine(engine, steps=1, first=step, dtype=dtype)
+        before = latest
+        if engine.was_step_applied():
+            latest = [param.detach().clone() for param in params]
+        is_delayed = engine.was_step_applied() and engine.optimizer.num_steps > WARMUP
+        visible = before if is_delayed else latest
+    with torch.no_grad():
+        for param, value in zip(params, latest, strict=True):
+            param.copy_(value)
+
+
+SCHEDULE = {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 0.02}}
+CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "bf16": (torch.bfloat16, {"precision": "bf16"}),
+    "micro batches": (torch.bfloat16, {"precision": "bf16", "gradient_accumulation_steps": 3}),
+    "learning rate": (torch.float32, {"scheduler": SCHEDULE}),
+    "overflow": (
+        torch.float16,
+        {
+            "precision": "fp16",
+            "fp16": {"enabled": True, "initial_scale_power": 20, "loss_scale_window": 2, "hysteresis": 1},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_has_the_bits_of_a_run_that_is_shown_old_parameters(case: str) -> None:
+    dtype, changes = CASES[case]
+    steps = 12
+    delayed, at_once = (_engine(2, STATES_AWAY, when=when, **changes) for when in (_delayed(), {}))
+    train_engine(delayed, steps=steps, dtype=dtype)
+    _shown_old(at_once, steps, dtype)
+    assert_same_bits(_everything(delayed), _everything(at_once))
+    assert delayed.skipped_steps == at_once.skipped_steps
+    assert (delayed.skipped_steps > 0) == (case == "overflow")
+    assert delayed.optimizer.num_steps > WARMUP + 2
+    for engine in (delayed, at_once):
+        engine.destroy()
+
+
+def test_gradients_of_a_step_outlive_the_next_backward() -> None:
+    engines = [_engine(2, STATES_AWAY, when=_delayed(0), precision="bf16") for _ in range(2)]
+    may_go_on = threading.Event()
+    update_of = engines[0]._schedule._update_of
+
+    def late(update: Any) -> Callable[[Any], None]:
+        update_part = update_of(update)
+
+        def wait(ready: Any) -> None:
+            assert may_go_on.wait(timeout=60)
+            update_part(ready)
+
+        return wait
+
+    engines[0]._schedule._update_of = late
+    for step in range(4):
+        for engine in engines:
+            engine.backward(loss_of(engine, batch(step).bfloat16()))
+        may_go_on.set()
+        for engine in engines:
+            engine._schedule.finish()
+        may_go_on.clear()
+        for engine in engines:
+            engine.step()
+    may_go_on.set()
+    assert_same_bits(*map(_everything, engines))
+    for engine in engines:
+        engine.destroy()
+
+
+# ---- who needs all of it
+
+
+def _weight(engine: Any) -> Any:
+    return engine.module.first.weight
+
+
+def _write_gathered(engine: Any, folder: str) -> None:
+    with zero.GatheredParameters([_weight(engine)], modifier_rank=0):
+        _weight(engine).data.fill_(0.5)
+
+
+def _load(engine: Any, folder: str) -> None:
+    engine.save_checkpoint(folder)
+    train_engine(engine, steps=1, first=9)
+    assert engine._schedule._under_way
+    engine.load_checkpoint(folder)
+
+
+def _reload(engine: Any, folder: str) -> None:
+    engine.offload_states(KINDS)
+    engine.reload_states()
+
+
+DRAINS: dict[str, Callable[[Any, str], object]] = {
+    "state_dict": lambda engine, folder: engine.state_dict(),
+    "checkpoint": lambda engine, folder: engine.save_checkpoint(folder),
+    "load": _load,
+    "16 bit model": lambda engine, folder: engine.save_16bit_model(folder),
+    "master": lambda engine, folder: zero.safe_get_full_fp32_param(_weight(engine)),
+    "own master": lambda engine, folder: zero.safe_get_local_fp32_param(_weight(engine)),
+    "state": lambda engine, folder: zero.safe_get_full_optimizer_state(_weight(engine), "exp_avg"),
+    "states": lambda engine, folder: engine.optimizer.states,
+    "set master": lambda engine, folder: zero.safe_set_full_fp32_param(
+        _weight(engine), torch.full((15, 7), 0.5)
+    ),
+    "set state": lambda engine, folder: zero.safe_set_full_optimizer_state(
+        _weight(engine), torch.full((15, 7), 0.5), "exp_avg_sq"
+    ),
+    "gathered": _write_gathered,
+    "moved away and back": _reload,
+}
+
+
+def _drains(rank: int, stage: int, where: Where, folder: str) -> None:
+    for name, action in DRAINS.items():
+        states = []
+        for is_drained in (True, False):
+            engine = _engine(stage, where, when=_delayed(1))
+            train_engine(engine, steps=3)
+            assert engine._schedule._under_way
+            with torch.no_grad():
+                engine(batch(3))  # may be stale
+            assert engine._schedule._under_way
+            if is_drained:
+                engine._schedule.drain()
+            action(engine, f"{folder}/{name}")
+            assert not engine._schedule._under_way, name
+            found = _everything(engine)
+            train_engine(engine, steps=2, first=3)
+            states.append(
+                {**found, **{f"{key} at the end": value for key, value in _everything(engine).items()}}
+            )
+            engine.destroy()
+        assert_same_bits(*states)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "where"), [(2, STATES_AWAY), (3, ALL_AWAY)])
+def test_who_looks_from_outside_gets_all_steps_so_far(
+    ranks: Ranks, tmp_path: Path, stage: int, where: Where
+) -> None:
+    ranks(_drains, stage, where, str(tmp_path), world_size=2)
+
+
+def _resume(rank: int, stage: int, folder: str) -> None:
+    first = _engine(stage, STATES_AWAY, precision="bf16")
+    train_engine(first, steps=4, dtype=torch.bfloat16)
+    first.save_checkpoint(folder)
+    second = _engine(stage, STATES_AWAY, precision="bf16")
+    second.load_checkpoint(folder)
+    for engine in (first, second):
+        train_engine(engine, steps=3, first=4, dtype=torch.bfloat16)
+        assert engine._schedule._under_way, "steps of the warmup are counted on"
+    assert_same_bits(_everything(first), _everything(second))
+    for engine in (first, second):
+        engine.destroy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_checkpoint_holds_the_step_that_is_under_way(ranks: Ranks, tmp_path: Path, stage: int) -> None:
+    ranks(_resume, stage, str(tmp_path), world_size=2)
+
+
+class Reading(nn.Module):
+    """Its forward gathers, or writes, a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(7, 15), nn.Linear(15, 1)
+        self.modifier_rank: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        with zero.GatheredParameters([self.last.weight], modifier_rank=self.modifier_rank):
+            if self.modifier_rank is not None:
+                self.last.weight.data.mul_(2)
+        result: Tensor = self.last(self.first(x))
+        return result
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_in_a_forward_parameters_are_read_as_they_are_and_not_written(stage: int) -> None:
+    engine = _engine(stage, ALL_AWAY if stage == 3 else STATES_AWAY, when=_delayed(0), kind=Reading)
+    train_engine(engine, steps=2)
+    engine(batch(2))
+    assert engine._schedule._under_way
+    engine.module.modifier_rank = 0
+    with pytest.raises(ConfigError, match="from outside while a forward or backward runs"):
+        engine(batch(2))
+    engine.module.modifier_rank = None
+    engine.destroy()
+
+
+def test_an_error_in_the_thread_is_told_at_the_next_step() -> None:
+    engine = _engine(2, STATES_AWAY, when=_delayed(0))
+    train_engine(engine, steps=1)
+    lr = engine.optimizer.param_groups[0]["lr"]
+    engine.optimizer.param_groups[0]["lr"] = -1.0
+    train_engine(engine, steps=1, first=1)
+    engine.optimizer.param_groups[0]["lr"] = lr
+    engine.backward(loss_of(engine, batch(2)))
+    with pytest.raises(ValueError, match="lr"):
+        engine.step()
+    engine.destroy()
+
+
+PATH = "zero_optimization.offload_optimizer"
+
+
+@pytest.mark.parametrize(
+    ("stage", "where", "message"),
+    [
+        (
+            1,
+            STATES_AWAY,
+            f"{PATH}.delayed_update.enabled true: at stage 1 gradients are averaged after backward",
+        ),
+        (2, Where("none", "none", is_apart=True), f'{PATH}.delayed_update.enabled true is for device "cpu"'),
+        (
+            2,
+            Where("cpu", "none", is_apart=True, ratio=0.5),
+            f"{PATH}.ratio 0.5 would delay a part of the step only",
+        ),
+        (3, Where("cpu", "nvme", is_apart=True), "delayed_update do not go together"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(stage: int, where: Where, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_engine(stage, "fp32", where, "/tmp", when=_delayed())
+
+
+def test_on_cpus_alone_it_has_no_effect_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    engine = _engine(2, Where("cpu", "none", is_apart=False))
+    assert not isinstance(engine._schedule, DelayedSteps)
+    assert f"{PATH}.delayed_update.enabled has no effect" in caplog.text
+    engine.destroy()
