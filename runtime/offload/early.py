@@ -3,7 +3,8 @@
 The norm of all gradients is not known then, so it is a guess: that nothing has to be clipped, that all is finite, and that nobody
 changes anything before the step. Where the guess is wrong for a sub-buffer, its update is dropped and made again in the step. So the
 numbers are those of a run without this, bit for bit.
-Source: SuperOffload (arXiv 2509.21271), "speculation-then-validation"; there what was wrong is computed backwards
+Source: SuperOffload (arXiv 2509.21271), "speculation-then-validation". DeepSpeed 0.19.8 updates in place and computes a wrong guess
+backwards (csrc/adam, `ds_adam_rollback`), which leaves other bits than there were; here nothing has to be put back.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ class EarlySteps(StepSchedule):
             self._guesses[part] = (update, aside)
 
     def _drop(self, part: SubBuffer) -> None:
+        left, part.made_aside = part.made_aside, None
+        if left is not None:  # by a step that failed half-way
+            left.drop()
         guess = self._guesses.pop(part, None)
         if guess is not None:
             guess[1].drop()

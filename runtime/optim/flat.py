@@ -46,10 +46,10 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     @property
     def states(self) -> tuple[dict[str, Tensor], ...]:
-        """Per part: name -> [shard] float32."""
+        """Per part: name -> [shard] float32. Whoever has them may write to them, until the next backward."""
         for part in self.parts:
             if part.before_use is not None:
-                part.before_use(False)
+                part.before_use(True)
         return tuple(part.states for part in self.parts)
 
     @torch.no_grad()

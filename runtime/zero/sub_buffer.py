@@ -50,6 +50,9 @@ class MadeAside(Protocol):
     def publish(self) -> None:
         """Let its results be the sub-buffer's."""
 
+    def drop(self) -> None:
+        """Let it come to nothing."""
+
 
 class SubBuffer:
     """The parameters of one unit that share a dtype and a role, and this rank's shard of them.

@@ -102,8 +102,11 @@ def _reference(kind: str, *, delay: bool, drained_after: int = 0) -> tuple[dict[
     return dict(zip(names, masters, strict=True)), norms
 
 
-def _train(rank: int, stage: int, where: Where, kind: str, drained_after: int) -> Any:
-    engine = _engine(stage, where, optimizer=OPTIMIZERS[kind])
+def _train(
+    rank: int, stage: int, where: Where, kind: str, drained_after: int, zero_keys: dict[str, Any]
+) -> Any:
+    zero_optimization = {"stage": stage, "reduce_bucket_size": 600, **zero_keys}
+    engine = _engine(stage, where, optimizer=OPTIMIZERS[kind], zero_optimization=zero_optimization)
     norms = []
     for step in range(STEPS):
         train_engine(engine, steps=1, first=step)
@@ -127,13 +130,26 @@ def test_it_trains_as_the_plain_loop_does(
     ranks: Ranks, stage: int, where: Where, world_size: int, kind: str, drained_after: int
 ) -> None:
     expected, expected_norms = _reference(kind, delay=True, drained_after=drained_after)
-    for params, norms in ranks(_train, stage, where, kind, drained_after, world_size=world_size):
+    for params, norms in ranks(_train, stage, where, kind, drained_after, {}, world_size=world_size):
         assert worst_difference(params, expected) <= DRIFT[kind]
         assert norms == pytest.approx(expected_norms, rel=1e-4)
     at_once, _ = _reference(kind, delay=False)
     other, _ = _reference(kind, delay=True, drained_after=0 if drained_after else 4)
     assert worst_difference(at_once, expected) > MATTERS
     assert worst_difference(other, expected) > 10 * DRIFT[kind]
+
+
+HYBRID = [(2, {"mics_shard_size": 2}), (3, {"zero_hpz_partition_size": 2})]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "keys"), HYBRID)
+def test_groups_that_share_in_two_ways_train_as_the_plain_loop_does(
+    ranks: Ranks, stage: int, keys: dict[str, Any]
+) -> None:
+    expected, _ = _reference("SGD", delay=True, drained_after=4)
+    for params, _ in ranks(_train, stage, STATES_AWAY, "SGD", 4, keys, world_size=4):
+        assert worst_difference(params, expected) <= DRIFT["SGD"]
 
 
 # ---- the same kernel: a run without it, which is shown old parameters
@@ -311,6 +327,18 @@ def _resume(rank: int, stage: int, folder: str) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_checkpoint_holds_the_step_that_is_under_way(ranks: Ranks, tmp_path: Path, stage: int) -> None:
     ranks(_resume, stage, str(tmp_path), world_size=2)
+
+
+def test_what_was_gathered_before_a_drain_is_gathered_anew() -> None:
+    engine = _engine(3, ALL_AWAY, when=_delayed(0))
+    train_engine(engine, steps=3)
+    loss_of(engine, batch(3))  # its units stay here for a backward
+    params = dict(engine.module.named_parameters())
+    masters = {name: zero.safe_get_full_fp32_param(param) for name, param in params.items()}
+    assert_same_bits(
+        engine.state_dict(), {name: value for name, value in masters.items() if value is not None}
+    )
+    engine.destroy()
 
 
 class Reading(nn.Module):

@@ -123,6 +123,31 @@ def _share(rank: int) -> tuple[int, int]:
     return guesses
 
 
+HYBRID = {2: {"mics_shard_size": 2}, 3: {"zero_hpz_partition_size": 2}}
+
+
+def _hybrid(rank: int) -> list[tuple[int, int]]:
+    return [
+        _both(
+            stage,
+            "bf16",
+            STATES_AWAY,
+            lambda engine: _train(engine, torch.bfloat16),
+            gradient_clipping=0.0,
+            zero_optimization={"stage": stage, "reduce_bucket_size": 100, **keys},
+        )
+        for stage, keys in HYBRID.items()
+    ]
+
+
+@pytest.mark.slow
+def test_groups_that_share_in_two_ways_have_the_same_bits(ranks: Ranks) -> None:
+    for guesses in ranks(_hybrid, world_size=4):
+        for right, wrong in guesses:
+            assert right > 0
+            assert wrong == 0
+
+
 @pytest.mark.slow
 def test_steps_that_overflow_are_skipped(ranks: Ranks) -> None:
     for right, wrong in ranks(_overflow, world_size=2):
@@ -265,6 +290,9 @@ def test_the_update_is_made_before_the_step_and_seen_by_nobody() -> None:
     ]
     assert {part for part, _ in made} == set(engine.optimizer.parts)
     assert_same_bits(_state(engine), before)
+    rooms = engine._schedule._rooms
+    nbytes = sum(one.nbytes for room in rooms.values() for one in (room.master, *room.states.values()))
+    assert nbytes == 12 * sum(part.master.numel() for part in rooms)
     expected = {part: (ready.master.clone(), ready.param_out.clone()) for part, ready in made}
     masters = {part: part.master for part in engine.optimizer.parts}
     engine.step()
@@ -277,11 +305,15 @@ def test_the_update_is_made_before_the_step_and_seen_by_nobody() -> None:
 
 def test_an_error_in_the_thread_is_the_steps() -> None:
     engine = make_engine(2, "bf16", STATES_AWAY, "", when=EARLY, gradient_clipping=0.0)
+    before = _state(engine)
     engine.optimizer.param_groups[0]["lr"] = -1.0
     _backward(engine)
     with pytest.raises(ValueError, match="lr"):
         engine.step()
     assert _guesses(engine)[0] > 0, "the step did not make the update itself"
+    engine.zero_grad()
+    assert not any(part.made_aside for part in engine.optimizer.parts), "nothing is left for the next step"
+    assert_same_bits(_state(engine), before)
     engine.destroy()
 
 
