@@ -210,7 +210,7 @@ BAD = [
     ({"bf16.enabled": True}, f"bf16.enabled is not a known key; write it as the key enabled inside bf16; {TOP}"),
     ({"bf16": {"loss_scale": 0}}, "bf16.loss_scale is not a known key; it is known as fp16.loss_scale or amp.loss_scale; bf16 takes: enabled"),
     ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?; zero_optimization takes: stage, reduce_bucket_size, stage3_prefetch_bucket_size, sub_group_size, mics_shard_size, zero_hpz_partition_size, leaf_module, offload_optimizer, offload_param"),
-    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, pin_memory, ratio"),
+    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, pin_memory, ratio, super_offload, delayed_update"),
     ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}}, "optimizer.scheduler is not a known key; it is known as scheduler; optimizer takes: type, params"),
     ({"bfloat16": {}, "bf16": {}}, "bfloat16 is the old name of bf16, which is given too; keep bf16"),
 ]  # fmt: skip
@@ -430,7 +430,13 @@ WHOLE: dict[str, Any] = {
         "stage3_prefetch_bucket_size": 2_000_000,
         "mics_shard_size": 2,
         "sub_group_size": 3_000_000,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True, "ratio": 0.5},
+        "offload_optimizer": {
+            "device": "cpu",
+            "pin_memory": True,
+            "ratio": 0.5,
+            "super_offload": True,
+            "delayed_update": {"enabled": False, "warmup_steps": 7},
+        },
         "offload_param": {"device": "none", "pin_memory": False},
         "leaf_module": {"classes": ["MoE"], "names": [], "name_suffixes": [".mlp"]},
     },
