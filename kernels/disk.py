@@ -210,11 +210,16 @@ class DiskEngine:
     Each thread moves one block at a time, so `num_threads` is how many blocks the disk sees at once: what DeepSpeed's
     `aio` section calls queue_depth, times its thread_count. Requests are served in the order in which they were made.
 
+    `is_quiet`: no warning where files have to go through the page cache.
     Errors:  ValueError for a number out of range; OSError if the threads cannot be started
     """
 
     def __init__(
-        self, *, num_threads: int = DEFAULT_NUM_THREADS, block_bytes: int = DEFAULT_BLOCK_BYTES
+        self,
+        *,
+        num_threads: int = DEFAULT_NUM_THREADS,
+        block_bytes: int = DEFAULT_BLOCK_BYTES,
+        is_quiet: bool = False,
     ) -> None:
         if not 1 <= num_threads <= MAX_NUM_THREADS:
             raise ValueError(f"num_threads: {num_threads}; must be from 1 to {MAX_NUM_THREADS}")
@@ -224,6 +229,7 @@ class DiskEngine:
             )
         self.num_threads = num_threads
         self.block_bytes = block_bytes
+        self._is_quiet = is_quiet
         try:
             self._pool = _DiskPool(num_threads=num_threads, block_bytes=block_bytes)
         except RuntimeError as error:
@@ -327,7 +333,7 @@ class DiskEngine:
         return file
 
     def _warn_once(self, folder: Path, reason: str) -> None:
-        if folder in self._warned:
+        if self._is_quiet or folder in self._warned:
             return
         self._warned.add(folder)
         warnings.warn(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import isfinite
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,8 +20,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from . import activation
 from .absent import why_absent
 from .checkpoint.load import LoadPlan, load_checkpoint
+from .checkpoint.preemption import EXIT_CODE, Preemption, last_words
 from .checkpoint.progress import Progress
-from .checkpoint.save import save_checkpoint
+from .checkpoint.save import SaveOptions, prepare
+from .checkpoint.saver import Saver
+from .checkpoint.store import open_store
 from .checkpoint.training import Training
 from .clock import Clock
 from .comm.collectives import Collectives, Pending
@@ -126,6 +131,10 @@ class Engine(Readings, Weights, OffloadStates):
             optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
         self._schedule = self._make_schedule()
         self._progress = Progress()
+        self._saver = Saver(self._comm)
+        self._max_restarts = worker.max_restarts
+        save_dir = config.checkpoint.preemption_save_dir
+        self._preemption = None if save_dir is None else Preemption(self._comm, save_dir=save_dir)
         self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None
         self.is_compiled = False
@@ -268,6 +277,7 @@ class Engine(Readings, Weights, OffloadStates):
                 "batch that ends a step"
             )
         self._model.offloaded.check_here("engine.step()")
+        self._saver.check()
         self._was_step_applied = False
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:
@@ -277,6 +287,18 @@ class Engine(Readings, Weights, OffloadStates):
         self._progress.micro_steps += 1
         if is_boundary:  # last, since it may raise: the step is counted then
             self._scaler.update(is_overflow=not self._was_step_applied)
+            self._end_if_preempted()
+
+    def _end_if_preempted(self) -> None:
+        preemption = self._preemption
+        if preemption is None or not preemption.is_agreed(self.device):
+            return
+        self.save_checkpoint(preemption.save_dir)
+        self._saver.wait()
+        preemption.close()
+        if self.global_rank == 0:
+            print(f"dslaunch: {last_words(preemption.save_dir)}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_CODE)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the parameters."""
@@ -329,6 +351,7 @@ class Engine(Readings, Weights, OffloadStates):
                 "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
             )
         self._model.finish_gradients()
+        self._saver.before_change()
         scale = self._scaler.scale  # that of the backwards: it changes between steps only
         self._grad_norm = global_grad_norm(self._model.trained, self._comm) / scale
         self._was_step_applied = isfinite(self._grad_norm)
@@ -413,16 +436,23 @@ class Engine(Readings, Weights, OffloadStates):
         tag: str | None = None,
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; returns True.
+        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; returns True. See "One checkpoint" in checkpoint/format.py.
 
+        `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save` this returns when training may
+        go on; a failure is then raised by the next step().
         Order:  every rank must call this
         Errors: CheckpointError if it cannot be written, or `client_state` holds other than plain data and tensors
         """
+        begun_at = perf_counter()
         name = tag or f"global_step{self._progress.global_steps}"
-        save_checkpoint(
-            self._training(), Path(save_dir), name, dict(client_state or {}), save_latest=save_latest
+        options = SaveOptions(save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters)
+        self._saver.wait()
+        prepared = prepare(
+            self._training(), open_store(save_dir), str(name), dict(client_state or {}), options
         )
+        self._saver.save(prepared, is_async=self.config.checkpoint.async_save, begun_at=begun_at)
         return True
 
     def load_checkpoint(
@@ -433,10 +463,13 @@ class Engine(Readings, Weights, OffloadStates):
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
-    ) -> tuple[str, dict[str, Any]]:
-        """Continue from `load_dir`/`tag`, default the latest one; returns its path and its client_state.
+        custom_load_fn: Callable[..., object] | None = None,
+    ) -> tuple[str | None, dict[str, Any]]:
+        """Continue from `load_dir`/`tag`; returns its path and its client_state. Any stage and any number of ranks may have written it.
 
-        Any stage and any number of ranks may have written it.
+        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
+        Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
+        `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
         """
@@ -445,10 +478,18 @@ class Engine(Readings, Weights, OffloadStates):
             with_optimizer=load_optimizer_states and not load_module_only,
             with_scheduler=load_lr_scheduler_states and not load_module_only,
             with_progress=not load_module_only,
+            with_module=custom_load_fn is None,
+            may_be_missing=self._max_restarts > 0,
         )
-        loaded = load_checkpoint(self._training(), Path(load_dir), tag, plan)
+        self._saver.wait()
+        loaded = load_checkpoint(self._training(), open_store(load_dir), tag, plan)
+        if loaded is None:
+            return None, {}
+        reader, saved = loaded
+        if custom_load_fn is not None:
+            self.load_module_state_dict({"module": reader.state_dict()}, custom_load_fn=custom_load_fn)
         self._comm.recorder.step = self._progress.global_steps + 1
-        return loaded
+        return reader.where, saved["client_state"]
 
     def _training(self) -> Training:
         self._model.offloaded.check_here("a checkpoint")
@@ -502,6 +543,9 @@ class Engine(Readings, Weights, OffloadStates):
 
     def destroy(self) -> None:
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
+        self._saver.wait()
+        if self._preemption is not None:
+            self._preemption.close()
         try:
             self._schedule.close()
         finally:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from .checkpoint.format import write_atomically
-from .checkpoint.save import by_name
 from .comm.collectives import Collectives
 from .errors import CheckpointError, ConfigError
 from .zero.model import ShardedModel
 from .zero.policy import Placement, Policy
+from .zero.sub_buffer import SubBuffer
 
 
 class Weights(nn.Module):
@@ -174,4 +174,12 @@ def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Tensor)
         else value
         for name, value in state.items()
+    }
+
+
+def by_name(part: SubBuffer, flat: Tensor) -> dict[str, Tensor]:
+    """Copy each parameter's elements out: torch.save writes the whole storage behind a view."""
+    return {
+        member.name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to("cpu", copy=True)
+        for member, slot in zip(part.members, part.layout.slots, strict=True)
     }

@@ -1,17 +1,24 @@
-"""The file: its place, its keys, and how it comes into being whole or not at all.
+"""What a checkpoint is made of.
 
 One checkpoint
 --------------
-`<dir>/<tag>/state.pt` holds the whole training state by parameter name, unsharded, so any stage and any number of
-ranks can read it; `<dir>/latest` holds the newest tag. It is a torch.save() file of plain data and tensors, which
-torch.load(weights_only=True) reads:
+`<dir>/<tag>/` holds the whole training state by parameter name, every tensor with its true shape, so any stage and any number of ranks
+can read it; `<dir>/latest` holds the newest tag.
 
-    format          1
+    __<rank>_0.distcp   what that rank holds of parameters, masters and optimizer states: 1/world of each; see writer.py
+    .metadata           of torch.distributed.checkpoint: which box of which tensor is where; for names see shelf.py
+    training.pt         all else; plain data and small tensors, which torch.load(weights_only=True) reads
+    manifest.json       all files with their bytes and digests; written last
+
+training.pt:
+
     world_size      ranks that wrote it
-    parameters      name -> tensor; float32 where trained (16-bit weights are rounded from it), else as it is
-    optimizer       None, or {name, num_steps, groups: hyper-parameters, states: name -> {exp_avg, ...},
+    buffers         names of buffers, integer parameters and extra states of modules
+    left_out        names of the parameters that were not saved (exclude_frozen_parameters)
+    aliases         other name -> name, of tied parameters
+    optimizer       None, or {name, num_steps, groups: hyper-parameters, state_names: of states with a number per element,
                     beside: name -> what the optimizer remembers otherwise, e.g. a step count}
-    buffers         name -> tensor; integer parameters and extra state of modules, too
+    extra_state     of modules, by its key in their state_dict
     scheduler       its state_dict, or None
     loss_scale      fp16's dynamic scale and what it depends on, or None
     progress        global_steps, global_samples, skipped_steps, micro_steps
@@ -33,9 +40,7 @@ import torch
 
 from ..errors import CheckpointError
 
-FORMAT = 1
-STATE_FILE = "state.pt"
-LATEST_FILE = "latest"
+TRAINING_FILE = "training.pt"
 
 _PLAIN = (
     type(None),

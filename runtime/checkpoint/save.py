@@ -1,62 +1,224 @@
-"""Saving: shards are gathered unit by unit to rank 0's host memory, which writes one file."""
+"""Saving: every rank writes 1/world of everything, and nothing of it is gathered.
+
+`prepare` is for the thread that trains, and takes what changes; `Prepared.write` may run beside it.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
 
-from ..comm.collectives import Collectives
 from ..errors import CheckpointError
-from ..optim.rule import hyper_parameters
-from ..zero.sub_buffer import SubBuffer
-from .format import FORMAT, LATEST_FILE, STATE_FILE, check_is_plain, write_atomically
+from ..optim.rule import ByName, hyper_parameters
+from .format import TRAINING_FILE, check_is_plain
+from .manifest import Manifest, Span, digest
 from .rng import rng_state
+from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
+from .store import LATEST, MANIFEST, Store
 from .training import Training
+from .writer import ShelfPlanner, ShelfWriter
+
+_log = logging.getLogger("dslaunch")
 
 
-def save_checkpoint(
-    training: Training, folder: Path, tag: str, client_state: dict[str, Any], *, save_latest: bool
-) -> None:
-    """Write `folder`/`tag` and then point `latest` at it. See "One checkpoint" in format.py.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions:
+    """How to save."""
 
-    Order:  a collective; no rank goes on before the file is on the disk
-    Errors: CheckpointError, on every rank, if rank 0 cannot write it
-    """
-    parameters, optimizer = _gather(training)
-    rng = training.comm.gather_objects(rng_state(), what="random number states")
-    problem: str | None = None
-    if rng is not None:  # rank 0
-        state = _describe(training, client_state)
-        state |= {"parameters": parameters, "optimizer": optimizer, "rng": rng}
+    save_latest: bool = True
+    exclude_frozen_parameters: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A checkpoint that only has to be written. Files beside the shelves are there on rank 0 only."""
+
+    store: Store
+    tag: str
+    shelves: tuple[Shelf, ...]
+    rank: int
+    world_size: int
+    manifest: Manifest  # without files
+    small_files: Mapping[str, bytes] = field(default_factory=dict)
+    save_latest: bool = True
+    keep_last: int | None = None
+
+    @property
+    def where(self) -> str:
+        """The folder that it will be."""
+        return f"{self.store.where}/{self.tag}"
+
+    def write(self, group: dist.ProcessGroup | None) -> None:
+        """Write it, and point `latest` at it.
+
+        Order:  a collective of `group`; no rank goes on before the checkpoint is there
+        Errors: CheckpointError, on every rank, if one of them cannot write
+        """
+        writer = _Writer(self)
         try:
-            check_is_plain(client_state, "client_state")
-            check_is_plain(state["buffers"], "the module's extra state")
-            check_is_plain(state["scheduler"], "the scheduler's state")
-            write_atomically(folder / tag / STATE_FILE, lambda file: torch.save(state, file))
-            if save_latest:
-                write_atomically(folder / LATEST_FILE, lambda file: file.write(tag.encode()))
+            save({}, storage_writer=writer, planner=ShelfPlanner(self.shelves), process_group=group)
+        except CheckpointException as error:
+            rank, (failure, _) = next(iter(sorted(error.failures.items())))
+            where = "" if self.world_size == 1 else f" on rank {rank}"
+            raise CheckpointError(
+                f"checkpoint {self.where} cannot be written{where}: {failure}; what was saved before is still there"
+            ) from failure
+        except RuntimeError as error:  # another rank is gone
+            raise CheckpointError(f"checkpoint {self.where} cannot be written: {error}") from error
+
+
+class _Writer(ShelfWriter):
+    """Makes the folder before any rank writes, and a checkpoint of it when all have."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        store, tag = prepared.store, prepared.tag
+        super().__init__(store, store.partial_of(tag), rank=prepared.rank)
+        self._prepared = prepared
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        self._store.begin(self._prepared.tag)
+        return plans
+
+    def finish(self, metadata: Any, results: list[Any]) -> None:
+        super().finish(metadata, results)
+        one = self._prepared
+        for name, data in one.small_files.items():
+            self._store.put(f"{self._folder}/{name}", data)
+            self.files[name] = (Span(0, len(data), digest(data)),)
+        manifest = one.manifest.with_files(self.files)
+        self._store.put(f"{self._folder}/{MANIFEST}", manifest.to_json())
+        self._store.publish(self._folder, one.tag)
+        if one.save_latest:
+            self._store.put(LATEST, one.tag.encode())
+        if one.keep_last is not None:
+            prune(self._store, keep_last=one.keep_last)
+
+
+def prune(store: Store, *, keep_last: int) -> list[str]:
+    """Remove all checkpoints but the newest ones, and the one that `latest` names; return what was removed."""
+    latest = store.latest()
+    doomed = [tag for tag in store.tags()[:-keep_last] if tag != latest]
+    for tag in doomed:
+        store.remove(tag)
+    return doomed
+
+
+def prepare(
+    training: Training, store: Store, tag: str, client_state: dict[str, Any], options: SaveOptions
+) -> Prepared:
+    """Agree on the tag, and put together what rank 0 writes for all.
+
+    Order:  a collective
+    Errors: CheckpointError, on every rank, for what a checkpoint cannot hold
+    """
+    tag = _agreed_tag(training, tag)
+    beside_tensors: dict[str, Tensor] = {}
+    beside: ByName = {}
+    if training.optimizer is not None:
+        beside_tensors, beside = split_beside(training.optimizer.rule.beside())
+    comm = training.comm
+    gathered = comm.gather_objects((rng_state(), beside), what="random number states")
+    left_out = _left_out(training) if options.exclude_frozen_parameters else frozenset()
+    parts = [part for unit in training.model.units for part in unit.parts]
+    shelves = [PartShelves(part).to_write(left_out=left_out) for part in parts]
+    problem: str | None = None
+    small_files: dict[str, bytes] = {}
+    others = training.beside_units()
+    if gathered is not None:  # rank 0
+        tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
+        shelves.append(shelf_of_tensors(tensors))
+        try:
+            state = _describe(training, client_state, others, left_out) | {
+                "rng": [rng for rng, _ in gathered]
+            }
+            if state["optimizer"] is not None:
+                state["optimizer"]["beside"] = _merged([own for _, own in gathered])
+            small_files = {TRAINING_FILE: _saved(state)}
         except CheckpointError as error:
             problem = str(error)
-        except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
-            problem = f"checkpoint {folder / tag} cannot be written: {error}"
-    problem = training.comm.all_gather_objects(problem, what="the success of saving")[0]
+    shelves.append(shelf_of_tensors(beside_tensors))
+    problem = comm.all_gather_objects(problem, what="what a checkpoint holds")[0]
     if problem is not None:
         raise CheckpointError(problem)
+    return Prepared(
+        store=store,
+        tag=tag,
+        shelves=tuple(shelves),
+        rank=comm.mesh.world.index,
+        world_size=comm.mesh.world.size,
+        manifest=_manifest(training, tag),
+        small_files=small_files,
+        save_latest=options.save_latest,
+        keep_last=training.config.checkpoint.keep_last,
+    )
 
 
-def _describe(training: Training, client_state: dict[str, Any]) -> dict[str, Any]:
+def _left_out(training: Training) -> frozenset[str]:
+    members = (member for unit in training.model.units for part in unit.parts for member in part.members)
+    return frozenset(member.name for member in members if not member.param.requires_grad)
+
+
+def _agreed_tag(training: Training, tag: str) -> str:
+    """Return rank 0's."""
+    tags = training.comm.all_gather_objects(tag, what="the tag of a checkpoint")
+    if not tags[0] or "/" in tags[0] or tags[0].startswith("."):
+        raise CheckpointError(
+            f"tag {tags[0]!r} is no name of a folder; write one without '/' that does not begin with '.'"
+        )
+    validation = training.config.checkpoint.tag_validation
+    other = next((rank for rank, theirs in enumerate(tags) if theirs != tags[0]), None)
+    if other is not None and validation != "Ignore":
+        text = f"save_checkpoint() was given tag {tags[0]!r} on rank 0 and {tags[other]!r} on rank {other}"
+        if validation == "Fail":
+            raise CheckpointError(f"{text}; give all ranks the same (checkpoint.tag_validation is Fail)")
+        if training.comm.mesh.world.index == 0:
+            _log.warning("%s; rank 0's is taken", text)
+    return str(tags[0])
+
+
+def _manifest(training: Training, tag: str) -> Manifest:
+    from ... import __version__  # late: the facade imports this
+
+    return Manifest(
+        tag=tag,
+        version=__version__,
+        torch_version=str(torch.__version__),
+        written_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        world_size=training.comm.mesh.world.size,
+        zero_stage=training.config.zero.stage,
+        global_steps=training.progress.global_steps,
+        files={},
+    )
+
+
+def _describe(
+    training: Training, client_state: dict[str, Any], others: Mapping[str, Any], left_out: frozenset[str]
+) -> dict[str, Any]:
+    """Return what is in training.pt, but for random numbers and what the optimizer remembers beside its states."""
     has_state = hasattr(training.scheduler, "state_dict")
+    extra_state = {name: value for name, value in others.items() if not isinstance(value, Tensor)}
+    scheduler = training.scheduler.state_dict() if has_state else None
+    check_is_plain(client_state, "client_state")
+    check_is_plain(extra_state, "the module's extra state")
+    check_is_plain(scheduler, "the scheduler's state")
     return {
-        "format": FORMAT,
         "world_size": training.comm.mesh.world.size,
-        "buffers": {
-            name: value.cpu() if isinstance(value, Tensor) else value
-            for name, value in training.beside_units().items()
-        },
-        "scheduler": training.scheduler.state_dict() if has_state else None,
+        "buffers": sorted(others),
+        "left_out": sorted(left_out),
+        "aliases": training.aliases(),
+        "optimizer": _describe_optimizer(training),
+        "extra_state": extra_state,
+        "scheduler": scheduler,
         "progress": training.progress.to_dict(),
         "data": None if training.loader is None else training.loader.state_dict(),
         "loss_scale": training.scaler.state_dict() if training.scaler.is_dynamic else None,
@@ -65,50 +227,27 @@ def _describe(training: Training, client_state: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _gather(training: Training) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """Return parameters and optimizer by name on rank 0, empty shells elsewhere."""
-    parameters: dict[str, Tensor] = {}
-    for unit in training.model.units:
-        for part in unit.parts:
-            if part.is_trained or part.is_sharded:
-                with part.here():
-                    parameters |= _whole(part, part.master, training.comm)
-            elif training.comm.mesh.world.index == 0:
-                parameters |= by_name(part, part.values.flat)
+def _describe_optimizer(training: Training) -> dict[str, Any] | None:
     optimizer = training.optimizer
     if optimizer is None:
-        return parameters, None
-    states: dict[str, dict[str, Tensor]] = {}
-    for part in optimizer.parts:
-        with part.here():
-            for state_name, shard in part.states.items():
-                for name, tensor in _whole(part, shard, training.comm).items():
-                    states.setdefault(name, {})[state_name] = tensor
-    return parameters, {
+        return None
+    return {
         "name": optimizer.rule.name,
         "num_steps": optimizer.num_steps,
         "groups": [hyper_parameters(group) for group in optimizer.param_groups],
-        "states": states,
-        "beside": _merged(training.comm.gather_objects(optimizer.rule.beside(), what="a checkpoint")),
+        "state_names": sorted({name for part in optimizer.parts for name in part.states}),
     }
 
 
-def _merged(ranks: list[dict[str, dict[str, Any]]] | None) -> dict[str, dict[str, Any]]:
+def _merged(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """What the ranks remember, each of its own parameters."""
     merged: dict[str, dict[str, Any]] = {}
-    for own in ranks or ():
+    for own in ranks:
         merged |= {name: values for name, values in own.items() if values}
     return merged
 
 
-def _whole(part: SubBuffer, shard: Tensor, comm: Collectives) -> dict[str, Tensor]:
-    flat = comm.gather_to_first(part.on_device(shard), what=part.label)
-    return {} if flat is None else by_name(part, flat)
-
-
-def by_name(part: SubBuffer, flat: Tensor) -> dict[str, Tensor]:
-    """Copy each parameter's elements out: torch.save writes the whole storage behind a view."""
-    return {
-        member.name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to("cpu", copy=True)
-        for member, slot in zip(part.members, part.layout.slots, strict=True)
-    }
+def _saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()

@@ -44,3 +44,13 @@ class Training:
             for name, value in state.items()
             if name not in in_units
         }
+
+    def aliases(self) -> dict[str, str]:
+        """Return the other names of tied parameters, and the name under which each is in a unit."""
+        first: dict[int, str] = {}
+        found: dict[str, str] = {}
+        for name, param in self.module.named_parameters(remove_duplicate=False):
+            known = first.setdefault(id(param), name)
+            if known != name:
+                found[name] = known
+        return found

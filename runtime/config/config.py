@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from .activation import ActivationConfig
+from .checkpoint import CheckpointConfig
 from .offload import AioConfig
 from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
@@ -43,6 +44,7 @@ class Config(Section):
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
     aio: AioConfig = AioConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None
 
     @property

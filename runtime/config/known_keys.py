@@ -337,11 +337,22 @@ _ZERO = (
 _STAYS = "has no effect, which a warning says: inputs stay in the memory that they have"
 
 _STORAGE = (
-    unmet(
+    used(
         "checkpoint.tag_validation",
-        choice("Ignore", "Warn", "Fail"),
-        "rank 0's tag is taken",
-        quiet=("Ignore",),
+        "rank 0's tag is taken; where another rank gives another one, Warn warns, Fail is an error; Warn if left out",
+    ),
+    used(
+        "checkpoint.async_save",
+        "save_checkpoint() returns when training may go on, and files are written meanwhile; off if left out",
+    ),
+    used(
+        "checkpoint.preemption_save_dir",
+        "after a SIGTERM to any rank, the step that follows saves a checkpoint in this folder and ends with exit code 143; "
+        "SIGTERM ends at once if left out",
+    ),
+    used(
+        "checkpoint.keep_last",
+        "so many checkpoints stay in a folder, older ones are removed; all if left out",
     ),
     hint("checkpoint.load_universal", BOOL, "any checkpoint loads at any world size"),
     hint("checkpoint.parallel_write.pipeline_stage", BOOL),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.collectives import Collectives, Pending
+from ..comm.mesh import Mesh
 from ..errors import ConfigError
 from ..offload.copies import bring, to_host
 from ..offload.offload import Offload, PartHome
@@ -129,6 +130,11 @@ class SubBuffer:
                 home=self.home,
                 frees=offload.frees_gradients,
             )
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that share it."""
+        return self._comm.mesh
 
     @property
     def gradients(self) -> Gradients:

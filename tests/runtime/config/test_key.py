@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.runtime.config import activation, config, offload, optimizer, precision, scheduler, zero
+from dslaunch.runtime.config import (
+    activation,
+    checkpoint,
+    config,
+    offload,
+    optimizer,
+    precision,
+    scheduler,
+    zero,
+)
 from dslaunch.runtime.config.key import Fate, Key
 from dslaunch.runtime.config.known_keys import KEYS, keys_for
 from dslaunch.runtime.config.removed import REMOVED
@@ -53,6 +62,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "torch_autocast",
             "zero",
             "aio",
+            "checkpoint",
             "activation_checkpointing",
         }
     )
@@ -64,6 +74,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         | aliases(activation.ActivationConfig, "activation_checkpointing")
         | aliases(precision.TorchAutocastConfig, "torch_autocast")
         | aliases(offload.AioConfig, "aio")
+        | aliases(checkpoint.CheckpointConfig, "checkpoint")
         | aliases(
             zero.ZeroConfig,
             "zero_optimization",

@@ -111,7 +111,7 @@ def test_a_config_never_changes() -> None:
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
-    "fp16, torch_autocast, data_types, communication_data_type, zero_optimization, aio, activation_checkpointing"
+    "fp16, torch_autocast, data_types, communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -441,6 +441,12 @@ WHOLE: dict[str, Any] = {
         "leaf_module": {"classes": ["MoE"], "names": [], "name_suffixes": [".mlp"]},
     },
     "aio": {"block_size": 65536, "queue_depth": 4, "thread_count": 2},
+    "checkpoint": {
+        "tag_validation": "Fail",
+        "async_save": True,
+        "keep_last": 3,
+        "preemption_save_dir": "/last",
+    },
 }
 
 

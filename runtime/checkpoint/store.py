@@ -1,0 +1,268 @@
+"""The folder that holds checkpoints: on a file system, or at a URL that fsspec opens (s3://, gs://, memory://, ...).
+
+A checkpoint is there when its manifest is. On a file system it comes into being under another name, `.<tag>.partial`, and gets its own
+when all of it is on the disk, so whatever ends a save leaves what was there before. At a URL there is no such rename: the manifest is
+written last, and a checkpoint of the same tag is given up first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from ..errors import CheckpointError
+from .stream import DirectStream, Stream
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+
+
+class Store(ABC):
+    """Files by names relative to the folder: `global_step4/manifest.json`."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where  # for messages
+
+    @abstractmethod
+    def tags(self) -> list[str]:
+        """Return the checkpoints that are there, oldest first."""
+
+    @abstractmethod
+    def folder_of(self, tag: str) -> str:
+        """Return the folder of a checkpoint, whether it is there or not."""
+
+    @abstractmethod
+    def partial_of(self, tag: str) -> str:
+        """Return the folder that a checkpoint is written into."""
+
+    @abstractmethod
+    def begin(self, tag: str) -> None:
+        """Have that folder, empty. For one rank.
+
+        Errors: OSError
+        """
+
+    @abstractmethod
+    def publish(self, folder: str, tag: str) -> None:
+        """Let what was written into `folder`, the manifest last, be the checkpoint `tag`. For one rank."""
+
+    @abstractmethod
+    def stream(self, name: str, *, capacity: int) -> AbstractContextManager[Stream]:
+        """Write a new file of at most `capacity` bytes, which is durable at the end of the block."""
+
+    @abstractmethod
+    def put(self, name: str, data: bytes) -> None:
+        """Write a small file, or replace it: whole or not at all."""
+
+    @abstractmethod
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file to read."""
+
+    @abstractmethod
+    def size(self, name: str) -> int | None:
+        """Return its bytes, None if it is not there."""
+
+    @abstractmethod
+    def files(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder; none if it is not there."""
+
+    @abstractmethod
+    def remove(self, tag: str) -> None:
+        """Remove a checkpoint; one that is not there is no error."""
+
+    def get(self, name: str) -> bytes:
+        """Return what is in a file."""
+        with self.open(name) as file:
+            return file.read()
+
+    def latest(self) -> str | None:
+        """Return the tag that `latest` names, None without that file."""
+        if self.size(LATEST) is None:
+            return None
+        return self.get(LATEST).decode("utf-8", "replace").strip()
+
+
+class FolderStore(Store):
+    """On a file system that all ranks see."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.root = root
+
+    def tags(self) -> list[str]:
+        found = [(path.stat().st_mtime_ns, path.parent.name) for path in self.root.glob(f"*/{MANIFEST}")]
+        hidden = self.root.glob(f".*.replaced/{MANIFEST}")
+        lost = [(path.stat().st_mtime_ns, path.parent.name[1 : -len(".replaced")]) for path in hidden]
+        found += [(when, tag) for when, tag in lost if not (self.root / tag / MANIFEST).exists()]
+        return [tag for _, tag in sorted(found) if not tag.startswith(".")]
+
+    def folder_of(self, tag: str) -> str:
+        # Between the two renames of `publish` the old one has no other name.
+        replaced = self.root / _replaced(tag)
+        return replaced.name if replaced.is_dir() and not (self.root / tag).is_dir() else tag
+
+    def partial_of(self, tag: str) -> str:
+        return f".{tag}.partial"
+
+    def begin(self, tag: str) -> None:
+        partial = self.root / self.partial_of(tag)
+        self.root.mkdir(parents=True, exist_ok=True)
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir()
+
+    def publish(self, folder: str, tag: str) -> None:
+        final, replaced = self.root / tag, self.root / _replaced(tag)
+        _sync(self.root / folder)
+        if final.exists():
+            if replaced.exists():
+                shutil.rmtree(replaced)
+            final.rename(replaced)
+        (self.root / folder).rename(final)
+        _sync(self.root)
+        if replaced.exists():
+            shutil.rmtree(replaced)
+
+    def stream(self, name: str, *, capacity: int) -> AbstractContextManager[Stream]:
+        return DirectStream(self.root / name, capacity=capacity)
+
+    def put(self, name: str, data: bytes) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+    def open(self, name: str) -> IO[bytes]:
+        return (self.root / name).open("rb", buffering=0)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.root / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def files(self, folder: str) -> list[str]:
+        path = self.root / folder
+        return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+
+    def remove(self, tag: str) -> None:
+        folder, doomed = self.root / tag, self.root / f".{tag}.removed"
+        if doomed.exists():
+            shutil.rmtree(doomed)
+        if folder.exists():
+            folder.rename(doomed)  # at once: half of a checkpoint is none
+            shutil.rmtree(doomed)
+
+
+class UrlStore(Store):
+    """At a URL, through fsspec."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url.rstrip("/"))
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def tags(self) -> list[str]:
+        self._fs.invalidate_cache()
+        found = []
+        for path in self._fs.glob(self._path(f"*/{MANIFEST}")):
+            info = self._fs.info(path)
+            when = info.get("LastModified") or info.get("created") or info.get("mtime") or info.get("updated")
+            found.append((str(when), path.rsplit("/", 2)[-2]))
+        return [tag for _, tag in sorted(found)]
+
+    def folder_of(self, tag: str) -> str:
+        return tag
+
+    def partial_of(self, tag: str) -> str:
+        return tag
+
+    def begin(self, tag: str) -> None:
+        self.remove(tag)
+        self._fs.makedirs(self._path(tag), exist_ok=True)
+
+    def publish(self, folder: str, tag: str) -> None:
+        self._fs.invalidate_cache()
+
+    @contextmanager
+    def stream(self, name: str, *, capacity: int) -> Iterator[Stream]:
+        with self._fs.open(self._path(name), "wb") as file:
+            yield cast("Stream", file)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(self._path(name), data)
+
+    def open(self, name: str) -> IO[bytes]:
+        return cast("IO[bytes]", self._fs.open(self._path(name), "rb"))
+
+    def size(self, name: str) -> int | None:
+        self._fs.invalidate_cache()
+        try:
+            return int(self._fs.info(self._path(name))["size"])
+        except FileNotFoundError:
+            return None
+
+    def files(self, folder: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            return sorted(path.rsplit("/", 1)[-1] for path in self._fs.ls(self._path(folder), detail=False))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, tag: str) -> None:
+        manifest = self._path(f"{tag}/{MANIFEST}")
+        if self._fs.exists(manifest):
+            self._fs.rm_file(manifest)  # first: half of a checkpoint is none
+        if self._fs.exists(self._path(tag)):
+            self._fs.rm(self._path(tag), recursive=True)
+
+
+def open_store(where: str | os.PathLike[str]) -> Store:
+    """Return the store at a path or a URL.
+
+    Errors: CheckpointError for a URL that fsspec does not know
+    """
+    text = os.fspath(where)
+    if "://" not in text:
+        return FolderStore(Path(text))
+    try:
+        store: Any = UrlStore(text)
+    except (ValueError, ImportError) as error:
+        raise CheckpointError(
+            f"{text}: {error}; give a path, or a URL whose fsspec package is installed (s3:// wants s3fs, gs:// gcsfs)"
+        ) from error
+    if isinstance(store._fs, LocalFileSystem):
+        return FolderStore(Path(store._root))
+    return cast("Store", store)
+
+
+def _replaced(tag: str) -> str:
+    return f".{tag}.replaced"
+
+
+def _sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
