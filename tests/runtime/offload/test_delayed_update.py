@@ -310,13 +310,15 @@ def test_who_looks_from_outside_gets_all_steps_so_far(
 
 
 def _resume(rank: int, stage: int, folder: str) -> None:
-    first = _engine(stage, STATES_AWAY, precision="bf16")
+    beside = {"checkpoint": {"async_save": stage == 3}}  # the files are written while training goes on
+    first, second = (_engine(stage, STATES_AWAY, precision="bf16", **beside) for _ in range(2))
     train_engine(first, steps=4, dtype=torch.bfloat16)
     first.save_checkpoint(folder)
-    second = _engine(stage, STATES_AWAY, precision="bf16")
+    train_engine(first, steps=3, first=4, dtype=torch.bfloat16)
+    first._saver.wait()
     second.load_checkpoint(folder)
+    train_engine(second, steps=3, first=4, dtype=torch.bfloat16)
     for engine in (first, second):
-        train_engine(engine, steps=3, first=4, dtype=torch.bfloat16)
         assert engine._schedule._under_way, "steps of the warmup are counted on"
     assert_same_bits(_everything(first), _everything(second))
     for engine in (first, second):

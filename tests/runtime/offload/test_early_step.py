@@ -189,7 +189,7 @@ def _reload(engine: Any) -> None:
 
 
 def _checkpoint(engine: Any, folder: str) -> None:
-    engine.save_checkpoint(folder)
+    engine.save_checkpoint(folder)  # beside what follows
     _backward(engine, 8)  # what it leaves is dropped
     engine.load_checkpoint(folder)
     _backward(engine, 9)
@@ -261,7 +261,15 @@ def _actions(rank: int, stage: int, where: Where, folder: str) -> dict[str, tupl
         "checkpoint": lambda engine: _checkpoint(engine, f"{folder}/{engine._schedule.__class__.__name__}"),
     }
     return {
-        name: _both(stage, "bf16", where, act(action), gradient_clipping=0.0, reduce_bucket_size=100)
+        name: _both(
+            stage,
+            "bf16",
+            where,
+            act(action),
+            gradient_clipping=0.0,
+            reduce_bucket_size=100,
+            checkpoint={"async_save": True},
+        )
         for name, action in actions.items()
     }
 
