@@ -36,8 +36,12 @@ from .comm.watchdog import watch
 from .config import Config
 from .data import Loader, load_data
 from .errors import ConfigError
+from .offload.aside import Update
+from .offload.delayed import DelayedSteps
+from .offload.early import EarlySteps
 from .offload.offload import Offload, make_offload
-from .offload.plan import plan_offload
+from .offload.plan import StepAt, plan_offload
+from .offload.schedule import StepSchedule
 from .offload_states import OffloadStates
 from .optim.flat import FlatOptimizer
 from .optim.loss_scale import LossScaler
@@ -126,6 +130,7 @@ class Engine(Readings, Weights, OffloadStates):
         if optimizer is not None:
             optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
         self._offload.begin()
+        self._schedule = self._make_schedule()
         self._progress = Progress()
         self._saver = Saver(self._comm)
         self._max_restarts = worker.max_restarts
@@ -148,6 +153,31 @@ class Engine(Readings, Weights, OffloadStates):
         num_trained = sum(param.numel() for param in trained)
         return make_offload(plan, zero, self.config.aio, num_trained=num_trained, comm=self._comm)
 
+    def _make_schedule(self) -> StepSchedule:
+        optimizer, step_at = self.optimizer, self._offload.step_at
+        if optimizer is None or step_at is StepAt.STEP:
+            return StepSchedule()
+        if step_at is StepAt.BACKWARD:
+            return EarlySteps(
+                optimizer.parts,
+                device=self.device,
+                foresee=self._foresee,
+                update_of=optimizer.part_update,
+            )
+        return DelayedSteps(
+            self._model,
+            optimizer.parts,
+            device=self.device,
+            warmup_steps=self._offload.warmup_steps,
+            update_of=optimizer.part_update,
+        )
+
+    def _foresee(self) -> Update | None:
+        """Return what the coming step does if nothing is clipped; None while a backward runs that ends no step."""
+        if self.optimizer is None or self._is_in_no_sync or not self.is_gradient_accumulation_boundary():
+            return None
+        return self.optimizer.next_update(1.0 / self._scaler.scale)
+
     # ---- training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +185,7 @@ class Engine(Readings, Weights, OffloadStates):
         if self.config.fp16.auto_cast and self.config.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.offloaded.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
-        with self._clock.time("forward"), self._autocast():
+        with self._clock.time("forward"), self._autocast(), self._schedule.forward():
             return self.module(*args, **kwargs)
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -326,6 +356,7 @@ class Engine(Readings, Weights, OffloadStates):
         scale = self._scaler.scale  # that of the backwards: it changes between steps only
         self._grad_norm = global_grad_norm(self._model.trained, self._comm) / scale
         self._was_step_applied = isfinite(self._grad_norm)
+        self._schedule.finish()
         if self._was_step_applied:
             factor = clip_factor(self._grad_norm, max_norm=self.config.gradient_clipping)
             self._update(optimizer, factor / scale)
@@ -343,6 +374,10 @@ class Engine(Readings, Weights, OffloadStates):
         activation.warn_if_never_called(self.config.activation_checkpointing)
 
     def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
+        update = optimizer.next_update(grad_scale)
+        if self._schedule.begin(update):
+            optimizer.num_steps = update.step
+            return
         gathers: list[Pending] = []
 
         def start_gather(part: SubBuffer) -> None:  # while the next shard is being updated
@@ -459,6 +494,7 @@ class Engine(Readings, Weights, OffloadStates):
 
     def _training(self) -> Training:
         self._model.offloaded.check_here("a checkpoint")
+        self._model.before_gather()
         return Training(
             module=self.module,
             model=self._model,
@@ -511,11 +547,14 @@ class Engine(Readings, Weights, OffloadStates):
         self._saver.wait()
         if self._preemption is not None:
             self._preemption.close()
-        self._model.release()
-        self._offload.close()
-        self.optimizer = None
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        try:
+            self._schedule.close()
+        finally:
+            self._model.release()
+            self._offload.close()
+            self.optimizer = None
+            if self._watchdog is not None:
+                self._watchdog.stop()
 
 
 def _to_half(value: Any) -> Any:

@@ -15,7 +15,7 @@ from ..host_memory import give_back_freed_memory
 from ..zero.policy import Residence
 from .folder import SpillFolder
 from .outbox import Outbox
-from .plan import AT_HOME, Home, OffloadPlan
+from .plan import AT_HOME, Home, OffloadPlan, StepAt
 from .spill import Spill
 
 _SHARE_STEPS = 16  # how finely a model is cut for a share of it to leave the device
@@ -74,6 +74,16 @@ class Offload:
     def max_unit_numel(self, numel: int) -> int:
         """Return how large units may be made by merging, where they may be of `numel` elements otherwise."""
         return min(numel, self._max_unit_numel)
+
+    @property
+    def step_at(self) -> StepAt:
+        """When states in host memory are updated."""
+        return self._plan.step_at
+
+    @property
+    def warmup_steps(self) -> int:
+        """How many steps come before those that are delayed."""
+        return self._plan.warmup_steps
 
     @property
     def frees_gradients(self) -> bool:

@@ -26,8 +26,10 @@ Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [
 class Ready:
     """What an optimizer needs of one sub-buffer, in the memory where it steps."""
 
-    part: SubBuffer  # its `master` and `states` are there, too
-    grads: Pieces  # of the parameters' dtype, or float32; may be overwritten
+    part: SubBuffer
+    master: Tensor  # [n] float32; its own, or what is to take that one's place, as the next
+    states: dict[str, Tensor]  # [n] float32 by name
+    grads: Pieces  # of the parameters' dtype, or float32; may be overwritten where they are on a GPU
     param_out: Tensor | None  # [n] to be written with the rounded copy; None: the master is the parameter
 
 
@@ -50,7 +52,8 @@ class StepPipeline:
             turn.start()
             if following is not None:
                 following.start()
-            update(turn.arrive())
+            if turn.part.made_aside is None:
+                update(turn.arrive())
             turn.publish()
             if after_part is not None:
                 after_part(turn.part)
@@ -72,7 +75,7 @@ class _Turn:
 
     def start(self) -> None:
         """Have its states read, and its gradients copied."""
-        if not self._has_started:
+        if not self._has_started and self.part.made_aside is None:
             self._has_started = True
             self.part.start_in()
             self.part.gradients.start_in()
@@ -89,20 +92,17 @@ class _Turn:
         for _, _, arrival in self._copies:
             arrival.wait()
         grads = tuple((offset, grad) for offset, grad, _ in self._copies) or tuple(self._pieces())
-        if not part.home.is_apart:
-            return Ready(
-                part=part, grads=grads, param_out=part.param_shard if part.has_separate_master else None
-            )
-        # Padding is no segment's, so nobody writes it.
-        own = part.param_shard
-        pinned = part.home.pins_states
-        self._param_out = torch.zeros(
-            own.numel(), dtype=own.dtype, device=part.master.device, pin_memory=pinned
-        )
-        return Ready(part=part, grads=grads, param_out=self._param_out)
+        param_out = part.param_shard if part.has_separate_master else None
+        if part.home.is_apart:
+            param_out = self._param_out = part.make_param_out()
+        return Ready(part=part, master=part.master, states=part.states, grads=grads, param_out=param_out)
 
     def publish(self) -> None:
         """Begin to bring the parameters to where they are kept, and to write what lies on a disk."""
+        made_aside, self.part.made_aside = self.part.made_aside, None
+        if made_aside is not None:
+            made_aside.publish()
+            return
         if self._param_out is not None:
             # torch gives pinned memory to nobody else before a copy from it is done.
             self.part.param_shard.copy_(self._param_out, non_blocking=not self.part.home.params_on_host)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,11 +64,16 @@ class AdamRule:
 
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
+        update = self.part_update(groups, step=step, grad_scale=grad_scale)
+        StepPipeline(self._parts).run(update, after_part=after_part)
+
+    def part_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
+        """Return what a step does to one part."""
 
         def update(ready: Ready) -> None:
             self.update(_shard_of(ready), groups, step=step, grad_scale=grad_scale)
 
-        StepPipeline(self._parts).run(update, after_part=after_part)
+        return update
 
     def update(
         self, shard: Shard, groups: Sequence[Mapping[str, Any]], *, step: int, grad_scale: float
@@ -124,14 +129,13 @@ def _copy_out(shard: Shard) -> None:
 
 
 def _shard_of(ready: Ready) -> Shard:
-    part = ready.part
     return Shard(
-        master=part.master,
+        master=ready.master,
         grads=ready.grads,
         param_out=ready.param_out,
-        exp_avg=part.states["exp_avg"],
-        exp_avg_sq=part.states["exp_avg_sq"],
-        segments=part.segments(),
+        exp_avg=ready.states["exp_avg"],
+        exp_avg_sq=ready.states["exp_avg_sq"],
+        segments=ready.part.segments(),
     )
 
 

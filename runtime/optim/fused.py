@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -51,16 +51,20 @@ class FusedRule:
 
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
+        update = self.part_update(groups, step=step, grad_scale=grad_scale)
+        StepPipeline(self._parts).run(update, after_part=after_part)
+
+    def part_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
+        """Return what a step does to one part."""
         names = self._formula.names_for(groups)
 
         def update(ready: Ready) -> None:
-            states = ready.part.states
             for name in names:
-                if name not in states:  # a group has begun to need it
-                    states[name] = torch.zeros_like(ready.part.master)
+                if name not in ready.states:  # a group has begun to need it
+                    ready.states[name] = torch.zeros_like(ready.master)
             self._formula.update([_arrays(ready, groups, step)], grad_scale=grad_scale)
 
-        StepPipeline(self._parts).run(update, after_part=after_part)
+        return update
 
     def _begin(self, part: SubBuffer, groups: Groups) -> None:
         for segment in part.segments():
@@ -70,14 +74,13 @@ class FusedRule:
 
 
 def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:
-    part = ready.part
     return FlatArrays(
-        param=part.master,
+        param=ready.master,
         grads=ready.grads,
-        states=part.states,
+        states=ready.states,
         runs=tuple(
             Run(offset=one.offset, numel=one.numel, group=groups[one.group], step=step)
-            for one in part.segments()
+            for one in ready.part.segments()
         ),
         param_out=ready.param_out,
     )
