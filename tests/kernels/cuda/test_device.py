@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dslaunch.kernels.cuda import NORM_OUT_NUMEL, adamw_step, squared_norm
-from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, run_on_device
+from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, ELEMENTWISE, run_on_device
 from tests.kernels.optimizers import (
     ADAM,
     Arrays,
@@ -85,7 +85,7 @@ def test_an_unaligned_start_changes_nothing(optimizer: Optimizer, start: int) ->
     assert_same_bits(moved(big, "cpu"), cpus)
 
 
-@every_optimizer
+@pytest.mark.parametrize("optimizer", ELEMENTWISE, ids=str)
 def test_segments_and_pieces_have_the_bits_of_the_cpus_and_gaps_stay(optimizer: Optimizer) -> None:
     before = make_arrays(optimizer, 50_000, grad=BF16, out=BF16)
     segments = (
