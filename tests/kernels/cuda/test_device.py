@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from dslaunch.kernels import lamb_step
 from dslaunch.kernels.cuda import NORM_OUT_NUMEL, adamw_step, squared_norm
-from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, ELEMENTWISE, run_on_device
+from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, ELEMENTWISE, Scratch, run_on_device
 from tests.kernels.optimizers import (
     ADAM,
+    LAMB,
     Arrays,
     Optimizer,
     assert_follows_formula,
@@ -153,6 +155,19 @@ def test_a_step_waits_for_what_its_stream_does_before() -> None:
     assert_same_bits(moved(on_device, "cpu"), before)
 
 
+def test_lambs_sums_have_the_bits_of_the_cpus_every_time() -> None:
+    numel = 35 * 8192 + 77  # more chunks than lanes
+    before = make_arrays(LAMB[0], numel, grad=BF16, out=BF16)
+    cpus = before.clone()
+    want = lamb_step([cpus.under(LAMB[0].whole(numel))])
+    for _ in range(5):
+        on_device, scratch = moved(before, "cuda"), Scratch("cuda")
+        shards = [on_device.under(LAMB[0].whole(numel))]
+        run_on_device(LAMB[0], shards, allocate=scratch, stream=stream())
+        assert scratch.sums(1) == want
+        assert_same_bits(moved(on_device, "cpu"), cpus)
+
+
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
 def test_the_norm_is_exact_up_to_float64_rounding_and_the_address_changes_no_bit(dtype: torch.dtype) -> None:
     for numel in LENGTHS:
@@ -195,7 +210,8 @@ def test_arrays_on_another_device_than_the_current_one_are_refused() -> None:
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     script = (
         "import torch\n"
-        "from dslaunch.kernels.cuda import NORM_OUT_NUMEL, compiler, squared_norm\n"
+        "from dslaunch.kernels import lamb_step
+from dslaunch.kernels.cuda import NORM_OUT_NUMEL, compiler, squared_norm\n"
         "calls = []\n"
         "compile = compiler.Nvrtc.compile\n"
         "compiler.Nvrtc.compile = lambda *args: calls.append(args) or compile(*args)\n"
