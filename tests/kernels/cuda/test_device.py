@@ -210,8 +210,7 @@ def test_arrays_on_another_device_than_the_current_one_are_refused() -> None:
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     script = (
         "import torch\n"
-        "from dslaunch.kernels import lamb_step
-from dslaunch.kernels.cuda import NORM_OUT_NUMEL, compiler, squared_norm\n"
+        "from dslaunch.kernels.cuda import NORM_OUT_NUMEL, compiler, squared_norm\n"
         "calls = []\n"
         "compile = compiler.Nvrtc.compile\n"
         "compiler.Nvrtc.compile = lambda *args: calls.append(args) or compile(*args)\n"
