@@ -27,20 +27,21 @@ class FusedRule:
         self._formula = formula
         self._initial = dict(initial or {})
         self._parts: tuple[SubBuffer, ...] = ()
+        self._groups: Groups = ()
 
     def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Allocate the states."""
-        self._parts = tuple(parts)
-        for part in self._parts:
-            part.allocate_states(self._formula.names_for(groups))
-            if self._initial:
-                with part.here(is_written=True):
-                    self._begin(part, groups)
+        self._parts, self._groups = tuple(parts), groups
+        self.reset_states(())
 
     def reset_states(self, names: Sequence[str]) -> None:
-        """Keep to those that the formula has; what it needs beside them it gets at the next step."""
+        """Have these, of the formula's, and all that it needs, as before the first step."""
+        wanted = {*names, *self._formula.names_for(self._groups)}
         for part in self._parts:
-            part.allocate_states([name for name in self._formula.state_names if name in names])
+            part.allocate_states([name for name in self._formula.state_names if name in wanted])
+            if self._initial:
+                with part.here(is_written=True):
+                    self._begin(part)
 
     def beside(self) -> ByName:
         """Nothing."""
@@ -66,11 +67,11 @@ class FusedRule:
 
         return update
 
-    def _begin(self, part: SubBuffer, groups: Groups) -> None:
+    def _begin(self, part: SubBuffer) -> None:
         for segment in part.segments():
             for state, key in self._initial.items():
                 run = slice(segment.offset, segment.offset + segment.numel)
-                part.states[state][run] = groups[segment.group].get(key, 0.0)
+                part.states[state][run] = self._groups[segment.group].get(key, 0.0)
 
 
 def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:

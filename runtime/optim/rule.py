@@ -38,7 +38,7 @@ class Rule(Protocol):
         """
 
     def reset_states(self, names: Sequence[str]) -> None:
-        """Forget everything, and have zeros in the states of these names."""
+        """Forget everything, as before the first step, and have the states of these names, too."""
 
     def beside(self) -> ByName:
         """What is remembered beside the states, of the parameters of this rank."""
