@@ -11,7 +11,12 @@ import pytest
 from tests.lab import Lab
 
 LAB_NODES = 4
-LAB_NAME = os.environ.get("DSLAUNCH_LAB_NAME", "tests")  # not the one that `make lab` leaves up
+# Not the one that `make lab` leaves up, and one for each process of `pytest -n`: labs have nothing in common but the machine.
+LAB_NAME = "-".join(
+    word
+    for word in (os.environ.get("DSLAUNCH_LAB_NAME", "tests"), os.environ.get("PYTEST_XDIST_WORKER"))
+    if word
+)
 LAB_WAIT_S = 100  # for another test run on this machine to end; below the time limit of one test
 
 
