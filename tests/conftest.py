@@ -63,11 +63,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "lab" in getattr(item, "fixturenames", ()):
             item.add_marker("lab")
     if hasattr(config, "workerinput"):
-        lengths = _lengths(items)
+        lengths = _lengths(items, usual_limit_s=float(config.getini("timeout")))
         items.sort(key=lambda item: lengths[item.path], reverse=True)
 
 
-def _lengths(items: list[pytest.Item]) -> dict[Path, tuple[float, int]]:
+def _lengths(items: list[pytest.Item], *, usual_limit_s: float) -> dict[Path, tuple[float, int]]:
     """How long each file may take: the longest time limit that a test of it was given, and how many of them are slow.
 
     With the long files first no process has a long one left at the end, while the others have nothing to do.
@@ -76,6 +76,7 @@ def _lengths(items: list[pytest.Item]) -> dict[Path, tuple[float, int]]:
     num_slow: dict[Path, int] = {}
     for item in items:
         limit = item.get_closest_marker("timeout")
-        limits[item.path] = max(limits.get(item.path, 0.0), float(limit.args[0]) if limit else 0.0)
+        limit_s = float(limit.args[0]) if limit else usual_limit_s
+        limits[item.path] = max(limits.get(item.path, usual_limit_s), limit_s)
         num_slow[item.path] = num_slow.get(item.path, 0) + (item.get_closest_marker("slow") is not None)
     return {path: (limits[path], num_slow[path]) for path in limits}

@@ -15,7 +15,6 @@ from ..zero.sub_buffer import SubBuffer
 from .loss_scale import LossScaler
 from .rule import AfterPart, Rule
 
-
 # torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on the first
 # call: more than a second in every rank of a job that compiles nothing.
 _ADD_PARAM_GROUP = inspect.unwrap(torch.optim.Optimizer.add_param_group)

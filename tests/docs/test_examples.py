@@ -165,9 +165,7 @@ def test_check_collectives_names_the_operation_and_the_rank(
 DIGITS_IMPORTS = "torch,sklearn.datasets"
 
 
-def train_digits(
-    losses: Path, *, num_ranks: int, stage: int, preload: str = ""
-) -> tuple[list[float], float]:
+def train_digits(losses: Path, *, num_ranks: int, stage: int, preload: str = "") -> tuple[list[float], float]:
     """Every step's loss, and the accuracy on the test set."""
     words = (*with_config("train_digits.py"), "--stage", str(stage), "--log_losses", losses)
     done = launch(*words, num_ranks=num_ranks, preload=preload)
