@@ -89,8 +89,8 @@ def test_digits_on_two_hosts_at_stages_0_and_2_equal_one_process(lab: Lab, folde
     assert len(reference) == 128
     assert float(accuracy.split()[2]) > 0.95
     by_stage = {}
-    for stage in (0, 2):
-        losses, found = digits(lab, folder, f"two-{stage}", "-H", "hosts", stage=stage)
+    for stage, words in ((0, ()), (2, ("--preload=torch,sklearn.datasets",))):
+        losses, found = digits(lab, folder, f"two-{stage}", "-H", "hosts", *words, stage=stage)
         assert losses == pytest.approx(reference, abs=LOSS_TOLERANCE)
         assert losses[:8] == pytest.approx(reference[:8], abs=FIRST_STEPS_TOLERANCE)
         assert found == accuracy
