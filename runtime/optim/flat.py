@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from ..offload.aside import Update, UpdatePart
 from ..zero.sub_buffer import SubBuffer
 from .loss_scale import LossScaler
 from .rule import AfterPart, PartRule, Rule, hyper_parameters
+
+# torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on the first
+# call: more than a second in every rank of a job that compiles nothing.
+_ADD_PARAM_GROUP = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
 class FlatOptimizer(torch.optim.Optimizer):
@@ -100,7 +105,7 @@ class FlatOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 "add_param_group() after initialize() is not supported; give initialize() all groups"
             )
-        super().add_param_group(param_group)
+        _ADD_PARAM_GROUP(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Refuse: a rank holds shards only."""
