@@ -24,7 +24,7 @@ from .format import TRAINING_FILE, check_is_plain
 from .manifest import Manifest, Span, digest
 from .rng import rng_state
 from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
-from .store import LATEST, MANIFEST, Store
+from .store import LATEST, MANIFEST, Store, is_tag
 from .training import Training
 from .writer import ShelfPlanner, ShelfWriter
 
@@ -67,14 +67,18 @@ class Prepared:
         writer = _Writer(self)
         try:
             save({}, storage_writer=writer, planner=ShelfPlanner(self.shelves), process_group=group)
-        except CheckpointException as error:
+        except CheckpointException as error:  # of all ranks, and none of them writes any more
+            if self.rank == 0:
+                self.store.abandon(self.tag)
             rank, (failure, _) = next(iter(sorted(error.failures.items())))
             where = "" if self.world_size == 1 else f" on rank {rank}"
             raise CheckpointError(
                 f"checkpoint {self.where} cannot be written{where}: {failure}; what was saved before is still there"
             ) from failure
         except RuntimeError as error:  # another rank is gone
-            raise CheckpointError(f"checkpoint {self.where} cannot be written: {error}") from error
+            raise CheckpointError(
+                f"checkpoint {self.where} cannot be written: another rank has ended; what was saved before is still there"
+            ) from error
 
 
 class _Writer(ShelfWriter):
@@ -171,7 +175,7 @@ def _left_out(training: Training) -> frozenset[str]:
 def _agreed_tag(training: Training, tag: str) -> str:
     """Return rank 0's."""
     tags = training.comm.all_gather_objects(tag, what="the tag of a checkpoint")
-    if not tags[0] or "/" in tags[0] or tags[0].startswith("."):
+    if not is_tag(tags[0]):
         raise CheckpointError(
             f"tag {tags[0]!r} is no name of a folder; write one without '/' that does not begin with '.'"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ from .stream import Stream
 
 METADATA = ".metadata"
 _BOX_BYTES = 32 << 20  # who needs any of a box reads all of it
+_CRC32 = threading.Lock()  # torch's choice of checksums is one for all threads
 _AROUND_BOX = 4096  # more than torch.save puts around a tensor, with its name at its longest
 
 
@@ -189,7 +191,7 @@ class ShelfWriter(StorageWriter):
         with self._store.stream(f"{self._folder}/{self._name}", capacity=capacity) as stream:
             for item, values in planner.in_order(items):
                 sink = _Sink(stream)
-                torch.save(values, cast("IO[bytes]", sink))
+                _save_box(values, sink)
                 stored = _Stored(self._name, sink.begin, sink.num_bytes, digest=sink.digest())
                 results.append(
                     WriteResult(index=item.index, size_in_bytes=sink.num_bytes, storage_data=stored)
@@ -210,6 +212,17 @@ class ShelfWriter(StorageWriter):
         data = pickle.dumps(replace(metadata, storage_data=places))
         self._store.put(f"{self._folder}/{METADATA}", data)
         self.files[METADATA] = (Span(0, len(data), xxhash.xxh3_64_hexdigest(data)),)
+
+
+def _save_box(values: Tensor, sink: _Sink) -> None:
+    """torch.save, without the CRC-32 in its archive: that takes longer than the disk, and the manifest has a digest."""
+    with _CRC32:
+        was = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            torch.save(values, cast("IO[bytes]", sink))
+        finally:
+            torch.serialization.set_crc32_options(was)
 
 
 class _Sink(io.RawIOBase):

@@ -46,6 +46,11 @@ class OffloadPlan:
         False  # the device that computes has memory of its own, and what is away is in the host's
     )
 
+    @property
+    def uses_disk(self) -> bool:
+        """Whether any of it lies on a disk."""
+        return Residence.NVME in (self.states.residence, self.parameters.residence)
+
 
 def plan_offload(
     zero: ZeroConfig, policy: Policy, device: torch.device, *, optimizer: str | None, steps_by_part: bool
