@@ -136,6 +136,7 @@ class Engine(Readings, Weights, OffloadStates):
         self._max_restarts = worker.max_restarts
         save_dir = config.checkpoint.preemption_save_dir
         self._preemption = None if save_dir is None else Preemption(self._comm, save_dir=save_dir)
+        self._model.before_change = self._saver.before_change
         self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None
         self.is_compiled = False
@@ -148,6 +149,10 @@ class Engine(Readings, Weights, OffloadStates):
         name = None if optimizer is None else optimizer.rule.name
         steps_by_part = optimizer is not None and optimizer.rule.steps_by_part
         plan = plan_offload(zero, self._policy, self.device, optimizer=name, steps_by_part=steps_by_part)
+        if self.config.checkpoint.async_save and plan.uses_disk:
+            raise ConfigError(
+                'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one of them out'
+            )
         groups = [] if optimizer is None else optimizer.param_groups
         trained = [one for group in groups for one in group["params"] if one.requires_grad]
         num_trained = sum(param.numel() for param in trained)
@@ -270,7 +275,8 @@ class Engine(Readings, Weights, OffloadStates):
         """End the micro batch; at a boundary, update the parameters. See "One optimizer step".
 
         Order:  a collective at a boundary
-        Errors: ConfigError inside no_sync(); LossScaleError if fp16's loss scale would have to fall below its minimum
+        Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has failed;
+                LossScaleError if fp16's loss scale would have to fall below its minimum
         """
         if self._is_in_no_sync:
             raise ConfigError(
@@ -278,7 +284,6 @@ class Engine(Readings, Weights, OffloadStates):
                 "batch that ends a step"
             )
         self._model.offloaded.check_here("engine.step()")
-        self._saver.check()
         self._was_step_applied = False
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:
@@ -286,9 +291,11 @@ class Engine(Readings, Weights, OffloadStates):
                 self._optimizer_step(lr_kwargs or {})
             self._print_times()
         self._progress.micro_steps += 1
-        if is_boundary:  # last, since it may raise: the step is counted then
+        # What may raise comes last: who catches it goes on with the next batch.
+        if is_boundary:
             self._scaler.update(is_overflow=not self._was_step_applied)
             self._end_if_preempted()
+        self._saver.check()
 
     def _end_if_preempted(self) -> None:
         preemption = self._preemption
@@ -543,11 +550,14 @@ class Engine(Readings, Weights, OffloadStates):
             raise AttributeError(f"engine.{name}, which DeepSpeed has, is not here: {why}") from error
 
     def destroy(self) -> None:
-        """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
-        self._saver.wait()
+        """Give up optimizer states and gradients; the module keeps its parameters and can still be used.
+
+        Errors: CheckpointError, after that, if a save beside training has failed
+        """
         if self._preemption is not None:
             self._preemption.close()
         try:
+            self._saver.wait()
             self._schedule.close()
         finally:
             self._model.release()

@@ -16,7 +16,7 @@ from ..zero.sub_buffer import Member, SubBuffer
 from .reader import CheckpointReader
 from .rng import restore_rng_state
 from .shelf import MASTER, MODEL, PARAMETERS, STATE, PartShelves, model_name, shelf_of_tensors, state_name
-from .store import LATEST, Store
+from .store import LATEST, Store, is_tag
 from .training import Training
 
 _LISTED = 5  # names in one message
@@ -75,6 +75,8 @@ def _candidates(training: Training, store: Store, plan: LoadPlan) -> list[str]:
             found = _look(store, plan)
         except CheckpointError as error:
             found = str(error)
+        except OSError as error:
+            found = f"{store.where} cannot be read: {error}"
     found = training.comm.all_gather_objects(found, what="which checkpoint to load")[0]
     if isinstance(found, str):
         raise CheckpointError(found)
@@ -91,6 +93,12 @@ def _look(store: Store, plan: LoadPlan) -> list[str]:
             f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a tag: the "
             f"folder holds {', '.join(tags) or 'no checkpoint'}"
         )
+    if not is_tag(latest):  # damaged, too
+        text = f"{store.where}/{LATEST} holds {latest!r}, which is no name of a checkpoint"
+        if not tags:
+            raise CheckpointError(f"{text}; {store.where} holds no other")
+        _log.warning("%s; trying %s, the newest", text, tags[-1])
+        return tags[::-1]
     older = tags[: tags.index(latest)] if latest in tags else tags
     return [latest, *reversed(older)]
 
@@ -106,6 +114,8 @@ def _try_load(
         saved = reader.training()
     except CheckpointError as error:
         return None, (str(error), True)
+    except OSError as error:
+        return None, (f"{store.where}/{tag} cannot be read: {error}", True)
     try:
         _check(training, reader, saved, plan)
     except CheckpointError as error:

@@ -23,7 +23,7 @@ from .manifest import Manifest, Span, digest
 from .meeting import Meeting
 from .rng import rng_state
 from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
-from .store import LATEST, MANIFEST, Store
+from .store import LATEST, MANIFEST, Store, is_tag
 from .training import Training
 from .writer import METADATA, Written, make_metadata, spans_of, write_shelves
 
@@ -99,7 +99,7 @@ class Prepared:
             boxes = [_read_written(one) for boxes, _ in answers for one in boxes]
             problem = self._told(self._publish, boxes)[1]
         if problem is not None:
-            self._told(self.store.give_up, self.tag)
+            self._told(self.store.abandon, self.tag)
         meeting.tell("result", problem)
         return problem
 
@@ -201,7 +201,7 @@ def _left_out(training: Training) -> frozenset[str]:
 def _agreed_tag(training: Training, tag: str) -> str:
     """Return rank 0's."""
     tags = training.comm.all_gather_objects(tag, what="the tag of a checkpoint")
-    if not tags[0] or "/" in tags[0] or tags[0].startswith("."):
+    if not is_tag(tags[0]):
         raise CheckpointError(
             f"tag {tags[0]!r} is no name of a folder; write one without '/' that does not begin with '.'"
         )

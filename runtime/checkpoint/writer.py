@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import IO, Any, NamedTuple, cast
@@ -32,6 +33,7 @@ from .stream import Stream
 
 METADATA = ".metadata"
 _BOX_BYTES = 32 << 20  # who needs any of a box reads all of it
+_CRC32 = threading.Lock()  # torch's choice of checksums is one for all threads
 _AROUND_BOX = 4096  # more than torch.save puts around a tensor, with its name at its longest
 
 
@@ -65,7 +67,7 @@ def write_shelves(store: Store, folder: str, shelves: Sequence[Shelf], *, rank: 
                 flats = shelf.flats()
                 for run, box in _boxes(shelf):
                     sink = _Sink(stream)
-                    torch.save(_values(flats[run.flat], run, box), cast("IO[bytes]", sink))
+                    _save_box(_values(flats[run.flat], run, box), sink)
                     dtype = str(shelf.dtypes[run.flat]).removeprefix("torch.")
                     written.append(
                         Written(run.name, run.shape, dtype, box.offsets, box.sizes, file, sink.span())
@@ -124,6 +126,17 @@ def _values(flat: Tensor, run: Run, box: Box) -> Tensor:
     if not values.numel():
         return values.clone().view(box.sizes)
     return torch.from_numpy(values.view(torch.uint8).numpy()).view(values.dtype).view(box.sizes)
+
+
+def _save_box(values: Tensor, sink: _Sink) -> None:
+    """torch.save, without the CRC-32 in its archive: that takes longer than the disk, and the manifest has a digest."""
+    with _CRC32:
+        was = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            torch.save(values, cast("IO[bytes]", sink))
+        finally:
+            torch.serialization.set_crc32_options(was)
 
 
 class _Sink(io.RawIOBase):

@@ -57,6 +57,11 @@ class OffloadPlan:
     step_at: StepAt = StepAt.STEP
     warmup_steps: int = 0  # of StepAt.NEXT, that are as those of StepAt.STEP
 
+    @property
+    def uses_disk(self) -> bool:
+        """Whether any of it lies on a disk."""
+        return Residence.NVME in (self.states.residence, self.parameters.residence)
+
 
 def plan_offload(
     zero: ZeroConfig, policy: Policy, device: torch.device, *, optimizer: str | None, steps_by_part: bool

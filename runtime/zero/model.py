@@ -55,6 +55,8 @@ class ShardedModel:
         """
         self.policy = policy
         self.comm = comm
+        # Called before anything but a step changes what is behind the parameters: shards, masters and states.
+        self.before_change: Callable[[], None] = _nothing
         self._module = module
         plans = cut_into_units(module, max_numel=max_unit_numel, is_leaf=is_leaf)
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
@@ -175,6 +177,7 @@ class ShardedModel:
 
     def take_edits(self) -> None:
         """Take over, in shards and float32 masters, what was written to parameters from outside."""
+        self.before_change()
         for unit in self.units:
             for part in unit.parts:
                 part.take_edits()
@@ -189,6 +192,7 @@ class ShardedModel:
         Errors: ConfigError while sharded parameters are in use
         """
         self.before_gather()
+        self.before_change()
         self.free_idle()
         used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
         if used:
@@ -253,7 +257,7 @@ class ShardedModel:
 
 
 def _nothing() -> None:
-    """Parameters are what they are."""
+    """Nothing has to happen before."""
 
 
 def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
