@@ -9,24 +9,38 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import TracebackType
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from ..errors import CheckpointError
 
-_FIRST_S, _LONGEST_S = 0.0005, 0.05  # between two looks
-_PATIENCE_S = 60.0  # at the end of the program, with ranks that may be gone
+_FIRST_S, _LONGEST_S = 0.0005, 0.05  # between two looks for a note
+BEAT_S = 1.0  # between two signs of life
+PATIENCE_S = 30.0  # with a rank that gives none
 
 
 class Meeting:
-    """One of many, each with a number of its own."""
+    """One of many, each with a number of its own. Inside the `with` block this rank gives signs of life."""
 
     def __init__(self, number: int, *, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
-        self._is_alone = world_size == 1
-        # PrefixStore, since the keys of others are in there, too
-        self._store = None if self._is_alone else PrefixStore(f"dslaunch/save/{number}", _get_default_store())
+        self._store = None
+        if world_size > 1:
+            self._store = PrefixStore(f"dslaunch/save/{number}", _get_default_store())
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Meeting:
+        if self._store is not None:
+            # a daemon, since it only says that this process goes on
+            threading.Thread(target=self._beat, name="dslaunch-alive", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
 
     def tell(self, what: str, value: Any) -> None:
         """Leave a note for the others."""
@@ -34,30 +48,43 @@ class Meeting:
             self._store.set(f"{what}/{self._rank}", json.dumps(value))
 
     def hear(self, what: str, rank: int) -> Any:
-        """Wait for the note of a rank.
+        """Wait for the note of another rank.
 
         Errors: CheckpointError if the rank is gone
         """
-        if self._store is None:
+        store = self._store
+        if store is None:
             raise AssertionError("a rank that is alone hears nothing")
         key = f"{what}/{rank}"
-        pause_s, ended_at = _FIRST_S, 0.0
+        pause_s, last_beat, patience_ends = _FIRST_S, b"", time.monotonic() + PATIENCE_S
         try:
-            # No store.get() before it is there: it would keep other threads from the store.
-            while not self._store.check([key]):
+            # No get() before it is there: it would keep other threads from the store.
+            while not store.check([key]):
                 time.sleep(pause_s)
                 pause_s = min(1.5 * pause_s, _LONGEST_S)
-                if not threading.main_thread().is_alive():
-                    ended_at = ended_at or time.monotonic()
-                    if time.monotonic() > ended_at + _PATIENCE_S:
-                        raise CheckpointError(f"rank {rank} has not answered for {_PATIENCE_S:.0f} s")
-            found = json.loads(self._store.get(key))
+                beat = store.get(f"alive/{rank}") if store.check([f"alive/{rank}"]) else b""
+                if beat != last_beat:
+                    last_beat, patience_ends = beat, time.monotonic() + PATIENCE_S
+                elif time.monotonic() > patience_ends:
+                    raise CheckpointError(
+                        f"rank {rank} has ended, or its host is lost: no sign of it for {PATIENCE_S:g} s"
+                    )
+            found = json.loads(store.get(key))
             if self._rank == 0:
-                self._store.delete_key(key)  # only rank 0 hears it, and it may be long
+                store.delete_key(key)  # only rank 0 hears it, and it may be long
             return found
-        except RuntimeError as error:  # torch's: the store is gone, and rank 0 with it
-            raise CheckpointError("rank 0, which keeps the list of files, is gone") from error
+        except RuntimeError as error:  # torch's: the store is gone
+            raise CheckpointError("rank 0 has ended, or its host is lost") from error
 
     def hear_all(self, what: str, own: Any) -> list[Any]:
         """Wait for the notes of all ranks, this one's being `own`."""
         return [own if rank == self._rank else self.hear(what, rank) for rank in range(self._world_size)]
+
+    def _beat(self) -> None:
+        count = 0
+        while self._store is not None and not self._is_over.wait(BEAT_S):
+            count += 1
+            try:
+                self._store.set(f"alive/{self._rank}", str(count))
+            except RuntimeError:  # the store is gone, which `hear` tells
+                return

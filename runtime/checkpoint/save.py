@@ -67,19 +67,28 @@ class Prepared:
         Order:  every rank calls this; none goes on before the checkpoint is there
         Errors: CheckpointError, the same on every rank, if one of them cannot write
         """
+        try:
+            with self.meeting:
+                problem = self._write()
+        except CheckpointError as error:
+            problem = f": {error}"
+        if problem is not None:
+            raise CheckpointError(
+                f"checkpoint {self.where} cannot be written{problem}; what was saved before is still there"
+            )
+
+    def _write(self) -> str | None:
+        """Return what went wrong on any rank, and on which."""
         meeting = self.meeting
         if self.rank == 0:
-            problem = self._told(self.store.begin, self.tag)[1]
+            problem: str | None = self._told(self.store.begin, self.tag)[1]
             meeting.tell("begun", problem)
         else:
             problem = meeting.hear("begun", 0)
         if problem is None:
             written, own_problem = self._told(self._write_own)
             problem = self._finish(meeting, written or [], own_problem)
-        if problem is not None:
-            raise CheckpointError(
-                f"checkpoint {self.where} cannot be written: {problem}; what was saved before is still there"
-            )
+        return problem
 
     def _write_own(self) -> list[Written]:
         return write_shelves(self.store, self.store.partial_of(self.tag), self.shelves, rank=self.rank)
@@ -91,11 +100,8 @@ class Prepared:
             result: str | None = meeting.hear("result", 0)
             return result
         answers = meeting.hear_all("written", (written, problem))
-        for rank, (_, theirs) in enumerate(answers):
-            if theirs is not None:
-                problem = theirs if self.world_size == 1 else f"on rank {rank}: {theirs}"
-                break
-        else:
+        problem = next((theirs for _, theirs in answers if theirs is not None), None)
+        if problem is None:
             boxes = [_read_written(one) for boxes, _ in answers for one in boxes]
             problem = self._told(self._publish, boxes)[1]
         if problem is not None:
@@ -116,13 +122,14 @@ class Prepared:
         if self.keep_last is not None:
             prune(store, keep_last=self.keep_last)
 
-    @staticmethod
-    def _told(do: Callable[..., T], *args: Any) -> tuple[T | None, str | None]:
+    def _told(self, do: Callable[..., T], *args: Any) -> tuple[T | None, str | None]:
         """Return what it returns, and what went wrong: other ranks wait to hear of it."""
         try:
             return do(*args), None
         except Exception as error:
-            return None, str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            where = "" if self.world_size == 1 else f" on rank {self.rank}"
+            what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            return None, f"{where}: {what}"
 
 
 def _read_written(found: Sequence[Any]) -> Written:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.kernels.disk import DiskEngine
+from dslaunch.runtime.checkpoint import meeting
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.store import FolderStore, open_store
 from dslaunch.runtime.checkpoint.stream import DirectStream
@@ -32,8 +33,10 @@ POINTS = 20
 NEVER = 10**6
 ALL = -1
 KEPT = 3
+BEFORE = KEPT + 1  # saves that nobody kills
 _WRITES = 60  # so many of a stream's writes are one event
 _DEADLINE_S = 60.0
+_ALONE = (0, 2, 15, 17)  # of the points: two kills of either rank
 _EVENTS: tuple[tuple[Any, str, int], ...] = (
     (os, "fsync", 1),
     (os, "ftruncate", 1),
@@ -56,6 +59,7 @@ class Plan:
 
     victim: int
     event: int
+    is_alone: bool = False  # who is left has to notice by itself; else it is killed, too, as a launcher does
 
 
 @dataclass
@@ -86,14 +90,13 @@ def run_all(folder: Path, *, is_async: bool, tag: str | None) -> tuple[list[Outc
     torch.set_num_threads(1)
     expected = _undisturbed(folder / "undisturbed")
     root = folder / "killed"
-    first = _attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag)
-    second = _attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag)  # overwrites, or prunes
-    counts = [int(said.removeprefix("events ")) for said in second.said]
-    outcomes = [first, second]
+    # the last of them overwrites, or prunes, as those do that are killed
+    outcomes = [_attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag) for _ in range(BEFORE)]
+    counts = [int(said.removeprefix("events ")) for said in outcomes[-1].said]
     for number in range(POINTS):
         victim = (0, ALL, 1)[number % 3]
         last = counts[max(victim, 0)] - 1
-        plan = Plan(victim, 1 + number * last // (POINTS - 1))
+        plan = Plan(victim, 1 + number * last // (POINTS - 1), is_alone=number in _ALONE)
         outcomes.append(_attempt(root, plan, expected, is_async=is_async, tag=tag))
     outcomes.append(_attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag))
     return outcomes, sorted(path.name for path in root.iterdir())
@@ -104,7 +107,7 @@ def _undisturbed(root: Path) -> list[dict[str, Tensor]]:
 
     def rank(index: int) -> str:
         engine = _make(is_async=False, keep_last=None)
-        for step in range(POINTS + 4):
+        for step in range(POINTS + BEFORE + 2):
             engine.save_checkpoint(root)
             train_engine(engine, steps=1, first=step, dtype=torch.bfloat16)
         return ""
@@ -112,7 +115,7 @@ def _undisturbed(root: Path) -> list[dict[str, Tensor]]:
     statuses, said = _fork(rank, root.parent / "said")
     if statuses != [0, 0]:
         raise AssertionError(f"the undisturbed run ended with {statuses}: {said}")
-    return [_tensors(root, f"global_step{step}") for step in range(POINTS + 4)]
+    return [_tensors(root, f"global_step{step}") for step in range(POINTS + BEFORE + 2)]
 
 
 def _attempt(
@@ -134,7 +137,7 @@ def _attempt(
             return str(error)
         return f"events {countdown.seen}"
 
-    statuses, said = _fork(rank, root.parent / "said")
+    statuses, said = _fork(rank, root.parent / "said", ends_all=not plan.is_alone)
     latest = str(store.latest())
     after = _steps(root, latest)
     found, wanted = _tensors(root, latest), expected[after]
@@ -187,8 +190,12 @@ class _Countdown:
         return counted
 
 
-def _fork(function: Callable[[int], str], said: Path) -> tuple[list[int], list[str]]:
+def _fork(
+    function: Callable[[int], str], said: Path, *, ends_all: bool = True
+) -> tuple[list[int], list[str]]:
     """Call it as two ranks that are a process group, too; return their exit statuses and what they say.
+
+    `ends_all`: when one is killed, the other is, too.
 
     Errors: TimeoutError if they hang
     """
@@ -202,9 +209,30 @@ def _fork(function: Callable[[int], str], said: Path) -> tuple[list[int], list[s
             _be_rank(function, index, said)
         os.setpgid(pid, pids[0] if pids else pid)
         pids.append(pid)
+    if ends_all:
+        _end_all_with_the_first(pids)
     statuses = [_status(pid, deadline=time.monotonic() + _DEADLINE_S) for pid in pids]
     texts = [said / str(index) for index in range(2)]
     return statuses, [path.read_text() if path.exists() else "" for path in texts]
+
+
+def _end_all_with_the_first(pids: list[int]) -> None:
+    """If a child is killed, kill them all."""
+    ends = {os.pidfd_open(pid): pid for pid in pids}
+    try:
+        while ends:
+            ready, _, _ = select.select([*ends], [], [], _DEADLINE_S)
+            for end in ready:
+                status = os.waitid(os.P_PIDFD, end, os.WEXITED | os.WNOWAIT)
+                os.close(end)
+                del ends[end]
+                if status is not None and status.si_code == os.CLD_KILLED:
+                    os.killpg(pids[0], signal.SIGKILL)
+            if not ready:
+                return
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def _status(pid: int, *, deadline: float) -> int:
@@ -224,6 +252,7 @@ def _status(pid: int, *, deadline: float) -> int:
 
 def _be_rank(function: Callable[[int], str], index: int, said: Path) -> None:
     status = 1
+    meeting.BEAT_S, meeting.PATIENCE_S = 0.1, 2.0
     try:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{said / 'store'}", rank=index, world_size=2

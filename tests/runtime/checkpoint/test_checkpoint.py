@@ -142,7 +142,7 @@ def _unwritable(rank: int, folder: str) -> str:
 
 def test_all_ranks_learn_that_rank_0_could_not_write(ranks: Ranks, tmp_path: Path) -> None:
     for message in ranks(_unwritable, str(tmp_path), world_size=2):
-        assert message.startswith(f"checkpoint {tmp_path}/file/global_step0 cannot be written: ")
+        assert message.startswith(f"checkpoint {tmp_path}/file/global_step0 cannot be written on rank 0: ")
 
 
 def _outlived(rank: int, folder: str) -> None:
