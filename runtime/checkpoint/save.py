@@ -128,7 +128,7 @@ def prepare(
         beside_tensors, beside = split_beside(training.optimizer.rule.beside())
     comm = training.comm
     gathered = comm.gather_objects((rng_state(), beside), what="random number states")
-    left_out = _left_out(training) if options.exclude_frozen_parameters else frozenset()
+    left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
     parts = [part for unit in training.model.units for part in unit.parts]
     shelves = [PartShelves(part).to_write(left_out=left_out) for part in parts]
     problem: str | None = None
@@ -163,7 +163,7 @@ def prepare(
     )
 
 
-def _left_out(training: Training) -> frozenset[str]:
+def _frozen(training: Training) -> frozenset[str]:
     members = (member for unit in training.model.units for part in unit.parts for member in part.members)
     return frozenset(member.name for member in members if not member.param.requires_grad)
 
@@ -215,6 +215,7 @@ def _describe(
         "world_size": training.comm.mesh.world.size,
         "buffers": sorted(others),
         "left_out": sorted(left_out),
+        "frozen": sorted(_frozen(training)),
         "aliases": training.aliases(),
         "optimizer": _describe_optimizer(training),
         "extra_state": extra_state,
