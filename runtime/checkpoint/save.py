@@ -23,6 +23,7 @@ from ..optim.rule import ByName, hyper_parameters
 from .format import TRAINING_FILE, check_is_plain
 from .manifest import Manifest, Span, digest
 from .rng import rng_state
+from .script import put_script
 from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
 from .store import LATEST, MANIFEST, Store
 from .training import Training
@@ -95,6 +96,7 @@ class _Writer(ShelfWriter):
         for name, data in one.small_files.items():
             self._store.put(f"{self._folder}/{name}", data)
             self.files[name] = (Span(0, len(data), digest(data)),)
+        put_script(self._store)
         manifest = one.manifest.with_files(self.files)
         self._store.put(f"{self._folder}/{MANIFEST}", manifest.to_json())
         self._store.publish(self._folder, one.tag)

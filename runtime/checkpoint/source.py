@@ -5,32 +5,14 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .output_plan import Spec
 from .reader import CheckpointReader
 from .shelf import MASTER, MODEL, model_name, state_name
 from .store import LATEST, MANIFEST, Store, open_store
-
-
-class Spec(NamedTuple):
-    """What `Source.tensor` returns for a name, before it is read."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def numel(self) -> int:
-        """Of all its elements."""
-        return torch.Size(self.shape).numel()
-
-    @property
-    def num_bytes(self) -> int:
-        """In host memory."""
-        return self.numel * self.dtype.itemsize
 
 
 class Source(ABC):

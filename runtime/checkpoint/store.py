@@ -78,6 +78,18 @@ class Store(ABC):
     def remove(self, tag: str) -> None:
         """Remove a checkpoint; one that is not there is no error."""
 
+    @abstractmethod
+    def partial_file(self, name: str) -> str:
+        """Return the name to write a file under that is to be there when it is complete; its folder is there then."""
+
+    @abstractmethod
+    def publish_file(self, name: str) -> None:
+        """Let what was written under `partial_file(name)` be the file."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Remove a file; one that is not there is no error."""
+
     def get(self, name: str) -> bytes:
         """Return what is in a file."""
         with self.open(name) as file:
@@ -170,6 +182,19 @@ class FolderStore(Store):
             folder.rename(doomed)  # at once: half of a checkpoint is none
             shutil.rmtree(doomed)
 
+    def partial_file(self, name: str) -> str:
+        path = (self.root / name).with_name(f".{Path(name).name}.partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return str(path.relative_to(self.root))
+
+    def publish_file(self, name: str) -> None:
+        path = self.root / name
+        path.with_name(f".{path.name}.partial").replace(path)
+        _sync(path.parent)
+
+    def delete(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
 
 class UrlStore(Store):
     """At a URL, through fsspec."""
@@ -234,6 +259,16 @@ class UrlStore(Store):
             self._fs.rm_file(manifest)  # first: half of a checkpoint is none
         if self._fs.exists(self._path(tag)):
             self._fs.rm(self._path(tag), recursive=True)
+
+    def partial_file(self, name: str) -> str:
+        return name  # an object is there when all of it is
+
+    def publish_file(self, name: str) -> None:
+        self._fs.invalidate_cache()
+
+    def delete(self, name: str) -> None:
+        if self._fs.exists(self._path(name)):
+            self._fs.rm_file(self._path(name))
 
 
 def open_store(where: str | os.PathLike[str]) -> Store:
