@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.runtime.config import (
-    activation,
-    checkpoint,
-    config,
-    offload,
-    optimizer,
-    precision,
-    scheduler,
-    zero,
-)
+from dslaunch.runtime.config import activation, checkpoint, config, offload, optimizer, precision, scheduler, zero
 from dslaunch.runtime.config.key import Fate, Key
 from dslaunch.runtime.config.known_keys import KEYS, keys_for
 from dslaunch.runtime.config.removed import REMOVED
