@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -174,8 +174,8 @@ class CheckpointReader:
         tensor: Tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         return tensor
 
-    def verify(self) -> None:
-        """Read everything, and compare it with its digests.
+    def verify(self, tell: Callable[[int], object] = lambda num_bytes: None) -> None:
+        """Read everything, and compare it with its digests; `tell` is called with the bytes that are done.
 
         Errors: CheckpointError that names the first file and bytes that differ
         """
@@ -184,6 +184,7 @@ class CheckpointReader:
                 for span in spans:
                     file.seek(span.offset)
                     check_bytes(_read_all(file, span.num_bytes), span, where=f"{self.where}/{name}")
+                    tell(span.num_bytes)
 
     def _told(self, name: str) -> _Told:
         return _Told(f"{self.where}/{name}")

@@ -108,11 +108,16 @@ class _Writer(ShelfWriter):
 
 def prune(store: Store, *, keep_last: int) -> list[str]:
     """Remove all checkpoints but the newest ones, and the one that `latest` names; return what was removed."""
-    latest = store.latest()
-    doomed = [tag for tag in store.tags()[:-keep_last] if tag != latest]
-    for tag in doomed:
+    tags = doomed(store, keep_last=keep_last)
+    for tag in tags:
         store.remove(tag)
-    return doomed
+    return tags
+
+
+def doomed(store: Store, *, keep_last: int) -> list[str]:
+    """Return what `prune` would remove, oldest first."""
+    latest = store.latest()
+    return [tag for tag in store.tags()[:-keep_last] if tag != latest]
 
 
 def prepare(

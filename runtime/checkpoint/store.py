@@ -36,6 +36,10 @@ class Store(ABC):
         """Return the checkpoints that are there, oldest first."""
 
     @abstractmethod
+    def partial_tags(self) -> list[str]:
+        """Return the checkpoints that are being written, or whose save was cut off."""
+
+    @abstractmethod
     def folder_of(self, tag: str) -> str:
         """Return the folder of a checkpoint, whether it is there or not."""
 
@@ -115,6 +119,10 @@ class FolderStore(Store):
         lost = [(path.stat().st_mtime_ns, path.parent.name[1 : -len(".replaced")]) for path in hidden]
         found += [(when, tag) for when, tag in lost if not (self.root / tag / MANIFEST).exists()]
         return [tag for _, tag in sorted(found) if not tag.startswith(".")]
+
+    def partial_tags(self) -> list[str]:
+        found = (path.name for path in self.root.glob(".*.partial") if path.is_dir())
+        return sorted(name[1 : -len(".partial")] for name in found)
 
     def folder_of(self, tag: str) -> str:
         # Between the two renames of `publish` the old one has no other name.
@@ -214,6 +222,11 @@ class UrlStore(Store):
             when = info.get("LastModified") or info.get("created") or info.get("mtime") or info.get("updated")
             found.append((str(when), path.rsplit("/", 2)[-2]))
         return [tag for _, tag in sorted(found)]
+
+    def partial_tags(self) -> list[str]:
+        whole = set(self.tags())
+        found = {path.rsplit("/", 2)[-2] for path in self._fs.glob(self._path("*/*.distcp"))}
+        return sorted(found - whole)
 
     def folder_of(self, tag: str) -> str:
         return tag
