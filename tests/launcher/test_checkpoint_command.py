@@ -266,7 +266,9 @@ def test_urls_are_as_good_as_folders(made: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_the_command_starts_the_runtime_beside_a_file_that_is_called_torch(made: Path, tmp_path: Path) -> None:
+def test_the_command_starts_the_runtime_beside_a_file_that_is_called_torch(
+    made: Path, tmp_path: Path
+) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit(9)")
     (tmp_path / "link").symlink_to(made / "run")
     done = subprocess.run(
