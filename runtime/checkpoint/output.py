@@ -150,7 +150,9 @@ class Output:
         if self.plan.index_name is not None:
             self._store.put(self.plan.index_name, json.dumps(self.plan.index(), indent=2).encode() + b"\n")
         for name in self._store.files(""):
-            if self.plan.is_stale(name):
+            if self.plan.is_stale(
+                name.removeprefix(".").removesuffix(".partial")
+            ):  # a killed export leaves partial ones
                 self._store.delete(name)
 
 
