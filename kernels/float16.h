@@ -12,16 +12,16 @@ struct float16 {
 };
 
 // Exact. A subnormal is built as 2^-14 plus its value and gets 2^-14 taken off again: no float32 on the way is
-// subnormal, so a processor set to flush those to zero gives the same.
+// subnormal, so a processor set to flush those to zero gives the same. Of the two ways to read the bits the smaller
+// number is right: they give 2^-15 + x/2 and x for a subnormal, x and 2x - 2^-14 for a normal one.
 DSLAUNCH_INLINE float to_float(float16 value) {
-    const int magnitude = value.bits & 0x7fff;
     const unsigned int sign = static_cast<unsigned int>(value.bits & 0x8000) << 16;
-    const unsigned int wide = static_cast<unsigned int>(magnitude) << 13;
-    const unsigned int normal = wide + 0x38000000u;          // the biases differ by 112
-    const unsigned int special = wide + 0x70000000u;         // infinity, NaN: the largest exponent stays the largest
-    const unsigned int subnormal = bits_of(float_of(wide + 0x38800000u) - float_of(0x38800000u));
-    const unsigned int finite = magnitude < 0x0400 ? subnormal : normal;
-    return float_of(sign | (magnitude >= 0x7c00 ? special : finite));
+    const unsigned int wide = static_cast<unsigned int>(value.bits & 0x7fff) << 13;
+    const float normal = float_of(wide + 0x38000000u);  // the biases differ by 112
+    const float subnormal = float_of(wide + 0x38800000u) - float_of(0x38800000u);
+    const float finite = subnormal < normal ? subnormal : normal;
+    const float special = float_of(wide + 0x70000000u);  // infinity, NaN: the largest exponent stays the largest
+    return float_of(sign | bits_of(normal >= 65536.0f ? special : finite));
 }
 
 // Rounds to nearest, ties to even; from 65520 on to infinity. A NaN keeps its sign and the upper bits of its payload,

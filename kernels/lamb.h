@@ -51,20 +51,30 @@ inline LambCoefficients lamb_coefficients(const LambHyper& h, double grad_scale)
     return c;
 }
 
-// What u is multiplied with: lr, Adam's bias correction, and the quotient of the norms (1 if one of them is 0).
-inline float lamb_step_size(const LambHyper& h, bool bias_correction, double param_square, double update_square) {
-    double step_size = h.lr;
-    if (bias_correction) {
-        step_size *= std::sqrt(1.0 - std::pow(h.beta2, h.step)) / (1.0 - std::pow(h.beta1, h.step));
-    }
-    double quotient = 1.0;
-    if (param_square > 0.0 && update_square > 0.0) {
-        quotient = std::sqrt(param_square) / std::sqrt(update_square);
-        quotient = std::fmin(std::fmax(quotient, h.min_coeff), h.max_coeff);
-    }
-    return static_cast<float>(step_size * quotient);
+// What the quotient of the norms is multiplied with: lr and Adam's bias correction.
+inline double lamb_base_step_size(const LambHyper& h, bool bias_correction) {
+    if (!bias_correction) return h.lr;
+    return h.lr * (std::sqrt(1.0 - std::pow(h.beta2, h.step)) / (1.0 - std::pow(h.beta1, h.step)));
 }
 #endif
+
+// What u is multiplied with; the quotient of the norms is 1 if one of them is 0.
+DSLAUNCH_INLINE float lamb_step_size(double base, double min_coeff, double max_coeff, double param_square,
+                                     double update_square) {
+    double quotient = 1.0;
+    if (param_square > 0.0 && update_square > 0.0) {
+        quotient = square_root(param_square) / square_root(update_square);
+        quotient = quotient > min_coeff ? quotient : min_coeff;  // of two infinite norms, too
+        quotient = quotient < max_coeff ? quotient : max_coeff;
+    }
+    return static_cast<float>(base * quotient);
+}
+
+// How sums of squares are added up in double, on the host and on a device: a parameter is cut into blocks of
+// lamb_block_numel elements; element i of a block goes to partial sum i % lamb_num_lanes, and these are added in order;
+// block k goes to partial sum k % lamb_num_lanes of the parameter, and these are added in order.
+constexpr int lamb_num_lanes = 32;
+constexpr long long lamb_block_numel = 8192;
 
 // The first pass: new moments, and the direction.
 template <bool eps_inside_sqrt>

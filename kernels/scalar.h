@@ -38,6 +38,14 @@ DSLAUNCH_INLINE float square_root(float value) {
 #endif
 }
 
+DSLAUNCH_INLINE double square_root(double value) {
+#if defined(__CUDA_ARCH__)
+    return __dsqrt_rn(value);
+#else
+    return __builtin_sqrt(value);
+#endif
+}
+
 // How every loop reads an element and writes one, whatever its type: bfloat16.h and float16.h add theirs.
 DSLAUNCH_INLINE float to_float(float value) { return value; }
 

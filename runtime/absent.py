@@ -65,7 +65,7 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
         "zenflow_config",
     ),
     (
-        "nothing lies in host memory or NVMe during a step; offload_states() moves states between steps",
+        "the ds_config says what lies in host memory or on NVMe; offload_states() moves states between steps",
         "aio_config cpuadam_cores_perc super_offload swap_tensor_config zero_cpu_offload zero_nvme_offload_optimizer "
         "zero_offload_optimizer zero_offload_param zero_partial_offload zero_use_cpu_optimizer",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from . import activation
 from .absent import why_absent
 from .checkpoint.load import LoadPlan, load_checkpoint
+from .checkpoint.preemption import EXIT_CODE, Preemption, last_words
 from .checkpoint.progress import Progress
 from .checkpoint.save import SaveOptions, prepare
 from .checkpoint.saver import Saver
@@ -34,8 +36,12 @@ from .comm.watchdog import watch
 from .config import Config
 from .data import Loader, load_data
 from .errors import ConfigError
+from .offload.aside import Update
+from .offload.delayed import DelayedSteps
+from .offload.early import EarlySteps
 from .offload.offload import Offload, make_offload
-from .offload.plan import plan_offload
+from .offload.plan import StepAt, plan_offload
+from .offload.schedule import StepSchedule
 from .offload_states import OffloadStates
 from .optim.flat import FlatOptimizer
 from .optim.loss_scale import LossScaler
@@ -123,8 +129,14 @@ class Engine(Readings, Weights, OffloadStates):
         self._scaler = LossScaler(config.loss_scaling)
         if optimizer is not None:
             optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
+        self._offload.begin()
+        self._schedule = self._make_schedule()
         self._progress = Progress()
         self._saver = Saver(self._comm)
+        self._max_restarts = worker.max_restarts
+        save_dir = config.checkpoint.preemption_save_dir
+        self._preemption = None if save_dir is None else Preemption(self._comm, save_dir=save_dir)
+        self._model.before_change = self._saver.before_change
         self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None
         self.is_compiled = False
@@ -137,10 +149,39 @@ class Engine(Readings, Weights, OffloadStates):
         name = None if optimizer is None else optimizer.rule.name
         steps_by_part = optimizer is not None and optimizer.rule.steps_by_part
         plan = plan_offload(zero, self._policy, self.device, optimizer=name, steps_by_part=steps_by_part)
+        if self.config.checkpoint.async_save and plan.uses_disk:
+            raise ConfigError(
+                'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one of them out'
+            )
         groups = [] if optimizer is None else optimizer.param_groups
         trained = [one for group in groups for one in group["params"] if one.requires_grad]
         num_trained = sum(param.numel() for param in trained)
         return make_offload(plan, zero, self.config.aio, num_trained=num_trained, comm=self._comm)
+
+    def _make_schedule(self) -> StepSchedule:
+        optimizer, step_at = self.optimizer, self._offload.step_at
+        if optimizer is None or step_at is StepAt.STEP:
+            return StepSchedule()
+        if step_at is StepAt.BACKWARD:
+            return EarlySteps(
+                optimizer.parts,
+                device=self.device,
+                foresee=self._foresee,
+                update_of=optimizer.part_update,
+            )
+        return DelayedSteps(
+            self._model,
+            optimizer.parts,
+            device=self.device,
+            warmup_steps=self._offload.warmup_steps,
+            update_of=optimizer.part_update,
+        )
+
+    def _foresee(self) -> Update | None:
+        """Return what the coming step does if nothing is clipped; None while a backward runs that ends no step."""
+        if self.optimizer is None or self._is_in_no_sync or not self.is_gradient_accumulation_boundary():
+            return None
+        return self.optimizer.next_update(1.0 / self._scaler.scale)
 
     # ---- training
 
@@ -149,7 +190,7 @@ class Engine(Readings, Weights, OffloadStates):
         if self.config.fp16.auto_cast and self.config.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.offloaded.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
-        with self._clock.time("forward"), self._autocast():
+        with self._clock.time("forward"), self._autocast(), self._schedule.forward():
             return self.module(*args, **kwargs)
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -234,7 +275,8 @@ class Engine(Readings, Weights, OffloadStates):
         """End the micro batch; at a boundary, update the parameters. See "One optimizer step".
 
         Order:  a collective at a boundary
-        Errors: ConfigError inside no_sync(); LossScaleError if fp16's loss scale would have to fall below its minimum
+        Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has failed;
+                LossScaleError if fp16's loss scale would have to fall below its minimum
         """
         if self._is_in_no_sync:
             raise ConfigError(
@@ -242,7 +284,6 @@ class Engine(Readings, Weights, OffloadStates):
                 "batch that ends a step"
             )
         self._model.offloaded.check_here("engine.step()")
-        self._saver.check()
         self._was_step_applied = False
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:
@@ -250,8 +291,22 @@ class Engine(Readings, Weights, OffloadStates):
                 self._optimizer_step(lr_kwargs or {})
             self._print_times()
         self._progress.micro_steps += 1
-        if is_boundary:  # last, since it may raise: the step is counted then
+        # What may raise comes last: who catches it goes on with the next batch.
+        if is_boundary:
             self._scaler.update(is_overflow=not self._was_step_applied)
+            self._end_if_preempted()
+        self._saver.check()
+
+    def _end_if_preempted(self) -> None:
+        preemption = self._preemption
+        if preemption is None or not preemption.is_agreed(self.device):
+            return
+        self.save_checkpoint(preemption.save_dir)
+        self._saver.wait()
+        preemption.close()
+        if self.global_rank == 0:
+            print(f"dslaunch: {last_words(preemption.save_dir)}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_CODE)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the parameters."""
@@ -308,6 +363,7 @@ class Engine(Readings, Weights, OffloadStates):
         scale = self._scaler.scale  # that of the backwards: it changes between steps only
         self._grad_norm = global_grad_norm(self._model.trained, self._comm) / scale
         self._was_step_applied = isfinite(self._grad_norm)
+        self._schedule.finish()
         if self._was_step_applied:
             factor = clip_factor(self._grad_norm, max_norm=self.config.gradient_clipping)
             self._update(optimizer, factor / scale)
@@ -325,6 +381,10 @@ class Engine(Readings, Weights, OffloadStates):
         activation.warn_if_never_called(self.config.activation_checkpointing)
 
     def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
+        update = optimizer.next_update(grad_scale)
+        if self._schedule.begin(update):
+            optimizer.num_steps = update.step
+            return
         gathers: list[Pending] = []
 
         def start_gather(part: SubBuffer) -> None:  # while the next shard is being updated
@@ -412,10 +472,11 @@ class Engine(Readings, Weights, OffloadStates):
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
         custom_load_fn: Callable[..., object] | None = None,
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[str | None, dict[str, Any]]:
         """Continue from `load_dir`/`tag`; returns its path and its client_state. Any stage and any number of ranks may have written it.
 
         Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
+        Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
         `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
@@ -426,9 +487,13 @@ class Engine(Readings, Weights, OffloadStates):
             with_scheduler=load_lr_scheduler_states and not load_module_only,
             with_progress=not load_module_only,
             with_module=custom_load_fn is None,
+            may_be_missing=self._max_restarts > 0,
         )
         self._saver.wait()
-        reader, saved = load_checkpoint(self._training(), open_store(load_dir), tag, plan)
+        loaded = load_checkpoint(self._training(), open_store(load_dir), tag, plan)
+        if loaded is None:
+            return None, {}
+        reader, saved = loaded
         if custom_load_fn is not None:
             self.load_module_state_dict({"module": reader.state_dict()}, custom_load_fn=custom_load_fn)
         self._comm.recorder.step = self._progress.global_steps + 1
@@ -436,6 +501,7 @@ class Engine(Readings, Weights, OffloadStates):
 
     def _training(self) -> Training:
         self._model.offloaded.check_here("a checkpoint")
+        self._model.before_gather()
         return Training(
             module=self.module,
             model=self._model,
@@ -484,13 +550,21 @@ class Engine(Readings, Weights, OffloadStates):
             raise AttributeError(f"engine.{name}, which DeepSpeed has, is not here: {why}") from error
 
     def destroy(self) -> None:
-        """Give up optimizer states and gradients; the module keeps its parameters and can still be used."""
-        self._saver.wait()
-        self._model.release()
-        self._offload.close()
-        self.optimizer = None
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        """Give up optimizer states and gradients; the module keeps its parameters and can still be used.
+
+        Errors: CheckpointError, after that, if a save beside training has failed
+        """
+        if self._preemption is not None:
+            self._preemption.close()
+        try:
+            self._saver.wait()
+            self._schedule.close()
+        finally:
+            self._model.release()
+            self._offload.close()
+            self.optimizer = None
+            if self._watchdog is not None:
+                self._watchdog.stop()
 
 
 def _to_half(value: Any) -> Any:

@@ -32,3 +32,10 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
         return False
     settings = ((_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD), (_TRIM_THRESHOLD, _LARGEST_TRIM_THRESHOLD))
     return all(mallopt(setting, value) == 1 for setting, value in settings)
+
+
+def give_back_freed_memory() -> None:
+    """Give what this process has freed so far to the system, but for what glibc cannot; it may keep again what it frees later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -138,6 +138,7 @@ class Weights(nn.Module):
         Order: every rank must call this
         """
         self._model.offloaded.check_here("a state_dict of the whole model")
+        self._model.before_gather()
         left_out = _frozen(self.module) if exclude_frozen_parameters else set()
         parts = [
             part

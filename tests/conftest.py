@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.lab import Lab
 
 LAB_NODES = 4
-LAB_NAME = os.environ.get("DSLAUNCH_LAB_NAME", "tests")  # not the one that `make lab` leaves up
+# Not the one that `make lab` leaves up, and one for each process of `pytest -n`: labs have nothing in common but the machine.
+LAB_NAME = "-".join(
+    word
+    for word in (os.environ.get("DSLAUNCH_LAB_NAME", "tests"), os.environ.get("PYTEST_XDIST_WORKER"))
+    if word
+)
 LAB_WAIT_S = 100  # for another test run on this machine to end; below the time limit of one test
 
 
@@ -51,8 +57,26 @@ def _restored_lab(request: pytest.FixtureRequest) -> Iterator[None]:
     made.restore()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the lab, so that `-m 'not lab'` leaves them out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that use the lab, so that `-m 'not lab'` leaves them out; begin with the long files under `-n`."""
     for item in items:
         if "lab" in getattr(item, "fixturenames", ()):
             item.add_marker("lab")
+    if hasattr(config, "workerinput"):
+        lengths = _lengths(items, usual_limit_s=float(config.getini("timeout")))
+        items.sort(key=lambda item: lengths[item.path], reverse=True)
+
+
+def _lengths(items: list[pytest.Item], *, usual_limit_s: float) -> dict[Path, tuple[float, int]]:
+    """How long each file may take: the longest time limit that a test of it was given, and how many of them are slow.
+
+    With the long files first no process has a long one left at the end, while the others have nothing to do.
+    """
+    limits: dict[Path, float] = {}
+    num_slow: dict[Path, int] = {}
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        limit_s = float(limit.args[0]) if limit else usual_limit_s
+        limits[item.path] = max(limits.get(item.path, usual_limit_s), limit_s)
+        num_slow[item.path] = num_slow.get(item.path, 0) + (item.get_closest_marker("slow") is not None)
+    return {path: (limits[path], num_slow[path]) for path in limits}

@@ -45,12 +45,18 @@ const char* dtype_name(Dtype dtype);
 // All arrays of one call.
 class Arrays {
   public:
+    Arrays();
+
     // The reference holds until the next call.
     const FlatArray& add(std::string name, nb::handle object, ArrayRule rule);
 
     void check_no_shared_memory() const;
 
   private:
+    nb::object lent(nb::handle object) const;
+
+    nb::object tensor_type_;  // torch.Tensor and the function that lends its memory; null where torch is not loaded
+    nb::object to_dlpack_;
     std::vector<FlatArray> arrays_;
 };
 

@@ -7,26 +7,31 @@
 namespace dslaunch {
 namespace {
 
+static_assert(lamb_num_lanes == num_lanes);
+
 using LambBlock = Block<LambHyper, LambCoefficients>;
 
 std::vector<LambBlock> cut(const Shards<LambHyper>& shards, double grad_scale) {
-    return cut_into_blocks(shards, block_numel, [&](const Segment<LambHyper>& segment) {
+    return cut_into_blocks(shards, lamb_block_numel, [&](const Segment<LambHyper>& segment) {
         return lamb_coefficients(segment.hyper, grad_scale);
     });
 }
 
-// Adds the sums of all blocks up, in their order, for each segment of each shard.
+// Adds the sums of all blocks up for each segment of each shard; lamb.h says in which order.
 std::vector<LambSums> sums_of_segments(const Shards<LambHyper>& shards, const std::vector<LambBlock>& blocks,
                                        const std::vector<LambSums>& sums) {
     std::vector<LambSums> added;
     std::size_t i = 0;
     for (const auto& shard : shards) {
         for (const auto& segment : shard.segments) {
-            LambSums& total = added.emplace_back();
-            for (; i < blocks.size() && blocks[i].segment == &segment; ++i) {
-                total.param_square += sums[i].param_square;
-                total.update_square += sums[i].update_square;
+            double param_lanes[num_lanes] = {};
+            double update_lanes[num_lanes] = {};
+            for (int lane = 0; i < blocks.size() && blocks[i].segment == &segment; ++i) {
+                param_lanes[lane] += sums[i].param_square;
+                update_lanes[lane] += sums[i].update_square;
+                lane = (lane + 1) % num_lanes;
             }
+            added.push_back({sum_of_lanes(param_lanes), sum_of_lanes(update_lanes)});
         }
     }
     return added;
@@ -166,7 +171,8 @@ ApplyBlocks cut_to_apply(const Shards<LambHyper>& shards, const std::vector<Lamb
     std::size_t place = 0;
     made.blocks = cut_into_blocks(made.shards, max_numel, [&](const Segment<LambHyper>& segment) {
         const LambSums& of_segment = sums[place++];
-        return lamb_step_size(segment.hyper, bias_correction, of_segment.param_square, of_segment.update_square);
+        return lamb_step_size(lamb_base_step_size(segment.hyper, bias_correction), segment.hyper.min_coeff,
+                              segment.hyper.max_coeff, of_segment.param_square, of_segment.update_square);
     });
     return made;
 }

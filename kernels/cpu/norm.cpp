@@ -1,7 +1,5 @@
 // The sum of squares of flat arrays, in one read; see squares.h for the order of additions. Arrays are added in order.
 
-#include "../bfloat16.h"
-#include "../float16.h"
 #include "blocks.h"
 #include "flat.h"
 #include "squares.h"

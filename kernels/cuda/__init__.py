@@ -16,14 +16,15 @@ Errors:  as [Note: a step], and CudaUnavailable if the kernels cannot be compile
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..adagrad import AdagradShard
 from ..adam import AdamShard
+from ..lamb import LambShard
 from ..lion import LionShard
 from ..sgd import SgdShard
 from ..shard import HostArray as Array
-from . import norm, steps
+from . import lamb, norm, steps
 from .errors import CudaUnavailable
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "CudaUnavailable",
     "adagrad_step",
     "adamw_step",
+    "lamb_step",
     "lion_step",
     "sgd_step",
     "squared_norm",
@@ -74,6 +76,31 @@ def sgd_step(
     """Queue one step of SGD; see [Note: a step on a device]."""
     rule = steps.sgd_rule(grad_scale=steps.read_grad_scale(grad_scale))
     steps.step(shards, rule, device_scale=device_scale, stream=stream)
+
+
+def lamb_step(
+    shards: Iterable[LambShard],
+    *,
+    grad_scale: float = 1.0,
+    eps_inside_sqrt: bool = False,
+    bias_correction: bool = True,
+    allocate: Callable[[int], Array],
+    stream: int,
+    device_scale: Array | None = None,
+) -> None:
+    """Queue one step of LAMB, whose parameters lie in one segment each; see [Note: a step on a device].
+
+    `allocate(n)` is called once, for [n] float64 on the device that must stay until the stream is done with them. The first two
+    of each segment are its sums then, as `LambSums` has them and with the bits of the CPU's.
+
+    Errors:  ValueError, too, if a segment's gradient comes in several pieces
+    """
+    rule = steps.lamb_rule(
+        grad_scale=steps.read_grad_scale(grad_scale),
+        eps_inside_sqrt=eps_inside_sqrt,
+        bias_correction=bias_correction,
+    )
+    lamb.step(shards, rule, device_scale=device_scale, allocate=allocate, stream=stream)
 
 
 def squared_norm(grads: Iterable[Array], *, out: Array, stream: int) -> None:

@@ -72,23 +72,30 @@ __device__ __forceinline__ void for_each_chunk(const AnyTable& table, const Body
 }
 
 // Calls pack(run, i) for pack_numel aligned elements from i on and one(run, i) for single ones, together once for every
-// element of every run. The first chunk takes the head with it.
+// element of a chunk. The first chunk takes the head with it.
+template <typename One, typename Pack>
+__device__ __forceinline__ void for_each_of_chunk(const Run& run, long long begin, long long end, const One& one,
+                                                  const Pack& pack) {
+    const bool is_aligned = run.head != unaligned;
+    const long long packed = is_aligned ? (end - begin) / pack_numel * pack_numel : 0;
+#pragma unroll 1
+    for (long long i = begin + threadIdx.x * pack_numel; i < begin + packed; i += num_threads * pack_numel) {
+        pack(run, i);
+    }
+    // The others: the head, in the first chunk, and what is behind the last pack.
+    const long long before = is_aligned && begin == run.head ? run.head : 0;
+    const long long others = before + (end - begin - packed);
+#pragma unroll 1
+    for (long long i = threadIdx.x; i < others; i += num_threads) {
+        one(run, i < before ? i : begin + packed + (i - before));
+    }
+}
+
+// The same for every element of every run.
 template <typename AnyTable, typename One, typename Pack>
 __device__ __forceinline__ void for_each_element(const AnyTable& table, const One& one, const Pack& pack) {
     for_each_chunk(table, [&](const Run& run, long long begin, long long end) {
-        const bool is_aligned = run.head != unaligned;
-        const long long packed = is_aligned ? (end - begin) / pack_numel * pack_numel : 0;
-#pragma unroll 1
-        for (long long i = begin + threadIdx.x * pack_numel; i < begin + packed; i += num_threads * pack_numel) {
-            pack(run, i);
-        }
-        // The others: the head, in the first chunk, and what is behind the last pack.
-        const long long before = is_aligned && begin == run.head ? run.head : 0;
-        const long long others = before + (end - begin - packed);
-#pragma unroll 1
-        for (long long i = threadIdx.x; i < others; i += num_threads) {
-            one(run, i < before ? i : begin + packed + (i - before));
-        }
+        for_each_of_chunk(run, begin, end, one, pack);
     });
 }
 

@@ -98,6 +98,7 @@ class Hyper:
     coefficients: tuple[float, ...]  # as the kernel's Coefficients, before they are rounded to float
     mode: int = 0  # DSLAUNCH_MODE
     uses_states: bool = True
+    scales: tuple[float, ...] = ()  # LAMB: what lamb_step_size in kernels/lamb.h needs, in double
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,18 @@ class Rule:
     read_hyper: Callable[[Fields], Hyper]
     num_coefficients: int
     may_lack_states: bool = False  # None says that there are none
+    has_update: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSegment:
+    """A segment, checked."""
+
+    name: str
+    offset: int
+    numel: int
+    hyper: Hyper
+    packed: bytes  # the coefficients, as float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +131,7 @@ class Reading:
     """The arguments of one call, checked."""
 
     runs: tuple[Run, ...]
+    segments: tuple[ReadSegment, ...]  # of every shard, one shard after another
     arrays: tuple[DeviceArray, ...]  # keep the memory alive
     factor: int = 0  # the address of `device_scale`; 0: there is none
 
@@ -135,9 +149,11 @@ def read_shards(
     Errors:  as [Note: a step] in kernels/shard.py, with a CUDA device in place of host memory
     """
     arrays: list[DeviceArray] = []
+    segments: list[ReadSegment] = []
     runs: list[Run] = []
     for place, shard in enumerate(shards):
-        runs += _ShardReader(f"shards[{place}]", shard, rule, arrays, device_types).runs()
+        reader = _ShardReader(f"shards[{place}]", shard, rule, arrays, device_types)
+        runs += reader.runs(segments)
     factor = 0
     if device_scale is not None:
         one = read_array(
@@ -149,16 +165,7 @@ def read_shards(
         factor = one.address
     check_one_device(arrays)
     check_no_shared_memory(arrays)
-    return Reading(runs=tuple(runs), arrays=tuple(arrays), factor=factor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Segment:
-    name: str
-    offset: int
-    numel: int
-    hyper: Hyper
-    packed: bytes  # the coefficients, as float
+    return Reading(runs=tuple(runs), segments=tuple(segments), arrays=tuple(arrays), factor=factor)
 
 
 class _ShardReader:
@@ -173,14 +180,16 @@ class _ShardReader:
         self._arrays = arrays
         self._device_types = device_types
 
-    def runs(self) -> list[Run]:
-        """Cut the shard where segments and pieces of the gradient meet."""
+    def runs(self, segments: list[ReadSegment]) -> list[Run]:
+        """Cut the shard where segments and pieces of the gradient meet; its segments go to `segments`, too."""
         param = self._array("param", ("float32",))
         states = self._states(param)
         out = self._array_or_none("param_out", PARAM_OUT_DTYPES, param)
+        update = self._array("update", ("float32",), param) if self._rule.has_update else None
         grads = self._grads(param.numel)
         runs = []
         for segment in self._segments(param.numel):
+            segments.append(segment)
             used = states if segment.hyper.uses_states else []
             for offset, grad in grads:
                 start = max(segment.offset, offset)
@@ -201,6 +210,8 @@ class _ShardReader:
                     states=(addresses[0], addresses[1]),
                     param_out=0 if out is None else out.at(start),
                     coefficients=segment.packed,
+                    update=0 if update is None else update.at(start),
+                    segment=len(segments) - 1,
                 )
                 runs.append(run)
         return runs
@@ -263,7 +274,7 @@ class _ShardReader:
             read.append((offset, array))
         return read
 
-    def _segments(self, shard_numel: int) -> list[_Segment]:
+    def _segments(self, shard_numel: int) -> list[ReadSegment]:
         name = f"{self._name}.segments"
         segments = []
         for place, one in enumerate(self._field("segments")):
@@ -272,7 +283,7 @@ class _ShardReader:
         _check_overlap(segments, name)
         return segments
 
-    def _segment(self, fields: Fields, shard_numel: int) -> _Segment:
+    def _segment(self, fields: Fields, shard_numel: int) -> ReadSegment:
         offset, numel = fields.int64("offset"), fields.int64("numel")
         if offset < 0 or numel < 0 or offset + numel > shard_numel:
             raise ValueError(
@@ -284,7 +295,7 @@ class _ShardReader:
                 f"{self._name}.{self._rule.states[0]}: None, but {fields.name} has momentum "
                 f"{fields.double('momentum'):.15g}; pass an array, of zeros before step 1"
             )
-        return _Segment(
+        return ReadSegment(
             name=fields.name, offset=offset, numel=numel, hyper=hyper, packed=as_floats(hyper.coefficients)
         )
 
@@ -305,7 +316,7 @@ def attribute(owner: Any, field: str, name: str, kind: str) -> Any:
         ) from None
 
 
-def _check_overlap(segments: Sequence[_Segment], name: str) -> None:
+def _check_overlap(segments: Sequence[ReadSegment], name: str) -> None:
     order = sorted((segment.offset, place) for place, segment in enumerate(segments) if segment.numel > 0)
     for (_, low), (_, high) in itertools.pairwise(order):
         a, b = segments[low], segments[high]

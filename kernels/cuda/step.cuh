@@ -30,7 +30,8 @@ constexpr bool is_wanted<Nothing> = false;
 
 __device__ __forceinline__ bool is_finite(float value) { return value - value == 0.0f; }
 
-template <typename Rule, typename Grad, typename State, typename Out>
+// `keeps_param`: what the rule leaves in p goes to param_out only.
+template <typename Rule, typename Grad, typename State, typename Out, bool keeps_param = false>
 struct Step {
     using Coefficients = typename Rule::Coefficients;
     static constexpr int num_states = Rule::num_states;
@@ -46,7 +47,7 @@ struct Step {
 #pragma unroll
         for (int k = 0; k < num_states; ++k) s[k] = to_float(static_cast<const State*>(run.states[k])[i]);
         update(p, to_float(static_cast<const Grad*>(run.grad)[i]), s, c);
-        run.param[i] = p;
+        if constexpr (!keeps_param) run.param[i] = p;
 #pragma unroll
         for (int k = 0; k < num_states; ++k) assign(static_cast<State*>(run.states[k])[i], s[k]);
         if constexpr (is_wanted<Out>) assign(static_cast<Out*>(run.param_out)[i], p);
@@ -69,7 +70,7 @@ struct Step {
             for (int k = 0; k < num_states; ++k) assign(states[k].of[e], s[k]);
             if constexpr (is_wanted<Out>) assign(out.of[e], param.of[e]);
         }
-        store(run.param + i, param);
+        if constexpr (!keeps_param) store(run.param + i, param);
 #pragma unroll
         for (int k = 0; k < num_states; ++k) store(static_cast<State*>(run.states[k]) + i, states[k]);
         if constexpr (is_wanted<Out>) store(static_cast<Out*>(run.param_out) + i, out);
@@ -78,16 +79,24 @@ struct Step {
 
 // A factor on the device spares the host from waiting for a norm. One that is not finite leaves everything as it is:
 // that is how a step with an overflow is skipped.
+template <typename AnyTable>
+__device__ __forceinline__ float factor_of(const AnyTable& table) {
+    return table.factor == nullptr ? 1.0f : *table.factor;
+}
+
+template <typename Coefficients>
+__device__ __forceinline__ Coefficients coefficients_of(const Table<Coefficients>& table, const Run& run, float factor) {
+    Coefficients c = table.coefficients[run.coefficients];
+    c.grad_scale *= factor;
+    return c;
+}
+
 template <typename Rule, typename Grad, typename State, typename Out, typename AnyTable>
 __device__ __forceinline__ void step_all(const AnyTable& table) {
     using OneStep = Step<Rule, Grad, State, Out>;
-    const float factor = table.factor == nullptr ? 1.0f : *table.factor;
+    const float factor = factor_of(table);
     if (!is_finite(factor)) return;
-    const auto coefficients = [&](const Run& run) {
-        typename Rule::Coefficients c = table.coefficients[run.coefficients];
-        c.grad_scale *= factor;
-        return c;
-    };
+    const auto coefficients = [&](const Run& run) { return coefficients_of(table, run, factor); };
     for_each_element(
         table, [&](const Run& run, long long i) { OneStep::one(run, i, coefficients(run)); },
         [&](const Run& run, long long i) { OneStep::pack(run, i, coefficients(run)); });

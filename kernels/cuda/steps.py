@@ -174,3 +174,33 @@ def sgd_rule(*, grad_scale: float) -> Rule:
         num_coefficients=5,
         may_lack_states=True,
     )
+
+
+def lamb_rule(*, grad_scale: float, eps_inside_sqrt: bool, bias_correction: bool) -> Rule:
+    """LAMB's first pass; see kernels/lamb.h."""
+
+    def read_hyper(fields: Fields) -> Hyper:
+        step = fields.step()
+        lr, beta1, beta2 = fields.non_negative("lr"), fields.beta("beta1"), fields.beta("beta2")
+        eps, weight_decay = fields.non_negative("eps"), fields.non_negative("weight_decay")
+        min_coeff, max_coeff = fields.non_negative("min_coeff"), fields.non_negative("max_coeff")
+        if min_coeff > max_coeff:
+            raise ValueError(
+                f"{fields.name}.min_coeff: {min_coeff:.15g}; must not be above max_coeff, {max_coeff:.15g}"
+            )
+        correction = math.sqrt(1.0 - beta2**step) / (1.0 - beta1**step) if bias_correction else 1.0
+        return Hyper(
+            coefficients=(grad_scale, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps, weight_decay),
+            mode=int(eps_inside_sqrt),
+            scales=(lr * correction, min_coeff, max_coeff),
+        )
+
+    return Rule(
+        source="lamb",
+        shard_kind="LambShard",
+        segment_kind="LambSegment",
+        states=("exp_avg", "exp_avg_sq"),
+        read_hyper=read_hyper,
+        num_coefficients=7,
+        has_update=True,
+    )

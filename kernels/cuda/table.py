@@ -64,11 +64,14 @@ class Run:
     states: tuple[int, int] = (0, 0)
     param_out: int = 0
     coefficients: bytes = b""  # as the kernel's Coefficients
+    update: int = 0  # LAMB's direction; not in the table
+    segment: int = 0  # its place among all segments of the call; not in the table
 
     def addresses(self) -> tuple[tuple[int, int], ...]:
         """The address in each array that there is, and the bytes of one element."""
         arrays = [(self.grad, self.variant.grad), (self.param, "float32")]
-        arrays += [(state, self.variant.state or "") for state in self.states]
+        if self.variant.state is not None:
+            arrays += [(state, self.variant.state) for state in self.states]
         arrays.append((self.param_out, self.variant.param_out or ""))
         return tuple((address, ITEM_BYTES[dtype]) for address, dtype in arrays if address)
 
@@ -90,6 +93,7 @@ class Launch:
     size: TableSize
     table: bytes
     num_chunks: int
+    runs: tuple[Run, ...]  # what is in the table
 
 
 def plan_launches(
@@ -116,7 +120,15 @@ def plan_launches(
             table, num_chunks, num_runs = _pack(
                 same[:num_runs], size, coefficient_bytes, factor, may_skip_head
             )
-            launches.append(Launch(variant=variant, size=size, table=table, num_chunks=num_chunks))
+            launches.append(
+                Launch(
+                    variant=variant,
+                    size=size,
+                    table=table,
+                    num_chunks=num_chunks,
+                    runs=tuple(same[:num_runs]),
+                )
+            )
             same = same[num_runs:]
     return tuple(launches)
 
@@ -164,5 +176,5 @@ def _pack(
         num_chunks += chunks
         num_runs += 1
     packed += bytes((size.max_runs - num_runs) * _RUN.size)
-    packed += b"".join(places) + bytes((size.max_coefficients - len(places)) * coefficient_bytes)
+    packed += b"".join(places).ljust(size.max_coefficients * coefficient_bytes, b"\0")  # a run may have none
     return _HEADER.pack(factor, num_runs, num_chunks) + packed, num_chunks, num_runs

@@ -1,7 +1,8 @@
 """Runs a job whose processes MPI or Slurm starts: one command on this machine, from start to exit code.
 
-The command runs in a session of its own. The first INT, TERM or HUP is passed on to it, the second kills it; when it
-has ended, nothing that it started on this machine is left. It gets TERM if this process is killed.
+The command runs in a session of its own. The first INT, TERM or HUP is passed on to it; the second kills it unless it
+ends within a moment, the third at once. When it has ended, nothing that it started on this machine is left. It gets
+TERM if this process is killed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _RESTARTER = dict.fromkeys(mpi.FLAVOURS, _BATCH_SYSTEM) | {
     "slurm": "Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in the batch script, after a failure"
 }
 DRAIN_S = 5.0
+LAST_MOMENT_S = 2.0  # between a second signal and the end by force
 _FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
 
 
@@ -236,8 +238,20 @@ def _wait(
             process.send_signal(passed_on)
         else:
             console.say(f"killing {job.argv[0]} and all it started on this machine")
-            kill_descendants(os.getpid())
+            # The first signal may still be on its way to the other machines: srun, killed meanwhile, leaves the workers there.
+            if len(interrupts) > 2 or not _ends_soon(events):
+                kill_descendants(os.getpid())
     return interrupts
+
+
+def _ends_soon(events: queue.SimpleQueue[int | None]) -> bool:
+    """Whether the command ends by itself within LAST_MOMENT_S; the event, another signal perhaps, stays to be read."""
+    try:
+        event = events.get(timeout=LAST_MOMENT_S)
+    except queue.Empty:
+        return False
+    events.put(event)
+    return True
 
 
 @contextmanager

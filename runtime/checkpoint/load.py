@@ -16,7 +16,7 @@ from ..zero.sub_buffer import Member, SubBuffer
 from .reader import CheckpointReader
 from .rng import restore_rng_state
 from .shelf import MASTER, MODEL, PARAMETERS, STATE, PartShelves, model_name, shelf_of_tensors, state_name
-from .store import LATEST, Store
+from .store import LATEST, Store, is_tag
 from .training import Training
 
 _LISTED = 5  # names in one message
@@ -32,19 +32,22 @@ class LoadPlan:
     with_scheduler: bool
     with_progress: bool
     with_module: bool = True  # False: somebody else loads the weights
+    may_be_missing: bool = False  # a job that is started again after a failure finds nothing the first time
 
 
 def load_checkpoint(
     training: Training, store: Store, tag: str | None, plan: LoadPlan
-) -> tuple[CheckpointReader, dict[str, Any]]:
-    """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt.
+) -> tuple[CheckpointReader, dict[str, Any]] | None:
+    """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt; None if there is none and may be.
 
     Without a tag it is the one that `latest` names, and if that is damaged, the newest one that is not, with a warning. Nothing
     is changed unless everything fits; where it turns out to be damaged later, another one has to be loaded.
     Order:  every rank must call this
     Errors: CheckpointError, on every rank, if one of them cannot read it or it does not fit
     """
-    candidates = [tag] if tag is not None else _candidates(training, store)
+    candidates = [tag] if tag is not None else _candidates(training, store, plan)
+    if not candidates:
+        return None
     for number, candidate in enumerate(candidates):
         loaded, problem = _try_load(training, store, candidate, plan)
         problems = training.comm.all_gather_objects(problem, what="the success of loading")
@@ -64,27 +67,38 @@ def load_checkpoint(
     raise AssertionError("there is always a candidate")
 
 
-def _candidates(training: Training, store: Store) -> list[str]:
+def _candidates(training: Training, store: Store, plan: LoadPlan) -> list[str]:
     """Return what may be loaded without a tag, best first; rank 0 looks, so that all try the same."""
     found: list[str] | str | None = None
     if training.comm.mesh.world.index == 0:
         try:
-            found = _look(store)
+            found = _look(store, plan)
         except CheckpointError as error:
             found = str(error)
+        except OSError as error:
+            found = f"{store.where} cannot be read: {error}"
     found = training.comm.all_gather_objects(found, what="which checkpoint to load")[0]
     if isinstance(found, str):
         raise CheckpointError(found)
     return found or []
 
 
-def _look(store: Store) -> list[str]:
+def _look(store: Store, plan: LoadPlan) -> list[str]:
     latest, tags = store.latest(), store.tags()
+    if latest is None and not tags and plan.may_be_missing:
+        _log.info("%s holds no checkpoint yet: training begins", store.where)
+        return []
     if latest is None:
         raise CheckpointError(
             f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a tag: the "
             f"folder holds {', '.join(tags) or 'no checkpoint'}"
         )
+    if not is_tag(latest):  # damaged, too
+        text = f"{store.where}/{LATEST} holds {latest!r}, which is no name of a checkpoint"
+        if not tags:
+            raise CheckpointError(f"{text}; {store.where} holds no other")
+        _log.warning("%s; trying %s, the newest", text, tags[-1])
+        return tags[::-1]
     older = tags[: tags.index(latest)] if latest in tags else tags
     return [latest, *reversed(older)]
 
@@ -100,6 +114,8 @@ def _try_load(
         saved = reader.training()
     except CheckpointError as error:
         return None, (str(error), True)
+    except OSError as error:
+        return None, (f"{store.where}/{tag} cannot be read: {error}", True)
     try:
         _check(training, reader, saved, plan)
     except CheckpointError as error:

@@ -13,6 +13,7 @@ from ..errors import CheckpointError
 from .store import MANIFEST, Store
 
 FORMAT = 2
+_DIGEST = "digest"  # of the manifest without it
 
 
 def digest(data: bytes | memoryview) -> str:
@@ -52,8 +53,8 @@ class Manifest:
         return replace(self, files=dict(sorted(files.items())))
 
     def to_json(self) -> bytes:
-        """Return what is in the file."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        """Return what is in the file, with its own digest at the end."""
+        return _dump({**asdict(self), _DIGEST: digest(_dump(asdict(self)))})
 
 
 def read_manifest(store: Store, tag: str) -> Manifest:
@@ -87,8 +88,8 @@ def read_manifest(store: Store, tag: str) -> Manifest:
     return manifest
 
 
-def check_bytes(data: bytes, span: Span, *, where: str) -> bytes:
-    """Return `data` if it is what was written.
+def check_bytes(data: bytes | memoryview, span: Span, *, where: str) -> None:
+    """See that `data` is what was written.
 
     Errors: CheckpointError
     """
@@ -96,9 +97,14 @@ def check_bytes(data: bytes, span: Span, *, where: str) -> bytes:
         raise CheckpointError(
             f"{where} is damaged between bytes {span.offset} and {span.offset + span.num_bytes}: load another checkpoint"
         )
-    return data
+
+
+def _dump(found: Mapping[str, Any]) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()
 
 
 def _from_json(found: dict[str, Any]) -> Manifest:
+    if found.pop(_DIGEST) != digest(_dump(found)):
+        raise ValueError("it is not what was written: load another checkpoint")
     files = {name: tuple(Span(*span) for span in spans) for name, spans in found["files"].items()}
     return Manifest(**{**found, "files": files})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ..errors import CheckpointError
+from .archive import read_spans, tensor_in
 from .boxes import boxes_of
 from .format import TRAINING_FILE
 from .manifest import check_bytes, read_manifest
@@ -83,7 +85,9 @@ class CheckpointReader:
         if span is None:
             raise CheckpointError(f"{self.where} has no {name}: another program wrote it, or it is damaged")
         with self._told(name):
-            return check_bytes(self._store.get(f"{self._folder}/{name}"), span, where=f"{self.where}/{name}")
+            data = self._store.get(f"{self._folder}/{name}")
+            check_bytes(data, span, where=f"{self.where}/{name}")
+        return data
 
     def training(self) -> dict[str, Any]:
         """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
@@ -140,17 +144,14 @@ class CheckpointReader:
                 wanted.setdefault(info.relative_path, []).append((info, item, place))
         for name, items in wanted.items():
             items.sort(key=lambda one: one[0].offset)
+            spans = [self._spans[name, offset] for offset in {info.offset: None for info, _, _ in items}]
             with self._told(name), self._store.open(f"{self._folder}/{name}") as file:
-                last: tuple[int, Tensor] | None = None
-                for info, item, place in items:
-                    if last is None or last[0] != info.offset:
-                        last = (info.offset, self._box(file, name, info))
-                    box = last[1]
-                    for dim, (offset, length) in enumerate(
-                        zip(item.storage_offsets, item.lengths, strict=True)
-                    ):
-                        box = box.narrow(dim, offset, length)
-                    place.copy_(box)
+                archives = read_spans(file, spans, where=f"{self.where}/{name}")
+                for _, of_box in groupby(items, key=lambda one: one[0].offset):
+                    archive, box = next(archives), None
+                    for _, item, place in of_box:
+                        box = self._box(archive, item) if box is None else box
+                        place.copy_(_part(box, item))
 
     def _items(self, run: Run, flat: Tensor) -> Iterable[tuple[ReadItem, Tensor]]:
         """What has to be read for a run, and the tensor that each of it goes to."""
@@ -167,12 +168,10 @@ class CheckpointReader:
                 place = place.narrow(dim, offset, length)
             yield item, place
 
-    def _box(self, file: Any, name: str, info: _StorageInfo) -> Tensor:
-        span = self._spans[(name, info.offset)]
-        file.seek(info.offset)
-        data = check_bytes(_read_all(file, info.length), span, where=f"{self.where}/{name}")
-        tensor: Tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        return tensor
+    def _box(self, archive: memoryview, item: ReadItem) -> Tensor:
+        found, index = self.tensors()[item.storage_index.fqn], item.storage_index
+        sizes = next(chunk.sizes for chunk in found.chunks if chunk.offsets == index.offset)
+        return tensor_in(archive, dtype=found.properties.dtype, shape=sizes)
 
     def verify(self, tell: Callable[[int], object] = lambda num_bytes: None) -> None:
         """Read everything, and compare it with its digests; `tell` is called with the bytes that are done.
@@ -181,10 +180,8 @@ class CheckpointReader:
         """
         for name, spans in self.manifest.files.items():
             with self._told(name), self._store.open(f"{self._folder}/{name}") as file:
-                for span in spans:
-                    file.seek(span.offset)
-                    check_bytes(_read_all(file, span.num_bytes), span, where=f"{self.where}/{name}")
-                    tell(span.num_bytes)
+                for data in read_spans(file, spans, where=f"{self.where}/{name}"):
+                    tell(len(data))
 
     def _told(self, name: str) -> _Told:
         return _Told(f"{self.where}/{name}")
@@ -204,13 +201,7 @@ class _Told:
             raise CheckpointError(f"{self._where} cannot be read: {error}") from error
 
 
-def _read_all(file: Any, num_bytes: int) -> bytes:
-    """Read so many bytes, or fewer at the end of the file."""
-    parts = []
-    while num_bytes > 0:
-        part = file.read(num_bytes)
-        if not part:
-            break
-        parts.append(part)
-        num_bytes -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _part(box: Tensor, item: ReadItem) -> Tensor:
+    for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        box = box.narrow(dim, offset, length)
+    return box

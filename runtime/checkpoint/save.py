@@ -6,30 +6,32 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..errors import CheckpointError
 from ..optim.rule import ByName, hyper_parameters
 from .format import TRAINING_FILE, check_is_plain
 from .manifest import Manifest, Span, digest
+from .meeting import Meeting
 from .rng import rng_state
 from .script import put_script
 from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
-from .store import LATEST, MANIFEST, Store
+from .store import LATEST, MANIFEST, Store, is_tag
 from .training import Training
-from .writer import ShelfPlanner, ShelfWriter
+from .writer import METADATA, Written, make_metadata, spans_of, write_shelves
 
 _log = logging.getLogger("dslaunch")
+
+T = TypeVar("T")
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class SaveOptions:
 class Prepared:
     """A checkpoint that only has to be written. Files beside the shelves are there on rank 0 only."""
 
+    meeting: Meeting
     store: Store
     tag: str
     shelves: tuple[Shelf, ...]
@@ -59,51 +62,75 @@ class Prepared:
         """The folder that it will be."""
         return f"{self.store.where}/{self.tag}"
 
-    def write(self, group: dist.ProcessGroup | None) -> None:
+    def write(self) -> None:
         """Write it, and point `latest` at it.
 
-        Order:  a collective of `group`; no rank goes on before the checkpoint is there
-        Errors: CheckpointError, on every rank, if one of them cannot write
+        Order:  every rank calls this; none goes on before the checkpoint is there
+        Errors: CheckpointError, the same on every rank, if one of them cannot write
         """
-        writer = _Writer(self)
-        try:
-            save({}, storage_writer=writer, planner=ShelfPlanner(self.shelves), process_group=group)
-        except CheckpointException as error:
-            rank, (failure, _) = next(iter(sorted(error.failures.items())))
-            where = "" if self.world_size == 1 else f" on rank {rank}"
+        meeting = self.meeting
+        if self.rank == 0:
+            problem = self._told(self.store.begin, self.tag)[1]
+            meeting.tell("begun", problem)
+        else:
+            problem = meeting.hear("begun", 0)
+        if problem is None:
+            written, own_problem = self._told(self._write_own)
+            problem = self._finish(meeting, written or [], own_problem)
+        if problem is not None:
             raise CheckpointError(
-                f"checkpoint {self.where} cannot be written{where}: {failure}; what was saved before is still there"
-            ) from failure
-        except RuntimeError as error:  # another rank is gone
-            raise CheckpointError(f"checkpoint {self.where} cannot be written: {error}") from error
+                f"checkpoint {self.where} cannot be written: {problem}; what was saved before is still there"
+            )
+
+    def _write_own(self) -> list[Written]:
+        return write_shelves(self.store, self.store.partial_of(self.tag), self.shelves, rank=self.rank)
+
+    def _finish(self, meeting: Meeting, written: list[Written], problem: str | None) -> str | None:
+        """Hand what this rank has written to rank 0, which makes a checkpoint of it all."""
+        if self.rank != 0:
+            meeting.tell("written", (written, problem))
+            result: str | None = meeting.hear("result", 0)
+            return result
+        answers = meeting.hear_all("written", (written, problem))
+        for rank, (_, theirs) in enumerate(answers):
+            if theirs is not None:
+                problem = theirs if self.world_size == 1 else f"on rank {rank}: {theirs}"
+                break
+        else:
+            boxes = [_read_written(one) for boxes, _ in answers for one in boxes]
+            problem = self._told(self._publish, boxes)[1]
+        if problem is not None:
+            self._told(self.store.abandon, self.tag)
+        meeting.tell("result", problem)
+        return problem
+
+    def _publish(self, written: Sequence[Written]) -> None:
+        store, folder = self.store, self.store.partial_of(self.tag)
+        files = spans_of(written)
+        for name, data in {METADATA: make_metadata(written), **self.small_files}.items():
+            store.put(f"{folder}/{name}", data)
+            files[name] = (Span(0, len(data), digest(data)),)
+        put_script(store)
+        store.put(f"{folder}/{MANIFEST}", self.manifest.with_files(files).to_json())
+        store.publish(folder, self.tag)
+        if self.save_latest:
+            store.put(LATEST, self.tag.encode())
+        if self.keep_last is not None:
+            prune(store, keep_last=self.keep_last)
+
+    @staticmethod
+    def _told(do: Callable[..., T], *args: Any) -> tuple[T | None, str | None]:
+        """Return what it returns, and what went wrong: other ranks wait to hear of it."""
+        try:
+            return do(*args), None
+        except Exception as error:
+            return None, str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
-class _Writer(ShelfWriter):
-    """Makes the folder before any rank writes, and a checkpoint of it when all have."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        store, tag = prepared.store, prepared.tag
-        super().__init__(store, store.partial_of(tag), rank=prepared.rank)
-        self._prepared = prepared
-
-    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        self._store.begin(self._prepared.tag)
-        return plans
-
-    def finish(self, metadata: Any, results: list[Any]) -> None:
-        super().finish(metadata, results)
-        one = self._prepared
-        for name, data in one.small_files.items():
-            self._store.put(f"{self._folder}/{name}", data)
-            self.files[name] = (Span(0, len(data), digest(data)),)
-        put_script(self._store)
-        manifest = one.manifest.with_files(self.files)
-        self._store.put(f"{self._folder}/{MANIFEST}", manifest.to_json())
-        self._store.publish(self._folder, one.tag)
-        if one.save_latest:
-            self._store.put(LATEST, one.tag.encode())
-        if one.keep_last is not None:
-            prune(self._store, keep_last=one.keep_last)
+def _read_written(found: Sequence[Any]) -> Written:
+    """As it was before it was JSON."""
+    name, shape, dtype, offsets, sizes, file, span = found
+    return Written(name, tuple(shape), dtype, tuple(offsets), tuple(sizes), file, Span(*span))
 
 
 def prune(store: Store, *, keep_last: int) -> list[str]:
@@ -131,9 +158,11 @@ def prepare(
     tag = _agreed_tag(training, tag)
     beside_tensors: dict[str, Tensor] = {}
     beside: ByName = {}
+    comm = training.comm
     if training.optimizer is not None:
         beside_tensors, beside = split_beside(training.optimizer.rule.beside())
-    comm = training.comm
+        if comm.mesh.replicate.index != 0 and not comm.mesh.states_by_chunk:
+            beside_tensors = {}  # rank 0's line of the mesh has all of them
     gathered = comm.gather_objects((rng_state(), beside), what="random number states")
     left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
     parts = [part for unit in training.model.units for part in unit.parts]
@@ -154,10 +183,11 @@ def prepare(
         except CheckpointError as error:
             problem = str(error)
     shelves.append(shelf_of_tensors(beside_tensors))
-    problem = comm.all_gather_objects(problem, what="what a checkpoint holds")[0]
+    problem, number = comm.all_gather_objects((problem, next(_NUMBERS)), what="what a checkpoint holds")[0]
     if problem is not None:
         raise CheckpointError(problem)
     return Prepared(
+        meeting=Meeting(number, rank=comm.mesh.world.index, world_size=comm.mesh.world.size),
         store=store,
         tag=tag,
         shelves=tuple(shelves),
@@ -178,7 +208,7 @@ def _frozen(training: Training) -> frozenset[str]:
 def _agreed_tag(training: Training, tag: str) -> str:
     """Return rank 0's."""
     tags = training.comm.all_gather_objects(tag, what="the tag of a checkpoint")
-    if not tags[0] or "/" in tags[0] or tags[0].startswith("."):
+    if not is_tag(tags[0]):
         raise CheckpointError(
             f"tag {tags[0]!r} is no name of a folder; write one without '/' that does not begin with '.'"
         )

@@ -1,7 +1,8 @@
 """Saving, at once or beside training: one checkpoint under way at most.
 
-Values change in steps only. So a save beside training has its copy of them made while the next forward and backward run, and
-the next step waits for what is left of that; files are written from the copy.
+What the program may change at any time, whole parameters and buffers, is copied at once. Shards, masters and optimizer states
+change in steps, and where `ShardedModel.before_change` is called: they are copied while the next forward and backward run, and
+who is about to change them waits for what is left of that. Files are written from the copies.
 """
 
 from __future__ import annotations
@@ -9,21 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from datetime import timedelta
+import weakref
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError
 from .save import Prepared
-from .shelf import Run, Shelf
+from .snapshot import Snapshot
 
-_PATIENCE = timedelta(days=1)  # with a rank whose disk is slow; one that is gone is noticed at once
 _log = logging.getLogger("dslaunch")
 
 
@@ -31,11 +28,24 @@ _log = logging.getLogger("dslaunch")
 class _UnderWay:
     """A save beside training."""
 
-    prepared: Prepared
-    thread: threading.Thread
-    is_copied: threading.Event
+    prepared: Prepared  # from copies
+    snapshots: tuple[Snapshot, ...]
+    thread: threading.Thread = field(default_factory=threading.Thread)
+    is_copied: threading.Event = field(default_factory=threading.Event)
     stalled_s: float = 0.0  # time that training has waited for it
     problem: BaseException | None = None
+
+
+class _Current:
+    """The one under way, if any."""
+
+    def __init__(self) -> None:
+        self.save: _UnderWay | None = None
+
+    def tell_failure(self) -> None:
+        """Say at the end what nobody asked for."""
+        if self.save is not None and self.save.problem is not None:
+            _log.error("%s", self.save.problem)
 
 
 class Saver:
@@ -43,9 +53,8 @@ class Saver:
 
     def __init__(self, comm: Collectives) -> None:
         self._comm = comm
-        self._group: dist.ProcessGroup | None = None
-        self._is_group_made = False
-        self._under_way: _UnderWay | None = None
+        self._current = _Current()
+        weakref.finalize(self, self._current.tell_failure)  # at exit, too, when the thread has ended
 
     def save(self, prepared: Prepared, *, is_async: bool, begun_at: float) -> None:
         """Write it; `is_async`: return as soon as training may go on. `begun_at` is when training began to wait, by perf_counter.
@@ -54,20 +63,24 @@ class Saver:
         Errors: CheckpointError, on every rank; also of a save before, which is waited for
         """
         self.wait()
-        self._make_group()
         if not is_async:
-            prepared.write(self._group)
+            prepared.write()
             self._tell(prepared, stalled_s=time.perf_counter() - begun_at)
             return
-        under_way = _UnderWay(prepared, threading.Thread(), threading.Event())
+        snapshots = tuple(Snapshot(shelf) for shelf in prepared.shelves)
+        copies = replace(prepared, shelves=tuple(snapshot.shelf for snapshot in snapshots))
+        under_way = _UnderWay(copies, snapshots)
+        for snapshot in snapshots:
+            snapshot.take_exposed()
+        # no daemon: an interpreter that ends waits for it
         under_way.thread = threading.Thread(target=self._run, args=(under_way,), name="dslaunch-checkpoint")
+        self._current.save = under_way
+        under_way.thread.start()
         under_way.stalled_s = time.perf_counter() - begun_at
-        self._under_way = under_way
-        under_way.thread.start()  # no daemon: an interpreter that ends waits for it
 
     def before_change(self) -> None:
         """Values are about to change: wait until a save beside training has its copy."""
-        under_way = self._under_way
+        under_way = self._current.save
         if under_way is not None and not under_way.is_copied.is_set():
             begun_at = time.perf_counter()
             under_way.is_copied.wait()
@@ -79,7 +92,7 @@ class Saver:
         Order:  a collective while one is under way
         Errors: CheckpointError
         """
-        under_way = self._under_way
+        under_way = self._current.save
         if under_way is None:
             return
         is_done = torch.tensor(float(not under_way.thread.is_alive()), dtype=torch.float64)
@@ -92,11 +105,12 @@ class Saver:
 
         Errors: CheckpointError, on every rank
         """
-        under_way, self._under_way = self._under_way, None
+        under_way = self._current.save
         if under_way is None:
             return
         begun_at = time.perf_counter()
         under_way.thread.join()
+        self._current.save = None
         under_way.stalled_s += time.perf_counter() - begun_at
         if under_way.problem is not None:
             raise CheckpointError(str(under_way.problem)) from under_way.problem
@@ -104,20 +118,12 @@ class Saver:
 
     def _run(self, under_way: _UnderWay) -> None:
         try:
-            try:
-                shelves = tuple(_copied(shelf) for shelf in under_way.prepared.shelves)
-            finally:
-                under_way.is_copied.set()
-            replace(under_way.prepared, shelves=shelves).write(self._group)
+            for snapshot in under_way.snapshots:
+                snapshot.take_rest()
+            under_way.is_copied.set()
+            under_way.prepared.write()
         except BaseException as error:  # told by `wait`, in the thread that trains
             under_way.problem = error
-
-    def _make_group(self) -> None:
-        """gloo, whatever moves the model: plans are objects in host memory, and a thread of its own sends them."""
-        if not self._is_group_made:
-            self._is_group_made = True
-            if not self._comm.mesh.world.is_alone:
-                self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def _device(self) -> torch.device:
         is_nccl = "nccl" in str(dist.get_backend())
@@ -126,20 +132,3 @@ class Saver:
     def _tell(self, prepared: Prepared, *, stalled_s: float) -> None:
         if prepared.rank == 0:
             _log.info("checkpoint %s is there; training waited %.3f s for it", prepared.where, stalled_s)
-
-
-def _copied(shelf: Shelf) -> Shelf:
-    """Return the shelf with its runs in host memory of their own."""
-    own: dict[str, Tensor] = {}
-    runs: list[Run] = []
-    with shelf.here(False):
-        flats: Mapping[str, Tensor] = shelf.flats()
-        for kind in {run.flat: None for run in shelf.runs}:
-            of_kind = [run for run in shelf.runs if run.flat == kind]
-            start = min(run.offset for run in of_kind)
-            stop = max(run.offset + run.numel for run in of_kind)
-            own[kind] = flats[kind][start:stop].detach().to("cpu", copy=True)
-            runs += [replace(run, offset=run.offset - start) for run in of_kind]
-    return Shelf(
-        runs=tuple(runs), dtypes=shelf.dtypes, flats=lambda: own, here=lambda is_written: nullcontext()
-    )

@@ -56,6 +56,7 @@ class Shelf:
     dtypes: Mapping[str, torch.dtype]  # of the flat tensors, by name
     flats: Callable[[], Mapping[str, Tensor]]  # while they are here
     here: Callable[[bool], AbstractContextManager[object]]  # have them here; whether they are to be changed
+    exposed: frozenset[str] = frozenset()  # flat tensors that the program may change by itself, at any time
 
 
 def shelf_of_tensors(tensors: Mapping[str, Tensor]) -> Shelf:
@@ -69,6 +70,7 @@ def shelf_of_tensors(tensors: Mapping[str, Tensor]) -> Shelf:
         dtypes={name: value.dtype for name, value in tensors.items()},
         flats=lambda: contiguous,
         here=lambda is_written: nullcontext(),
+        exposed=frozenset(tensors),
     )
 
 
@@ -128,6 +130,7 @@ class PartShelves:
             dtypes={PARAMETERS: part.values.flat.dtype, **dtypes},
             flats=lambda: self._flats(kinds),
             here=lambda is_written: part.here(is_written=is_written),
+            exposed=frozenset() if part.is_sharded else frozenset({PARAMETERS}),
         )
 
     def _flats(self, kinds: Sequence[str]) -> dict[str, Tensor]:

@@ -1,17 +1,27 @@
 """The folder that holds checkpoints: on a file system, or at a URL that fsspec opens (s3://, gs://, memory://, ...).
 
-A checkpoint is there when its manifest is. On a file system it comes into being under another name, `.<tag>.partial`, and gets its own
-when all of it is on the disk, so whatever ends a save leaves what was there before. At a URL there is no such rename: the manifest is
-written last, and a checkpoint of the same tag is given up first.
+A checkpoint is there when its manifest is, and whatever ends a save leaves what was there before.
+
+On a file system
+----------------
+A checkpoint comes into being in `.<tag>.partial` and gets its name when all of it is on the disk. One of the same tag is called
+`.<tag>.replaced` for a moment, and counts under its tag while there is no other. What a killed save leaves goes away with the next
+one; whoever writes holds a lock (flock) on its folder, so that of a save under way elsewhere stays.
+
+At a URL
+--------
+There is no rename. A new tag is written in its place, the manifest last. A tag that is there is written as `.<tag>.partial`, which
+counts under the tag from when its manifest is there and the old one's is not, and is then copied (by the server, where it can).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,10 +29,16 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import CheckpointError
-from .stream import DirectStream, Stream
+from .stream import DirectStream, Stream, naming
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+_PARTIAL, _REPLACED, _REMOVED = ".partial", ".replaced", ".removed"
+
+
+def is_tag(text: str) -> bool:
+    """Whether a checkpoint can have this name: one folder, not hidden."""
+    return text.isprintable() and bool(text) and "/" not in text and not text.startswith(".")
 
 
 class Store(ABC):
@@ -57,6 +73,10 @@ class Store(ABC):
     @abstractmethod
     def publish(self, folder: str, tag: str) -> None:
         """Let what was written into `folder`, the manifest last, be the checkpoint `tag`. For one rank."""
+
+    @abstractmethod
+    def abandon(self, tag: str) -> None:
+        """Give back the space of a save that failed, when no rank writes any more. For one rank. No error."""
 
     @abstractmethod
     def stream(self, name: str, *, capacity: int) -> AbstractContextManager[Stream]:
@@ -112,35 +132,52 @@ class FolderStore(Store):
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
         self.root = root
+        self._claim: int | None = None  # file descriptor of what is written here
 
     def tags(self) -> list[str]:
         found = [(path.stat().st_mtime_ns, path.parent.name) for path in self.root.glob(f"*/{MANIFEST}")]
-        hidden = self.root.glob(f".*.replaced/{MANIFEST}")
-        lost = [(path.stat().st_mtime_ns, path.parent.name[1 : -len(".replaced")]) for path in hidden]
+        hidden = self.root.glob(f".*{_REPLACED}/{MANIFEST}")
+        lost = [(path.stat().st_mtime_ns, _tag_of(path.parent.name, _REPLACED)) for path in hidden]
         found += [(when, tag) for when, tag in lost if not (self.root / tag / MANIFEST).exists()]
         return [tag for _, tag in sorted(found) if not tag.startswith(".")]
 
     def partial_tags(self) -> list[str]:
-        found = (path.name for path in self.root.glob(".*.partial") if path.is_dir())
-        return sorted(name[1 : -len(".partial")] for name in found)
+        found = (path.name for path in self.root.glob(f".*{_PARTIAL}") if path.is_dir())
+        return sorted(_tag_of(name, _PARTIAL) for name in found)
 
     def folder_of(self, tag: str) -> str:
         # Between the two renames of `publish` the old one has no other name.
-        replaced = self.root / _replaced(tag)
+        replaced = self.root / _hidden(tag, _REPLACED)
         return replaced.name if replaced.is_dir() and not (self.root / tag).is_dir() else tag
 
     def partial_of(self, tag: str) -> str:
-        return f".{tag}.partial"
+        return _hidden(tag, _PARTIAL)
 
     def begin(self, tag: str) -> None:
         partial = self.root / self.partial_of(tag)
         self.root.mkdir(parents=True, exist_ok=True)
+        self._sweep()
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir()
+        self._claim = _claimed(partial)
+
+    def _sweep(self) -> None:
+        """Remove what saves that were killed have left."""
+        for path in self.root.glob(".*"):
+            if path.name.endswith(_REMOVED):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.endswith(_REPLACED):
+                if (self.root / _tag_of(path.name, _REPLACED) / MANIFEST).exists():
+                    shutil.rmtree(path, ignore_errors=True)
+            elif path.name.endswith(_PARTIAL) and path.is_dir():
+                claim = _claimed(path)
+                if claim is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(claim)
 
     def publish(self, folder: str, tag: str) -> None:
-        final, replaced = self.root / tag, self.root / _replaced(tag)
+        final, replaced = self.root / tag, self.root / _hidden(tag, _REPLACED)
         _sync(self.root / folder)
         if final.exists():
             if replaced.exists():
@@ -150,6 +187,16 @@ class FolderStore(Store):
         _sync(self.root)
         if replaced.exists():
             shutil.rmtree(replaced)
+        self._let_go()
+
+    def abandon(self, tag: str) -> None:
+        shutil.rmtree(self.root / self.partial_of(tag), ignore_errors=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            os.close(claim)
 
     def stream(self, name: str, *, capacity: int) -> AbstractContextManager[Stream]:
         return DirectStream(self.root / name, capacity=capacity)
@@ -157,17 +204,18 @@ class FolderStore(Store):
     def put(self, name: str, data: bytes) -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        _sync(path.parent)
+        partial = path.with_name(f".{path.name}{_PARTIAL}")
+        with naming(path):
+            try:
+                with partial.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+            _sync(path.parent)
 
     def open(self, name: str) -> IO[bytes]:
         return (self.root / name).open("rb", buffering=0)
@@ -183,21 +231,22 @@ class FolderStore(Store):
         return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
 
     def remove(self, tag: str) -> None:
-        folder, doomed = self.root / tag, self.root / f".{tag}.removed"
-        if doomed.exists():
-            shutil.rmtree(doomed)
-        if folder.exists():
-            folder.rename(doomed)  # at once: half of a checkpoint is none
-            shutil.rmtree(doomed)
+        doomed = self.root / _hidden(tag, _REMOVED)
+        for folder in (self.root / tag, self.root / _hidden(tag, _REPLACED)):
+            if doomed.exists():
+                shutil.rmtree(doomed)
+            if folder.exists():
+                folder.rename(doomed)  # at once: half of a checkpoint is none
+                shutil.rmtree(doomed)
 
     def partial_file(self, name: str) -> str:
-        path = (self.root / name).with_name(f".{Path(name).name}.partial")
+        path = (self.root / name).with_name(_hidden(Path(name).name, _PARTIAL))
         path.parent.mkdir(parents=True, exist_ok=True)
         return str(path.relative_to(self.root))
 
     def publish_file(self, name: str) -> None:
         path = self.root / name
-        path.with_name(f".{path.name}.partial").replace(path)
+        path.with_name(_hidden(path.name, _PARTIAL)).replace(path)
         _sync(path.parent)
 
     def delete(self, name: str) -> None:
@@ -216,30 +265,61 @@ class UrlStore(Store):
 
     def tags(self) -> list[str]:
         self._fs.invalidate_cache()
-        found = []
-        for path in self._fs.glob(self._path(f"*/{MANIFEST}")):
-            info = self._fs.info(path)
+        found: dict[str, str] = {}
+        for path in (
+            *self._fs.glob(self._path(f"*/{MANIFEST}")),
+            *self._fs.glob(self._path(f".*/{MANIFEST}")),
+        ):
+            info, folder = self._fs.info(path), path.rsplit("/", 2)[-2]
             when = info.get("LastModified") or info.get("created") or info.get("mtime") or info.get("updated")
-            found.append((str(when), path.rsplit("/", 2)[-2]))
-        return [tag for _, tag in sorted(found)]
+            tag = _tag_of(folder, _PARTIAL) if folder.startswith(".") else folder
+            found[tag] = max(str(when), found.get(tag, ""))
+        return sorted(found, key=lambda tag: (found[tag], tag))
 
     def partial_tags(self) -> list[str]:
-        whole = set(self.tags())
-        found = {path.rsplit("/", 2)[-2] for path in self._fs.glob(self._path("*/*.distcp"))}
-        return sorted(found - whole)
+        self._fs.invalidate_cache()
+
+        def folders(name: str) -> set[str]:
+            paths = [*self._fs.glob(self._path(f"*/{name}")), *self._fs.glob(self._path(f".*/{name}"))]
+            return {path.rsplit("/", 2)[-2] for path in paths}
+
+        return sorted({_tag_of(folder, _PARTIAL) for folder in folders("*.distcp") - folders(MANIFEST)})
 
     def folder_of(self, tag: str) -> str:
-        return tag
+        partial = _hidden(tag, _PARTIAL)
+        return partial if self._is_there(partial) and not self._is_there(tag) else tag
 
     def partial_of(self, tag: str) -> str:
-        return tag
+        partial = _hidden(tag, _PARTIAL)
+        return partial if self._is_there(tag) or self._is_there(partial) else tag
+
+    def _is_there(self, folder: str) -> bool:
+        return self.size(f"{folder}/{MANIFEST}") is not None
 
     def begin(self, tag: str) -> None:
-        self.remove(tag)
-        self._fs.makedirs(self._path(tag), exist_ok=True)
+        if self.folder_of(tag) != tag:  # the end of a save that was killed
+            self._copy(_hidden(tag, _PARTIAL), tag)
+        partial = self.partial_of(tag)
+        self._remove(partial)
+        self._fs.makedirs(self._path(partial), exist_ok=True)
 
     def publish(self, folder: str, tag: str) -> None:
-        self._fs.invalidate_cache()
+        if folder != tag:
+            self._copy(folder, tag)
+
+    def _copy(self, folder: str, tag: str) -> None:
+        """Let what is in `folder` be in `tag`, and no longer there."""
+        self._remove(tag)
+        self._fs.makedirs(self._path(tag), exist_ok=True)
+        names = [name for name in self.files(folder) if name != MANIFEST]
+        for name in (*names, MANIFEST):
+            self._fs.cp_file(self._path(f"{folder}/{name}"), self._path(f"{tag}/{name}"))
+        self._remove(folder)
+
+    def abandon(self, tag: str) -> None:
+        with suppress(OSError):
+            partial = _hidden(tag, _PARTIAL)
+            self._remove(partial if self._is_there(tag) else tag)
 
     @contextmanager
     def stream(self, name: str, *, capacity: int) -> Iterator[Stream]:
@@ -267,11 +347,14 @@ class UrlStore(Store):
             return []
 
     def remove(self, tag: str) -> None:
-        manifest = self._path(f"{tag}/{MANIFEST}")
-        if self._fs.exists(manifest):
-            self._fs.rm_file(manifest)  # first: half of a checkpoint is none
-        if self._fs.exists(self._path(tag)):
-            self._fs.rm(self._path(tag), recursive=True)
+        for folder in (tag, _hidden(tag, _PARTIAL)):
+            self._remove(folder)
+
+    def _remove(self, folder: str) -> None:
+        if self._is_there(folder):
+            self._fs.rm_file(self._path(f"{folder}/{MANIFEST}"))  # first: half of a checkpoint is none
+        if self._fs.exists(self._path(folder)):
+            self._fs.rm(self._path(folder), recursive=True)
 
     def partial_file(self, name: str) -> str:
         return name  # an object is there when all of it is
@@ -303,8 +386,23 @@ def open_store(where: str | os.PathLike[str]) -> Store:
     return cast("Store", store)
 
 
-def _replaced(tag: str) -> str:
-    return f".{tag}.replaced"
+def _hidden(tag: str, kind: str) -> str:
+    return f".{tag}{kind}"
+
+
+def _tag_of(folder: str, kind: str) -> str:
+    return folder.removeprefix(".").removesuffix(kind)
+
+
+def _claimed(folder: Path) -> int | None:
+    """Lock a folder until the descriptor that this returns is closed, or the process ends; None if that cannot be."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody has it, or the file system has no locks
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _sync(folder: Path) -> None:

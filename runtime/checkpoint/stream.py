@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, cast
@@ -24,6 +26,17 @@ class Stream(Protocol):
 
     def tell(self) -> int:
         """Return how many bytes it has taken."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of the file system inside name the file: those of an open file do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class DirectStream:
@@ -96,13 +109,14 @@ class DirectStream:
         if error is not None:
             self._path.unlink(missing_ok=True)
             return
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.ftruncate(descriptor, self._written)
-            os.fchmod(descriptor, _MODE & ~_umask())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with naming(self._path):
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(descriptor, self._written)
+                os.fchmod(descriptor, _MODE & ~_umask())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def _umask() -> int:

@@ -25,10 +25,11 @@ class WorkerEnvironment:
     timeout: timedelta  # of one collective
     watchdog_s: float | None  # a collective that takes longer is reported; 0: none is; None: nothing was said
     checks_order: bool  # of collectives, after every step
+    max_restarts: int = 0  # how often the launcher starts a job again that failed
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
-    """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S and DSLAUNCH_DEBUG.
+    """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S, DSLAUNCH_DEBUG and what restarts.
 
     Errors: ConfigError for a value that is not allowed, or a RANK without WORLD_SIZE
     """
@@ -48,6 +49,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         timeout=_timeout(env),
         watchdog_s=_seconds(env, "DSLAUNCH_WATCHDOG_S"),
         checks_order=debug == _DEBUG,
+        max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0),
     )
 
 

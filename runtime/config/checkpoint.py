@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
 from .section import Section
-from .value import Bool, Positive, choice
+from .value import TEXT, Bool, Positive, choice
 
 _TAG_VALIDATION = choice("Ignore", "Warn", "Fail")
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else str(TEXT.read(value))
 
 
 class CheckpointConfig(Section):
@@ -21,3 +25,5 @@ class CheckpointConfig(Section):
     """Return when the values are safe from the next step, and write while training goes on."""
     keep_last: Positive | None = None
     """So many checkpoints stay in the folder; older ones are removed when a new one is there."""
+    preemption_save_dir: Annotated[str | None, BeforeValidator(_text_or_none)] = None
+    """On SIGTERM, the next step saves here, and ends."""

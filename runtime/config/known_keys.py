@@ -303,7 +303,19 @@ _ZERO = (
     hint("zero_optimization.offload_optimizer.pipeline_read", BOOL, "always so"),
     hint("zero_optimization.offload_optimizer.pipeline_write", BOOL, "always so"),
     hint("zero_optimization.offload_optimizer.fast_init", BOOL),
-    refused("zero_optimization.offload_optimizer.super_offload"),
+    used(
+        "zero_optimization.offload_optimizer.super_offload",
+        "true: units are updated during backward, with the same numbers, for cpu at stages 2 and 3; false if left out",
+    ),
+    used(
+        "zero_optimization.offload_optimizer.delayed_update.enabled",
+        "true: the update runs beside the next forward and backward, which changes the numbers, for cpu at stages 2 and 3; false "
+        "if left out",
+    ),
+    used(
+        "zero_optimization.offload_optimizer.delayed_update.warmup_steps",
+        "steps at the beginning that are not delayed; 40 if left out",
+    ),
     hint("zero_optimization.offload_optimizer.cpuadam_cores_perc", RATIO, "OMP_NUM_THREADS says it"),
     used(
         "zero_optimization.offload_param.device",
@@ -332,6 +344,11 @@ _STORAGE = (
     used(
         "checkpoint.async_save",
         "save_checkpoint() returns when training may go on, and files are written meanwhile; off if left out",
+    ),
+    used(
+        "checkpoint.preemption_save_dir",
+        "after a SIGTERM to any rank, the step that follows saves a checkpoint in this folder and ends with exit code 143; "
+        "SIGTERM ends at once if left out",
     ),
     used(
         "checkpoint.keep_last",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from .section import Section
-from .value import POSITIVE, TEXT, Bool, Positive, Ratio, choice
+from .value import POSITIVE, TEXT, Bool, Count, Positive, Ratio, choice
 
 _MAX_THREADS = 64  # more under way than any disk has queues for
 
@@ -48,16 +48,38 @@ class OffloadParamConfig(Section):
         return None
 
 
+class DelayedUpdateConfig(Section):
+    """The step beside the forward and backward after it, which see parameters from before it: other numbers."""
+
+    enabled: Bool = False
+    warmup_steps: Count = 40
+    """Steps that are made at once, at the beginning."""
+
+
 class OffloadOptimizerConfig(OffloadParamConfig):
     """Optimizer states, with the float32 masters of parameters of 16 bits."""
 
     ratio: Ratio = 1.0
     """Share of the trained elements whose states leave the device."""
+    super_offload: Bool = False
+    """Whether sub-buffers are updated during backward; the same numbers."""
+    delayed_update: DelayedUpdateConfig = DelayedUpdateConfig()
 
     def fault(self, path: str) -> str | None:
         """As that of the parameters."""
         if self.device == "nvme" and self.ratio != 1.0:
             return f'{path}.ratio {self.ratio:g} is for device "cpu"; leave it out, or write 1'
+        delayed = self.delayed_update.enabled
+        if self.super_offload and delayed:
+            return (
+                f"{path}.super_offload true and delayed_update.enabled true are two times for the same step; keep super_offload "
+                "for the numbers of a run without either, delayed_update for the shortest step"
+            )
+        if (self.super_offload or delayed) and self.device != "cpu":
+            key = "super_offload" if self.super_offload else "delayed_update.enabled"
+            return f'{path}.{key} true is for device "cpu", not "{self.device}"; write that device, or leave the key out'
+        if delayed and self.ratio != 1.0:
+            return f"{path}.ratio {self.ratio:g} would delay a part of the step only; write 1, or leave delayed_update out"
         return super().fault(path)
 
 

@@ -148,6 +148,9 @@ class _Sieve:
         elsewhere += [
             section for section in sorted(self._sections) if section and section.rpartition(".")[2] == name
         ]
+        if near and path:  # what has this name in a section about something else is not what was meant
+            top = path.partition(".")[0]
+            elsewhere = [known for known in elsewhere if known.partition(".")[0] in (top, name)]
         parts = [f"{f'{path}.' if path else ''}{show_name(name)} is not a known key"]
         if f"{path}.{name}" in self._keys or (not path and name in self._keys):
             section, _, last = name.rpartition(".")

@@ -79,6 +79,13 @@ class ZeroConfig(Section):
             faults.append(
                 f"{path} and zero_optimization.zero_hpz_partition_size do not go together; keep one"
             )
+        states = self.offload_optimizer
+        if self.offload_param.device == "nvme" and (states.super_offload or states.delayed_update.enabled):
+            key = "super_offload" if states.super_offload else "delayed_update"
+            faults.append(
+                f'{path}.device "nvme" and zero_optimization.offload_optimizer.{key} do not go together: what the step writes '
+                "would have to be read from the disk first; keep one"
+            )
         for fault in filter(None, faults):
             raise ValueError(fault)
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,32 +13,52 @@ from ..comm.collectives import Pending
 
 
 class Arrival:
-    """A copy under way. What it reads stays alive until it is there."""
+    """A copy under way. What it reads stays alive until it is there.
 
-    def __init__(self, source: Tensor, target: Tensor) -> None:
-        """Begin to copy; `source` or `target` may be on a GPU, and then the copy comes after all that it was told so far."""
+    [Note: memory that a copy uses]
+    The allocator gives freed memory to whoever asks next in the stream that it came from, and a copy is in another one. So the
+    source of a copy to the host is held, and freed by `then`, only when the copy's event has happened; nothing else may free it.
+    The target of a copy to the device needs no holding: before it is freed, somebody uses it, and has let the stream that it
+    came from wait for the event. Of pinned memory torch knows by itself which copies use it.
+    """
+
+    def __init__(self, source: Tensor, target: Tensor, *, then: Callable[[], None] | None = None) -> None:
+        """Begin to copy; `source` or `target` may be on a GPU, and then the copy comes after all that it was told so far.
+
+        `then` is called when the source has been read: at once, in `wait`, or when a later copy to the host begins.
+        """
         self._source: Tensor | None = source
+        self._then = then
         self._event: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
         gpu = next((tensor for tensor in (source, target) if tensor.is_cuda), None)
         if gpu is None:
             target.copy_(source)
+            self.wait()
             return
-        stream = self._stream = _copy_stream(gpu.device)
+        copier = _copier(gpu.device)
+        stream = self._stream = copier.stream
         stream.wait_stream(torch.cuda.current_stream(gpu.device))
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
-        gpu.record_stream(
-            stream
-        )  # whoever gives this memory back does not give it to others before the copy is done
+        if source.is_cuda:
+            copier.hold(self)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not block."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Block until the host may use it."""
         if self._event is not None:
             self._event.synchronize()
         self._event = self._source = None
+        then, self._then = self._then, None
+        if then is not None:
+            then()
 
     def first(self) -> AbstractContextManager[object]:
         """Let what the GPU is told inside come after it, and nothing else."""
@@ -47,6 +68,20 @@ class Arrival:
         """Let what the GPU is told from now on come after it."""
         if self._event is not None:
             self._event.wait()
+
+
+class Copier:
+    """The stream of one device's copies, and those to the host whose sources are held; see [Note: memory that a copy uses]."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+        self._held: deque[Arrival] = deque()
+
+    def hold(self, arrival: Arrival) -> None:
+        """Keep its source until it is there; those before it are there afterwards."""
+        self._held.append(arrival)
+        while self._held and (len(self._held) > _HELD_AT_ONCE or self._held[0].is_done):
+            self._held.popleft().wait()
 
 
 class _Brought(Pending):
@@ -72,10 +107,11 @@ def to_host(tensor: Tensor, *, pin_memory: bool) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin_memory).copy_(tensor)
 
 
-_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+_HELD_AT_ONCE = 1
+_COPIERS: dict[torch.device, Copier] = {}
 
 
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    if device not in _STREAMS:
-        _STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return _STREAMS[device]
+def _copier(device: torch.device) -> Copier:
+    if device not in _COPIERS:
+        _COPIERS[device] = Copier(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return _COPIERS[device]

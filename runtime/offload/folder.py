@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_left, bisect_right, insort
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from ...kernels.disk_folder import DiskFolder
 from ..comm.collectives import Collectives
 from ..config.offload import AioConfig
 from ..errors import ConfigError
+
+_LOOSE = 2  # how many times what is wanted memory may be that is used again: gradients of 16 bits where states were
 
 
 class SpillFolder:
@@ -34,8 +37,8 @@ class SpillFolder:
             self._engine = DiskEngine(num_threads=aio.num_threads, block_bytes=aio.block_bytes)
         except (OSError, ValueError) as error:
             raise ConfigError(f"aio: {error}") from error
-        self._free: dict[int, list[Tensor]] = {}  # memory that is not in use, by its bytes
-        self._addresses: set[int] = set()  # of all that was made here
+        self._free: list[Tensor] = []  # memory that is not in use, [nbytes] uint8, the smallest first
+        self.memory: dict[int, int] = {}  # of all that was made here and is not given up: address and bytes
 
     def create(self, name: str, nbytes: int) -> DiskFile:
         """Make a file.
@@ -47,19 +50,27 @@ class SpillFolder:
     def take_memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return a tensor, of anything, that files are read into without a copy on the way."""
         nbytes = shape.numel() * dtype.itemsize
-        free = self._free.get(nbytes)
-        if free:
-            memory = free.pop()
+        place = bisect_left(self._free, nbytes, key=Tensor.numel)
+        if place < len(self._free) and self._free[place].numel() <= _LOOSE * nbytes:
+            memory = self._free.pop(place)
         else:
+            self._drop(nbytes)
             memory = from_dlpack(aligned_empty(nbytes))
-            self._addresses.add(memory.data_ptr())
-        return memory.view(dtype).view(shape)
+            self.memory[memory.data_ptr()] = nbytes
+        return memory[:nbytes].view(dtype).view(shape)
+
+    def _drop(self, nbytes: int) -> None:
+        """Give so many bytes of smaller memory that is not in use back to the system."""
+        while (place := bisect_right(self._free, nbytes, key=Tensor.numel)) and nbytes > 0:
+            memory = self._free.pop(place - 1)
+            del self.memory[memory.data_ptr()]
+            nbytes -= memory.numel()
 
     def give_memory(self, tensor: Tensor) -> None:
-        """Have it for the next one of its size, if it is from here."""
-        if tensor.data_ptr() in self._addresses:
+        """Have it for the next one, if it is from here."""
+        if tensor.data_ptr() in self.memory:
             whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            self._free.setdefault(whole.numel(), []).append(whole)
+            insort(self._free, whole, key=Tensor.numel)
 
     def close(self) -> None:
         """Remove it."""

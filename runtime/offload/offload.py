@@ -11,9 +11,11 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..config.offload import AioConfig
 from ..config.zero import ZeroConfig
+from ..host_memory import give_back_freed_memory
 from ..zero.policy import Residence
 from .folder import SpillFolder
-from .plan import AT_HOME, Home, OffloadPlan
+from .outbox import Outbox
+from .plan import AT_HOME, Home, OffloadPlan, StepAt
 from .spill import Spill
 
 _SHARE_STEPS = 16  # how finely a model is cut for a share of it to leave the device
@@ -40,6 +42,11 @@ class PartHome:
         return self.params_on_host and away.residence is Residence.CPU and away.pin_memory
 
     @property
+    def has_grads_on_disk(self) -> bool:
+        """Whether sharded gradients go where the states are."""
+        return self.states.residence is Residence.NVME
+
+    @property
     def is_apart(self) -> bool:
         """Whether the optimizer steps in another memory than that of this rank's shard of the parameters."""
         return self.steps_on_host != self.params_on_host
@@ -62,15 +69,27 @@ class Offload:
         self._num_left = self._plan.share * num_trained
         self._max_unit_numel = max_unit_numel
         self._num_spills = 0
+        self.outbox = Outbox()  # of gradients
 
     def max_unit_numel(self, numel: int) -> int:
         """Return how large units may be made by merging, where they may be of `numel` elements otherwise."""
         return min(numel, self._max_unit_numel)
 
     @property
+    def step_at(self) -> StepAt:
+        """When states in host memory are updated."""
+        return self._plan.step_at
+
+    @property
+    def warmup_steps(self) -> int:
+        """How many steps come before those that are delayed."""
+        return self._plan.warmup_steps
+
+    @property
     def frees_gradients(self) -> bool:
-        """Whether gradients go to host memory as soon as they are averaged."""
-        return self._plan.states.is_away and self._plan.has_host
+        """Whether sharded gradients go to host memory or to a disk as soon as they are averaged."""
+        states = self._plan.states
+        return states.is_away and (self._plan.has_host or states.residence is Residence.NVME)
 
     def home_of(self, numel: int, *, is_trained: bool) -> PartHome:
         """Return where the next sub-buffer lies, of so many elements."""
@@ -89,8 +108,17 @@ class Offload:
         """Return what keeps such tensors on a disk; None if they stay in memory."""
         if home not in self._folders:
             return None
+        return self.make_disk_spill(home, tensors)
+
+    def make_disk_spill(self, home: Home, tensors: Callable[[], Mapping[str, Tensor]]) -> Spill:
+        """As that, of a home on a disk."""
         self._num_spills += 1
         return Spill(self._folders[home], f"{self._num_spills}", tensors)
+
+    def begin(self) -> None:
+        """All states are made: what was in memory on the way to a disk goes back to the system, whatever is kept later."""
+        if self._folders:
+            give_back_freed_memory()
 
     def close(self) -> None:
         """Remove the files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import torch
@@ -34,6 +35,14 @@ class Home:
 AT_HOME = Home()
 
 
+class StepAt(Enum):
+    """When states in host memory are updated."""
+
+    STEP = "step"  # the device waits
+    BACKWARD = "backward"  # of the last micro batch: a second set of them is in host memory
+    NEXT = "next"  # beside the forward and backward after it: a second set of gradients
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadPlan:
     """What a ds_config and a device come to."""
@@ -45,6 +54,13 @@ class OffloadPlan:
     has_host: bool = (
         False  # the device that computes has memory of its own, and what is away is in the host's
     )
+    step_at: StepAt = StepAt.STEP
+    warmup_steps: int = 0  # of StepAt.NEXT, that are as those of StepAt.STEP
+
+    @property
+    def uses_disk(self) -> bool:
+        """Whether any of it lies on a disk."""
+        return Residence.NVME in (self.states.residence, self.parameters.residence)
 
 
 def plan_offload(
@@ -72,12 +88,36 @@ def plan_offload(
                 f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the device in this '
                 "version, those of AdamW, Adam, Lion, Adagrad and SGD can; leave offload_optimizer out, or choose one of these"
             )
+    key, step_at = _step_at(zero)
+    if step_at is not StepAt.STEP and optimizer is not None:
+        if policy.gradients is not Placement.SHARDED:
+            raise ConfigError(
+                f"{_SECTION}.offload_optimizer.{key} true: at stage {policy.stage} gradients are averaged after backward, and not "
+                "unit by unit; write stage 2 or 3, or leave it out"
+            )
+        if not states.is_away:
+            logging.getLogger("dslaunch").warning(
+                "%s.offload_optimizer.%s has no effect: this run is on CPUs, where nothing is offloaded",
+                _SECTION,
+                key,
+            )
+            step_at = StepAt.STEP
     return OffloadPlan(
+        step_at=step_at if optimizer is not None else StepAt.STEP,
+        warmup_steps=zero.offload_optimizer.delayed_update.warmup_steps,
         states=states,
         parameters=_home("offload_param", zero.offload_param, device),
         share=zero.offload_optimizer.ratio,
         has_host=has_memory_of_its_own(device),
     )
+
+
+def _step_at(zero: ZeroConfig) -> tuple[str, StepAt]:
+    """The key that says it."""
+    if zero.offload_optimizer.super_offload:
+        return "super_offload", StepAt.BACKWARD
+    is_delayed = zero.offload_optimizer.delayed_update.enabled
+    return "delayed_update.enabled", StepAt.NEXT if is_delayed else StepAt.STEP
 
 
 def _home(section: str, wanted: OffloadParamConfig, device: torch.device) -> Home:

@@ -27,6 +27,28 @@ class Spill:
         self._is_here = True
         self._num_users = 0
 
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Have a file for the state of this name.
+
+        Errors: OffloadError if there is no space
+        """
+        if name not in self._files:
+            with _told():
+                self._files[name] = self._folder.create(f"{self._name}.{name}", nbytes)
+
+    def take_memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return a tensor, of anything, that is written and read without a copy on the way."""
+        return self._folder.take_memory(shape, dtype)
+
+    def give_memory(self, tensor: Tensor) -> None:
+        """Give back one that is written no more."""
+        self._folder.give_memory(tensor)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `finish_in` would not wait."""
+        return all(request.done for request in self._requests) if self._requests else self._is_here
+
     def start_in(self) -> None:
         """Begin to read them, unless they are here or that has begun."""
         if self._is_here or self._requests:
@@ -47,10 +69,10 @@ class Spill:
 
     def start_out(self) -> None:
         """Begin to write them."""
+        self._is_here = True
         for name, tensor in self._tensors().items():
+            self.reserve(name, tensor.nbytes)
             with _told():
-                if name not in self._files:
-                    self._files[name] = self._folder.create(f"{self._name}.{name}", tensor.nbytes)
                 self._requests.append(self._files[name].write(tensor))
 
     def finish_out(self) -> None:

@@ -18,10 +18,10 @@ from ..ops.adagrad import DeepSpeedCPUAdagrad
 from ..ops.adam import DeepSpeedCPUAdam, FusedAdam
 from ..ops.lamb import FusedLamb
 from ..ops.lion import DeepSpeedCPULion, FusedLion
-from .adam import AdamRule
 from .borrowed import BorrowedRule, Loan, lend
 from .flat import FlatOptimizer
 from .formulas.adagrad import AdagradFormula
+from .formulas.adam import AdamFormula
 from .formulas.lion import LionFormula
 from .formulas.sgd import SgdFormula
 from .fused import FusedRule
@@ -125,7 +125,7 @@ def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Modu
         raise AssertionError("no optimizer in the ds_config")
     if isinstance(config.params, AdamParams):
         defaults = config.params.model_dump()
-        rule = AdamRule(adam_w_mode=defaults.pop("adam_w_mode"))
+        rule = _adam_rule(adam_w_mode=defaults.pop("adam_w_mode"))
         return FlatOptimizer(groups, defaults=defaults, rule=rule)
     if isinstance(config.params, MuonParams):
         return _muon(config.params, groups, module)
@@ -236,13 +236,16 @@ def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
         return None
     if kind in _ADAMS:
         modes = {bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW)) for group in groups}
-        corrects = all(group.get("bias_correction", True) for group in groups)
-        return AdamRule(adam_w_mode=modes.pop()) if len(modes) == 1 and corrects else None
+        return _adam_rule(adam_w_mode=modes.pop()) if len(modes) == 1 else None
     if kind in _LIONS:
         return FusedRule("Lion", LionFormula())
     if kind in _ADAGRADS:
         return FusedRule("Adagrad", AdagradFormula(), initial={"sum": "initial_accumulator_value"})
     return FusedRule("SGD", SgdFormula()) if kind is torch.optim.SGD else None
+
+
+def _adam_rule(*, adam_w_mode: bool) -> Rule:
+    return FusedRule("AdamW" if adam_w_mode else "Adam", AdamFormula(adam_w_mode=adam_w_mode))
 
 
 def _check_can_step(client: torch.optim.Optimizer, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +11,14 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError, ConfigError
+from ..offload.aside import Update, UpdatePart
 from ..zero.sub_buffer import SubBuffer
 from .loss_scale import LossScaler
-from .rule import AfterPart, Rule
+from .rule import AfterPart, PartRule, Rule, hyper_parameters
+
+# torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on the first
+# call: more than a second in every rank of a job that compiles nothing.
+_ADD_PARAM_GROUP = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
 class FlatOptimizer(torch.optim.Optimizer):
@@ -45,7 +51,10 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     @property
     def states(self) -> tuple[dict[str, Tensor], ...]:
-        """Per part: name -> [shard] float32."""
+        """Per part: name -> [shard] float32. Whoever has them may write to them, until the next backward."""
+        for part in self.parts:
+            if part.before_use is not None:
+                part.before_use(True)
         return tuple(part.states for part in self.parts)
 
     @torch.no_grad()
@@ -67,6 +76,24 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.num_steps += 1
         self.rule.step(self.param_groups, step=self.num_steps, grad_scale=grad_scale, after_part=after_part)
 
+    def next_update(self, grad_scale: float) -> Update:
+        """Return what the next step does, with the groups as they are now."""
+        groups = tuple(
+            {name: _value(value) for name, value in hyper_parameters(group).items()}
+            for group in self.param_groups
+        )
+        return Update(groups=groups, step=self.num_steps + 1, grad_scale=grad_scale)
+
+    def part_update(self, update: Update) -> UpdatePart:
+        """Return what that does to one sub-buffer.
+
+        Errors: AssertionError for an optimizer that does not step part by part
+        """
+        if not isinstance(self.rule, PartRule):
+            raise AssertionError(f"{self.rule.name} does not step part by part")
+        groups = [dict(group) for group in update.groups]
+        return self.rule.part_update(groups, step=update.step, grad_scale=update.grad_scale)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
         for part in self.parts:
@@ -78,7 +105,7 @@ class FlatOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 "add_param_group() after initialize() is not supported; give initialize() all groups"
             )
-        super().add_param_group(param_group)
+        _ADD_PARAM_GROUP(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Refuse: a rank holds shards only."""
@@ -89,3 +116,10 @@ class FlatOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse: a rank holds shards only."""
         raise CheckpointError("optimizer.load_state_dict() has no whole state; use engine.load_checkpoint()")
+
+
+def _value(value: Any) -> Any:
+    """A hyper-parameter that nobody changes in place."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return tuple(value) if isinstance(value, list) else value

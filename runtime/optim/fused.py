@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -27,20 +27,21 @@ class FusedRule:
         self._formula = formula
         self._initial = dict(initial or {})
         self._parts: tuple[SubBuffer, ...] = ()
+        self._groups: Groups = ()
 
     def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Allocate the states."""
-        self._parts = tuple(parts)
-        for part in self._parts:
-            part.allocate_states(self._formula.names_for(groups))
-            if self._initial:
-                with part.here(is_written=True):
-                    self._begin(part, groups)
+        self._parts, self._groups = tuple(parts), groups
+        self.reset_states(())
 
     def reset_states(self, names: Sequence[str]) -> None:
-        """Keep to those that the formula has; what it needs beside them it gets at the next step."""
+        """Have these, of the formula's, and all that it needs, as before the first step."""
+        wanted = {*names, *self._formula.names_for(self._groups)}
         for part in self._parts:
-            part.allocate_states([name for name in self._formula.state_names if name in names])
+            part.allocate_states([name for name in self._formula.state_names if name in wanted])
+            if self._initial:
+                with part.here(is_written=True):
+                    self._begin(part)
 
     def beside(self) -> ByName:
         """Nothing."""
@@ -51,33 +52,36 @@ class FusedRule:
 
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
+        update = self.part_update(groups, step=step, grad_scale=grad_scale)
+        StepPipeline(self._parts).run(update, after_part=after_part)
+
+    def part_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
+        """Return what a step does to one part."""
         names = self._formula.names_for(groups)
 
         def update(ready: Ready) -> None:
-            states = ready.part.states
             for name in names:
-                if name not in states:  # a group has begun to need it
-                    states[name] = torch.zeros_like(ready.part.master)
+                if name not in ready.states:  # a group has begun to need it
+                    ready.states[name] = torch.zeros_like(ready.master)
             self._formula.update([_arrays(ready, groups, step)], grad_scale=grad_scale)
 
-        StepPipeline(self._parts).run(update, after_part=after_part)
+        return update
 
-    def _begin(self, part: SubBuffer, groups: Groups) -> None:
+    def _begin(self, part: SubBuffer) -> None:
         for segment in part.segments():
             for state, key in self._initial.items():
                 run = slice(segment.offset, segment.offset + segment.numel)
-                part.states[state][run] = groups[segment.group].get(key, 0.0)
+                part.states[state][run] = self._groups[segment.group].get(key, 0.0)
 
 
 def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:
-    part = ready.part
     return FlatArrays(
-        param=part.master,
+        param=ready.master,
         grads=ready.grads,
-        states=part.states,
+        states=ready.states,
         runs=tuple(
             Run(offset=one.offset, numel=one.numel, group=groups[one.group], step=step)
-            for one in part.segments()
+            for one in ready.part.segments()
         ),
         param_out=ready.param_out,
     )

@@ -28,10 +28,14 @@ def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
     """
     mesh = comm.mesh
     device = parts[0].device
+    squares = [part.gradients.squares() for part in parts]
     chunks = [
-        chunk for part in parts for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
+        chunk
+        for part, known in zip(parts, squares, strict=True)
+        if known is None
+        for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
     ]
-    partial = torch.as_tensor(_sum_of_squares(chunks), dtype=torch.float64, device=device)
+    partial = torch.as_tensor(_total(squares, chunks), dtype=torch.float64, device=device)
     partials = comm.all_gather_float64(partial, what="the gradient norm").tolist()
     total = 0.0
     for _, square in sorted((mesh.chunk_of(rank), square) for rank, square in enumerate(partials)):
@@ -44,6 +48,14 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
     if max_norm <= 0.0:
         return 1.0
     return min(1.0, max_norm / (norm + _CLIP_EPS))
+
+
+def _total(squares: Sequence[Sequence[float] | None], chunks: Sequence[Tensor]) -> float | Tensor:
+    """Of those that are known and of these; a model has all of one kind."""
+    total = 0.0
+    for square in (one for known in squares if known is not None for one in known):
+        total += square  # one after the other, as squared_norm adds its arrays
+    return total + _sum_of_squares(chunks) if chunks else total
 
 
 def _sum_of_squares(chunks: Sequence[Tensor]) -> float | Tensor:

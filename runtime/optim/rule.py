@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from ..comm.collectives import Collectives
+from ..offload.pipeline import Ready
 from ..zero.layout import Segment
 from ..zero.sub_buffer import SubBuffer
 from .numbers import as_float as as_float, scaled_grad as scaled_grad
@@ -37,13 +38,21 @@ class Rule(Protocol):
         """
 
     def reset_states(self, names: Sequence[str]) -> None:
-        """Forget everything, and have zeros in the states of these names."""
+        """Forget everything, as before the first step, and have the states of these names, too."""
 
     def beside(self) -> ByName:
         """What is remembered beside the states, of the parameters of this rank."""
 
     def load_beside(self, saved: ByName) -> None:
         """Take that over, of all parameters, when the states are there."""
+
+
+@runtime_checkable
+class PartRule(Rule, Protocol):
+    """One that steps by part."""
+
+    def part_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
+        """Return what such a step does to one sub-buffer; any thread may call it."""
 
 
 def runs(flat: Tensor, segments: Sequence[Segment]) -> list[Tensor]:

@@ -98,6 +98,8 @@ class GatheredParameters:
 
     @torch.no_grad()
     def _spread(self, rank: int) -> None:
+        for model in _unique(home.model for home in self._homes):
+            model.before_change()
         for part in _unique(home.part for home in self._homes):
             comm = next(home.model.comm for home in self._homes if home.part is part)
             comm.broadcast(part.values.flat, what=part.label, source=rank)

@@ -31,6 +31,18 @@ class Gradients(ABC):
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """This rank's part of the average, from `start` to `stop` in its shard: 1-D tensors in order, and where each begins."""
 
+    def squares(self) -> Sequence[float] | None:
+        """Sums of squares of the pieces that the norm takes, where they were made in time; None: read the pieces."""
+        return None
+
+    # Of gradients that are elsewhere between their uses:
+
+    def start_in(self) -> None:  # noqa: B027  # most are always here
+        """Begin to bring here what `pieces` returns."""
+
+    def let_go(self) -> None:  # noqa: B027
+        """What `pieces` returned is not used any more."""
+
     @abstractmethod
     def adopt(self) -> None:
         """Take over what the user did to `p.grad` since the last call.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from zlib import crc32
@@ -55,6 +55,8 @@ class ShardedModel:
         """
         self.policy = policy
         self.comm = comm
+        # Called before anything but a step changes what is behind the parameters: shards, masters and states.
+        self.before_change: Callable[[], None] = _nothing
         self._module = module
         plans = cut_into_units(module, max_numel=max_unit_numel, is_leaf=is_leaf)
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
@@ -83,6 +85,8 @@ class ShardedModel:
         _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
         self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
         self._reducer = make_reducer(self.trained, comm)
+        # called before parameters are gathered for somebody else than the model; a collective
+        self.before_gather: Callable[[], None] = _nothing
         self.offloaded = Offloaded([part for unit in self.units for part in unit.parts])
         move_in(self)
         self._describe()
@@ -167,11 +171,13 @@ class ShardedModel:
         Errors: ConfigError while parameters are offloaded
         """
         self.offloaded.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
+        self.before_gather()
         with self._residents.held(self.units if units is None else units):
             yield
 
     def take_edits(self) -> None:
         """Take over, in shards and float32 masters, what was written to parameters from outside."""
+        self.before_change()
         for unit in self.units:
             for part in unit.parts:
                 part.take_edits()
@@ -185,6 +191,8 @@ class ShardedModel:
 
         Errors: ConfigError while sharded parameters are in use
         """
+        self.before_gather()
+        self.before_change()
         self.free_idle()
         used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
         if used:
@@ -246,6 +254,10 @@ class ShardedModel:
     def _adopt_gradients(self) -> None:
         for part in self.trained:
             part.adopt_gradients()
+
+
+def _nothing() -> None:
+    """Nothing has to happen before."""
 
 
 def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:

@@ -215,6 +215,7 @@ def _to_write(param: nn.Parameter, value: Tensor) -> Home:
     home = _must_be_trained(param)
     if value.shape != param.shape:
         raise ConfigError(f"parameter '{home.name}' has shape {tuple(param.shape)}, not {tuple(value.shape)}")
+    home.model.before_change()
     return home
 
 
@@ -224,6 +225,7 @@ def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
     numel = 0 if bounds is None else bounds[2]
     if value.numel() != numel:
         raise ConfigError(f"this rank holds {numel} elements of parameter '{home.name}', not {value.numel()}")
+    home.model.before_change()
     return home
 
 

@@ -6,7 +6,8 @@ the ranks have averaged the whole, each keeps its own shard and adds to it from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import RLock
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,7 @@ class ShardedGradients(FlatGradients):
         super().__init__(names, params, whole)
         self._start, self._stop = whole.layout.shard_range(index, num_shards=num_shards)
         self._sums = sums
+        self._lock = RLock()
         self._shard = self._make_shard()
         self._is_zero = True
         self._is_allocated = False
@@ -127,6 +129,11 @@ class ShardedGradients(FlatGradients):
             self._is_allocated = False
             self._whole.free()
 
+    def _hand_over(self) -> None:
+        """Somebody else frees the flat buffer."""
+        self._arrived.clear()
+        self._is_allocated = False
+
     def adopt(self) -> None:
         for name, param in zip(self._names, self._params, strict=True):
             if param.grad is not None:
@@ -154,16 +161,41 @@ class ShardedGradients(FlatGradients):
         self._is_zero = True
 
 
+class _Watch(NamedTuple):
+    before_change: Callable[[], None]
+    landed: Callable[[], None]
+
+
 class HostGradients(ShardedGradients):
     """As those, of which each shard goes to host memory as soon as the ranks have averaged it.
 
     It stays in the dtype in which it was sent, and is added up in the other one only when a second micro batch comes: an
-    optimizer reads 2 bytes of an element where it would read 4.
+    optimizer reads 2 bytes of an element where it would read 4. Other threads may read `pieces`, between changes.
     """
 
     _landed: Tensor | None = None  # [shard] the last one, of the dtype that was sent
     _arrival: Arrival | None = None  # it is on its way
     _is_single = False  # it is the sum; else it is still to be added to the sum, if it has not been
+    _watch: _Watch | None = None
+
+    def watch(self, *, before_change: Callable[[], None], landed: Callable[[], None]) -> None:
+        """Have these called from now on: before the sum changes, and when a backward's part of it is on its way here."""
+        self._watch = _Watch(before_change, landed)
+
+    def take(self) -> Tensor:
+        """Return the sum, [shard], as the caller's own, and be zero."""
+        self._tell_change()
+        self._settle()
+        if self._is_single and self._landed is not None:
+            taken, self._landed = self._landed, None
+        else:
+            taken, self._shard = self.shard, self._make_shard()
+        self._is_single, self._is_zero = False, True
+        return taken
+
+    def _tell_change(self) -> None:
+        if self._watch is not None:
+            self._watch.before_change()
 
     def _make_shard(self) -> Tensor:
         self._is_single = False
@@ -171,20 +203,31 @@ class HostGradients(ShardedGradients):
 
     @property
     def shard(self) -> Tensor:
-        self._settle()
-        if self._shard.numel() < self._stop - self._start:
-            self._shard = super()._make_shard()
-        if self._is_single and self._landed is not None:
-            self._shard.copy_(self._landed)
-            self._is_single = False
-        return self._shard
+        with self._lock:
+            self._settle()
+            if self._shard.numel() < self._stop - self._start:
+                self._shard = super()._make_shard()
+            if self._is_single and self._landed is not None:
+                self._shard.copy_(self._landed)
+                self._is_single = False
+            return self._shard
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        self._settle()
-        whole = self._landed if self._is_single and self._landed is not None else self.shard
+        with self._lock:
+            self._settle()
+            whole = self._landed if self._is_single and self._landed is not None else self.shard
         yield start, whole[start:stop]
 
+    def replace_own(self, place: int, value: Tensor) -> None:
+        self._tell_change()
+        super().replace_own(place, value)
+
+    def take_off(self) -> Sequence[Tensor]:
+        self._tell_change()
+        return super().take_off()
+
     def keep(self) -> None:
+        self._tell_change()
         self._settle()
         if not self._is_zero and self._is_single:
             _ = self.shard  # which it is added to
@@ -192,9 +235,17 @@ class HostGradients(ShardedGradients):
         if self._landed is None:
             pinned = self._sums.pin_memory
             self._landed = torch.empty(own.numel(), dtype=own.dtype, pin_memory=pinned)
-        self._arrival = Arrival(own, self._landed)
+        self._arrival = Arrival(own, self._landed, then=self._whole.free)
         self._is_single, self._is_zero = self._is_zero, False
-        self.forget()
+        self._hand_over()
+        if self._watch is not None:
+            self._watch.landed()
+
+    def _begin(self) -> None:
+        if not self._is_allocated:
+            with self._lock:  # another thread may be settling it
+                self._settle()  # else the flat buffer would be freed once more
+        super()._begin()
 
     def _settle(self) -> None:
         """Have here what is on its way, and in the sum if it is a part of it."""
@@ -205,6 +256,7 @@ class HostGradients(ShardedGradients):
                 self._shard.add_(self._landed)
 
     def zero(self) -> None:
+        self._tell_change()
         self._settle()
         self._is_single = False
         super().zero()

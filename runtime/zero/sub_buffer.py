@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,16 @@ class Member:
     @property
     def is_trained(self) -> bool:
         return self.param.requires_grad and self.group != NO_GROUP
+
+
+class MadeAside(Protocol):
+    """A sub-buffer's update in the step that is under way, made by somebody else."""
+
+    def publish(self) -> None:
+        """Let its results be the sub-buffer's."""
+
+    def drop(self) -> None:
+        """Let it come to nothing."""
 
 
 class SubBuffer:
@@ -101,6 +111,9 @@ class SubBuffer:
         self.finish_out()
         # place -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
         self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
+        self.made_aside: MadeAside | None = None
+        # called before somebody outside the step uses master or states; the argument: they will be written
+        self.before_use: Callable[[bool], None] | None = None
         self._gradients: Gradients | None = None
         if self.is_trained:
             self._gradients = make_gradients(
@@ -115,7 +128,8 @@ class SubBuffer:
                 num_shards=self.num_shards,
                 is_alone=mesh.world.is_alone,
                 home=self.home,
-                frees=offload.frees_gradients,
+                offload=offload,
+                norm_run=self._own_run(mesh.chunk_index, num_chunks=mesh.world.size),
             )
 
     @property
@@ -132,9 +146,12 @@ class SubBuffer:
 
     def grad_chunk(self, index: int, *, num_chunks: int) -> Iterator[Tensor]:
         """Return a part of this rank's shard of the reduced gradients, in pieces: chunk `index` of the whole buffer's."""
+        return (piece for _, piece in self.gradients.pieces(*self._own_run(index, num_chunks=num_chunks)))
+
+    def _own_run(self, index: int, *, num_chunks: int) -> tuple[int, int]:
         start, stop = self.layout.shard_range(index, num_shards=num_chunks)
         own_start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
-        return (piece for _, piece in self.gradients.pieces(start - own_start, stop - own_start))
+        return start - own_start, stop - own_start
 
     @property
     def param_shard(self) -> Tensor:
@@ -158,6 +175,14 @@ class SubBuffer:
     def has_separate_master(self) -> bool:
         """Whether the optimizer updates a float32 copy that must be rounded into the parameters, or brought to them."""
         return self.is_trained and (self.values.flat.dtype != torch.float32 or self.home.is_apart)
+
+    def make_param_out(self) -> Tensor | None:
+        """Return memory, [shard], for the rounded parameters where the optimizer steps; None if the master is the parameter."""
+        if not self.has_separate_master:
+            return None
+        own, pinned = self.param_shard, self.home.pins_states
+        # Padding is no segment's, so nobody writes it.
+        return torch.zeros(own.numel(), dtype=own.dtype, device=self.master.device, pin_memory=pinned)
 
     def allocate_states(self, names: Sequence[str]) -> None:
         """Have zeros in the states of these names, and no other."""
@@ -197,6 +222,8 @@ class SubBuffer:
     @contextmanager
     def here(self, *, is_written: bool = False) -> Iterator[None]:
         """Have it in memory meanwhile; `is_written`: it is another afterwards. Not while a step is under way."""
+        if self.before_use is not None:
+            self.before_use(is_written)
         with ExitStack() as stack:
             for spill in self._spills:
                 stack.enter_context(spill.here(is_written=is_written))

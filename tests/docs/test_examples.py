@@ -33,12 +33,19 @@ STEP_LOSS = re.compile(r"^localhost:0 \| epoch \d+ step \d+ loss (\S+)$", re.MUL
 ACCURACY = re.compile(r"^localhost:0 \| test accuracy (\S+) after (\d+) steps$", re.MULTILINE)
 
 
-def launch(*words: str | Path, num_ranks: int) -> subprocess.CompletedProcess[str]:
-    """Run `dslaunch WORDS...` with so many local workers to its end."""
+def launch(*words: str | Path, num_ranks: int, preload: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `dslaunch WORDS...` with so many local workers to its end.
+
+    `preload`: modules that are imported once for all of them. Every program also runs without, as its document says.
+    """
     if 0 < count_accelerators() < num_ranks:
         pytest.skip(f"{num_ranks} workers need as many GPUs where there is one")
     return subprocess.run(
-        [sys.executable, "-m", "dslaunch", *local_options(num_ranks), *map(str, words)],
+        [
+            *(sys.executable, "-m", "dslaunch", *local_options(num_ranks)),
+            *([f"--preload={preload}"] if preload else []),
+            *map(str, words),
+        ],
         cwd=CHECKOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -87,7 +94,9 @@ def test_every_config_is_valid_and_every_key_of_it_is_used(
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_check_collectives_lists_the_ranks_and_times_every_operation(num_ranks: int) -> None:
-    done = launch(EXAMPLES / "check_collectives.py", "--megabytes", "1", num_ranks=num_ranks)
+    preload = {2: "", 3: "torch"}[num_ranks]
+    words = (EXAMPLES / "check_collectives.py", "--megabytes", "1")
+    done = launch(*words, num_ranks=num_ranks, preload=preload)
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("localhost:0 | ") for line in done.stdout.splitlines()]
     assert lines[0].split() == ["rank", "world", "size", "local", "rank", "host", "device", "backend"]
@@ -142,7 +151,8 @@ def test_check_collectives_names_the_operation_and_the_rank(
 ) -> None:
     program = tmp_path / "broken.py"
     program.write_text(BROKEN_ALL_REDUCE.format(before=before, after=after))
-    done = launch("--no_local_rank", program, EXAMPLES / "check_collectives.py", num_ranks=2)
+    words = ("--no_local_rank", program, EXAMPLES / "check_collectives.py")
+    done = launch(*words, num_ranks=2, preload="torch")
     assert done.returncode == 1
     assert f"localhost:0 | {message}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -152,10 +162,13 @@ def test_check_collectives_names_the_operation_and_the_rank(
 # ---- train_digits.py
 
 
-def train_digits(losses: Path, *, num_ranks: int, stage: int) -> tuple[list[float], float]:
+DIGITS_IMPORTS = "torch,sklearn.datasets"
+
+
+def train_digits(losses: Path, *, num_ranks: int, stage: int, preload: str = "") -> tuple[list[float], float]:
     """Every step's loss, and the accuracy on the test set."""
     words = (*with_config("train_digits.py"), "--stage", str(stage), "--log_losses", losses)
-    done = launch(*words, num_ranks=num_ranks)
+    done = launch(*words, num_ranks=num_ranks, preload=preload)
     assert done.returncode == 0, done.stderr
     result = ACCURACY.search(done.stdout)
     assert result, done.stdout
@@ -179,11 +192,11 @@ def test_train_digits_learns_the_digits(one_process: tuple[list[float], float]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(("stage", "preload"), [(0, DIGITS_IMPORTS), (1, "")])
 def test_two_ranks_train_digits_as_one_process_does_step_by_step(
-    one_process: tuple[list[float], float], tmp_path: Path, stage: int
+    one_process: tuple[list[float], float], tmp_path: Path, stage: int, preload: str
 ) -> None:
-    losses, accuracy = train_digits(tmp_path / "losses", num_ranks=2, stage=stage)
+    losses, accuracy = train_digits(tmp_path / "losses", num_ranks=2, stage=stage, preload=preload)
     expected_losses, expected_accuracy = one_process
     differences = [abs(loss - wanted) for loss, wanted in zip(losses, expected_losses, strict=True)]
     assert max(differences) < LOSS_TOLERANCE, f"first at step {differences.index(max(differences)) + 1}"
@@ -198,7 +211,7 @@ def test_accumulated_micro_batches_give_the_losses_of_whole_batches(
     path = tmp_path / "accumulate.json"
     path.write_text(json.dumps({**config, "gradient_accumulation_steps": 4}))
     words = (*with_config("train_digits.py", path), "--epochs", "2", "--log_losses", tmp_path / "losses")
-    done = launch(*words, num_ranks=2)
+    done = launch(*words, num_ranks=2, preload=DIGITS_IMPORTS)
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in (tmp_path / "losses").read_text().split()]
     assert losses == pytest.approx(one_process[0][: len(losses)], abs=LOSS_TOLERANCE)
@@ -218,7 +231,7 @@ def test_train_chars_prints_its_progress_and_writes_metrics_and_memory(
     path.write_text(json.dumps({**config, "bf16": {"enabled": precision == "bf16"}}))
     out = tmp_path / "out"
     words = (*with_config("train_chars.py", path), "--stage", str(stage), "--steps", "12", "--out", out)
-    done = launch(*words, num_ranks=2)
+    done = launch(*words, num_ranks=2, preload="torch" if precision == "bf16" else "")
     assert done.returncode == 0, done.stderr
     assert f"parameters in {precision}, ZeRO stage {stage}, 2 ranks on" in done.stdout
     assert re.findall(r"^localhost:0 \| step +(\d+)/12 ", done.stdout, re.MULTILINE) == ["1", "10", "12"]

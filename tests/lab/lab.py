@@ -194,7 +194,8 @@ class Lab:
 
     def processes(self) -> list[tuple[str, Process]]:
         """What belongs to jobs, on all hosts, each with the name of its host."""
-        return [(host.name, process) for host in self.hosts for process in host.processes()]
+        pids = procfs.pids_by_namespace("pid")
+        return [(host.name, process) for host in self.hosts for process in host.processes_among(pids)]
 
     def wait_until_clean(self, timeout_s: float = 10) -> list[tuple[str, Process]]:
         """Wait until no host has a process of a job; the result is what is left then: [] if all is well."""

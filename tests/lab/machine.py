@@ -111,8 +111,14 @@ class Machine:
 
         Daemonised grandchildren are in it, zombies are not. A host that is down has none.
         """
-        listed = []
-        for pid in self._pids():
+        return self.processes_among(procfs.pids_by_namespace("pid"))
+
+    def processes_among(self, pids_by_namespace: Mapping[str, tuple[int, ...]]) -> list[Process]:
+        """As `processes`, from a look at /proc that several hosts share."""
+        listed, init = [], self._init()
+        for pid in pids_by_namespace.get(self._pid_namespace() or "", ()):
+            if pid == init:
+                continue
             argv = procfs.command_line(pid)
             if argv and procfs.program(pid) not in SSHD_PROGRAMS:
                 listed.append(Process(pid, argv))

@@ -66,8 +66,11 @@ class Command:
 
 def poll(is_there: Callable[[], bool], what: str, command: Command, timeout_s: float = TIMEOUT_S) -> None:
     """Wait until something is so, or fail saying what was waited for and what the command printed."""
-    deadline = time.monotonic() + timeout_s
+    looked_at = time.monotonic()
+    deadline = looked_at + timeout_s
     while not is_there():
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"waited {timeout_s} s for {what}\n{command.out}\n{command.err}")
-        time.sleep(0.01)
+        time.sleep(max(0.01, 3 * (now - looked_at)))
+        looked_at = time.monotonic()

@@ -41,6 +41,9 @@ def test_the_line_is_never_wider_than_the_terminal(text: str, num_columns: int, 
     assert shown(text, num_columns) == ERASE + line
 
 
+END = b"\0"
+
+
 class Terminal:
     """A pseudo-terminal, and what a person would see on it."""
 
@@ -50,11 +53,12 @@ class Terminal:
         self.stream = open(self._slave, "wb", buffering=0)  # noqa: SIM115 - closed by close()
 
     def read(self) -> bytes:
-        os.set_blocking(self._master, False)
-        try:
-            return os.read(self._master, 1 << 16)
-        except BlockingIOError:
-            return b""
+        """All that was written; the kernel brings it across in its own time, so a mark is sent after it."""
+        os.write(self._slave, END)
+        data = b""
+        while not data.endswith(END):
+            data += os.read(self._master, 1 << 16)
+        return data.removesuffix(END)
 
     def close(self) -> None:
         self.stream.close()

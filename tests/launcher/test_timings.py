@@ -87,7 +87,7 @@ def test_the_first_collective_is_timed(options: list[str], tmp_path: Path) -> No
 @pytest.mark.slow
 def test_what_only_some_ranks_reach_is_not_a_phase(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKER + TRAIN.format(is_reducing=False))
-    job = Job(tmp_path, ["--timings", "--num_gpus=2", "train.py"])
+    job = Job(tmp_path, ["--timings", "--preload=torch", "--num_gpus=2", "train.py"])
     try:
         assert job.wait(60.0) == 0, job.err
     finally:

@@ -71,3 +71,74 @@ def test_one_gpu_trains_as_plain_torch_does(tmp_path: Path, stage: int, bf16: bo
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+OFFLOAD_SCRIPT = """
+import torch, dslaunch
+from dslaunch.runtime.offload.delayed import DelayedSteps
+from dslaunch.runtime.offload.early import EarlySteps
+from tests.runtime.models import assert_same_bits, batch, loss_of, make_config, make_model, snapshot
+
+STAGE, STEPS = {stage}, 8
+
+def make(clipping, **when):
+    config = make_config(stage=STAGE, bf16={{"enabled": True}}, gradient_clipping=clipping, reduce_bucket_size=100)
+    config["zero_optimization"]["offload_optimizer"] = {{"device": "cpu", "pin_memory": True, **when}}
+    return dslaunch.initialize(model=make_model(), config=config)[0]
+
+def step(engine, number):
+    engine.backward(loss_of(engine, batch(number).cuda().bfloat16()))
+    engine.step()
+
+def everything(engine):
+    found = dict(snapshot(engine.state_dict()))
+    for name, param in engine.module.named_parameters():
+        found[name + " master"] = dslaunch.zero.safe_get_full_fp32_param(param)
+        found[name + " exp_avg"] = dslaunch.zero.safe_get_full_optimizer_state(param, "exp_avg")
+    engine.destroy()
+    return found
+
+def trained(engine):
+    for number in range(STEPS):
+        step(engine, number)
+    return everything(engine)
+
+for clipping in (0.0, 1e-3):
+    plain, early = make(clipping), make(clipping, super_offload=True)
+    assert isinstance(early._schedule, EarlySteps)
+    assert_same_bits(trained(early), trained(plain))
+    right, wrong = early._schedule.num_right, early._schedule.num_wrong
+    assert (right > 0, wrong > 0) == (clipping == 0.0, clipping > 0.0), (right, wrong)
+
+delayed = make(1.0, delayed_update={{"enabled": True, "warmup_steps": 100}})
+assert_same_bits(trained(delayed), trained(make(1.0)))
+if STAGE == 2:  # a run without it, which is shown the parameters of the step before
+    shown, delayed = make(1.0), make(1.0, delayed_update={{"enabled": True, "warmup_steps": 0}})
+    assert isinstance(delayed._schedule, DelayedSteps)
+    params = list(shown.module.parameters())
+    latest = visible = [param.detach().clone() for param in params]
+    for number in range(STEPS):
+        with torch.no_grad():
+            for param, value in zip(params, visible):
+                param.copy_(value)
+        step(shown, number)
+        visible, latest = latest, [param.detach().clone() for param in params]
+    assert_same_bits(trained(delayed), everything(shown))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_host_updates_beside_one_gpu_with_the_bits_it_should_have(stage: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLOAD_SCRIPT.format(stage=stage)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -23,16 +23,17 @@ for rank in $ranks; do wait $rank; done
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "times"), [(0, 2.0), (1, 2.0), (2, 2.0), (3, 2.5)])
-def test_loopback_carries_the_bytes_of_the_formula(tmp_path: Path, stage: int, times: float) -> None:
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what three ranks counted at every stage."""
     if os.geteuid() != 0 or subprocess.run([*IN_ITS_OWN_NETWORK, "true"], check=False).returncode:
         pytest.skip("no right to make a network")
-    (tmp_path / "exchange.py").write_text(EXCHANGE)
-    ranks = ("sh", "-ec", START, "sh", sys.executable, "exchange.py", str(stage))
+    folder = tmp_path_factory.mktemp("exchange")
+    (folder / "exchange.py").write_text(EXCHANGE)
+    ranks = ("sh", "-ec", START, "sh", sys.executable, "exchange.py", "0", "1", "2", "3")
     ended = subprocess.run(
         [*IN_ITS_OWN_NETWORK, *ranks],
-        cwd=tmp_path,
+        cwd=folder,
         timeout=TIMEOUT_S,
         check=False,
         capture_output=True,
@@ -47,7 +48,13 @@ def test_loopback_carries_the_bytes_of_the_formula(tmp_path: Path, stage: int, t
         },
     )
     assert ended.returncode == 0, ended.stderr
-    found = [json.loads((tmp_path / f"bytes-{stage}-1-{rank}").read_text()) for rank in range(NUM_RANKS)]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "times"), [(0, 2.0), (1, 2.0), (2, 2.0), (3, 2.5)])
+def test_loopback_carries_the_bytes_of_the_formula(exchanged: Path, stage: int, times: float) -> None:
+    found = [json.loads((exchanged / f"bytes-{stage}-1-{rank}").read_text()) for rank in range(NUM_RANKS)]
     expected = times * PSI * (NUM_RANKS - 1) / NUM_RANKS * 4
     for one in found:
         assert one["meter"] == pytest.approx(expected, rel=0.002), "padding and the norm's few bytes"

@@ -109,11 +109,10 @@ def _train_at_every_stage(rank: int, config: dict[str, Any]) -> list[dict[str, A
 
 
 @pytest.fixture
-def many_ranks() -> Iterator[Ranks]:
-    """Processes that end with the test: there are more of them than elsewhere."""
-    pool = Ranks()
-    yield pool
-    pool.stop()
+def many_ranks(ranks: Ranks) -> Iterator[Ranks]:
+    """More processes than elsewhere, which end with the test."""
+    yield ranks
+    ranks.stop(but=max(WORLDS))
 
 
 @pytest.mark.slow

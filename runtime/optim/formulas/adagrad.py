@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....kernels import AdagradSegment, AdagradShard, adagrad_step
+from ....kernels import AdagradSegment, AdagradShard, adagrad_step, cuda
 from ..numbers import as_float
 from .formula import FlatArrays, Formula, Pieces, Run
 
@@ -43,6 +43,10 @@ class AdagradFormula(Formula):
     def call(self, shards: list[AdagradShard], grad_scale: float) -> None:
         """Adagrad."""
         adagrad_step(shards, grad_scale=grad_scale)
+
+    def call_on_device(self, shards: list[AdagradShard], grad_scale: float, stream: int) -> None:
+        """Adagrad."""
+        cuda.adagrad_step(shards, grad_scale=grad_scale, stream=stream)
 
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""

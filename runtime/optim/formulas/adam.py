@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....kernels import AdamSegment, AdamShard, adamw_step
+from ....kernels import AdamSegment, AdamShard, adamw_step, cuda
 from ..numbers import as_float
 from .formula import FlatArrays, Formula, Group, Pieces, Run, corrected_step
 
@@ -47,6 +47,10 @@ class AdamFormula(Formula):
     def call(self, shards: list[AdamShard], grad_scale: float) -> None:
         """AdamW or Adam."""
         adamw_step(shards, grad_scale=grad_scale, adam_w_mode=self.adam_w_mode)
+
+    def call_on_device(self, shards: list[AdamShard], grad_scale: float, stream: int) -> None:
+        """AdamW or Adam."""
+        cuda.adamw_step(shards, grad_scale=grad_scale, adam_w_mode=self.adam_w_mode, stream=stream)
 
     def foreach(self, pieces: Pieces) -> None:
         """Call torch's fused kernel."""

@@ -1,4 +1,4 @@
-"""One step of an optimizer over flat arrays: one kernel call for all of them in host memory, torch's kernels elsewhere.
+"""One step of an optimizer over flat arrays: one kernel call for all of them; torch's kernels where ours cannot be had.
 
 Letters: n = elements of one array.
 """
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..numbers import scaled_grad
+from ..on_device import step_on_device
 
 Group = Mapping[str, Any]  # hyper-parameters
 
@@ -68,13 +69,22 @@ class Formula(ABC):
             return
         if arrays[0].param.is_cpu:
             self.update_in_host_memory(arrays, grad_scale=grad_scale)
-        else:
-            self.update_with_torch(
-                arrays, grad_scale=grad_scale
-            )  # kernels for a device have their place here
+        elif not (arrays[0].param.is_cuda and self.update_on_device(arrays, grad_scale=grad_scale)):
+            self.update_with_torch(arrays, grad_scale=grad_scale)
 
     def update_in_host_memory(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
         """Do that with one call of our kernel."""
+        self.call(self._shards(arrays), grad_scale)
+
+    def update_on_device(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> bool:
+        """Queue one call of our CUDA kernel; False, with nothing written, where it is not wanted or cannot be had."""
+
+        def queue(arrays: Sequence[FlatArrays], *, stream: int) -> None:
+            self.call_on_device(self._shards(arrays), grad_scale, stream)
+
+        return step_on_device(queue, arrays, device=arrays[0].param.device)
+
+    def _shards(self, arrays: Sequence[FlatArrays]) -> list[Any]:
         segments: dict[tuple[int, ...], Any] = {}  # models have many parameters of few sizes
         shards = []
         for one in arrays:
@@ -85,7 +95,7 @@ class Formula(ABC):
                     segments[key] = self.segment(run)
                 chosen.append(segments[key])
             shards.append(self.shard(one, chosen))
-        self.call(shards, grad_scale)
+        return shards
 
     @abstractmethod
     def segment(self, run: Run) -> Any:
@@ -98,6 +108,13 @@ class Formula(ABC):
     @abstractmethod
     def call(self, shards: list[Any], grad_scale: float) -> None:
         """Call our kernel."""
+
+    @abstractmethod
+    def call_on_device(self, shards: list[Any], grad_scale: float, stream: int) -> None:
+        """Queue our CUDA kernel on the stream, a `cudaStream_t`; arrays that nobody else holds may be freed then.
+
+        Errors: CudaUnavailable, with nothing written
+        """
 
     def update_with_torch(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
         """Do that with torch's operations, on any device. Float32 gradients may be overwritten if `grad_scale` is not 1."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import sqrt
 
 import torch
+from torch import Tensor
 
-from ....kernels import LambSegment, LambShard, lamb_step
+from ....kernels import LambSegment, LambShard, cuda, lamb_step
 from ..numbers import as_float
 from .formula import FlatArrays, Formula, Pieces, Run, corrected_step
 
@@ -56,6 +57,21 @@ class LambFormula(Formula):
     def call(self, shards: list[LambShard], grad_scale: float) -> None:
         """LAMB."""
         lamb_step(shards, grad_scale=grad_scale, eps_inside_sqrt=self.eps_inside_sqrt)
+
+    def call_on_device(self, shards: list[LambShard], grad_scale: float, stream: int) -> None:
+        """LAMB."""
+        on_device: Tensor = shards[0].param  # type: ignore[assignment]  # whatever has memory
+
+        def allocate(numel: int) -> Tensor:
+            return on_device.new_empty(numel, dtype=torch.float64)
+
+        cuda.lamb_step(
+            shards,
+            grad_scale=grad_scale,
+            eps_inside_sqrt=self.eps_inside_sqrt,
+            allocate=allocate,
+            stream=stream,
+        )
 
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....kernels import LionSegment, LionShard, lion_step
+from ....kernels import LionSegment, LionShard, cuda, lion_step
 from ..numbers import as_float
 from .formula import FlatArrays, Formula, Pieces, Run
 
@@ -42,6 +42,10 @@ class LionFormula(Formula):
     def call(self, shards: list[LionShard], grad_scale: float) -> None:
         """Lion."""
         lion_step(shards, grad_scale=grad_scale)
+
+    def call_on_device(self, shards: list[LionShard], grad_scale: float, stream: int) -> None:
+        """Lion."""
+        cuda.lion_step(shards, grad_scale=grad_scale, stream=stream)
 
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ....kernels import SgdSegment, SgdShard, sgd_step
+from ....kernels import SgdSegment, SgdShard, cuda, sgd_step
 from ..numbers import as_float
 from .formula import FlatArrays, Formula, Group, Pieces, Run
 
@@ -51,6 +51,10 @@ class SgdFormula(Formula):
     def call(self, shards: list[SgdShard], grad_scale: float) -> None:
         """SGD."""
         sgd_step(shards, grad_scale=grad_scale)
+
+    def call_on_device(self, shards: list[SgdShard], grad_scale: float, stream: int) -> None:
+        """SGD."""
+        cuda.sgd_step(shards, grad_scale=grad_scale, stream=stream)
 
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""

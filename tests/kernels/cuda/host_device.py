@@ -14,7 +14,11 @@ from pathlib import Path
 from dslaunch.kernels.cuda.compiler import SOURCES, Program
 from dslaunch.kernels.cuda.table import LARGE, SMALL, TableSize
 
-KERNELS = {"norm": ("norm_begin", "norm_add", "norm_end")}
+KERNELS = {
+    "norm": ("norm_begin", "norm_add", "norm_end"),
+    "lamb": ("lamb_directions", "lamb_step_sizes"),
+    "lamb_apply": ("lamb_apply",),
+}
 
 
 class HostDevice:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.kernels.cuda import CudaUnavailable, norm, steps
+from dslaunch.kernels.cuda import CudaUnavailable, lamb, norm, steps
 from dslaunch.kernels.cuda.compiler import SOURCES, CubinCache, Nvrtc, Program, cache_folder
 from dslaunch.kernels.cuda.shards import GRAD_DTYPES, PARAM_OUT_DTYPES, STATE_DTYPES, Rule
 from dslaunch.kernels.cuda.table import LARGE, SMALL, TableSize, Variant
@@ -27,7 +27,9 @@ RULES = {
     "lion": (steps.lion_rule(grad_scale=1.0), (0,)),
     "adagrad": (steps.adagrad_rule(grad_scale=1.0), (0,)),
     "sgd": (steps.sgd_rule(grad_scale=1.0), (0, 1, 2)),
+    "lamb": (steps.lamb_rule(grad_scale=1.0, eps_inside_sqrt=False, bias_correction=True), (0, 1)),
 }
+KERNELS = {"lamb": {"lamb_directions", "lamb_step_sizes"}}
 ALL_DTYPES = tuple(itertools.product(GRAD_DTYPES, STATE_DTYPES, (None, *PARAM_OUT_DTYPES)))
 FEW_DTYPES = (
     ("float32", "float32", None),
@@ -69,7 +71,15 @@ def test_every_step_compiles_for_every_chip_and_spills_nothing(source: str, mode
     rule, _ = RULES[source]
     is_usual = (source, mode, arch) == ("adam", 1, "sm_80")
     for program in programs(rule, mode, ALL_DTYPES if is_usual else FEW_DTYPES):
-        assert_compiles_well(program, arch, {"optimizer_step"})
+        assert_compiles_well(program, arch, KERNELS.get(source, {"optimizer_step"}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("out", [None, *PARAM_OUT_DTYPES])
+def test_lambs_second_pass_compiles_for_every_chip_and_spills_nothing(out: str | None, arch: str) -> None:
+    for size in (SMALL, LARGE):
+        assert_compiles_well(lamb.apply_program(out, size), arch, {"lamb_apply"})
 
 
 @pytest.mark.slow
@@ -78,7 +88,7 @@ def test_every_step_compiles_for_every_chip_and_spills_nothing(source: str, mode
 def test_the_large_table_compiles_too(source: str, arch: str) -> None:
     rule, modes = RULES[source]
     (program,) = programs(rule, modes[-1], (("bfloat16", "float32", "bfloat16"),), LARGE)
-    assert_compiles_well(program, arch, {"optimizer_step"})
+    assert_compiles_well(program, arch, KERNELS.get(source, {"optimizer_step"}))
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from dslaunch.kernels import lamb_step
 from dslaunch.kernels.cuda import NORM_OUT_NUMEL, adamw_step, squared_norm
-from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, run_on_device
+from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, ELEMENTWISE, Scratch, run_on_device
 from tests.kernels.optimizers import (
     ADAM,
+    LAMB,
     Arrays,
     Optimizer,
     assert_follows_formula,
@@ -85,7 +87,7 @@ def test_an_unaligned_start_changes_nothing(optimizer: Optimizer, start: int) ->
     assert_same_bits(moved(big, "cpu"), cpus)
 
 
-@every_optimizer
+@pytest.mark.parametrize("optimizer", ELEMENTWISE, ids=str)
 def test_segments_and_pieces_have_the_bits_of_the_cpus_and_gaps_stay(optimizer: Optimizer) -> None:
     before = make_arrays(optimizer, 50_000, grad=BF16, out=BF16)
     segments = (
@@ -151,6 +153,19 @@ def test_a_step_waits_for_what_its_stream_does_before() -> None:
     before["grad"].mul_(2)
     ADAMW.run([before.under(ADAMW.whole(2**20))])
     assert_same_bits(moved(on_device, "cpu"), before)
+
+
+def test_lambs_sums_have_the_bits_of_the_cpus_every_time() -> None:
+    numel = 35 * 8192 + 77  # more chunks than lanes
+    before = make_arrays(LAMB[0], numel, grad=BF16, out=BF16)
+    cpus = before.clone()
+    want = lamb_step([cpus.under(LAMB[0].whole(numel))])
+    for _ in range(5):
+        on_device, scratch = moved(before, "cuda"), Scratch("cuda")
+        shards = [on_device.under(LAMB[0].whole(numel))]
+        run_on_device(LAMB[0], shards, allocate=scratch, stream=stream())
+        assert scratch.sums(1) == want
+        assert_same_bits(moved(on_device, "cpu"), cpus)
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16])

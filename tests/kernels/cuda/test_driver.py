@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 SCRIPT = """
-import sys, torch
+import numpy, sys
 from dslaunch.kernels import AdamSegment, AdamShard
 from dslaunch.kernels.cuda import CudaUnavailable, steps
 from dslaunch.kernels.cuda.device import cuda_device
@@ -34,7 +34,7 @@ from dslaunch.kernels.cuda.device import cuda_device
 numel, num_shards = 100_000, int(sys.argv[1])
 hyper = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, step=3)
 def shard():
-    param, grad, exp_avg, exp_avg_sq = torch.zeros(4, numel).unbind()
+    param, grad, exp_avg, exp_avg_sq = numpy.zeros((4, numel), numpy.float32)
     segments = [AdamSegment(offset=0, numel=numel, **hyper)]
     return AdamShard(param=param, grads=[(0, grad)], exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, segments=segments)
 shards = [shard() for _ in range(num_shards)]

@@ -17,9 +17,10 @@ from dslaunch.kernels.cuda.arrays import CPU
 from dslaunch.kernels.cuda.compiler import Program
 from dslaunch.kernels.cuda.table import SMALL
 from tests.kernels.cuda.host_device import HostDevice
-from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, rule_of, run_on_host
+from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, ELEMENTWISE, rule_of, run_on_host
 from tests.kernels.optimizers import (
     ADAM,
+    SGD,
     Optimizer,
     assert_follows_formula,
     assert_same_bits,
@@ -98,7 +99,7 @@ def test_the_first_step_and_the_millionth_have_the_bits_of_the_cpus(
 # ---- segments, pieces, many shards -------------------------------------------------------------------------
 
 
-@every_optimizer
+@pytest.mark.parametrize("optimizer", ELEMENTWISE, ids=str)
 def test_segments_and_pieces_have_the_bits_of_the_cpus_and_gaps_stay(
     host: HostDevice, optimizer: Optimizer
 ) -> None:
@@ -158,7 +159,7 @@ def test_shards_of_several_dtypes_are_a_launch_each(host: HostDevice) -> None:
 
 
 def test_sgd_without_momentum_needs_no_buffer(host: HostDevice) -> None:
-    optimizer = CUDA_OPTIMIZERS[-2]
+    optimizer = SGD[1]
     assert optimizer.name == "SGD without momentum"
     ours = make_arrays(optimizer, 1000, grad=BF16, out=BF16)
     cpus = ours.clone()

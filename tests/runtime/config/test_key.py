@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.runtime.config import activation, checkpoint, config, offload, optimizer, precision, scheduler, zero
+from dslaunch.runtime.config import (
+    activation,
+    checkpoint,
+    config,
+    offload,
+    optimizer,
+    precision,
+    scheduler,
+    zero,
+)
 from dslaunch.runtime.config.key import Fate, Key
 from dslaunch.runtime.config.known_keys import KEYS, keys_for
 from dslaunch.runtime.config.removed import REMOVED
@@ -71,7 +80,12 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "zero_optimization",
             without=frozenset({"leaf_module", "offload_optimizer", "offload_param"}),
         )
-        | aliases(offload.OffloadOptimizerConfig, "zero_optimization.offload_optimizer")
+        | aliases(
+            offload.OffloadOptimizerConfig,
+            "zero_optimization.offload_optimizer",
+            without=frozenset({"delayed_update"}),
+        )
+        | aliases(offload.DelayedUpdateConfig, "zero_optimization.offload_optimizer.delayed_update")
         | aliases(offload.OffloadParamConfig, "zero_optimization.offload_param")
         | aliases(zero.LeafModuleConfig, "zero_optimization.leaf_module")
         | {"optimizer.type", "scheduler.type"}

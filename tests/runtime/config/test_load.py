@@ -175,7 +175,12 @@ BAD = [
     ({"aio": {"block_size": 100000}}, "aio.block_size 100000 is not a power of two from 4096 to 1073741824"),
     ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, 'zero_optimization.offload_param.device "nvme" needs zero_optimization.offload_param.nvme_path, a folder on a local disk'),
     ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}}}, "zero_optimization.offload_param and zero_optimization.zero_hpz_partition_size do not go together; keep one"),
-    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}}, f"zero_optimization.offload_optimizer.super_offload true {NOT_HERE}; false is"),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"super_offload": True}}}, 'zero_optimization.offload_optimizer.super_offload true is for device "cpu", not "none"; write that device, or leave the key out'),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "delayed_update": {"enabled": True}}}}, 'zero_optimization.offload_optimizer.delayed_update.enabled true is for device "cpu", not "nvme"; write that device, or leave the key out'),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5, "delayed_update": {"enabled": True}}}}, "zero_optimization.offload_optimizer.ratio 0.5 would delay a part of the step only; write 1, or leave delayed_update out"),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True, "delayed_update": {"enabled": True}}}}, "zero_optimization.offload_optimizer.super_offload true and delayed_update.enabled true are two times for the same step; keep super_offload for the numbers of a run without either, delayed_update for the shortest step"),
+    ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}, "offload_param": {"device": "nvme", "nvme_path": "/x"}}}, 'zero_optimization.offload_param.device "nvme" and zero_optimization.offload_optimizer.super_offload do not go together: what the step writes would have to be read from the disk first; keep one'),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "delayed_update": {"enabled": True, "warmup_steps": -1}}}}, "zero_optimization.offload_optimizer.delayed_update.warmup_steps -1 is not a whole number, 0 or above"),
     ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, 'zero_optimization.offload_optimizer.device "gpu" is not "none", "cpu" or "nvme"'),
     ({"zero_optimization": {"cpu_offload": True}}, f"zero_optimization.cpu_offload true {NOT_HERE}; false is; write offload_optimizer with device cpu"),
     ({"zero_optimization": {"zero_hpz_partition_size": 2.5}}, "zero_optimization.zero_hpz_partition_size 2.5 is not a number of ranks, 1 or above; -1 or 0: off"),
@@ -205,7 +210,7 @@ BAD = [
     ({"bf16.enabled": True}, f"bf16.enabled is not a known key; write it as the key enabled inside bf16; {TOP}"),
     ({"bf16": {"loss_scale": 0}}, "bf16.loss_scale is not a known key; it is known as fp16.loss_scale or amp.loss_scale; bf16 takes: enabled"),
     ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?; zero_optimization takes: stage, reduce_bucket_size, stage3_prefetch_bucket_size, sub_group_size, mics_shard_size, zero_hpz_partition_size, leaf_module, offload_optimizer, offload_param"),
-    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, pin_memory, ratio"),
+    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, pin_memory, ratio, super_offload, delayed_update"),
     ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}}, "optimizer.scheduler is not a known key; it is known as scheduler; optimizer takes: type, params"),
     ({"bfloat16": {}, "bf16": {}}, "bfloat16 is the old name of bf16, which is given too; keep bf16"),
 ]  # fmt: skip
@@ -425,12 +430,23 @@ WHOLE: dict[str, Any] = {
         "stage3_prefetch_bucket_size": 2_000_000,
         "mics_shard_size": 2,
         "sub_group_size": 3_000_000,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True, "ratio": 0.5},
+        "offload_optimizer": {
+            "device": "cpu",
+            "pin_memory": True,
+            "ratio": 0.5,
+            "super_offload": True,
+            "delayed_update": {"enabled": False, "warmup_steps": 7},
+        },
         "offload_param": {"device": "none", "pin_memory": False},
         "leaf_module": {"classes": ["MoE"], "names": [], "name_suffixes": [".mlp"]},
     },
     "aio": {"block_size": 65536, "queue_depth": 4, "thread_count": 2},
-    "checkpoint": {"tag_validation": "Fail", "async_save": True, "keep_last": 3},
+    "checkpoint": {
+        "tag_validation": "Fail",
+        "async_save": True,
+        "keep_last": 3,
+        "preemption_save_dir": "/last",
+    },
 }
 
 

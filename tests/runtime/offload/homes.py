@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -55,12 +55,25 @@ def pretended(is_apart: bool) -> Iterator[None]:
 
 
 def make_engine(
-    stage: int, precision: str, where: Where, folder: str, *, kind: type[nn.Module] = Uneven, **changes: Any
+    stage: int,
+    precision: str,
+    where: Where,
+    folder: str,
+    *,
+    kind: type[nn.Module] = Uneven,
+    when: Mapping[str, Any] | None = None,
+    **changes: Any,
 ) -> Any:
+    """`when` is added to offload_optimizer."""
     model = make_model(kind)
-    config = make_config(stage=stage, **PRECISIONS[precision], gradient_clipping=0.3, **changes)
+    config = make_config(**{"stage": stage, **PRECISIONS[precision], "gradient_clipping": 0.3, **changes})
     zero = config["zero_optimization"]
-    zero["offload_optimizer"] = {"device": where.states, "nvme_path": folder, "ratio": where.ratio}
+    zero["offload_optimizer"] = {
+        "device": where.states,
+        "nvme_path": folder,
+        "ratio": where.ratio,
+        **(when or {}),
+    }
     if stage == 3:
         zero["offload_param"] = {"device": where.parameters, "nvme_path": folder}
         zero["stage3_prefetch_bucket_size"] = 600

@@ -42,7 +42,9 @@ def _train(rank: int, stage: int, precision: str, where: Where, folder: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "world_size"), [("fp32", 3), ("bf16", 1), ("bf16", 2), ("fp16", 2)])
+@pytest.mark.parametrize(
+    ("precision", "world_size"), [("fp32", 3), ("fp32", 1), ("bf16", 1), ("bf16", 2), ("fp16", 2)]
+)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_training_has_the_same_bits_wherever_the_states_lie(
     ranks: Ranks, tmp_path: Path, stage: int, precision: str, world_size: int

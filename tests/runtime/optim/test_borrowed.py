@@ -369,7 +369,7 @@ def _looked_at(rank: int) -> str:
 
 
 def test_an_adam_that_was_only_looked_at_is_fused(ranks: Ranks) -> None:
-    assert ranks(_looked_at, world_size=1) == ["AdamRule"]
+    assert ranks(_looked_at, world_size=1) == ["FusedRule"]
 
 
 def _counts(rank: int) -> tuple[list[int], float]:

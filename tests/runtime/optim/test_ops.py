@@ -65,12 +65,12 @@ MAKE: dict[str, Make] = {
     "FusedLamb": _of(FusedLamb, lr=0.05, eps=1e-3),
 }
 RULES = {
-    "FusedAdam": ("AdamRule", "AdamW"),
-    "FusedAdam L2": ("AdamRule", "Adam"),
-    "FusedAdam without bias correction": ("BorrowedRule", "FusedAdam"),
+    "FusedAdam": ("FusedRule", "AdamW"),
+    "FusedAdam L2": ("FusedRule", "Adam"),
+    "FusedAdam without bias correction": ("FusedRule", "AdamW"),
     "a subclass": ("BorrowedRule", "OwnFusedAdam"),
-    "DeepSpeedCPUAdam": ("AdamRule", "AdamW"),
-    "DeepSpeedCPUAdam L2": ("AdamRule", "Adam"),
+    "DeepSpeedCPUAdam": ("FusedRule", "AdamW"),
+    "DeepSpeedCPUAdam L2": ("FusedRule", "Adam"),
     "FusedLion": ("FusedRule", "Lion"),
     "DeepSpeedCPULion": ("FusedRule", "Lion"),
     "DeepSpeedCPUAdagrad": ("FusedRule", "Adagrad"),

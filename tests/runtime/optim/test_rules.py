@@ -1,4 +1,4 @@
-"""The fused Adam over shards, against torch's over parameters."""
+"""What a fused rule remembers: the states that its formula needs, whatever a checkpoint has of them."""
 
 from __future__ import annotations
 
@@ -7,71 +7,58 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from dslaunch.runtime.optim.adam import AdamRule, Shard
-from dslaunch.runtime.zero.layout import Segment
+import dslaunch
+from tests.runtime.models import make_config, make_model, snapshot, train_engine
+from tests.runtime.ranks import Ranks
 
-N, CUT = 301, 117  # two groups that meet at an odd place; the last element belongs to none
-JOINT = 64  # where one piece of the gradient ends and the next begins
-SEGMENTS = (Segment(group=0, offset=0, numel=CUT), Segment(group=1, offset=CUT, numel=N - 1 - CUT))
-SCALE = 0.37
-# Two fused float32 kernels that round in different places; values up to 4, four steps. Seen: 1.2e-7.
-ROUNDING = 1e-6
-
-
-def _data(seed: int) -> Tensor:
-    return torch.randn(N, generator=torch.Generator().manual_seed(seed))
-
-
-def _run_rule(
-    update: Callable[..., None], groups: list[dict[str, Any]], *, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    master = _data(0)
-    out = None if dtype == torch.float32 else torch.zeros(N, dtype=dtype)
-    exp_avg, exp_avg_sq = torch.zeros(N), torch.zeros(N)
-    for step in range(1, 5):
-        grad = _data(step).to(dtype)
-        shard = Shard(
-            master=master,
-            grads=((0, grad[:JOINT]), (JOINT, grad[JOINT:])),
-            param_out=out,
-            exp_avg=exp_avg,
-            exp_avg_sq=exp_avg_sq,
-            segments=SEGMENTS,
-        )
-        update(shard, groups, step=step, grad_scale=SCALE)
-    return master, out
+OTHERS = ["momentum_buffer", "of another optimizer"]  # what the checkpoint has
+MAKE: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, float]]] = {
+    "AdamW": (lambda params: torch.optim.AdamW(params, lr=0.01), {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    "Adam": (lambda params: torch.optim.Adam(params, lr=0.01), {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    "Adagrad": (
+        lambda params: torch.optim.Adagrad(params, lr=0.01, initial_accumulator_value=0.5),
+        {"sum": 0.5},
+    ),
+    "SGD": (lambda params: torch.optim.SGD(params, lr=0.01), {"momentum_buffer": 0.0}),
+}
 
 
-def _run_torch(
-    kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], *, dtype: torch.dtype
-) -> Tensor:
-    whole = _data(0)
-    parts = [torch.nn.Parameter(whole[:CUT].clone()), torch.nn.Parameter(whole[CUT : N - 1].clone())]
-    optimizer = kind([{**group, "params": [part]} for group, part in zip(groups, parts, strict=True)])  # type: ignore[call-arg]
-    for step in range(1, 5):
-        grad = _data(step).to(dtype).float()
-        parts[0].grad, parts[1].grad = grad[:CUT] * SCALE, grad[CUT : N - 1] * SCALE
-        optimizer.step()
-    return torch.cat([*(part.detach() for part in parts), whole[N - 1 :]])
+def _begin_again(rank: int) -> dict[str, Any]:
+    """Train, forget, and train from the first parameters on; beside it an engine that does only the last."""
+    found = {}
+    for name, (make, _) in MAKE.items():
+        results = []
+        for is_old in (True, False):
+            model = make_model()
+            client, config = make(model.parameters()), make_config(stage=2)
+            engine, chosen, *_ = dslaunch.initialize(model=model, optimizer=client, config=config)
+            assert chosen is not None
+            if is_old:
+                begin = snapshot(model.named_parameters())
+                train_engine(engine, steps=3)
+                chosen.rule.reset_states(OTHERS)
+                chosen.num_steps = 0
+                states = [
+                    {key: state[0].item() for key, state in part.states.items()} for part in chosen.parts
+                ]
+                with torch.no_grad():
+                    for part in chosen.parts:
+                        for place, member in enumerate(part.members):
+                            part.load(place, begin[member.name])
+                            part.copy_fragment(place, begin[member.name], part.master)
+            train_engine(engine, steps=2)
+            results.append(snapshot(model.named_parameters()))
+        found[name] = (chosen.rule.name, states, *results)
+    return found
 
 
-ADAM_GROUPS = [
-    {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.3},
-    {"lr": 0.02, "betas": (0.8, 0.999), "eps": 1e-6, "weight_decay": 0.0},
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("with_torch", [False, True])
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
-def test_adam(kind: type[torch.optim.Optimizer], with_torch: bool, dtype: torch.dtype) -> None:
-    rule = AdamRule(adam_w_mode=kind is torch.optim.AdamW)
-    assert rule.name == kind.__name__
-    update = rule.update_with_torch if with_torch else rule.update  # the former is what a GPU gets
-    master, out = _run_rule(update, ADAM_GROUPS, dtype=dtype)
-    torch.testing.assert_close(master, _run_torch(kind, ADAM_GROUPS, dtype=dtype), rtol=0, atol=ROUNDING)
-    if out is not None:
-        assert torch.equal(out[: N - 1], master[: N - 1].to(dtype))
-        assert out[N - 1] == 0  # padding
+@pytest.mark.slow
+def test_states_that_nobody_saved_begin_as_before_the_first_step(ranks: Ranks) -> None:
+    (found,) = ranks(_begin_again, world_size=1)
+    for name, (rule_name, states, old, new) in found.items():
+        assert rule_name.split()[0] == name  # the name that checkpoints know
+        assert states
+        assert all(one == MAKE[name][1] for one in states)
+        for key, param in old.items():
+            assert torch.equal(param, new[key]), (name, key)

@@ -1,0 +1,46 @@
+"""Gradients on their way out of memory, over all sub-buffers of a model."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+AT_ONCE = 2  # one is written while the next is averaged and lands in host memory
+
+
+class Leaving(Protocol):
+    """What goes to a file, in two steps."""
+
+    def go_on(self) -> None:
+        """Have it in host memory, and begin to write it."""
+
+    def settle(self) -> None:
+        """Have it written, and its memory given back."""
+
+
+class Outbox:
+    """At most AT_ONCE of them, the oldest first: backward waits for the disk only if that is slower than two units of it."""
+
+    def __init__(self) -> None:
+        self._leaving: deque[Leaving] = deque()
+
+    def make_room(self) -> None:
+        """Have memory for one more, and write all that are in."""
+        while len(self._leaving) >= AT_ONCE:
+            self._leaving.popleft().settle()
+        for one in self._leaving:
+            one.go_on()
+
+    def enter(self, one: Leaving) -> None:
+        """It has its memory."""
+        self._leaving.append(one)
+
+    def leave(self, one: Leaving) -> None:
+        """It is written, or wanted again."""
+        if one in self._leaving:
+            self._leaving.remove(one)
+
+    def flush(self) -> None:
+        """Have all of them written."""
+        while self._leaving:
+            self._leaving.popleft().settle()

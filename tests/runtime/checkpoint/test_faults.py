@@ -1,0 +1,323 @@
+"""Disks that are full, gone or damaged: one line that names the file on every rank, and nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch import CheckpointError
+from dslaunch.runtime.checkpoint.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.store import FolderStore, open_store
+from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
+from tests.runtime.ranks import Ranks
+
+TMPFS_BYTES = 3 << 20
+SHARE = 1 << 20  # more than what a rank writes of Wide
+
+
+class Wide(nn.Module):
+    """86 thousand parameters: 0.6 MB of a checkpoint on each of two ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(7, 290), nn.Linear(290, 290), nn.Linear(290, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
+
+
+def _make(**changes: Any) -> Any:
+    config = make_config(stage=2, bf16={"enabled": True}, steps_per_print=0, **changes)
+    return dslaunch.initialize(model=make_model(Wide), config=config)[0]
+
+
+def _train(engine: Any, *, first: int) -> None:
+    train_engine(engine, steps=1, first=first, dtype=torch.bfloat16)
+
+
+def _state(engine: Any) -> dict[str, Tensor]:
+    state = {name: value.clone() for name, value in engine.state_dict().items()}
+    for part, states in zip(engine.optimizer.parts, engine.optimizer.states, strict=True):
+        state |= {f"{part.label} {kind}": shard.clone() for kind, shard in states.items()}
+    return state
+
+
+def _tensors(folder: Path, tag: str) -> dict[str, Tensor]:
+    reader = CheckpointReader(open_store(folder), tag)
+    reader.verify()
+    return {name: reader.tensor(name) for name in reader.tensors()}
+
+
+def _hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+# ---- saves that cannot be written
+
+
+def _fill(folder: Path, *, left: int) -> Path:
+    """Leave so many bytes of the file system free."""
+    filler = folder / "filler"
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_bsize
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, free - left))
+    return filler
+
+
+Undo = Callable[[], object]
+Fault = Callable[[int, Path], Undo]  # of a rank and the folder of checkpoints; returns what ends it
+
+
+def _full(rank: int, root: Path) -> Undo:
+    """No space from the beginning."""
+    return _fill(root.parent, left=0).unlink if rank == 0 else _nothing
+
+
+def _full_for_one(rank: int, root: Path) -> Undo:
+    """Space for the shard of one rank."""
+    return _fill(root.parent, left=SHARE).unlink if rank == 0 else _nothing
+
+
+def _full_later(rank: int, root: Path) -> Undo:
+    """When the shards are there, there is no space for the rest."""
+    put = FolderStore.put
+    fillers: list[Path] = []
+
+    def late(self: FolderStore, name: str, data: bytes) -> None:
+        if not fillers:
+            fillers.append(_fill(root.parent, left=0))
+        put(self, name, data)
+
+    FolderStore.put = late  # type: ignore[method-assign]
+
+    def undo() -> None:
+        FolderStore.put = put  # type: ignore[method-assign]
+        for filler in fillers:
+            filler.unlink()
+
+    return undo
+
+
+def _vanishing(rank: int, root: Path) -> Undo:
+    """The folder is gone when the shards are there."""
+    publish, elsewhere = FolderStore.publish, root.with_name("elsewhere")
+
+    def late(self: FolderStore, folder: str, tag: str) -> None:
+        root.rename(elsewhere)
+        publish(self, folder, tag)
+
+    FolderStore.publish = late  # type: ignore[method-assign]
+
+    def undo() -> None:
+        FolderStore.publish = publish  # type: ignore[method-assign]
+        if rank == 0:
+            elsewhere.rename(root)
+
+    return undo
+
+
+def _read_only(rank: int, root: Path) -> Undo:
+    if rank != 0:
+        return _nothing
+    _remount(root, "ro")
+    return lambda: _remount(root, "rw")
+
+
+def _remount(root: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(root.parent)], check=True)
+
+
+def _nothing() -> None:
+    pass
+
+
+FAULTS: tuple[Fault, ...] = (_full, _full_for_one, _full_later, _vanishing, _read_only)
+
+
+def _one_fault(engine: Any, root: Path, fault: Fault) -> str:
+    torch.distributed.barrier()
+    undo = fault(engine.global_rank, root)
+    torch.distributed.barrier()
+    with pytest.raises(CheckpointError) as caught:
+        engine.save_checkpoint(root)
+    torch.distributed.barrier()
+    undo()
+    torch.distributed.barrier()
+    return str(caught.value)
+
+
+def _faulty_saves(rank: int, folder: str) -> tuple[list[str], dict[str, Tensor], dict[str, Tensor]]:
+    """Return what each says, the state at the end, and that of an undisturbed run."""
+    root = Path(folder) / "disk" / "checkpoints"
+    plain, engine = _make(), _make()
+    said = []
+    _train(engine, first=0)
+    engine.save_checkpoint(root, "good")
+    for step, fault in enumerate(FAULTS, start=1):
+        said.append(_one_fault(engine, root, fault))
+        _train(engine, first=step)
+        if rank == 0:
+            assert FolderStore(root).latest() == "good"
+            assert _tensors(root, "good")
+    for step in range(len(FAULTS) + 1):
+        _train(plain, first=step)
+    engine.save_checkpoint(root, "last")
+    return said, _state(engine), _state(plain)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of TMPFS_BYTES."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    command = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(disk)]
+    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("this container cannot mount a file system")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_save_that_cannot_be_written_names_the_file_everywhere_and_changes_nothing(
+    ranks: Ranks, tmp_path: Path, small_disk: Path
+) -> None:
+    root = small_disk / "checkpoints"
+    expected = (
+        (f"checkpoint {root}/global_step1 cannot be written on rank 0: ", f"'{root}"),
+        (f"checkpoint {root}/global_step2 cannot be written on rank ", ".distcp'"),
+        (f"checkpoint {root}/global_step3 cannot be written on rank 0: ", ".metadata'"),
+        (f"checkpoint {root}/global_step4 cannot be written on rank 0: ", "/.global_step4.partial'"),
+        (f"checkpoint {root}/global_step5 cannot be written on rank 0: ", "Read-only file system: "),
+    )
+    both = ranks(_faulty_saves, str(tmp_path), world_size=2)
+    for said, state, undisturbed in both:
+        for message, (begin, part) in zip(said, expected, strict=True):
+            assert message.startswith(begin)
+            assert part in message
+            assert message.endswith("; what was saved before is still there")
+            assert "\n" not in message
+        assert_same_bits(state, undisturbed)
+    assert both[0][0] == both[1][0]
+    assert _hidden(root) == []  # the space is free again
+    assert set(_tensors(root, "good")) == set(_tensors(root, "last"))
+
+
+# ---- checkpoints that are damaged
+
+
+def _flip(path: Path, place: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 0x10
+    path.write_bytes(data)
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a byte of a shard": ("__1_0.distcp", lambda path: _flip(path, 0.5)),
+    "the last byte of a shard": ("__0_0.distcp", lambda path: _flip(path, 0.999999)),
+    "a byte of .metadata": (".metadata", lambda path: _flip(path, 0.3)),
+    "a byte of training.pt": ("training.pt", lambda path: _flip(path, 0.6)),
+    "a byte of the manifest": ("manifest.json", lambda path: _flip(path, 0.5)),
+    "a digit in the manifest": ("manifest.json", lambda path: _count_up(path)),
+    "a missing shard": ("__1_0.distcp", lambda path: path.unlink()),
+    "a shard cut off": ("__0_0.distcp", _cut),
+    "a manifest cut off": ("manifest.json", _cut),
+    "an empty manifest": ("manifest.json", lambda path: path.write_bytes(b"")),
+}
+
+
+def _count_up(path: Path) -> None:
+    """Still JSON, and not what was written."""
+    text = path.read_text()
+    assert '"global_steps":2' in text
+    path.write_text(text.replace('"global_steps":2', '"global_steps":3'))
+
+
+def _damaged_loads(rank: int, folder: str) -> list[tuple[str, list[str]]]:
+    """Return for each damage what a load of its tag says, and the warnings of one without a tag."""
+    root, engine = Path(folder) / "checkpoints", _make()
+    whole = Path(folder) / "whole"
+    _train(engine, first=0)
+    engine.save_checkpoint(root)
+    state = _state(engine)
+    _train(engine, first=1)
+    engine.save_checkpoint(root)
+    found = []
+    for name, damage in DAMAGES.values():
+        if rank == 0:
+            shutil.copytree(root / "global_step2", whole)
+            damage(root / "global_step2" / name)
+        torch.distributed.barrier()
+        with pytest.raises(CheckpointError) as caught:
+            engine.load_checkpoint(root, "global_step2")
+        with _warnings() as warnings:
+            path, _ = engine.load_checkpoint(root)
+        assert path == str(root / "global_step1")
+        assert_same_bits(_state(engine), state)
+        found.append((str(caught.value), warnings))
+        torch.distributed.barrier()
+        if rank == 0:
+            shutil.rmtree(root / "global_step2")
+            whole.rename(root / "global_step2")
+        torch.distributed.barrier()
+    for content in (b"\0\xff", b"", b"../elsewhere", b"global_step9"):
+        if rank == 0:
+            (root / "latest").write_bytes(content)
+        torch.distributed.barrier()
+        with _warnings() as warnings:
+            path, _ = engine.load_checkpoint(root)
+        assert path == str(root / "global_step2")
+        found.append((str(root / "latest"), warnings))
+        torch.distributed.barrier()
+    return found
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = Keep(logging.WARNING)
+    logging.getLogger("dslaunch").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("dslaunch").removeHandler(handler)
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_an_error_with_its_tag_and_passed_over_without(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    first, second = ranks(_damaged_loads, str(tmp_path), world_size=2)
+    damages = list(DAMAGES.items())
+    for (what, (name, _)), (error, warnings), (other, none) in zip(damages, first, second, strict=False):
+        assert f"{tmp_path}/checkpoints/global_step2/{name} " in error, what
+        assert "load another" in error or "cannot be read" in error, what
+        assert other == error
+        assert len(warnings) == 1, what
+        assert warnings[0] == f"{error}; trying global_step1, the one before"
+        assert none == []  # rank 0 tells it
+    for _, warnings in first[len(damages) :]:
+        assert len(warnings) == 1
+        assert "; trying global_step" in warnings[0]
