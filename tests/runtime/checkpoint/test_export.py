@@ -260,25 +260,32 @@ def test_the_script_beside_latest_converts(saved: Saved, tmp_path: Path) -> None
     script = saved.checkpoints / "zero_to_fp32.py"
     assert os.access(script, os.X_OK)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(script), *words],
-            cwd=saved.checkpoints,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    done = run(".", str(tmp_path), "--max_shard_size", "20KB", "-t", "global_step2")
+    done = subprocess.run(
+        [sys.executable, str(script), ".", str(tmp_path), "--max_shard_size", "20KB", "-t", "global_step2"],
+        cwd=saved.checkpoints,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{tmp_path}/pytorch_model.bin.index.json: ")
     index = json.loads((tmp_path / "pytorch_model.bin.index.json").read_text())["weight_map"]
     assert set(index) == set(saved.params)
-    wrong = run(".", str(tmp_path), "-t", "global_step3")
-    assert wrong.returncode == 2
-    assert wrong.stdout == ""
-    assert wrong.stderr.count("\n") == 1
-    assert "global_step3 is no checkpoint" in wrong.stderr
+
+
+def test_the_scripts_command_line(saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(saved.checkpoints), str(tmp_path), "--safe_serialization", "--exclude_frozen_parameters"]
+    zero_to_fp32.main(words)
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/model.safetensors: 1 file, ")
+    assert_same_bits(load_folder(tmp_path), without(saved.masters, HEAD, FROZEN))
+    with pytest.raises(SystemExit) as ended:
+        zero_to_fp32.main([*words, "-t", "global_step3"])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "global_step3 is no checkpoint" in said.err
+    with pytest.raises(CheckpointError, match="global_step3 is no checkpoint"):
+        zero_to_fp32.main([*words, "-t", "global_step3", "-d"])
 
 
 # ---- other contents than a model's
