@@ -17,7 +17,7 @@ from ..errors import CheckpointError, UserError
 from . import difference, listing
 from .export import FILE_NAMES, ExportOptions, export
 from .meter import Meter
-from .output_plan import shard_bytes
+from .output_plan import shard_bytes, size_text
 from .reader import CheckpointReader
 from .save import doomed
 from .source import locate, open_source
@@ -48,7 +48,7 @@ def _verify(given: dict[str, Any]) -> int:
     except CheckpointError as error:
         print(f"dslaunch: {error}", file=sys.stderr)
         return _FOUND
-    size = listing.size_text(reader.manifest.num_bytes)
+    size = size_text(reader.manifest.num_bytes)
     print(
         f"{reader.where}: good; {size} in {len(reader.manifest.files)} files have the digests that were written"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .manifest import read_manifest
+from .output_plan import size_text
 from .store import Store
 
 
@@ -100,13 +101,3 @@ def as_text(found: Sequence[Row]) -> str:
 
 def _word(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def size_text(num_bytes: int) -> str:
-    """Return it with three digits, in powers of 1000 as disks are sold and `max_shard_size` is written."""
-    size, unit = float(num_bytes), "B"
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.3g} {unit}"

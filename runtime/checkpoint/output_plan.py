@@ -52,6 +52,16 @@ def shard_bytes(size: int | str | None) -> int | None:
     return number
 
 
+def size_text(num_bytes: int) -> str:
+    """Return it with three digits, in powers of 1000 as disks are sold and `max_shard_size` is written."""
+    size, unit = float(num_bytes), "B"
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.3g} {unit}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
     """One file of the folder."""
@@ -95,7 +105,7 @@ class OutputPlan:
         dtypes = sorted({str(spec.dtype).removeprefix("torch.") for spec in specs})
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         tied = f", {len(self.aliases)} more by another name" if self.aliases else ""
-        return f"{files}, {len(specs)} tensors ({', '.join(dtypes)}){tied}, {self.num_bytes / 1e9:.3f} GB"
+        return f"{files}, {len(specs)} tensors ({', '.join(dtypes)}){tied}, {size_text(self.num_bytes)}"
 
     def order(self) -> list[str]:
         """Return the names in the order in which they have to be written."""

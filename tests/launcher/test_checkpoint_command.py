@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.launcher import cli, runtime_program
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.runtime.checkpoint import command, difference, listing
+from dslaunch.runtime.checkpoint import command, difference
+from dslaunch.runtime.checkpoint.output_plan import size_text
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.store import open_store
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
@@ -121,7 +122,7 @@ def test_ls_says_that_latest_names_nothing(run: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(("num_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 KB"), (999_499, "999 KB"), (1_234_000, "1.23 MB"), (99_960_000, "100 MB"), (7 * 10**15, "7000 TB")])  # fmt: skip
 def test_sizes_for_people(num_bytes: int, text: str) -> None:
-    assert listing.size_text(num_bytes) == text
+    assert size_text(num_bytes) == text
 
 
 def test_verify_names_the_file_and_bytes_that_are_damaged(
