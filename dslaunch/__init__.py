@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.0.1"
 
 if TYPE_CHECKING:
-    from . import ops as ops
+    from . import ops as ops, utils as utils
     from .runtime import activation
     from .runtime.data import RepeatingLoader as RepeatingLoader
     from .runtime.engine import Engine as Engine
@@ -36,7 +36,12 @@ _HOME_OF = {
     "initialize": ".runtime.initialize",
 }
 
-_MODULE_OF = {"checkpointing": ".runtime.activation", "ops": ".ops", "zero": ".runtime.zero.api"}
+_MODULE_OF = {
+    "checkpointing": ".runtime.activation",
+    "ops": ".ops",
+    "utils": ".utils",
+    "zero": ".runtime.zero.api",
+}
 
 __all__ = sorted(["__version__", *_HOME_OF, *_MODULE_OF])
 

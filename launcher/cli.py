@@ -53,6 +53,7 @@ Other commands, each with a --help of its own:
   dslaunch exec -H hosts -- COMMAND  a command once on every host, equal output shown once
   dslaunch env -H hosts train.py     the variables that each rank would get, and where they come from
   dslaunch stacks PID                what each rank of a job that runs does, as seen by Python
+  dslaunch checkpoint ls DIR         look at checkpoints, verify, compare, prune, and export weights
   dslaunch report-env                what works on this machine: kernels, CUDA, direct I/O, and why not
 
 Everything after the script belongs to the script. Options may be shortened as long as they stay unique.
@@ -207,6 +208,7 @@ COMMANDS: dict[str, str] = {
     "exec": ".commands.exec",
     "env": ".commands.env",
     "stacks": ".commands.stacks",
+    "checkpoint": ".commands.checkpoint",
     "report-env": ".commands.report_env",
 }
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .checkpoint.format import write_atomically
+from .checkpoint.output_plan import DEFAULT_SHARD_SIZE, SAFETENSORS
 from .comm.collectives import Collectives
 from .errors import CheckpointError, ConfigError
+from .weights_stream import WeightsStream, write_weights
 from .zero.model import ShardedModel
 from .zero.policy import Placement, Policy
 from .zero.sub_buffer import SubBuffer
@@ -94,19 +96,28 @@ class Weights(nn.Module):
         save_dir: str | Path,
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
+        max_shard_size: int | str | None = None,
     ) -> bool:
-        """Write the weights, in the model's dtypes, with torch.save: what `torch.load` gives to a plain module. Returns True.
+        """Write the weights, in the model's dtypes, for a plain module or transformers' from_pretrained(). Returns True.
 
-        Rank 0 writes, whole or not at all, and has all of them in host memory; devices hold a unit more than usual.
+        - One file of torch.save by default: rank 0 has all of it in host memory.
+        - `save_filename` ends in .safetensors: unit after unit is written as it arrives, and several files with an index where there is
+          more than `max_shard_size`, default 5GB. A tied parameter is there once, as transformers writes it.
+        - Another name with `max_shard_size`: files of torch.save with an index; rank 0 has one of them in host memory.
+
+        Rank 0 writes, whole or not at all; devices hold a unit more than usual.
         Order:  every rank must call this
         Errors: CheckpointError, on every rank, if it cannot be written
         """
         path = Path(save_dir) / save_filename
-        if path.suffix == ".safetensors":
-            raise CheckpointError(
-                f"save_16bit_model(): {path.name} would hold what torch.save writes; end its name in .bin or .pt, or give "
-                "engine._consolidated_16bit_state_dict(), which rank 0 gets, to safetensors.torch.save_file()"
-            )
+        is_safetensors = path.suffix == SAFETENSORS
+        if is_safetensors or max_shard_size is not None:
+            self._model.offloaded.check_here("the weights of the whole model")
+            left_out = _frozen(self.module) if exclude_frozen_parameters else set()
+            weights = WeightsStream(self.module, self._model, self._comm, left_out=left_out)
+            size = DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size
+            write_weights(weights, self._comm, save_dir, save_filename, max_shard_size=size)
+            return True
         state = self._consolidated_16bit_state_dict(exclude_frozen_parameters)
         problem: str | None = None
         if state is not None:

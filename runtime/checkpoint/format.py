@@ -15,6 +15,7 @@ training.pt:
     world_size      ranks that wrote it
     buffers         names of buffers, integer parameters and extra states of modules
     left_out        names of the parameters that were not saved (exclude_frozen_parameters)
+    frozen          names of the parameters that need no gradient, saved or not
     aliases         other name -> name, of tied parameters
     optimizer       None, or {name, num_steps, groups: hyper-parameters, state_names: of states with a number per element,
                     beside: name -> what the optimizer remembers otherwise, e.g. a step count}

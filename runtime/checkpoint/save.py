@@ -22,6 +22,7 @@ from .format import TRAINING_FILE, check_is_plain
 from .manifest import Manifest, Span, digest
 from .meeting import Meeting
 from .rng import rng_state
+from .script import put_script
 from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
 from .store import LATEST, MANIFEST, Store, is_tag
 from .training import Training
@@ -115,6 +116,7 @@ class Prepared:
         for name, data in {METADATA: make_metadata(written), **self.small_files}.items():
             store.put(f"{folder}/{name}", data)
             files[name] = (Span(0, len(data), digest(data)),)
+        put_script(store)
         store.put(f"{folder}/{MANIFEST}", self.manifest.with_files(files).to_json())
         store.publish(folder, self.tag)
         if self.save_latest:
@@ -140,11 +142,16 @@ def _read_written(found: Sequence[Any]) -> Written:
 
 def prune(store: Store, *, keep_last: int) -> list[str]:
     """Remove all checkpoints but the newest ones, and the one that `latest` names; return what was removed."""
-    latest = store.latest()
-    doomed = [tag for tag in store.tags()[:-keep_last] if tag != latest]
-    for tag in doomed:
+    tags = doomed(store, keep_last=keep_last)
+    for tag in tags:
         store.remove(tag)
-    return doomed
+    return tags
+
+
+def doomed(store: Store, *, keep_last: int) -> list[str]:
+    """Return what `prune` would remove, oldest first."""
+    latest = store.latest()
+    return [tag for tag in store.tags()[:-keep_last] if tag != latest]
 
 
 def prepare(
@@ -164,7 +171,7 @@ def prepare(
         if comm.mesh.replicate.index != 0 and not comm.mesh.states_by_chunk:
             beside_tensors = {}  # rank 0's line of the mesh has all of them
     gathered = comm.gather_objects((rng_state(), beside), what="random number states")
-    left_out = _left_out(training) if options.exclude_frozen_parameters else frozenset()
+    left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
     parts = [part for unit in training.model.units for part in unit.parts]
     shelves = [PartShelves(part).to_write(left_out=left_out) for part in parts]
     problem: str | None = None
@@ -200,7 +207,7 @@ def prepare(
     )
 
 
-def _left_out(training: Training) -> frozenset[str]:
+def _frozen(training: Training) -> frozenset[str]:
     members = (member for unit in training.model.units for part in unit.parts for member in part.members)
     return frozenset(member.name for member in members if not member.param.requires_grad)
 
@@ -252,6 +259,7 @@ def _describe(
         "world_size": training.comm.mesh.world.size,
         "buffers": sorted(others),
         "left_out": sorted(left_out),
+        "frozen": sorted(_frozen(training)),
         "aliases": training.aliases(),
         "optimizer": _describe_optimizer(training),
         "extra_state": extra_state,

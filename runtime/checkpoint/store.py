@@ -52,6 +52,10 @@ class Store(ABC):
         """Return the checkpoints that are there, oldest first."""
 
     @abstractmethod
+    def partial_tags(self) -> list[str]:
+        """Return the checkpoints that are being written, or whose save was cut off."""
+
+    @abstractmethod
     def folder_of(self, tag: str) -> str:
         """Return the folder of a checkpoint, whether it is there or not."""
 
@@ -98,6 +102,18 @@ class Store(ABC):
     def remove(self, tag: str) -> None:
         """Remove a checkpoint; one that is not there is no error."""
 
+    @abstractmethod
+    def partial_file(self, name: str) -> str:
+        """Return the name to write a file under that is to be there when it is complete; its folder is there then."""
+
+    @abstractmethod
+    def publish_file(self, name: str) -> None:
+        """Let what was written under `partial_file(name)` be the file."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Remove a file; one that is not there is no error."""
+
     def get(self, name: str) -> bytes:
         """Return what is in a file."""
         with self.open(name) as file:
@@ -124,6 +140,10 @@ class FolderStore(Store):
         lost = [(path.stat().st_mtime_ns, _tag_of(path.parent.name, _REPLACED)) for path in hidden]
         found += [(when, tag) for when, tag in lost if not (self.root / tag / MANIFEST).exists()]
         return [tag for _, tag in sorted(found) if not tag.startswith(".")]
+
+    def partial_tags(self) -> list[str]:
+        found = (path.name for path in self.root.glob(f".*{_PARTIAL}") if path.is_dir())
+        return sorted(_tag_of(name, _PARTIAL) for name in found)
 
     def folder_of(self, tag: str) -> str:
         # Between the two renames of `publish` the old one has no other name.
@@ -219,6 +239,19 @@ class FolderStore(Store):
                 folder.rename(doomed)  # at once: half of a checkpoint is none
                 shutil.rmtree(doomed)
 
+    def partial_file(self, name: str) -> str:
+        path = (self.root / name).with_name(_hidden(Path(name).name, _PARTIAL))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return str(path.relative_to(self.root))
+
+    def publish_file(self, name: str) -> None:
+        path = self.root / name
+        path.with_name(_hidden(path.name, _PARTIAL)).replace(path)
+        _sync(path.parent)
+
+    def delete(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
 
 class UrlStore(Store):
     """At a URL, through fsspec."""
@@ -242,6 +275,15 @@ class UrlStore(Store):
             tag = _tag_of(folder, _PARTIAL) if folder.startswith(".") else folder
             found[tag] = max(str(when), found.get(tag, ""))
         return sorted(found, key=lambda tag: (found[tag], tag))
+
+    def partial_tags(self) -> list[str]:
+        self._fs.invalidate_cache()
+
+        def folders(name: str) -> set[str]:
+            paths = [*self._fs.glob(self._path(f"*/{name}")), *self._fs.glob(self._path(f".*/{name}"))]
+            return {path.rsplit("/", 2)[-2] for path in paths}
+
+        return sorted({_tag_of(folder, _PARTIAL) for folder in folders("*.distcp") - folders(MANIFEST)})
 
     def folder_of(self, tag: str) -> str:
         partial = _hidden(tag, _PARTIAL)
@@ -313,6 +355,16 @@ class UrlStore(Store):
             self._fs.rm_file(self._path(f"{folder}/{MANIFEST}"))  # first: half of a checkpoint is none
         if self._fs.exists(self._path(folder)):
             self._fs.rm(self._path(folder), recursive=True)
+
+    def partial_file(self, name: str) -> str:
+        return name  # an object is there when all of it is
+
+    def publish_file(self, name: str) -> None:
+        self._fs.invalidate_cache()
+
+    def delete(self, name: str) -> None:
+        if self._fs.exists(self._path(name)):
+            self._fs.rm_file(self._path(name))
 
 
 def open_store(where: str | os.PathLike[str]) -> Store:

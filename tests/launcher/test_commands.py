@@ -28,8 +28,8 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env"})
-)  # one asks a job that has its hosts, the other is about this machine
+    "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint"})
+)  # one asks a job that has its hosts, the others are about this machine
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command
     assert set(command.params) >= {*CHOICE_OPTIONS, *SSH_OPTIONS}
@@ -63,6 +63,13 @@ def test_the_help_of_dslaunch_names_every_command(capsys: pytest.CaptureFixture[
         ("report-env --nvme_path . --disk_test 8GB", "'8GB' is no number of bytes; write e.g. 8G"),
         ("report-env --nvme_path . --disk_test 0", "'0' is no number of bytes; write e.g. 8G"),
         ("report-env train.py", "unexpected extra argument"),
+        ("checkpoint", "which command? Write: dslaunch checkpoint ls DIR"),
+        ("checkpoint list", "there is no command 'list'; write ls, verify, diff, prune, export"),
+        ("checkpoint ls", "Missing argument 'DIR'"),
+        ("checkpoint prune out", "Missing option '--keep'"),
+        ("checkpoint prune out --keep 0", "0 is not in the range x>=1"),
+        ("checkpoint export --dtype int8 out there", "'int8' is not one of 'float32', 'bfloat16', 'float16'"),
+        ("checkpoint diff --valeus a b", "there is no option --valeus; did you mean --values?"),
         ("exec -H hosts --no_fild -- x", "there is no option --no_fild; did you mean --no_fold"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dslaunch
@@ -101,23 +102,41 @@ def test_the_file_loads_into_a_plain_model(ranks: Ranks, stage: int, tmp_path: P
     assert trained.keys() == loaded.keys() - FROZEN
 
 
-def _not_written(rank: int, folder: str) -> list[str]:
+def _not_written(rank: int, folder: str) -> str:
     engine = _engine(3)
-    said = []
-    for target, name in ((f"{folder}/file", "m.bin"), (folder, "model.safetensors")):
-        with pytest.raises(CheckpointError) as caught:
-            engine.save_16bit_model(target, name)
-        said.append(str(caught.value))
-    return said
+    with pytest.raises(CheckpointError) as caught:
+        engine.save_16bit_model(f"{folder}/file", "m.bin")
+    return str(caught.value)
 
 
 def test_what_cannot_be_written_is_an_error_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for no_folder, safetensors in ranks(_not_written, str(tmp_path), world_size=2):
-        assert no_folder.startswith(f"{tmp_path}/file/m.bin cannot be written")
-        assert safetensors.startswith(
-            "save_16bit_model(): model.safetensors would hold what torch.save writes"
-        )
+    for said in ranks(_not_written, str(tmp_path), world_size=2):
+        assert said.startswith(f"{tmp_path}/file/m.bin cannot be written")
+
+
+def _streamed(rank: int, folder: str) -> dict[str, Tensor]:
+    expected: dict[str, Tensor] = {}
+    for stage in STAGES:
+        engine = _engine(stage)
+        engine.save_16bit_model(f"{folder}/{stage}", "model.safetensors", max_shard_size=500)
+        engine.save_16bit_model(f"{folder}/{stage}", "trained.safetensors", True)
+        expected |= {f"{stage} {name}": value.clone() for name, value in engine.state_dict().items()}
+    return expected
+
+
+def test_safetensors_have_what_a_state_dict_has_and_tied_parameters_once(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    expected = ranks(_streamed, str(tmp_path), world_size=2)[0]
+    for stage in STAGES:
+        files = sorted((tmp_path / str(stage)).glob("model-*-of-*.safetensors"))
+        assert len(files) > 3
+        found = {name: value for file in files for name, value in load_file(file).items()}
+        assert found.keys() == make_model(Tied).state_dict().keys() - {"head.weight"}
+        assert_same_bits(found, {name: expected[f"{stage} {name}"] for name in found})
+        trained = load_file(tmp_path / str(stage) / "trained.safetensors")
+        assert_same_bits(trained, {name: found[name] for name in found.keys() - FROZEN})
 
 
 def _loaded(rank: int, stage: int, is_custom: bool) -> dict[str, Tensor]:

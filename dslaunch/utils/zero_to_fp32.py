@@ -1,0 +1,20 @@
+"""Float32 weights from checkpoints."""
+
+from __future__ import annotations
+
+from ..runtime.zero_to_fp32 import (
+    convert_zero_checkpoint_to_fp32_state_dict,
+    get_fp32_state_dict_from_zero_checkpoint,
+    load_state_dict_from_zero_checkpoint,
+    main,
+)
+
+__all__ = [
+    "convert_zero_checkpoint_to_fp32_state_dict",
+    "get_fp32_state_dict_from_zero_checkpoint",
+    "load_state_dict_from_zero_checkpoint",
+    "main",
+]
+
+if __name__ == "__main__":
+    main()
