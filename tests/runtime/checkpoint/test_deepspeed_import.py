@@ -1,0 +1,302 @@
+"""Checkpoints that DeepSpeed itself wrote: continued here at other stages and worlds, with the same elements and losses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import dslaunch
+from dslaunch import CheckpointError
+from dslaunch.runtime.checkpoint.deepspeed_file import load_file
+from dslaunch.runtime.checkpoint.deepspeed_reader import DeepSpeedReader
+from tests.runtime.checkpoint.deepspeed_cases import (
+    AFTER,
+    BEFORE,
+    CASES,
+    CLIENT_STATE,
+    CLIPPING,
+    NUM_RANKS,
+    TAG,
+    WARMUP,
+    Case,
+    make_tied,
+)
+from tests.runtime.checkpoint.test_checkpoint import _whole_state
+from tests.runtime.models import GLOBAL_BATCH, assert_same_bits, train_engine
+from tests.runtime.ranks import Ranks
+
+DEEPSPEED = Path(sys.prefix) / "deepspeed"  # `make setup` puts the package there
+WORKER = Path(__file__).parent / "deepspeed_worker.py"
+DEADLINE_S = 300.0  # it imports DeepSpeed twice, on a machine that may do much else
+BY_NAME = {case.name: case for case in CASES}
+
+# Three steps of AdamW in float32, whose kernel and sums over ranks round in another order than torch's: each loss is a mean of a
+# few hundred products, 2^-24 relative each.
+SAME_FLOAT32 = 1e-5
+# In bfloat16 both round forward and backward to 2^-8, in the same operations; gradients are averaged in another order.
+SAME_BF16 = 2e-2
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of all cases, from one start of two ranks of DeepSpeed."""
+    if not (DEEPSPEED / "deepspeed" / "runtime").is_dir():
+        reason = f"no DeepSpeed in {DEEPSPEED}; `make setup` puts it there"
+        if os.environ.get("DSLAUNCH_LAB") == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    root = tmp_path_factory.mktemp("deepspeed")
+    checkout = Path(__file__).parents[3]
+    workers = []
+    for rank in range(NUM_RANKS):
+        env = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(NUM_RANKS),
+            "DS_ACCELERATOR": "cpu",
+            "PYTHONPATH": os.pathsep.join((str(DEEPSPEED), str(checkout))),
+        }
+        with (root / f"log-{rank}").open("wb") as log:
+            command = [sys.executable, "-W", "ignore", str(WORKER), str(root)]
+            workers.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = [worker.wait(DEADLINE_S) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    logs = "\n".join((root / f"log-{rank}").read_text(errors="replace")[-4000:] for rank in range(NUM_RANKS))
+    assert codes == [0] * NUM_RANKS, logs
+    return root
+
+
+class Truth(NamedTuple):
+    """What DeepSpeed's own process held."""
+
+    tensors: dict[str, Tensor]
+    losses: list[list[float]]  # of the next steps, by rank
+    lr: list[float]
+    scale: float
+    skipped: int
+    steps: int  # at stage 0 in 16 bits DeepSpeed makes one with zeros before the first
+
+
+def _truth(folder: Path) -> Truth:
+    found = torch.load(folder / "truth.pt", weights_only=True)
+    return Truth(**{name: found[name] for name in Truth._fields})
+
+
+def _engine(case: Case, stage: int, *, zero: dict[str, Any] | None = None, optimizer: str = "AdamW") -> Any:
+    model, groups = make_tied(seed=99)
+    precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(case.dtype)
+    config: dict[str, Any] = {
+        "train_batch_size": GLOBAL_BATCH,
+        "gradient_clipping": CLIPPING,
+        "scheduler": WARMUP,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 600, **(zero or {})},
+    }
+    if precision:
+        config[precision] = {"enabled": True, **case.more.get("fp16", {})}
+    client = torch.optim.SGD(groups, lr=0.3, momentum=0.9) if case.sgd else None
+    if client is None:
+        config["optimizer"] = {"type": optimizer, "params": {"lr": 0.5}}
+    return dslaunch.initialize(model=model, model_parameters=groups, optimizer=client, config=config)[0]
+
+
+class Loaded(NamedTuple):
+    state: dict[str, Tensor]
+    losses: list[float]
+    lr: list[float]
+    scale: float
+    counters: tuple[int, ...]
+    client_state: dict[str, Any]
+    path: str
+
+
+def _load(rank: int, folder: str, case: Case, stage: int, zero: dict[str, Any], tag: str | None) -> Loaded:
+    engine = _engine(case, stage, zero=zero)
+    train_engine(engine, steps=1, first=50, dtype=case.dtype)  # whatever was there must be gone
+    path, client_state = engine.load_checkpoint(folder, tag=tag)
+    state, lr, scale = _whole_state(engine), engine.get_lr(), engine.optimizer.loss_scale
+    counters = (engine.global_steps, engine.global_samples, engine.skipped_steps, engine.optimizer.num_steps)
+    losses = train_engine(engine, steps=AFTER, first=BEFORE, dtype=case.dtype)
+    return Loaded(state, losses, lr, scale, counters, client_state, path)
+
+
+CPU_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "stage", "world", "zero", "is_universal"),
+    [
+        ("stage0", 3, 2, {}, False),
+        ("stage0-bf16", 1, 2, {}, False),
+        ("stage1", 2, 2, {}, False),
+        ("stage1", 0, 3, {}, False),
+        ("stage1", 3, 2, {}, True),
+        ("stage1-bf16", 3, 2, {}, False),
+        ("stage1-sgd", 2, 2, {}, False),
+        ("stage2", 3, 2, CPU_OFFLOAD, False),
+        ("stage2", 1, 4, {}, False),
+        ("stage2-fp16", 2, 2, {}, False),
+        ("stage2-bf16", 0, 2, {}, False),
+        ("stage3", 1, 2, {}, False),
+        ("stage3", 3, 1, {}, False),
+        ("stage3", 2, 2, {}, True),
+        ("stage3-bf16", 2, 2, {}, False),
+    ],
+)
+def test_what_deepspeed_saved_is_continued(
+    ranks: Ranks, made: Path, name: str, stage: int, world: int, zero: dict[str, Any], is_universal: bool
+) -> None:
+    """Every element is equal to the bit; the next losses are DeepSpeed's own where as many ranks share the batches."""
+    case, truth = BY_NAME[name], _truth(made / name)
+    tag = f"{TAG}_universal" if is_universal else None
+    results = ranks(_load, str(made / name), case, stage, zero, tag, world_size=world)
+    tolerance = SAME_FLOAT32 if case.dtype == torch.float32 else SAME_BF16
+    for rank, loaded in enumerate(results):
+        assert_same_bits(loaded.state, truth.tensors)
+        assert loaded.lr == truth.lr
+        assert loaded.scale == truth.scale
+        assert loaded.counters == (BEFORE, BEFORE * GLOBAL_BATCH, truth.skipped, truth.steps)
+        assert loaded.client_state == CLIENT_STATE
+        assert loaded.path == str(made / name / (tag or TAG))
+        if world == NUM_RANKS:
+            differences = [abs(a - b) for a, b in zip(loaded.losses, truth.losses[rank], strict=True)]
+            assert max(differences) <= tolerance * max(truth.losses[rank]), (
+                loaded.losses,
+                truth.losses[rank],
+            )
+
+
+def _load_partly(rank: int, folder: str) -> list[str]:
+    said = []
+    case = BY_NAME["stage1"]
+    engine = _engine(case, 1, optimizer="Lion")
+    with pytest.raises(CheckpointError) as caught:
+        engine.load_checkpoint(folder)
+    said.append(str(caught.value))
+    engine.load_checkpoint(folder, load_optimizer_states=False)
+    assert engine.optimizer.num_steps == 0
+    assert engine.global_steps == BEFORE
+    taken: dict[str, Any] = {}
+    engine.load_checkpoint(
+        folder, load_optimizer_states=False, custom_load_fn=lambda src, dst: taken.update(src)
+    )
+    truth = _truth(Path(folder)).tensors
+    names = set(dict(engine.module.state_dict()))
+    assert set(taken) == names
+    assert all(torch.equal(taken[name], truth.get(name, truth["square.weight"])) for name in names)
+    return said
+
+
+@pytest.mark.slow
+def test_weights_can_be_taken_alone_by_another_optimizer(ranks: Ranks, made: Path) -> None:
+    assert ranks(_load_partly, str(made / "stage1"), world_size=1)[0] == [
+        "the checkpoint's optimizer is AdamW, this run's is Lion; load with load_optimizer_states=False to take the weights alone"
+    ]
+
+
+@pytest.mark.slow
+def test_only_the_files_that_hold_what_is_wanted_are_opened(made: Path) -> None:
+    """Of the first parameter, which lies in rank 0's partition, rank 1's file is not touched."""
+    reader = DeepSpeedReader(made / "stage2-bf16" / TAG)
+    reader.tensor("optimizer.state.first.weight.exp_avg")
+    assert reader._folder.optimizer.cache_info().currsize == 1
+    reader.tensor("optimizer.state.last.weight.exp_avg")
+    assert reader._folder.optimizer.cache_info().currsize == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "change", "beginning"),
+    [
+        (
+            "stage1",
+            lambda tag: (tag / "mp_rank_01_model_states.pt").touch(),
+            "{tag}/mp_rank_01_model_states.pt is of a tensor or",
+        ),
+        (
+            "stage1",
+            lambda tag: (tag / "layer_0_expert_1_mp_rank_00_model_states.pt").touch(),
+            "{tag}/layer_0_expert_1_mp_rank_00_model_states.pt: experts in files of their own (MoE) cannot be read here",
+        ),
+        (
+            "stage1",
+            lambda tag: (tag / "layer_00-model_states.pt").touch(),
+            "{tag}/layer_00-model_states.pt: layers in files of their own (pipeline parallelism) cannot be read here",
+        ),
+        (
+            "stage3",
+            lambda tag: (tag / "offloaded_tensors").mkdir(),
+            "{tag}/offloaded_tensors: optimizer states that NVMe offload",
+        ),
+        (
+            "stage3",
+            lambda tag: (tag / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink(),
+            "{tag} has 1 files *_optim_states.pt and was written by 2 ranks",
+        ),
+        (
+            "stage3",
+            lambda tag: (tag / "zero_pp_rank_1_mp_rank_00_model_states.pt").unlink(),
+            "{tag} has 1 files *_model_states.pt and was written by 2 ranks",
+        ),
+        (
+            "stage1",
+            lambda tag: (tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink(),
+            "{tag} has no *_optim_states.pt of rank 0",
+        ),
+        (
+            "stage1",
+            lambda tag: (tag / "mp_rank_00_model_states.pt").write_bytes(b"PK\x03\x04 and no more"),
+            "{tag}/mp_rank_00_model_states.pt cannot be read: ",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(
+    made: Path, tmp_path: Path, name: str, change: Callable[[Path], object], beginning: str
+) -> None:
+    tag = tmp_path / TAG
+    shutil.copytree(made / name / TAG, tag)
+    change(tag)
+    with pytest.raises(CheckpointError) as caught:
+        DeepSpeedReader(tag)
+    assert str(caught.value).startswith(beginning.format(tag=tag))
+
+
+class Runs:
+    """A pickle that runs a program when it is read by one that trusts it."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (self.command,)
+
+
+class Unknown:
+    """A class of a user's program."""
+
+
+@pytest.mark.parametrize("is_evil", [True, False])
+def test_a_class_that_is_not_deepspeeds_is_refused_by_name_and_not_run(tmp_path: Path, is_evil: bool) -> None:
+    path, trace = tmp_path / "mp_rank_00_model_states.pt", tmp_path / "trace"
+    torch.save({"module": {}, "mine": Runs(f"touch {trace}") if is_evil else Unknown()}, path)
+    with pytest.raises(CheckpointError) as caught:
+        load_file(path)
+    named = f"{os.system.__module__}.system" if is_evil else f"{__name__}.Unknown"
+    assert str(caught.value).startswith(
+        f"{path} holds a {named}, which is none of the classes that DeepSpeed's"
+    )
+    assert not trace.exists()
