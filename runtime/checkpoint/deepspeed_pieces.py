@@ -171,7 +171,7 @@ def base_optimizer(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what torch's optimizer said of itself; of its parameters, which are flat groups, there are numbers."""
     found = state.get("optimizer_state_dict", state.get("base_optimizer_state", state))
     if isinstance(found, list):  # an elastic checkpoint's, of states alone
-        return {"state": {number: own for number, own in enumerate(found)}}
+        return {"state": dict(enumerate(found))}
     base: Mapping[str, Any] = found
     return base
 

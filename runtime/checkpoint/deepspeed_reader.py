@@ -130,15 +130,15 @@ class DeepSpeedReader:
             return universal_parameters(self._folder, self._shapes)
         if not self._shapes:
             return whole_parameters(self._model, optimizer, groups, self._aliases, where=self.where)
-        count = optimizer.get("partition_count")
-        counts = set(count) if isinstance(count, list) else {count}
+        counted: int | list[int] = optimizer["partition_count"]
+        counts = sorted(set(counted)) if isinstance(counted, list) else [counted]
         if len(counts) != 1:
             raise CheckpointError(
-                f"{self.where}: groups of the optimizer are spread over {sorted(counts)} ranks (MoE), which cannot be read here; load "
-                "it with DeepSpeed"
+                f"{self.where}: groups of the optimizer are spread over {counts} ranks (MoE), which cannot be read here; "
+                "load it with DeepSpeed"
             )
         is_sharded = optimizer.get("zero_stage") == _SHARDED_STAGE
-        self._folder.check_ranks(counts.pop(), of_model=is_sharded)
+        self._folder.check_ranks(counts[0], of_model=is_sharded)
         return (sharded_parameters if is_sharded else flat_partitions)(self._folder, self._shapes)
 
     def _find_weights(self, trained: Found) -> dict[str, Pieces]:
@@ -182,16 +182,6 @@ class DeepSpeedReader:
                 if known != name:
                     found[name] = known
         return found
-
-    @property
-    def aliases(self) -> Mapping[str, str]:
-        """The other names of tied parameters, each with the one that `tensors` has."""
-        return self._aliases
-
-    @property
-    def frozen(self) -> frozenset[str]:
-        """The names of the parameters that were not trained."""
-        return self._frozen
 
 
 def _metadata(pieces: Pieces) -> TensorStorageMetadata:

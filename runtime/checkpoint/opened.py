@@ -50,6 +50,11 @@ def latest_tag(store: Store) -> str | None:
     return found
 
 
+def is_checkpoint(store: Store) -> bool:
+    """Whether the folder is itself a checkpoint, and not one that holds them."""
+    return store.size(MANIFEST) is not None or (isinstance(store, FolderStore) and is_deepspeed(store.root))
+
+
 def open_checkpoint(store: Store, tag: str, *, groups: Sequence[Sequence[str]] = ()) -> OpenCheckpoint:
     """Return the checkpoint `tag`, dslaunch's or DeepSpeed's.
 
