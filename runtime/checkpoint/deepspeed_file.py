@@ -7,7 +7,8 @@ import pickle
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from pathlib import Path, PosixPath
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,8 +80,25 @@ def load_file(path: Path) -> Any:
 
 def _allowed() -> list[Any]:
     """Each as torch wants it: with the name that files have for it."""
-    names = [(stand_in, name) for name, stand_in in _STAND_INS.items()]
-    return [*names, PosixPath]
+    return [*((stand_in, name) for name, stand_in in _STAND_INS.items()), *_numpy_numbers()]
+
+
+def _numpy_numbers() -> list[Any]:
+    """What numpy's arrays and numbers are made of, which client_state may hold; nothing without numpy."""
+    if find_spec("numpy") is None:
+        return []
+    import numpy
+
+    array, number = numpy.zeros(1).__reduce__()[0], numpy.float64(1).__reduce__()[0]
+    names = {"_reconstruct": array, "scalar": number}
+    # numpy 2 has moved them; a file names the place of the version that wrote it
+    moved = [
+        (made, f"numpy.{core}.multiarray.{name}")
+        for name, made in names.items()
+        for core in ("core", "_core")
+    ]
+    kinds = {type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdFD"}
+    return [*moved, numpy.ndarray, (numpy.dtype, "numpy.dtype"), *kinds]
 
 
 def _first_line(error: BaseException) -> str:

@@ -164,9 +164,22 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
                 raise CheckpointError(
                     f"{what} '{name}' has shape {there} in the checkpoint and {here} in the model"
                 )
+    if plan.with_scheduler:
+        _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:
         trained = {member.name for part, member in _members(training) if part.is_trained}
         _check_optimizer(training.optimizer, saved["optimizer"], trained, shapes, strict=plan.strict)
+
+
+def _check_scheduler(scheduler: Any, saved: dict[str, Any] | None) -> None:
+    if not saved or not hasattr(scheduler, "state_dict"):
+        return
+    ours = set(scheduler.state_dict())
+    if ours and ours.isdisjoint(saved):
+        raise CheckpointError(
+            f"the checkpoint's scheduler remembers {_listed(set(saved))}, this run's {type(scheduler).__name__} "
+            f"{_listed(ours)}; load with load_lr_scheduler_states=False"
+        )
 
 
 def _check_optimizer(

@@ -68,6 +68,11 @@ class Case:
     is_universal: bool = False  # converted, too: <name>/<TAG>_universal
 
     @property
+    def is_exported(self) -> bool:
+        """Whether DeepSpeed's zero_to_fp32 takes it: not without ZeRO, nor from its BF16_Optimizer."""
+        return self.stage > 0 and "data_types" not in self.more
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """The states of the optimizer."""
         return ("momentum_buffer",) if self.sgd else ("exp_avg", "exp_avg_sq")

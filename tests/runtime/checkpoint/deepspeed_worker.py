@@ -3,7 +3,7 @@
 python deepspeed_worker.py FOLDER      with RANK, LOCAL_RANK, WORLD_SIZE set
 
 Beside each checkpoint, <case>/truth.pt: parameters and buffers, masters, states, lr, scale and counters when it was saved, and the losses of
-the next steps on both ranks.
+the next steps on both ranks; and what DeepSpeed's own zero_to_fp32 makes of the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from deepspeed.checkpoint import ds_to_universal  # type: ignore[import-not-foun
 from deepspeed.utils import (  # type: ignore[import-not-found]
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
+)
+from deepspeed.utils.zero_to_fp32 import (  # type: ignore[import-not-found]
+    get_fp32_state_dict_from_zero_checkpoint,
 )
 from torch import Tensor
 
@@ -112,6 +115,8 @@ def make(case: Case, folder: Path) -> None:
     dist.all_gather_object(both, losses)
     truth["losses"] = both
     if dist.get_rank() == 0:
+        if case.is_exported:
+            truth["exported"] = dict(get_fp32_state_dict_from_zero_checkpoint(str(folder)))
         torch.save(truth, folder / "truth.pt")
         if case.is_universal:
             _convert(folder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.runtime.checkpoint.deepspeed_file import load_file
 from dslaunch.runtime.checkpoint.deepspeed_reader import DeepSpeedReader
+from dslaunch.runtime.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from tests.runtime.checkpoint.deepspeed_cases import (
     AFTER,
     BEFORE,
@@ -212,6 +215,34 @@ def test_weights_can_be_taken_alone_by_another_optimizer(ranks: Ranks, made: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_exported_weights_are_those_of_deepspeeds_own_script(made: Path, name: str) -> None:
+    case, folder = BY_NAME[name], made / name
+    expected = torch.load(folder / "truth.pt", weights_only=True).get("exported")
+    if expected is None:  # it refuses; what its process held is as good
+        truth = _truth(folder).tensors
+        masters = "master" if case.stage else "none"  # at stage 0 no file says which is which
+        expected = {
+            key: truth.get(f"{key} {masters}", value).float()
+            for key, value in truth.items()
+            if " " not in key
+        }
+        expected |= {"calls": truth["calls"], "again.weight": expected["square.weight"]}
+    frozen = ("frozen.weight", "frozen.bias")  # DeepSpeed's script forgets them at stage 1
+    expected |= {key: _truth(folder).tensors[key] for key in frozen if key not in expected}
+    for tag in [TAG, *([f"{TAG}_universal"] if case.is_universal else [])]:
+        found = get_fp32_state_dict_from_zero_checkpoint(folder, tag)
+        assert all(value.dtype == torch.float32 for key, value in found.items() if key != "calls")
+        assert found["again.weight"] is found["square.weight"]
+        assert_same_bits(
+            found, {key: value.float() if key != "calls" else value for key, value in expected.items()}
+        )
+    if name == "stage3":
+        trained = get_fp32_state_dict_from_zero_checkpoint(folder, exclude_frozen_parameters=True)
+        assert set(expected) - set(trained) == {"frozen.weight", "frozen.bias"}
+
+
+@pytest.mark.slow
 def test_only_the_files_that_hold_what_is_wanted_are_opened(made: Path) -> None:
     """Of the first parameter, which lies in rank 0's partition, rank 1's file is not touched."""
     reader = DeepSpeedReader(made / "stage2-bf16" / TAG)
@@ -303,3 +334,36 @@ def test_a_class_that_is_not_deepspeeds_is_refused_by_name_and_not_run(tmp_path:
         f"{path} holds a {named}, which is none of the classes that DeepSpeed's"
     )
     assert not trace.exists()
+
+
+def test_plain_values_of_programs_are_read(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    state = {
+        "args": argparse.Namespace(width=7),
+        "path": tmp_path,
+        "order": OrderedDict(a=1),
+        "best": numpy.float64(0.5),
+        "drawn": numpy.arange(3),
+    }
+    torch.save(state, tmp_path / "file.pt")
+    found = load_file(tmp_path / "file.pt")
+    assert (found["args"].width, found["path"], found["order"]) == (7, str(tmp_path), {"a": 1})
+    assert (float(found["best"]), found["drawn"].tolist()) == (0.5, [0, 1, 2])
+
+
+def _anonymous_bytes() -> int:
+    """Memory of this process that is no copy of a file's."""
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")
+    )
+    return int(line.split()[1]) * 1024
+
+
+def test_tensors_stay_on_the_disk_until_they_are_used(tmp_path: Path) -> None:
+    path, num_bytes = tmp_path / "file.pt", 64 << 20
+    torch.save({"big": torch.ones(num_bytes // 4)}, path)
+    before = _anonymous_bytes()
+    big = load_file(path)["big"]
+    assert big[-1] == big[0] == 1
+    assert big.sum() == num_bytes // 4  # it is read through
+    assert _anonymous_bytes() - before < num_bytes // 8
