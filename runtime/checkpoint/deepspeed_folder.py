@@ -65,6 +65,11 @@ class DeepSpeedFolder:
         self.optimizer = cache(self._optimizer)
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether it is of stage 3, where each rank has a file of the model."""
+        return self._models[0].name.startswith("zero_pp_rank_")
+
+    @property
     def num_model_files(self) -> int:
         return len(self._models)
 

@@ -49,31 +49,30 @@ class DeepSpeedReader:
         self._aliases = self._find_aliases()
         self._frozen: frozenset[str] = frozenset()
         trained = self._find_trained(groups)
-        self._found = self._find_weights(trained)
-        self._others = sorted(name for name, one in self._found.items() if self._is_beside(name, one))
+        found = self._find_weights(trained)
         self._extra = {
             name: value for name, value in self._model["module"].items() if not isinstance(value, Tensor)
         }
-        self._tensors = {model_name(name): pieces for name, pieces in self._found.items()}
-        self._state_names = sorted({kind for kinds in trained.values() for kind in kinds if kind != MASTER})
+        self._tensors = {model_name(name): pieces for name, pieces in found.items()}
         for name, kinds in trained.items():
             self._tensors |= {
                 state_name(name, kind): pieces for kind, pieces in kinds.items() if kind != MASTER
             }
         self._metadata = {name: _metadata(pieces) for name, pieces in self._tensors.items()}
-
-    def training(self) -> dict[str, Any]:
-        """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
-        return describe_training(
+        self._saved = describe_training(
             self._model,
             self._optimizer,
             steps=self._steps(),
-            buffers=[*self._others, *self._extra],
+            buffers=[*(name for name, one in found.items() if self._is_beside(name, one)), *self._extra],
             aliases=self._aliases,
             frozen=self._frozen,
             extra_state=self._extra,
-            state_names=self._state_names,
+            state_names=sorted({kind for kinds in trained.values() for kind in kinds if kind != MASTER}),
         )
+
+    def training(self) -> dict[str, Any]:
+        """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
+        return self._saved
 
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor."""
@@ -125,6 +124,11 @@ class DeepSpeedReader:
         """Return masters and states."""
         optimizer = self._optimizer
         if optimizer is None:
+            if self._folder.is_sharded:
+                raise CheckpointError(
+                    f"{self.where} has no *_optim_states.pt, where ZeRO stage 3 keeps all weights that it trains; copy all ranks' "
+                    "files here, or load another checkpoint"
+                )
             return {}
         if self._folder.is_universal:
             return universal_parameters(self._folder, self._shapes)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from ..errors import CheckpointError
 from .deepspeed_folder import is_deepspeed
 from .deepspeed_reader import DeepSpeedReader
 from .reader import CheckpointReader
@@ -66,5 +68,15 @@ def open_checkpoint(store: Store, tag: str, *, groups: Sequence[Sequence[str]] =
     if isinstance(store, FolderStore) and store.size(f"{folder}/{MANIFEST}") is None:
         path = store.root / folder
         if is_deepspeed(path):
-            return DeepSpeedReader(path, groups=groups)
+            return _open_deepspeed(path, groups)
     return CheckpointReader(store, tag)
+
+
+def _open_deepspeed(path: Path, groups: Sequence[Sequence[str]]) -> DeepSpeedReader:
+    try:
+        return DeepSpeedReader(path, groups=groups)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:  # its files say other than 0.19.8's
+        raise CheckpointError(
+            f"{path} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; load it with the DeepSpeed "
+            "that wrote it, and save it with that of today"
+        ) from error

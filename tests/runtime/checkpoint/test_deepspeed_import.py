@@ -20,6 +20,8 @@ import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.runtime.checkpoint.deepspeed_file import load_file
 from dslaunch.runtime.checkpoint.deepspeed_reader import DeepSpeedReader
+from dslaunch.runtime.checkpoint.opened import open_checkpoint
+from dslaunch.runtime.checkpoint.store import open_store
 from dslaunch.runtime.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from tests.runtime.checkpoint.deepspeed_cases import (
     AFTER,
@@ -101,13 +103,20 @@ def _truth(folder: Path) -> Truth:
     return Truth(**{name: found[name] for name in Truth._fields})
 
 
-def _engine(case: Case, stage: int, *, zero: dict[str, Any] | None = None, optimizer: str = "AdamW") -> Any:
+def _engine(
+    case: Case,
+    stage: int,
+    *,
+    zero: dict[str, Any] | None = None,
+    optimizer: str = "AdamW",
+    scheduler: dict[str, Any] = WARMUP,
+) -> Any:
     model, groups = make_tied(seed=99)
     precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(case.dtype)
     config: dict[str, Any] = {
         "train_batch_size": GLOBAL_BATCH,
         "gradient_clipping": CLIPPING,
-        "scheduler": WARMUP,
+        "scheduler": scheduler,
         "zero_optimization": {"stage": stage, "reduce_bucket_size": 600, **(zero or {})},
     }
     if precision:
@@ -139,6 +148,7 @@ def _load(rank: int, folder: str, case: Case, stage: int, zero: dict[str, Any], 
     return Loaded(state, losses, lr, scale, counters, client_state, path)
 
 
+COSINE = {"type": "CosineAnnealingLR", "params": {"T_max": 9}}  # of torch
 CPU_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 
 
@@ -204,13 +214,18 @@ def _load_partly(rank: int, folder: str) -> list[str]:
     names = set(dict(engine.module.state_dict()))
     assert set(taken) == names
     assert all(torch.equal(taken[name], truth.get(name, truth["square.weight"])) for name in names)
+    with pytest.raises(CheckpointError) as caught:
+        _engine(case, 1, scheduler=COSINE).load_checkpoint(folder)
+    said.append(str(caught.value))
     return said
 
 
 @pytest.mark.slow
 def test_weights_can_be_taken_alone_by_another_optimizer(ranks: Ranks, made: Path) -> None:
     assert ranks(_load_partly, str(made / "stage1"), world_size=1)[0] == [
-        "the checkpoint's optimizer is AdamW, this run's is Lion; load with load_optimizer_states=False to take the weights alone"
+        "the checkpoint's optimizer is AdamW, this run's is Lion; load with load_optimizer_states=False to take the weights alone",
+        "the checkpoint's scheduler remembers last_batch_iteration, this run's CosineAnnealingLR T_max, _get_lr_called_within_step, "
+        "_is_initial, _last_lr, _step_count and 3 more; load with load_lr_scheduler_states=False",
     ]
 
 
@@ -292,6 +307,16 @@ def test_only_the_files_that_hold_what_is_wanted_are_opened(made: Path) -> None:
             "{tag} has no *_optim_states.pt of rank 0",
         ),
         (
+            "stage3",
+            lambda tag: [path.unlink() for path in tag.glob("*_optim_states.pt")],
+            "{tag} has no *_optim_states.pt, where ZeRO stage 3 keeps all weights",
+        ),
+        (
+            "stage1",
+            lambda tag: torch.save({"module": {}}, tag / "mp_rank_00_model_states.pt"),
+            "{tag} is not as DeepSpeed 0.19 writes checkpoints: KeyError: ",
+        ),
+        (
             "stage1",
             lambda tag: (tag / "mp_rank_00_model_states.pt").write_bytes(b"PK\x03\x04 and no more"),
             "{tag}/mp_rank_00_model_states.pt cannot be read: ",
@@ -305,7 +330,7 @@ def test_what_cannot_be_read_is_refused_by_name(
     shutil.copytree(made / name / TAG, tag)
     change(tag)
     with pytest.raises(CheckpointError) as caught:
-        DeepSpeedReader(tag)
+        open_checkpoint(open_store(tmp_path), TAG)
     assert str(caught.value).startswith(beginning.format(tag=tag))
 
 
