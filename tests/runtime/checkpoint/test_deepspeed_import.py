@@ -35,7 +35,7 @@ from tests.runtime.checkpoint.deepspeed_cases import (
     Case,
     make_tied,
 )
-from tests.runtime.checkpoint.test_checkpoint import _whole_state
+from tests.runtime.checkpoint.states import whole_state
 from tests.runtime.models import GLOBAL_BATCH, assert_same_bits, train_engine
 from tests.runtime.ranks import Ranks
 
@@ -141,7 +141,7 @@ def _load(rank: int, folder: str, case: Case, stage: int, zero: dict[str, Any], 
     engine = _engine(case, stage, zero=zero)
     train_engine(engine, steps=1, first=50, dtype=case.dtype)  # whatever was there must be gone
     path, client_state = engine.load_checkpoint(folder, tag=tag)
-    state, lr, scale = _whole_state(engine), engine.get_lr(), engine.optimizer.loss_scale
+    state, lr, scale = whole_state(engine), engine.get_lr(), engine.optimizer.loss_scale
     assert torch.equal(state.pop("again.weight"), state["square.weight"])  # tied
     counters = (engine.global_steps, engine.global_samples, engine.skipped_steps, engine.optimizer.num_steps)
     losses = train_engine(engine, steps=AFTER, first=BEFORE, dtype=case.dtype)
