@@ -44,12 +44,10 @@ WORKER = Path(__file__).parent / "deepspeed_worker.py"
 DEADLINE_S = 300.0  # it imports DeepSpeed twice, on a machine that may do much else
 BY_NAME = {case.name: case for case in CASES}
 
-# Three steps of AdamW in float32, whose kernel and sums over ranks round in another order than torch's: each loss is a mean of a
-# few hundred products, 2^-24 relative each.
-SAME_FLOAT32 = 1e-5
-# In bfloat16 both round forward and backward to 2^-8, in the same operations; gradients are averaged in another order.
-SAME_BF16 = 2e-2
-
+# Three steps in float32, whose kernels and sums over ranks round in another order than torch's, 2^-24 each. Seen: 1.9e-7 of the loss.
+SAME_FLOAT32 = 1e-6
+# In 16 bits both compute the same; a weight whose master lies in the middle of two may be rounded to the other, 2^-8 apart. Seen: 0.
+SAME_16_BITS = 2.0**-8
 SAME_LR = 2.0**-50  # the schedule's logarithms are divided here and multiplied by an inverse there
 
 
@@ -180,7 +178,7 @@ def test_what_deepspeed_saved_is_continued(
     case, truth = BY_NAME[name], _truth(made / name)
     tag = f"{TAG}_universal" if is_universal else None
     results = ranks(_load, str(made / name), case, stage, zero, tag, world_size=world)
-    tolerance = SAME_FLOAT32 if case.dtype == torch.float32 else SAME_BF16
+    tolerance = SAME_FLOAT32 if case.dtype == torch.float32 else SAME_16_BITS
     for rank, loaded in enumerate(results):
         assert_same_bits(loaded.state, truth.tensors)
         assert loaded.lr == pytest.approx(truth.lr, rel=SAME_LR)
