@@ -13,7 +13,7 @@ from ..comm.collectives import Pending
 from ..errors import CheckpointError
 from ..optim.flat import FlatOptimizer
 from ..zero.sub_buffer import Member, SubBuffer
-from .reader import CheckpointReader
+from .opened import OpenCheckpoint, latest_tag, open_checkpoint
 from .rng import restore_rng_state
 from .shelf import MASTER, MODEL, PARAMETERS, STATE, PartShelves, model_name, shelf_of_tensors, state_name
 from .store import LATEST, Store, is_tag
@@ -37,7 +37,7 @@ class LoadPlan:
 
 def load_checkpoint(
     training: Training, store: Store, tag: str | None, plan: LoadPlan
-) -> tuple[CheckpointReader, dict[str, Any]] | None:
+) -> tuple[OpenCheckpoint, dict[str, Any]] | None:
     """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt; None if there is none and may be.
 
     Without a tag it is the one that `latest` names, and if that is damaged, the newest one that is not, with a warning. Nothing
@@ -84,7 +84,7 @@ def _candidates(training: Training, store: Store, plan: LoadPlan) -> list[str]:
 
 
 def _look(store: Store, plan: LoadPlan) -> list[str]:
-    latest, tags = store.latest(), store.tags()
+    latest, tags = latest_tag(store), store.tags()
     if latest is None and not tags and plan.may_be_missing:
         _log.info("%s holds no checkpoint yet: training begins", store.where)
         return []
@@ -108,9 +108,9 @@ _Problem = tuple[str, bool]  # what is wrong, and whether another checkpoint may
 
 def _try_load(
     training: Training, store: Store, tag: str, plan: LoadPlan
-) -> tuple[tuple[CheckpointReader, dict[str, Any]] | None, _Problem | None]:
+) -> tuple[tuple[OpenCheckpoint, dict[str, Any]] | None, _Problem | None]:
     try:
-        reader = CheckpointReader(store, tag)
+        reader = open_checkpoint(store, tag, groups=_group_names(training))
         saved = reader.training()
     except CheckpointError as error:
         return None, (str(error), True)
@@ -134,10 +134,19 @@ def _members(training: Training) -> Iterator[tuple[SubBuffer, Member]]:
                 yield part, member
 
 
+def _group_names(training: Training) -> list[list[str]]:
+    """Return the parameters in each group of the optimizer, by name."""
+    if training.optimizer is None:
+        return []
+    names = {id(param): name for name, param in training.module.named_parameters()}
+    groups: list[dict[str, Any]] = training.optimizer.param_groups
+    return [[names[id(param)] for param in group["params"] if id(param) in names] for group in groups]
+
+
 # ---- does it fit?
 
 
-def _check(training: Training, reader: CheckpointReader, saved: dict[str, Any], plan: LoadPlan) -> None:
+def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], plan: LoadPlan) -> None:
     shapes = {name: tuple(found.size) for name, found in reader.tensors().items()}
     weights = {name[len(MODEL) :]: shape for name, shape in shapes.items() if name.startswith(MODEL)}
     if plan.with_module:
@@ -155,9 +164,22 @@ def _check(training: Training, reader: CheckpointReader, saved: dict[str, Any], 
                 raise CheckpointError(
                     f"{what} '{name}' has shape {there} in the checkpoint and {here} in the model"
                 )
+    if plan.with_scheduler:
+        _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:
         trained = {member.name for part, member in _members(training) if part.is_trained}
         _check_optimizer(training.optimizer, saved["optimizer"], trained, shapes, strict=plan.strict)
+
+
+def _check_scheduler(scheduler: Any, saved: dict[str, Any] | None) -> None:
+    if not saved or not hasattr(scheduler, "state_dict"):
+        return
+    ours = set(scheduler.state_dict())
+    if ours and ours.isdisjoint(saved):
+        raise CheckpointError(
+            f"the checkpoint's scheduler remembers {_listed(set(saved))}, this run's {type(scheduler).__name__} "
+            f"{_listed(ours)}; load with load_lr_scheduler_states=False"
+        )
 
 
 def _check_optimizer(
@@ -171,7 +193,7 @@ def _check_optimizer(
     advice = "load with load_optimizer_states=False to take the weights alone"
     if saved is None:
         raise CheckpointError(f"the checkpoint has no optimizer; {advice}")
-    if saved["name"] != optimizer.rule.name:
+    if optimizer.rule.name not in saved.get("names", (saved["name"],)):
         raise CheckpointError(
             f"the checkpoint's optimizer is {saved['name']}, this run's is {optimizer.rule.name}; {advice}"
         )
@@ -202,7 +224,7 @@ def _listed(names: set[str]) -> str:
 
 
 @torch.no_grad()
-def _read(training: Training, reader: CheckpointReader, saved: dict[str, Any], plan: LoadPlan) -> None:
+def _read(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], plan: LoadPlan) -> None:
     optimizer = training.optimizer if plan.with_optimizer else None
     if optimizer is not None:
         optimizer.rule.reset_states(saved["optimizer"]["state_names"])
@@ -232,7 +254,7 @@ def _read(training: Training, reader: CheckpointReader, saved: dict[str, Any], p
 class _Sources:
     """Under which name a checkpoint has a kind of value of a parameter."""
 
-    def __init__(self, reader: CheckpointReader) -> None:
+    def __init__(self, reader: OpenCheckpoint) -> None:
         self._tensors = reader.tensors()
 
     def __call__(self, name: str, kind: str, dtype: torch.dtype) -> str | None:
@@ -253,7 +275,7 @@ class _Sources:
 class _Beside(dict[str, dict[str, Any]]):
     """What an optimizer remembers beside its states, whose tensors are read when somebody asks for the parameter."""
 
-    def __init__(self, reader: CheckpointReader, plain: Mapping[str, dict[str, Any]], kept: set[str]) -> None:
+    def __init__(self, reader: OpenCheckpoint, plain: Mapping[str, dict[str, Any]], kept: set[str]) -> None:
         super().__init__(plain)
         self._reader = reader
         self._tensors: dict[str, list[str]] = {}
@@ -310,7 +332,7 @@ def _apply_rng(training: Training, states: Sequence[dict[str, Any]]) -> None:
     world = training.comm.mesh.world
     if len(states) == world.size:
         restore_rng_state(states[world.index])
-    elif world.index == 0:
+    elif states and world.index == 0:  # DeepSpeed's have none
         _log.warning(
             "the checkpoint was written by %d ranks and is read by %d: random numbers do not continue where they were",
             len(states),

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .opened import OpenCheckpoint, is_checkpoint, latest_tag, open_checkpoint
 from .output_plan import Spec
-from .reader import CheckpointReader
 from .shelf import MASTER, MODEL, model_name, state_name
-from .store import LATEST, MANIFEST, Store, open_store
+from .store import LATEST, Store, open_store
 
 
 class Source(ABC):
@@ -41,10 +41,10 @@ class Source(ABC):
         """Return the names of the parameters that were not trained, whether the checkpoint holds them or not."""
 
 
-class OwnSource(Source):
-    """A checkpoint that dslaunch wrote."""
+class ReaderSource(Source):
+    """A checkpoint that engines can load, dslaunch's or DeepSpeed's."""
 
-    def __init__(self, reader: CheckpointReader) -> None:
+    def __init__(self, reader: OpenCheckpoint) -> None:
         self.where, self.tag = reader.where, reader.tag
         self._reader = reader
         self._saved = reader.training()
@@ -80,10 +80,10 @@ def locate(where: str | os.PathLike[str], tag: str | None) -> tuple[Store, str]:
     store = open_store(where)
     if tag is not None:
         return store, tag
-    found = store.latest()
+    found = latest_tag(store)
     if found is not None:
         return store, found
-    if store.size(MANIFEST) is not None:
+    if is_checkpoint(store):
         parent, _, name = store.where.rstrip("/").rpartition("/")
         return open_store(parent or ("/" if store.where.startswith("/") else ".")), name
     raise CheckpointError(
@@ -98,4 +98,4 @@ def open_source(where: str | os.PathLike[str], tag: str | None = None) -> Source
     Errors: CheckpointError if it is not there, or damaged as far as sizes tell
     """
     store, found = locate(where, tag)
-    return OwnSource(CheckpointReader(store, found))
+    return ReaderSource(open_checkpoint(store, found))

@@ -1,0 +1,223 @@
+"""Where the elements of each tensor are in a DeepSpeed checkpoint. Arithmetic, and one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .deepspeed_folder import DeepSpeedFolder
+
+MASTER = "master"  # the float32 weights
+_FLAT_MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements of a tensor that follow each other."""
+
+    start: int  # the first of them, counted in the tensor
+    numel: int
+    values: Callable[[], Tensor]  # [numel], on the disk until they are used
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[Piece, ...]
+
+    def copy_to(self, start: int, out: Tensor) -> None:
+        """Write the elements from `start` on into `out`, as many as it has, rounded if its dtype is another.
+
+        Shapes: out [n]
+        """
+        stop = start + out.numel()
+        for piece in self.pieces:
+            low, high = max(start, piece.start), min(stop, piece.start + piece.numel)
+            if low < high:
+                out[low - start : high - start].copy_(piece.values()[low - piece.start : high - piece.start])
+
+    def whole(self) -> Tensor:
+        """Return all of it, in host memory of its own."""
+        out = torch.empty(prod(self.shape), dtype=self.dtype)
+        self.copy_to(0, out)
+        return out.view(self.shape)
+
+
+def whole_tensor(value: Tensor, shape: Sequence[int] | None = None) -> Pieces:
+    """Return a tensor that is in one piece."""
+    flat = value.detach().reshape(-1)
+    return Pieces(
+        tuple(value.shape if shape is None else shape), value.dtype, (Piece(0, flat.numel(), lambda: flat),)
+    )
+
+
+Found = dict[str, dict[str, Pieces]]  # parameter -> master and states -> where they are
+
+
+def flat_partitions(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Sequence[int]]]) -> Found:
+    """Return masters and states of stages 1 and 2.
+
+    The parameters of a group lie behind each other, with padding between them if they are aligned; every rank has an equal part
+    of that, the padding at the end left away. So where rank 0 has less than the others, it has all.
+    Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py and runtime/bf16_optimizer.py, `state_dict`
+    """
+    first = folder.optimizer(0)
+    paddings = first.get("param_alignment_paddings")
+    found: Found = {}
+    for group, members in enumerate(shapes):
+        own = _flats(first, group)
+        offset = 0
+        for number, (name, shape) in enumerate(members.items()):
+            numel = prod(shape)
+            spans = list(
+                _spans(offset, numel, size=own[MASTER].numel(), num_ranks=folder.num_optimizer_files)
+            )
+            found[name] = {
+                kind: Pieces(
+                    tuple(shape),
+                    flat.dtype,
+                    tuple(
+                        Piece(start, count, partial(_slice, folder, rank, group, kind, low, count))
+                        for start, count, rank, low in spans
+                    ),
+                )
+                for kind, flat in own.items()
+            }
+            offset += numel + (paddings[group][number] if paddings is not None else 0)
+    return found
+
+
+def sharded_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Sequence[int]]]) -> Found:
+    """Return masters and states of stage 3.
+
+    There each parameter has its own equal parts, the last one padded, and a group is cut into several: one for each of `shapes`.
+    Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, `_rigid_state_dict`
+    """
+    first, num_ranks = folder.optimizer(0), folder.num_optimizer_files
+    found: Found = {}
+    for group, members in enumerate(shapes):
+        own = _flats(first, group)
+        offset = 0
+        for name, shape in members.items():
+            numel = prod(shape)
+            part = ceil(numel / num_ranks)
+            found[name] = {
+                kind: Pieces(
+                    tuple(shape),
+                    flat.dtype,
+                    tuple(
+                        Piece(rank * part, count, partial(_slice, folder, rank, group, kind, offset, count))
+                        for rank in range(num_ranks)
+                        if (count := min(part, numel - rank * part)) > 0
+                    ),
+                )
+                for kind, flat in own.items()
+            }
+            offset += part
+        if offset != own[MASTER].numel():
+            raise CheckpointError(
+                f"{folder.path}: group {group} of the optimizer has {own[MASTER].numel()} elements on rank 0 and its parameters "
+                f"have {offset}; the checkpoint is damaged: load another one"
+            )
+    return found
+
+
+def frozen_fragments(folder: DeepSpeedFolder, shapes: Mapping[str, Sequence[int]]) -> dict[str, Pieces]:
+    """Return what stage 3 does not train: parts as those of `sharded_parameters`, in the files of the model."""
+    found = {}
+    for name, shape in shapes.items():
+        numel = prod(shape)
+        part = ceil(numel / folder.num_model_files)
+        found[name] = Pieces(
+            tuple(shape),
+            folder.model(0)["frozen_param_fragments"][name].dtype,
+            tuple(
+                Piece(rank * part, count, partial(_fragment, folder, rank, name, count))
+                for rank in range(folder.num_model_files)
+                if (count := min(part, numel - rank * part)) > 0
+            ),
+        )
+    return found
+
+
+def universal_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Sequence[int]]]) -> Found:
+    """Return masters and states of a universal checkpoint: whole, with or without their shapes."""
+    found: Found = {}
+    for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
+        kinds = [kind for kind in folder.universal_kinds(name) if kind != "step"]
+        if "fp32" not in kinds:
+            raise CheckpointError(
+                f"{folder.path}/zero/{name}/fp32.pt is missing: the checkpoint is damaged; convert it again"
+            )
+        found[name] = {}
+        for kind in kinds:
+            values = partial(_universal, folder, name, kind)
+            piece = Piece(0, prod(shape), values)
+            found[name][MASTER if kind == "fp32" else kind] = Pieces(tuple(shape), values().dtype, (piece,))
+    return found
+
+
+def base_optimizer(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what torch's optimizer said of itself; of its parameters, which are flat groups, there are numbers."""
+    found = state.get("optimizer_state_dict", state.get("base_optimizer_state", state))
+    if isinstance(found, list):  # an elastic checkpoint's, of states alone
+        return {"state": dict(enumerate(found))}
+    base: Mapping[str, Any] = found
+    return base
+
+
+def _spans(offset: int, numel: int, *, size: int, num_ranks: int) -> Iterator[tuple[int, int, int, int]]:
+    """Cut elements [offset, offset + numel) of a group by ranks: first one in the parameter, count, rank, first one there."""
+    at = offset
+    while at < offset + numel:
+        rank = min(at // size, num_ranks - 1) if size else 0
+        count = min(offset + numel, (rank + 1) * size) - at
+        if count <= 0:
+            raise CheckpointError(
+                f"a group of the optimizer has {size} elements on each of {num_ranks} ranks, and its parameters go on to "
+                f"{offset + numel}; the checkpoint is damaged: load another one"
+            )
+        yield at - offset, count, rank, at - rank * size
+        at += count
+
+
+def _flats(state: Mapping[str, Any], group: int) -> dict[str, Tensor]:
+    """Return a rank's part of a group: masters, and states with a number for each of them."""
+    masters = next(state[key] for key in _FLAT_MASTERS if key in state)
+    base = base_optimizer(state)
+    numbers = [number for one in base.get("param_groups", ()) for number in one["params"]]
+    own = base["state"].get(numbers[group] if numbers else group, {})
+    states = {kind: value for kind, value in own.items() if isinstance(value, Tensor) and value.ndim > 0}
+    return {MASTER: masters[group], **states}
+
+
+def _slice(folder: DeepSpeedFolder, rank: int, group: int, kind: str, low: int, count: int) -> Tensor:
+    flat = _flats(folder.optimizer(rank), group).get(kind)
+    if flat is None or flat.numel() < low + count:
+        has = "nothing" if flat is None else f"{flat.numel()} elements"
+        raise CheckpointError(
+            f"{folder.path}: rank {rank} has {has} of '{kind}' in group {group} of the optimizer, and {low + count} elements "
+            "are wanted; the checkpoint is damaged: load another one"
+        )
+    return flat.detach().view(-1)[low : low + count]
+
+
+def _fragment(folder: DeepSpeedFolder, rank: int, name: str, count: int) -> Tensor:
+    fragment: Tensor = folder.model(rank)["frozen_param_fragments"][name]
+    return fragment.detach().view(-1)[:count]
+
+
+def _universal(folder: DeepSpeedFolder, name: str, kind: str) -> Tensor:
+    value = folder.universal(name, kind)
+    tensor: Tensor = value["param"] if isinstance(value, dict) else value
+    return tensor.detach().reshape(-1)

@@ -1,0 +1,82 @@
+"""What loading asks of a checkpoint, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from ..errors import CheckpointError
+from .deepspeed_folder import is_deepspeed
+from .deepspeed_reader import DeepSpeedReader
+from .reader import CheckpointReader
+from .shelf import Shelf
+from .store import MANIFEST, FolderStore, Store
+
+_UNIVERSAL = "latest_universal"
+
+
+class OpenCheckpoint(Protocol):
+    """A checkpoint that tensors can be read from. No method is a collective.
+
+    Errors: CheckpointError, of all methods, that names the file if it cannot be read or is damaged
+    """
+
+    tag: str
+    where: str  # for messages: its folder or URL
+
+    def training(self) -> dict[str, Any]:
+        """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
+
+    def tensors(self) -> Mapping[str, TensorStorageMetadata]:
+        """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor; for names see shelf.py."""
+
+    def read(self, shelves: Iterable[Shelf]) -> None:
+        """Fill the runs of these; of a tensor of another dtype, with rounded values."""
+
+    def tensor(self, name: str) -> Tensor:
+        """Return one whole tensor, in host memory."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the module's state_dict, whole and in host memory."""
+
+
+def latest_tag(store: Store) -> str | None:
+    """Return what `latest` names; without that file, what DeepSpeed's converter to universal checkpoints left."""
+    found = store.latest()
+    if found is None and store.size(_UNIVERSAL) is not None:
+        found = store.get(_UNIVERSAL).decode("utf-8", "replace").strip()
+    return found
+
+
+def is_checkpoint(store: Store) -> bool:
+    """Whether the folder is itself a checkpoint, and not one that holds them."""
+    return store.size(MANIFEST) is not None or (isinstance(store, FolderStore) and is_deepspeed(store.root))
+
+
+def open_checkpoint(store: Store, tag: str, *, groups: Sequence[Sequence[str]] = ()) -> OpenCheckpoint:
+    """Return the checkpoint `tag`, dslaunch's or DeepSpeed's.
+
+    `groups`: the names of the parameters in each group of this run's optimizer, in order. DeepSpeed's checkpoints of stage 0
+    number parameters only.
+    Errors: CheckpointError if it is not there, or damaged
+    """
+    folder = store.folder_of(tag)
+    if isinstance(store, FolderStore) and store.size(f"{folder}/{MANIFEST}") is None:
+        path = store.root / folder
+        if is_deepspeed(path):
+            return _open_deepspeed(path, groups)
+    return CheckpointReader(store, tag)
+
+
+def _open_deepspeed(path: Path, groups: Sequence[Sequence[str]]) -> DeepSpeedReader:
+    try:
+        return DeepSpeedReader(path, groups=groups)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:  # its files say other than 0.19.8's
+        raise CheckpointError(
+            f"{path} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; load it with the DeepSpeed "
+            "that wrote it, and save it with that of today"
+        ) from error
