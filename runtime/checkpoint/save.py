@@ -29,6 +29,7 @@ from .training import Training
 from .writer import ShelfPlanner, ShelfWriter
 
 _log = logging.getLogger("dslaunch")
+_NO_GROUP = "the process group was destroyed meanwhile; call engine.destroy() first, which waits for a save"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +66,22 @@ class Prepared:
         Errors: CheckpointError, on every rank, if one of them cannot write
         """
         writer = _Writer(self)
+        if self.world_size > 1 and not dist.is_initialized():
+            raise CheckpointError(f"checkpoint {self.where} cannot be written: {_NO_GROUP}")
         try:
             save({}, storage_writer=writer, planner=ShelfPlanner(self.shelves), process_group=group)
         except CheckpointException as error:  # of all ranks, and none of them writes any more
-            if self.rank == 0:
+            if self.rank == 0 and dist.is_initialized():
                 self.store.abandon(self.tag)
             rank, (failure, _) = next(iter(sorted(error.failures.items())))
             where = "" if self.world_size == 1 else f" on rank {rank}"
             raise CheckpointError(
                 f"checkpoint {self.where} cannot be written{where}: {failure}; what was saved before is still there"
             ) from failure
-        except RuntimeError as error:  # another rank is gone
+        except (RuntimeError, ValueError) as error:
+            why = "another rank has ended" if dist.is_initialized() else _NO_GROUP
             raise CheckpointError(
-                f"checkpoint {self.where} cannot be written: another rank has ended; what was saved before is still there"
+                f"checkpoint {self.where} cannot be written: {why}; what was saved before is still there"
             ) from error
 
 
@@ -90,6 +94,8 @@ class _Writer(ShelfWriter):
         self._prepared = prepared
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        if len(plans) != self._prepared.world_size:  # without a group every rank would take itself for all
+            raise AssertionError(f"{len(plans)} of {self._prepared.world_size} ranks: {_NO_GROUP}")
         self._store.begin(self._prepared.tag)
         return plans
 
