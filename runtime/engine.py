@@ -496,7 +496,7 @@ class Engine(Readings, Weights, OffloadStates):
         Errors: CheckpointError, after that, if a save beside training has failed
         """
         try:
-            self._saver.wait()
+            self._saver.close()
         finally:
             self._model.release()
             self._offload.close()

@@ -9,10 +9,12 @@ import os
 import select
 import shutil
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,7 @@ class Two(nn.Module):
 def run_all(folder: Path, *, is_async: bool, tag: str | None) -> tuple[list[Outcome], list[str]]:
     """Kill POINTS saves, one after the other; return what became of each, and what is left in the folder after one more save."""
     torch.set_num_threads(1)
-    expected = _undisturbed(folder / "undisturbed")
+    expected = _undisturbed()
     root = folder / "killed"
     first = _attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag)
     second = _attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag)  # overwrites, or prunes
@@ -93,26 +95,31 @@ def run_all(folder: Path, *, is_async: bool, tag: str | None) -> tuple[list[Outc
     for number in range(POINTS):
         victim = (0, ALL, 1)[number % 3]
         last = counts[max(victim, 0)] - 1
-        plan = Plan(victim, 1 + number * last // (POINTS - 1))
+        swept = 0 if victim == 1 else sum(path.is_dir() for path in root.glob(".*"))  # before all else
+        plan = Plan(victim, 1 + number * last // (POINTS - 1) + swept)
         outcomes.append(_attempt(root, plan, expected, is_async=is_async, tag=tag))
     outcomes.append(_attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag))
     return outcomes, sorted(path.name for path in root.iterdir())
 
 
-def _undisturbed(root: Path) -> list[dict[str, Tensor]]:
+@cache
+def _undisturbed() -> list[dict[str, Tensor]]:
     """What is in a checkpoint after 0, 1, 2, ... steps."""
+    steps = range(POINTS + 4)
 
     def rank(index: int) -> str:
         engine = _make(is_async=False, keep_last=None)
-        for step in range(POINTS + 4):
+        for step in steps:
             engine.save_checkpoint(root)
             train_engine(engine, steps=1, first=step, dtype=torch.bfloat16)
         return ""
 
-    statuses, said = _fork(rank, root.parent / "said")
-    if statuses != [0, 0]:
-        raise AssertionError(f"the undisturbed run ended with {statuses}: {said}")
-    return [_tensors(root, f"global_step{step}") for step in range(POINTS + 4)]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "undisturbed"
+        statuses, said = _fork(rank, Path(folder) / "said")
+        if statuses != [0, 0]:
+            raise AssertionError(f"the undisturbed run ended with {statuses}: {said}")
+        return [_tensors(root, f"global_step{step}") for step in steps]
 
 
 def _attempt(

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
-from dslaunch.runtime.checkpoint import snapshot
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.snapshot import Snapshot
+from dslaunch.runtime.checkpoint.snapshot import Memory, Snapshot
 from dslaunch.runtime.checkpoint.store import FolderStore, open_store
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
@@ -232,11 +231,11 @@ def _fail_and_go_on(rank: int, folder: str) -> tuple[list[str], dict[str, Tensor
         raise MemoryError("no memory for the copy")
 
     if rank == 1:  # one rank has no copy: the others must not wait for it
-        copied, snapshot._copied = snapshot._copied, broken
+        take, Memory.take = Memory.take, broken  # type: ignore[method-assign]
     engine.save_checkpoint(Path(folder) / "good")
     if rank == 1:
         engine._saver._current.save.thread.join()
-        snapshot._copied = copied
+        Memory.take = take  # type: ignore[method-assign]
     with pytest.raises(CheckpointError) as caught:
         engine.save_checkpoint(Path(folder) / "good")
     said.append(str(caught.value))
