@@ -26,12 +26,13 @@ import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.kernels.disk import DiskEngine
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.store import FolderStore, open_store
+from dslaunch.runtime.checkpoint.store import LATEST, FolderStore, open_store
 from dslaunch.runtime.checkpoint.stream import DirectStream
 from tests.runtime.models import make_config, train_engine
 
 POINTS = 20
 NEVER = 10**6
+AFTER_LATEST = -1  # when `latest` names the new one
 ALL = -1
 KEPT = 3
 _WRITES = 60  # so many of a stream's writes are one event
@@ -94,9 +95,9 @@ def run_all(folder: Path, *, is_async: bool, tag: str | None) -> tuple[list[Outc
     outcomes = [first, second]
     for number in range(POINTS):
         victim = (0, ALL, 1)[number % 3]
-        last = counts[max(victim, 0)] - 1
-        swept = 0 if victim == 1 else sum(path.is_dir() for path in root.glob(".*"))  # before all else
-        plan = Plan(victim, 1 + number * last // (POINTS - 1) + swept)
+        plan = Plan(victim, 1 + number * (counts[max(victim, 0)] - 1) // (POINTS - 1))
+        if number == POINTS - 1:
+            plan = Plan(ALL, AFTER_LATEST)
         outcomes.append(_attempt(root, plan, expected, is_async=is_async, tag=tag))
     outcomes.append(_attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag))
     return outcomes, sorted(path.name for path in root.iterdir())
@@ -175,9 +176,12 @@ class _Countdown:
     def __init__(self, plan: Plan, rank: int) -> None:
         self.seen = 0
         self._at = plan.event if plan.victim in (rank, ALL) and (rank == 0 or plan.victim == 1) else NEVER
-        self._kills_parent = plan.victim == ALL
+        self._is_for_all = plan.victim == ALL
         for owner, name, every in _EVENTS:
             setattr(owner, name, self._counted(getattr(owner, name), every))
+
+    def _kill(self) -> None:
+        os.kill(0 if self._is_for_all else os.getpid(), signal.SIGKILL)  # 0 is the group of the two
 
     def _counted(self, function: Callable[..., Any], every: int) -> Callable[..., Any]:
         calls = 0
@@ -188,8 +192,11 @@ class _Countdown:
             if calls % every == 0:
                 self.seen += 1
                 if self.seen == self._at:
-                    os.kill(0 if self._kills_parent else os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
+                    self._kill()
+            result = function(*args, **kwargs)
+            if self._at == AFTER_LATEST and function.__name__ == "replace" and args[1].name == LATEST:
+                self._kill()
+            return result
 
         return counted
 
