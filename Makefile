@@ -6,6 +6,7 @@
 #   make docs    build the change log draft and check the documents
 #   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (ten minutes)
 #   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/benchmarks.md (ten minutes)
+#   make bench-checkpoint  saving and loading beside DeepSpeed, fully_shard and a plain write, into docs/benchmarks.md (ten minutes)
 #   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/benchmarks.md (ten minutes)
 #   make bench-offload  memory, files and time of training wherever values lie, into docs/benchmarks.md (ten minutes)
 #   make check-sanitizers   tests/kernels on compiled code that watches every memory access (ten minutes)
@@ -17,7 +18,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test check check-sanitizers bench bench-launch bench-zero bench-kernels bench-offload lab docs setup clean
+.PHONY: demo test check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload lab docs setup clean
 
 setup: $(VENV)/ready
 
@@ -61,6 +62,9 @@ bench-launch: setup
 
 bench-zero: setup
 	$(BIN)/python tests/benchmarks/bench_zero.py --publish
+
+bench-checkpoint: setup
+	$(BIN)/python tests/benchmarks/bench_checkpoint.py --publish
 
 bench-kernels: setup
 	$(BIN)/python tests/benchmarks/bench_kernels.py --publish

@@ -557,7 +557,7 @@ class Engine(Readings, Weights, OffloadStates):
         if self._preemption is not None:
             self._preemption.close()
         try:
-            self._saver.wait()
+            self._saver.close()
             self._schedule.close()
         finally:
             self._model.release()

@@ -22,31 +22,39 @@ _STORAGE = b"archive/data/0"  # the member with the tensor's bytes
 _BEFORE_STORAGE = 4096  # more than comes before it
 
 
-def read_spans(file: IO[bytes], spans: Sequence[Span], *, where: str) -> Iterator[memoryview]:
-    """Give the bytes of each span, which are overwritten when the one after the next is asked for.
+class SpanReader:
+    """Two buffers that are used again: to get new memory from the system takes longer than to read."""
 
-    The next one is read and checked meanwhile, into memory that is used again: to get new memory takes longer than to read.
-    Errors: CheckpointError if they are not what was written; OSError
-    """
-    if not spans:
-        return
-    longest = max(span.num_bytes for span in spans)
-    buffers = [memoryview(bytearray(longest)) for _ in range(min(3, len(spans)))]
+    def __init__(self) -> None:
+        self._buffers = [bytearray(), bytearray()]
 
-    def read(number: int) -> memoryview:
-        span, buffer = spans[number], buffers[number % len(buffers)]
-        file.seek(span.offset)
-        data = buffer[: _read_into(file, buffer[: span.num_bytes])]
-        check_bytes(data, span, where=where)
-        return data
+    def read(self, file: IO[bytes], spans: Sequence[Span], *, where: str) -> Iterator[memoryview]:
+        """Give the bytes of each span, until the next is asked for, which is read and checked meanwhile.
 
-    with ThreadPoolExecutor(1, "dslaunch-read") as reader:
-        coming = reader.submit(read, 0)
-        for number in range(len(spans)):
-            data = coming.result()
-            if number + 1 < len(spans):
-                coming = reader.submit(read, number + 1)
-            yield data
+        Errors: CheckpointError if they are not what was written; OSError
+        """
+        if not spans:
+            return
+        longest = max(span.num_bytes for span in spans)
+        for place, buffer in enumerate(self._buffers):
+            if len(buffer) < longest:
+                self._buffers[place] = bytearray(longest)
+        views = [memoryview(buffer) for buffer in self._buffers]
+
+        def read(number: int) -> memoryview:
+            span, view = spans[number], views[number % len(views)]
+            file.seek(span.offset)
+            data = view[: _read_into(file, view[: span.num_bytes])]
+            check_bytes(data, span, where=where)
+            return data
+
+        with ThreadPoolExecutor(1, "dslaunch-read") as thread:
+            coming = thread.submit(read, 0)
+            for number in range(len(spans)):
+                data = coming.result()
+                if number + 1 < len(spans):
+                    coming = thread.submit(read, number + 1)
+                yield data
 
 
 def _read_into(file: IO[bytes], buffer: memoryview) -> int:

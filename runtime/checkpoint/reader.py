@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ..errors import CheckpointError
-from .archive import read_spans, tensor_in
+from .archive import SpanReader, tensor_in
 from .boxes import boxes_of
 from .format import TRAINING_FILE
 from .manifest import check_bytes, read_manifest
@@ -67,6 +67,7 @@ class CheckpointReader:
         self.tag = tag
         self.manifest = read_manifest(store, tag)
         self._store, self._folder = store, store.folder_of(tag)
+        self._reader = SpanReader()
         self.where = f"{store.where}/{self._folder}"
         self._spans = {
             (name, span.offset): span for name, spans in self.manifest.files.items() for span in spans
@@ -146,7 +147,7 @@ class CheckpointReader:
             items.sort(key=lambda one: one[0].offset)
             spans = [self._spans[name, offset] for offset in {info.offset: None for info, _, _ in items}]
             with self._told(name), self._store.open(f"{self._folder}/{name}") as file:
-                archives = read_spans(file, spans, where=f"{self.where}/{name}")
+                archives = self._reader.read(file, spans, where=f"{self.where}/{name}")
                 for _, of_box in groupby(items, key=lambda one: one[0].offset):
                     archive, box = next(archives), None
                     for _, item, place in of_box:
@@ -180,7 +181,7 @@ class CheckpointReader:
         """
         for name, spans in self.manifest.files.items():
             with self._told(name), self._store.open(f"{self._folder}/{name}") as file:
-                for data in read_spans(file, spans, where=f"{self.where}/{name}"):
+                for data in self._reader.read(file, spans, where=f"{self.where}/{name}"):
                     tell(len(data))
 
     def _told(self, name: str) -> _Told:

@@ -2,7 +2,7 @@
 
 What the program may change at any time, whole parameters and buffers, is copied at once. Shards, masters and optimizer states
 change in steps, and where `ShardedModel.before_change` is called: they are copied while the next forward and backward run, and
-who is about to change them waits for what is left of that. Files are written from the copies.
+who is about to change them waits for what is left of that. Files are written from the copies, whose memory stays for the next save.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError
 from .save import Prepared
-from .snapshot import Snapshot
+from .snapshot import Memory, Snapshot
 
 _log = logging.getLogger("dslaunch")
 
@@ -53,6 +53,7 @@ class Saver:
 
     def __init__(self, comm: Collectives) -> None:
         self._comm = comm
+        self._memory = Memory()
         self._current = _Current()
         weakref.finalize(self, self._current.tell_failure)  # at exit, too, when the thread has ended
 
@@ -67,7 +68,7 @@ class Saver:
             prepared.write()
             self._tell(prepared, stalled_s=time.perf_counter() - begun_at)
             return
-        snapshots = tuple(Snapshot(shelf) for shelf in prepared.shelves)
+        snapshots = tuple(Snapshot(shelf, self._memory) for shelf in prepared.shelves)
         copies = replace(prepared, shelves=tuple(snapshot.shelf for snapshot in snapshots))
         under_way = _UnderWay(copies, snapshots)
         for snapshot in snapshots:
@@ -111,15 +112,28 @@ class Saver:
         begun_at = time.perf_counter()
         under_way.thread.join()
         self._current.save = None
+        for snapshot in under_way.snapshots:
+            snapshot.give_back()
         under_way.stalled_s += time.perf_counter() - begun_at
         if under_way.problem is not None:
             raise CheckpointError(str(under_way.problem)) from under_way.problem
         self._tell(under_way.prepared, stalled_s=under_way.stalled_s)
 
+    def close(self) -> None:
+        """Wait for a save beside training, and give back the memory of its copies.
+
+        Errors: as `wait`
+        """
+        try:
+            self.wait()
+        finally:
+            self._memory.clear()
+
     def _run(self, under_way: _UnderWay) -> None:
         try:
             for snapshot in under_way.snapshots:
                 snapshot.take_rest()
+            self._memory.clear()  # of what is no longer like what is saved
             under_way.is_copied.set()
             under_way.prepared.write()
         except BaseException as error:  # told by `wait`, in the thread that trains

@@ -357,7 +357,10 @@ _STORAGE = (
     hint("checkpoint.load_universal", BOOL, "any checkpoint loads at any world size"),
     hint("checkpoint.parallel_write.pipeline_stage", BOOL),
     hint("checkpoint.writer", OBJECT),
-    refused("checkpoint.use_node_local_storage"),
+    refused(
+        "checkpoint.use_node_local_storage",
+        note="all ranks must see the folder: save to a shared one or to a URL, with checkpoint.async_save",
+    ),
     refused("nebula.enabled"),
     *details(
         "nebula",

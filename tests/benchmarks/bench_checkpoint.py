@@ -42,8 +42,8 @@ ROUNDS = 5
 SHORT_ROUNDS = 2
 SAVE_GOAL = 1.1  # of a raw write
 STALL_GOAL = 0.1  # of a save that training waits for
-# Bytes per parameter: the 16-bit value, the float32 master, and AdamW's two states. fully_shard has no 16-bit value.
-BYTES_PER_PARAMETER = {**dict.fromkeys((RAW, *OURS, "DeepSpeed 2", "DeepSpeed 3"), 14), "FSDP2": 12}
+# Bytes per parameter: the 16-bit value, the float32 master, and AdamW's two states; these two leave out the first.
+BYTES_PER_PARAMETER = {**dict.fromkeys((RAW, *OURS, "DeepSpeed 2"), 14), "FSDP2": 12, "DeepSpeed 3": 12}
 TIMEOUT_S = 900
 
 Found = dict[str, dict[str, Turn]]  # by tool, and by what it did
@@ -170,7 +170,7 @@ def _to_universal(folder: Path) -> float:
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
     places = ["--input_folder", str(folder / TAG), "--output_folder", str(folder / "universal")]
     said = subprocess.run(
-        [*command, *places, "--num_extract_workers", "2", "--num_merge_workers", "2"],
+        [*command, *places, "--num_extract_workers=2", "--num_merge_workers=2", "--inject_missing_state"],
         env={**os.environ, **_environment(0, 1, 0)},
         capture_output=True,
         text=True,

@@ -49,10 +49,10 @@ class Tool(Protocol):
 
 
 class _Engine:
-    """dslaunch and DeepSpeed."""
+    """dslaunch and DeepSpeed. `is_synced`: what it has saved is on the disk, and not only in the page cache."""
 
-    def __init__(self, engine: Any, *, optimizer: Any = None) -> None:
-        self._engine, self._optimizer = engine, optimizer
+    def __init__(self, engine: Any, *, is_synced: bool) -> None:
+        self._engine, self._is_synced = engine, is_synced
 
     def step(self, tokens: Tensor) -> None:
         self._engine.backward(self._engine(tokens))
@@ -60,6 +60,11 @@ class _Engine:
 
     def save(self, folder: str) -> None:
         self._engine.save_checkpoint(folder, TAG)
+        if not self._is_synced:
+            files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+            for path in files[dist.get_rank() :: dist.get_world_size()]:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
     def save_async(self, folder: str) -> Callable[[], object]:
         engine = self._engine
@@ -89,6 +94,7 @@ class _Fsdp2:
         fully_shard(model, mesh=mesh, mp_policy=policy)
         self._model = model
         self._optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
+        self._beside = dist.new_group()  # async_save's messages would get among those of training
 
     def step(self, tokens: Tensor) -> None:
         self._model(tokens).backward()
@@ -109,7 +115,7 @@ class _Fsdp2:
     def save_async(self, folder: str) -> Callable[[], object]:
         from torch.distributed.checkpoint import async_save
 
-        future: Any = async_save(self._state(), checkpoint_id=f"{folder}/{TAG}")
+        future: Any = async_save(self._state(), checkpoint_id=f"{folder}/{TAG}", process_group=self._beside)
         wait: Callable[[], object] = future.result
         return wait
 
@@ -169,7 +175,7 @@ def _dslaunch(stage: int) -> Callable[[Gpt], Tool]:
         import dslaunch
 
         config = {**_config(stage), "optimizer": {"type": "AdamW", "params": ADAMW}}
-        return _Engine(dslaunch.initialize(model=model, config=config)[0])
+        return _Engine(dslaunch.initialize(model=model, config=config)[0], is_synced=True)
 
     return make
 
@@ -182,7 +188,9 @@ def _deepspeed(stage: int, *, is_universal: bool = False) -> Callable[[Gpt], Too
         if is_universal:
             config["checkpoint"] = {"load_universal": True}
         optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
-        return _Engine(deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0])
+        return _Engine(
+            deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0], is_synced=False
+        )
 
     return make
 

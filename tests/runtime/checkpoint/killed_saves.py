@@ -9,10 +9,12 @@ import os
 import select
 import shutil
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,13 @@ from dslaunch import CheckpointError
 from dslaunch.kernels.disk import DiskEngine
 from dslaunch.runtime.checkpoint import meeting
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.store import FolderStore, open_store
+from dslaunch.runtime.checkpoint.store import LATEST, FolderStore, open_store
 from dslaunch.runtime.checkpoint.stream import DirectStream
 from tests.runtime.models import make_config, train_engine
 
 POINTS = 20
 NEVER = 10**6
+AFTER_LATEST = -1  # when `latest` names the new one
 ALL = -1
 KEPT = 3
 BEFORE = KEPT + 1  # saves that nobody kills
@@ -88,7 +91,7 @@ class Two(nn.Module):
 def run_all(folder: Path, *, is_async: bool, tag: str | None) -> tuple[list[Outcome], list[str]]:
     """Kill POINTS saves, one after the other; return what became of each, and what is left in the folder after one more save."""
     torch.set_num_threads(1)
-    expected = _undisturbed(folder / "undisturbed")
+    expected = _undisturbed()
     root = folder / "killed"
     # the last of them overwrites, or prunes, as those do that are killed
     outcomes = [_attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag) for _ in range(BEFORE)]
@@ -97,25 +100,31 @@ def run_all(folder: Path, *, is_async: bool, tag: str | None) -> tuple[list[Outc
         victim = (0, ALL, 1)[number % 3]
         last = counts[max(victim, 0)] - 1
         plan = Plan(victim, 1 + number * last // (POINTS - 1), is_alone=number in _ALONE)
+        if number == POINTS - 1:
+            plan = Plan(ALL, AFTER_LATEST)
         outcomes.append(_attempt(root, plan, expected, is_async=is_async, tag=tag))
     outcomes.append(_attempt(root, Plan(ALL, NEVER), expected, is_async=is_async, tag=tag))
     return outcomes, sorted(path.name for path in root.iterdir())
 
 
-def _undisturbed(root: Path) -> list[dict[str, Tensor]]:
+@cache
+def _undisturbed() -> list[dict[str, Tensor]]:
     """What is in a checkpoint after 0, 1, 2, ... steps."""
+    steps = range(POINTS + BEFORE + 2)
 
     def rank(index: int) -> str:
         engine = _make(is_async=False, keep_last=None)
-        for step in range(POINTS + BEFORE + 2):
+        for step in steps:
             engine.save_checkpoint(root)
             train_engine(engine, steps=1, first=step, dtype=torch.bfloat16)
         return ""
 
-    statuses, said = _fork(rank, root.parent / "said")
-    if statuses != [0, 0]:
-        raise AssertionError(f"the undisturbed run ended with {statuses}: {said}")
-    return [_tensors(root, f"global_step{step}") for step in range(POINTS + BEFORE + 2)]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "undisturbed"
+        statuses, said = _fork(rank, Path(folder) / "said")
+        if statuses != [0, 0]:
+            raise AssertionError(f"the undisturbed run ended with {statuses}: {said}")
+        return [_tensors(root, f"global_step{step}") for step in steps]
 
 
 def _attempt(
@@ -171,9 +180,12 @@ class _Countdown:
     def __init__(self, plan: Plan, rank: int) -> None:
         self.seen = 0
         self._at = plan.event if plan.victim in (rank, ALL) and (rank == 0 or plan.victim == 1) else NEVER
-        self._kills_parent = plan.victim == ALL
+        self._is_for_all = plan.victim == ALL
         for owner, name, every in _EVENTS:
             setattr(owner, name, self._counted(getattr(owner, name), every))
+
+    def _kill(self) -> None:
+        os.kill(0 if self._is_for_all else os.getpid(), signal.SIGKILL)  # 0 is the group of the two
 
     def _counted(self, function: Callable[..., Any], every: int) -> Callable[..., Any]:
         calls = 0
@@ -184,8 +196,11 @@ class _Countdown:
             if calls % every == 0:
                 self.seen += 1
                 if self.seen == self._at:
-                    os.kill(0 if self._kills_parent else os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
+                    self._kill()
+            result = function(*args, **kwargs)
+            if self._at == AFTER_LATEST and function.__name__ == "replace" and args[1].name == LATEST:
+                self._kill()
+            return result
 
         return counted
 
