@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, cast
 
+import numpy as np
+
 from ...kernels.disk import DiskEngine, DiskFile, DiskRequest, aligned_empty
 
 _BUFFER_BYTES = 16 << 20
@@ -62,11 +64,13 @@ class DirectStream:
 
     def write(self, data: bytes | memoryview) -> int:
         """Take all of it."""
-        source = memoryview(data).cast("B")
+        source = np.frombuffer(data, dtype=np.uint8)
         done = 0
         while done < len(source):
             count = min(len(source) - done, _BUFFER_BYTES - self._filled)
-            self._buffer[self._filled : self._filled + count] = source[done : done + count]
+            # numpy's copy lets other threads run Python meanwhile, memoryview's does not
+            place = np.frombuffer(self._buffer, dtype=np.uint8, count=count, offset=self._filled)
+            np.copyto(place, source[done : done + count])
             done += count
             self._filled += count
             if self._filled == _BUFFER_BYTES:
