@@ -17,7 +17,7 @@ from dslaunch.runtime.checkpoint.format import check_is_plain, write_atomically
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.store import open_store
 from dslaunch.runtime.config import load_config
-from tests.runtime.checkpoint.states import make, run, tensors, whole_state
+from tests.runtime.checkpoint.states import WithCounter, make, run, tensors, whole_state
 from tests.runtime.models import (
     assert_same_bits,
     batch,
@@ -253,3 +253,70 @@ def test_a_checkpoint_holds_the_configuration_in_effect_which_reads_back_the_sam
     assert config.train_batch_size == 24
     assert config.gradient_accumulation_steps == 2
     assert load_config(saved, world_size=2) == config
+
+
+def _left_out(rank: int, folder: str) -> tuple[bool, bool, list[str]]:
+    engine = make(3, True)
+    run(engine, first=0, steps=1)
+    engine.save_checkpoint(folder, exclude_frozen_parameters=True)
+    names = sorted(CheckpointReader(open_store(folder), "global_step1").tensors())
+    fresh = make(1, True, seed=3)
+    frozen = snapshot({"weight": fresh.module.frozen.weight})
+    fresh.load_checkpoint(folder)
+    kept = torch.equal(fresh.module.frozen.weight, frozen["weight"])
+    taken = torch.equal(tensors(fresh)["last.weight"], tensors(engine)["last.weight"])
+    return kept, taken, [name for name in names if "frozen" in name]
+
+
+def test_frozen_parameters_may_be_left_out(ranks: Ranks, tmp_path: Path) -> None:
+    """Whoever loads such a checkpoint has theirs from elsewhere."""
+    assert ranks(_left_out, str(tmp_path), world_size=2) == [(True, True, [])] * 2
+
+
+def _own_load(rank: int, folder: str) -> list[str]:
+    engine = make(2, False)
+    run(engine, first=0, steps=2)
+    engine.save_checkpoint(folder)
+    fresh = make(3, False, seed=3)
+    seen: list[str] = []
+
+    def load(src: dict[str, Any], dst: nn.Module) -> None:
+        seen.extend(sorted(src))
+        dst.load_state_dict({**src, "last.bias": src["last.bias"] + 1})
+
+    fresh.load_checkpoint(folder, custom_load_fn=load)
+    ours, theirs = tensors(fresh), tensors(engine)
+    assert torch.equal(ours.pop("last.bias"), theirs.pop("last.bias") + 1)
+    assert_same_bits(ours, theirs)
+    moments = [name for name in whole_state(fresh) if "exp_avg" in name]
+    assert all(torch.equal(whole_state(fresh)[name], whole_state(engine)[name]) for name in moments)
+    assert fresh.global_steps == 2
+    return seen
+
+
+def test_a_function_of_the_user_may_load_the_weights(ranks: Ranks, tmp_path: Path) -> None:
+    names = ranks(_own_load, str(tmp_path), world_size=2)[0]
+    assert names == sorted(WithCounter().state_dict())
+
+
+def _tags(rank: int, folder: str) -> list[str]:
+    messages = []
+    for validation in ("Ignore", "Warn", "Fail"):
+        engine = make(0, False, checkpoint={"tag_validation": validation})
+        try:
+            engine.save_checkpoint(folder, tag=f"{validation}-{rank}")
+            messages.append("saved")
+        except CheckpointError as error:
+            messages.append(str(error))
+    with pytest.raises(CheckpointError, match=r"tag '../up' is no name of a folder"):
+        engine.save_checkpoint(folder, tag="../up")
+    return messages
+
+
+def test_ranks_that_give_different_tags(ranks: Ranks, tmp_path: Path) -> None:
+    text = (
+        "save_checkpoint() was given tag 'Fail-0' on rank 0 and 'Fail-1' on rank 1; give all ranks the same "
+        "(checkpoint.tag_validation is Fail)"
+    )
+    assert ranks(_tags, str(tmp_path), world_size=2) == [["saved", "saved", text]] * 2
+    assert sorted(path.name for path in tmp_path.glob("*-*")) == ["Ignore-0", "Warn-0"]
