@@ -8,6 +8,7 @@ who is about to change them waits for what is left of that. Files are written fr
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from ..errors import CheckpointError
 from .save import Prepared
 from .snapshot import Memory, Snapshot
 
+_NICENESS = 10  # of what writes files: a tenth of a core where others want it, and all of it where not
 _log = logging.getLogger("dslaunch")
 
 
@@ -135,6 +137,7 @@ class Saver:
                 snapshot.take_rest()
             self._memory.clear()  # of what is no longer like what is saved
             under_way.is_copied.set()
+            _yield_to_training()
             under_way.prepared.write()
         except BaseException as error:  # told by `wait`, in the thread that trains
             under_way.problem = error
@@ -146,3 +149,10 @@ class Saver:
     def _tell(self, prepared: Prepared, *, stalled_s: float) -> None:
         if prepared.rank == 0:
             _log.info("checkpoint %s is there; training waited %.3f s for it", prepared.where, stalled_s)
+
+
+def _yield_to_training() -> None:
+    """Let this thread, and those that it starts, have the processor when training does not want it."""
+    thread = threading.get_native_id()
+    niceness = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, max(niceness, _NICENESS))
