@@ -1,0 +1,133 @@
+"""An engine's checkpoints, and the end of training that is saved."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from .checkpoint.load import LoadPlan, load_checkpoint
+from .checkpoint.preemption import EXIT_CODE, Preemption, last_words
+from .checkpoint.progress import Progress
+from .checkpoint.save import SaveOptions, prepare
+from .checkpoint.saver import Saver
+from .checkpoint.store import open_store
+from .checkpoint.training import Training
+from .comm.collectives import Collectives
+from .config import Config
+from .data import Loader
+from .optim.flat import FlatOptimizer
+from .optim.loss_scale import LossScaler
+from .weights import Weights
+from .zero.model import ShardedModel
+
+
+class Checkpoints(Weights):
+    """Any ZeRO stage, offload and number of ranks loads what any other has saved."""
+
+    module: nn.Module
+    config: Config
+    optimizer: FlatOptimizer | None
+    lr_scheduler: Any
+    training_dataloader: Any
+    device: torch.device
+    global_rank: int
+    _model: ShardedModel
+    _comm: Collectives
+    _progress: Progress
+    _scaler: LossScaler
+    _saver: Saver
+    _preemption: Preemption | None
+    _max_restarts: int
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; returns True. See "One checkpoint" in checkpoint/format.py.
+
+        `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save` this returns when training may
+        go on; a failure is then raised by the next step().
+        Order:  every rank must call this
+        Errors: CheckpointError if it cannot be written, or `client_state` holds other than plain data and tensors
+        """
+        begun_at = perf_counter()
+        name = tag or f"global_step{self._progress.global_steps}"
+        options = SaveOptions(save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters)
+        self._saver.wait()
+        prepared = prepare(
+            self._training(), open_store(save_dir), str(name), dict(client_state or {}), options
+        )
+        self._saver.save(prepared, is_async=self.config.checkpoint.async_save, begun_at=begun_at)
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., object] | None = None,
+    ) -> tuple[str | None, dict[str, Any]]:
+        """Continue from `load_dir`/`tag`; returns its path and its client_state. Any stage and any number of ranks may have written it.
+
+        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
+        Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
+        `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
+        Order:  every rank must call this
+        Errors: CheckpointError if there is none, or it does not fit the model
+        """
+        plan = LoadPlan(
+            strict=load_module_strict,
+            with_optimizer=load_optimizer_states and not load_module_only,
+            with_scheduler=load_lr_scheduler_states and not load_module_only,
+            with_progress=not load_module_only,
+            with_module=custom_load_fn is None,
+            may_be_missing=self._max_restarts > 0,
+        )
+        self._saver.wait()
+        loaded = load_checkpoint(self._training(), open_store(load_dir), tag, plan)
+        if loaded is None:
+            return None, {}
+        reader, saved = loaded
+        if custom_load_fn is not None:
+            self.load_module_state_dict({"module": reader.state_dict()}, custom_load_fn=custom_load_fn)
+        self._comm.recorder.step = self._progress.global_steps + 1
+        return reader.where, saved["client_state"]
+
+    def _training(self) -> Training:
+        self._model.offloaded.check_here("a checkpoint")
+        self._model.before_gather()
+        return Training(
+            module=self.module,
+            model=self._model,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            progress=self._progress,
+            loader=self.training_dataloader if isinstance(self.training_dataloader, Loader) else None,
+            scaler=self._scaler,
+            config=self.config,
+            comm=self._comm,
+        )
+
+    def _end_if_preempted(self) -> None:
+        preemption = self._preemption
+        if preemption is None or not preemption.is_agreed(self.device):
+            return
+        self.save_checkpoint(preemption.save_dir)
+        self._saver.wait()
+        preemption.close()
+        if self.global_rank == 0:
+            print(f"dslaunch: {last_words(preemption.save_dir)}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_CODE)
