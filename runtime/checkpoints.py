@@ -16,8 +16,8 @@ from .checkpoint.preemption import EXIT_CODE, Preemption, last_words
 from .checkpoint.progress import Progress
 from .checkpoint.save import SaveOptions, prepare
 from .checkpoint.saver import Saver
-from .checkpoint.store import open_store
 from .checkpoint.training import Training
+from .checkpoint.url_store import open_store
 from .comm.collectives import Collectives
 from .config import Config
 from .data import Loader

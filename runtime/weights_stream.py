@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .checkpoint.meter import Meter
 from .checkpoint.output import Output
 from .checkpoint.output_plan import Spec, plan_output, shard_bytes
-from .checkpoint.store import open_store
+from .checkpoint.url_store import open_store
 from .comm.collectives import Collectives
 from .errors import CheckpointError
 from .zero.model import ShardedModel

@@ -21,7 +21,8 @@ from .output_plan import shard_bytes, size_text
 from .reader import CheckpointReader
 from .save import doomed
 from .source import locate, open_source
-from .store import MANIFEST, open_store
+from .store import MANIFEST
+from .url_store import open_store
 
 _FOUND = 1  # exit code: damage, or a difference
 

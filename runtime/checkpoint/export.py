@@ -15,7 +15,7 @@ from .meter import Meter
 from .output import Output
 from .output_plan import BIN, DEFAULT_SHARD_SIZE, SAFETENSORS, OutputPlan, Spec, plan_output
 from .source import Source
-from .store import open_store
+from .url_store import open_store
 
 FILE_NAMES = {"safetensors": f"model{SAFETENSORS}", "bin": f"pytorch_model{BIN}"}
 _log = logging.getLogger("dslaunch")

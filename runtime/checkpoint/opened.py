@@ -12,9 +12,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from ..errors import CheckpointError
 from .deepspeed_folder import is_deepspeed
 from .deepspeed_reader import DeepSpeedReader
+from .folder_store import FolderStore
 from .reader import CheckpointReader
 from .shelf import Shelf
-from .store import MANIFEST, FolderStore, Store
+from .store import MANIFEST, Store
 
 _UNIVERSAL = "latest_universal"
 

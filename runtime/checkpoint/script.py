@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .store import FolderStore, Store
+from .folder_store import FolderStore
+from .store import Store
 
 SCRIPT = "zero_to_fp32.py"
 _TEXT = b'''#!/usr/bin/env python3

@@ -12,7 +12,8 @@ from ..errors import CheckpointError
 from .opened import OpenCheckpoint, is_checkpoint, latest_tag, open_checkpoint
 from .output_plan import Spec
 from .shelf import MASTER, MODEL, model_name, state_name
-from .store import LATEST, Store, open_store
+from .store import LATEST, Store
+from .url_store import open_store
 
 
 class Source(ABC):

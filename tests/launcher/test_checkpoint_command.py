@@ -21,7 +21,7 @@ from dslaunch.launcher.errors import LaunchError
 from dslaunch.runtime.checkpoint import command, difference
 from dslaunch.runtime.checkpoint.output_plan import size_text
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.store import open_store
+from dslaunch.runtime.checkpoint.url_store import open_store
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
 from tests.runtime.ranks import process_group
 

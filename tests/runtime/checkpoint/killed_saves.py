@@ -26,9 +26,11 @@ import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.kernels.disk import DiskEngine
 from dslaunch.runtime.checkpoint import meeting
+from dslaunch.runtime.checkpoint.folder_store import FolderStore
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.store import LATEST, FolderStore, open_store
+from dslaunch.runtime.checkpoint.store import LATEST
 from dslaunch.runtime.checkpoint.stream import DirectStream
+from dslaunch.runtime.checkpoint.url_store import open_store
 from tests.runtime.models import make_config, train_engine
 
 POINTS = 20

@@ -24,7 +24,7 @@ from dslaunch.runtime.checkpoint.export import ExportOptions, export
 from dslaunch.runtime.checkpoint.meter import Meter
 from dslaunch.runtime.checkpoint.output_plan import Spec, plan_output, shard_bytes
 from dslaunch.runtime.checkpoint.source import Source, open_source
-from dslaunch.runtime.checkpoint.store import open_store
+from dslaunch.runtime.checkpoint.url_store import open_store
 from dslaunch.utils import zero_to_fp32
 from tests.runtime.models import assert_same_bits, make_config
 from tests.runtime.ranks import Ranks
