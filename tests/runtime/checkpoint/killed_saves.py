@@ -269,13 +269,27 @@ def _status(pid: int, *, deadline: float) -> int:
     return status
 
 
+def _store(index: int, port: Path) -> torch.distributed.TCPStore:
+    """Served by rank 0, as jobs have it; a store in a file would be left half-written by who is killed."""
+    if index == 0:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+        port.with_suffix(".partial").write_text(str(store.port))
+        port.with_suffix(".partial").rename(port)
+        return store
+    deadline = time.monotonic() + _DEADLINE_S
+    while not port.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("rank 0 serves no store")
+        time.sleep(0.002)
+    return torch.distributed.TCPStore("127.0.0.1", int(port.read_text()), 2, is_master=False)
+
+
 def _be_rank(function: Callable[[int], str], index: int, said: Path) -> None:
     status = 1
     meeting.BEAT_S, meeting.PATIENCE_S = 0.1, 2.0
     try:
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{said / 'store'}", rank=index, world_size=2
-        )
+        store = _store(index, said / "port")
+        torch.distributed.init_process_group("gloo", store=store, rank=index, world_size=2)
         (said / str(index)).write_text(function(index))
         status = 0
     except BaseException:
