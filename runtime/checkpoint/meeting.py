@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -79,6 +80,14 @@ class Meeting:
     def hear_all(self, what: str, own: Any) -> list[Any]:
         """Wait for the notes of all ranks, this one's being `own`."""
         return [own if rank == self._rank else self.hear(what, rank) for rank in range(self._world_size)]
+
+    def part(self) -> None:
+        """Let rank 0 stay until the others have heard the last of it: its process may serve the store, and end next."""
+        with suppress(RuntimeError, CheckpointError):  # somebody is gone, and all is said
+            if self._rank == 0:
+                self.hear_all("heard", None)
+            else:
+                self.tell("heard", None)
 
     def _beat(self) -> None:
         count = 0

@@ -99,6 +99,7 @@ class Prepared:
         if self.rank != 0:
             meeting.tell("written", (written, problem))
             result: str | None = meeting.hear("result", 0)
+            meeting.part()
             return result
         answers = meeting.hear_all("written", (written, problem))
         problem = next((theirs for _, theirs in answers if theirs is not None), None)
@@ -108,6 +109,7 @@ class Prepared:
         if problem is not None:
             self._told(self.store.abandon, self.tag)
         meeting.tell("result", problem)
+        meeting.part()
         return problem
 
     def _publish(self, written: Sequence[Written]) -> None:
