@@ -101,8 +101,11 @@ class Prepared:
             result: str | None = meeting.hear("result", 0)
             meeting.part()
             return result
-        answers = meeting.hear_all("written", (written, problem))
-        problem = next((theirs for _, theirs in answers if theirs is not None), None)
+        try:
+            answers = meeting.hear_all("written", (written, problem))
+            problem = next((theirs for _, theirs in answers if theirs is not None), None)
+        except CheckpointError as error:  # a rank is gone, which the others have to hear
+            answers, problem = [], f": {error}"
         if problem is None:
             boxes = [_read_written(one) for boxes, _ in answers for one in boxes]
             problem = self._told(self._publish, boxes)[1]

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,10 +24,10 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
 
-from tests.benchmarks.bench_zero import _environment  # noqa: E402
 from tests.benchmarks.checkpoint_worker import HAS_ASYNC, SHAPES, TAG, Turn  # noqa: E402
 from tests.benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
 from tests.benchmarks.launch_peers import why_no_deepspeed  # noqa: E402
+from tests.benchmarks.team import Team, rank_environment  # noqa: E402
 from tests.benchmarks.zero_worker import Gpt  # noqa: E402
 
 WORKER = Path(__file__).with_name("checkpoint_worker.py")
@@ -49,61 +48,17 @@ TIMEOUT_S = 900
 Found = dict[str, dict[str, Turn]]  # by tool, and by what it did
 
 
-class Team:
-    """The ranks of one tool, which wait for their turn."""
-
-    def __init__(self, tool: str, shape: str, num_ranks: int, said: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.tool = tool
-        self._said = said
-        self._ranks = [
-            subprocess.Popen(
-                [sys.executable, str(WORKER), shape, tool],
-                env={**os.environ, **_environment(rank, num_ranks, port)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said.with_suffix(f".{rank}").open("w"),
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
-
-    def wait_until_ready(self) -> None:
-        self._answers()
-
-    def take_turn(self, what: str, folder: Path) -> Turn:
-        """The slowest rank's times, and the largest memory.
-
-        Errors: RuntimeError if a rank ended
-        """
-        for rank in self._ranks:
-            if rank.stdin is not None and rank.poll() is None:
-                rank.stdin.write(f"{what} {folder}\n")
-                rank.stdin.flush()
-        turns = [Turn(**json.loads(answer)) for answer in self._answers()]
-        return Turn(*(max(values) for values in zip(*turns, strict=True)))
-
-    def _answers(self) -> list[str]:
-        answers = [rank.stdout.readline() for rank in self._ranks if rank.stdout is not None]
-        if not all(answers):
-            place = answers.index("")
-            code = self._ranks[place].wait(TIMEOUT_S)
-            last = self._said.with_suffix(f".{place}").read_text(errors="replace").strip()[-2000:]
-            raise RuntimeError(f"{self.tool}: rank {place} ended with {code}: {last}")
-        return answers
-
-    def end(self) -> None:
-        for rank in self._ranks:
-            rank.kill()  # its answers are here, and some tools' threads hang at the end
-            rank.communicate()
+def _take_turn(team: Team, what: str, folder: Path) -> Turn:
+    """The slowest rank's times, and the largest memory."""
+    turns = [Turn(**json.loads(answer)) for answer in team.ask(f"{what} {folder}")]
+    return Turn(*(max(values) for values in zip(*turns, strict=True)))
 
 
 @contextmanager
 def _team(tool: str, shape: str, num_ranks: int, folder: Path) -> Iterator[Team]:
-    team = Team(tool, shape, num_ranks, folder / tool.replace(" ", "-"))
+    team = Team(WORKER, tool, shape, num_ranks, folder / tool.replace(" ", "-"))
     try:
-        team.wait_until_ready()
+        team.answers()  # it is ready
         yield team
     finally:
         team.end()
@@ -122,7 +77,7 @@ def measure(shape: str, tools: Sequence[str], rounds: int, root: Path) -> tuple[
                         shutil.rmtree(folder, ignore_errors=True)
                     os.sync()
                     _leave_page_cache(folder)
-                    turn = team.take_turn(what, folder)
+                    turn = _take_turn(team, what, folder)
                     if number > 0:  # the first one warms up
                         turns[team.tool].setdefault(what, []).append(turn)
             print(f"round {number} of {rounds}", flush=True)
@@ -157,7 +112,7 @@ def measure_other_world(shape: str, tools: Sequence[str], root: Path) -> list[tu
             with _team(loader, shape, 1, root) as team:
                 os.sync()
                 _leave_page_cache(folder)
-                rows.append((tool, before, f"{team.take_turn('load', folder).s:.2f}"))
+                rows.append((tool, before, f"{_take_turn(team, 'load', folder).s:.2f}"))
         except (RuntimeError, subprocess.CalledProcessError) as error:
             print(f"{tool}: {error}", file=sys.stderr)
             rows.append((tool, before, "does not run here"))
@@ -171,7 +126,7 @@ def _to_universal(folder: Path) -> float:
     places = ["--input_folder", str(folder / TAG), "--output_folder", str(folder / "universal")]
     said = subprocess.run(
         [*command, *places, "--num_extract_workers=2", "--num_merge_workers=2", "--inject_missing_state"],
-        env={**os.environ, **_environment(0, 1, 0)},
+        env={**os.environ, **rank_environment(0, 1, 0)},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

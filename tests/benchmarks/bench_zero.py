@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +21,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
 
 from tests.benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
-from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, why_no_deepspeed  # noqa: E402
+from tests.benchmarks.launch_peers import why_no_deepspeed  # noqa: E402
+from tests.benchmarks.team import Team  # noqa: E402
 from tests.benchmarks.zero_worker import SHAPES, STEPS, TOOLS, Turn  # noqa: E402
 
 WORKER = Path(__file__).with_name("zero_worker.py")
@@ -40,7 +38,6 @@ TOGETHER = (
     ("dslaunch 2", "DeepSpeed 2"),
     ("FSDP2", "dslaunch 3", "DeepSpeed 3"),
 )
-TIMEOUT_S = 900
 AGREE = 1e-3  # the losses of 24 steps of AdamW, whose roundings differ
 
 # (shape, ranks, ours, peer, at most)
@@ -55,50 +52,6 @@ GOALS = (
 Found = dict[tuple[str, int], dict[str, Turn]]  # by shape and number of ranks, and by tool
 
 
-class Team:
-    """The ranks of one tool, which wait for their turn."""
-
-    def __init__(self, tool: str, shape: str, num_ranks: int, said: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.tool = tool
-        self._said = said
-        self._ranks = [
-            subprocess.Popen(
-                [sys.executable, str(WORKER), shape, tool],
-                env={**os.environ, **_environment(rank, num_ranks, port)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said.with_suffix(f".{rank}").open("w"),
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
-
-    def take_turn(self) -> Turn:
-        """What rank 0 says.
-
-        Errors: RuntimeError if a rank ended
-        """
-        for rank in self._ranks:
-            if rank.stdin is not None and rank.poll() is None:
-                rank.stdin.write("\n")
-                rank.stdin.flush()
-        answers = [rank.stdout.readline() for rank in self._ranks if rank.stdout is not None]
-        if not all(answers):
-            rank = answers.index("")
-            place = answers.index("")
-            code = self._ranks[place].wait(TIMEOUT_S)
-            last = self._said.with_suffix(f".{place}").read_text(errors="replace").strip()[-2000:]
-            raise RuntimeError(f"{self.tool}: rank {place} ended with {code}: {last}")
-        return Turn(**json.loads(answers[0]))
-
-    def end(self) -> None:
-        for rank in self._ranks:
-            rank.kill()  # its answers are here, and some tools' threads hang at the end
-            rank.communicate()
-
-
 def measure(shape: str, num_ranks: int, tools: Sequence[str]) -> dict[str, Turn]:
     """The median turn of each tool.
 
@@ -108,32 +61,25 @@ def measure(shape: str, num_ranks: int, tools: Sequence[str]) -> dict[str, Turn]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         teams = []
         for tool in tools:  # the next one starts when this one has warmed up
-            teams.append(Team(tool, shape, num_ranks, Path(folder) / tool))
+            teams.append(Team(WORKER, tool, shape, num_ranks, Path(folder) / tool))
             stack.callback(teams[-1].end)
-            teams[-1].take_turn()
+            _take_turn(teams[-1])
         for _ in range(ROUNDS):
             for team in teams:
-                turns[team.tool].append(team.take_turn())
+                turns[team.tool].append(_take_turn(team))
     last = {tool: seen[-1].loss for tool, seen in turns.items()}
     if max(last.values()) - min(last.values()) > AGREE:
         raise RuntimeError(f"{shape}, {num_ranks} ranks: the tools did not train the same: {last}")
     return {tool: _median(seen) for tool, seen in turns.items()}
 
 
+def _take_turn(team: Team) -> Turn:
+    """What rank 0 says."""
+    return Turn(**json.loads(team.ask("")[0]))
+
+
 def _median(seen: list[Turn]) -> Turn:
     return Turn(*(statistics.median(values) for values in zip(*seen, strict=True)))
-
-
-def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "DS_ACCELERATOR": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(DEEPSPEED_FOLDER), os.environ.get("PYTHONPATH", "")]),
-    }
 
 
 def measure_all(tools: Collection[str]) -> Found:

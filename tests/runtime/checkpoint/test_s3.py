@@ -28,7 +28,7 @@ URL = "s3://bucket/run"
 SERVER = """
 import sys, boto3
 from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(port=0)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 url = "http://%s:%d" % server.get_host_and_port()
 boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket="bucket")
