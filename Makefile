@@ -29,7 +29,7 @@ $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind cmake ninja
-	$(PIP) --no-build-isolation --editable '.[train,demo,dev]'
+	$(PIP) --no-build-isolation --editable '.[train,demo,drop-in,dev]'
 	@# To compare with: in a folder of its own, where nothing imports it by accident; no compiler. Of what it depends on
 	@# only the small packages that are not here anyway.
 	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed \
