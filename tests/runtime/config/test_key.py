@@ -52,7 +52,7 @@ def test_the_parameters_of_each_type_are_those_of_its_model(
 def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_key() -> None:
     sections = frozenset(
         {
-            "source",
+            "origin",
             "world_size",
             "optimizer",
             "scheduler",

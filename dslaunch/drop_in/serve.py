@@ -1,0 +1,74 @@
+"""What the modules of the package `deepspeed` have in common: each hands out the names that the table has for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from .names import MODULES
+from .names.table import Fate, Module, Row
+
+PAGE = "docs/compatibility.md"
+
+
+def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for the module of this name.
+
+    Errors: ImportError if the table has nothing of the module but why it is absent
+    """
+    module = MODULES[name]
+    if module.why is not None:
+        raise ImportError(f"{name} is not in dslaunch: {_explained(module.topic, module.why)}", name=name)
+
+    def find(wanted: str) -> Any:
+        if wanted == "__all__":
+            return module.names
+        row = module.row_of(wanted)
+        if row is not None and row.fate is not Fate.REFUSED:
+            value = _value(row, wanted)
+        elif f"{name}.{wanted}" in MODULES and MODULES[f"{name}.{wanted}"].why is None:
+            return import_module(f"{name}.{wanted}")
+        else:
+            raise _absent(module, wanted, row)
+        sys.modules[name].__dict__[wanted] = value
+        return value
+
+    return find, lambda: sorted({*module.names, *_submodules(name), *vars(sys.modules[name])})
+
+
+def _value(row: Row, wanted: str) -> Any:
+    home, attribute = row.home_of(wanted)
+    return getattr(import_module(home), attribute) if attribute else import_module(home)
+
+
+def _submodules(name: str) -> list[str]:
+    inner = (one.removeprefix(f"{name}.") for one, module in MODULES.items() if module.why is None)
+    return [one for one in inner if one != name and "." not in one]
+
+
+def _absent(module: Module, wanted: str, row: Row | None) -> Exception:
+    """An ImportError for `from module import wanted`, which would put an AttributeError's text away, and else that."""
+    what = f"{module.name}.{wanted}"
+    below = MODULES.get(what)
+    if row is not None:
+        text = f"{what} is not in dslaunch: {_explained(row.topic, row.note)}"
+    elif below is not None:
+        text = f"{what} is not in dslaunch: {_explained(below.topic, below.why or '')}"
+    else:
+        text = f"module {module.name!r} of dslaunch has no attribute {wanted!r}; DeepSpeed's names are listed in {PAGE}"
+    if _is_from_import(sys._getframe(2)):
+        return ImportError(text, name=module.name)
+    return AttributeError(text, name=wanted)
+
+
+def _is_from_import(frame: Any) -> bool:
+    import dis  # here: only a mistake asks
+
+    instruction = frame.f_code.co_code[frame.f_lasti]
+    return bool(dis.opname[instruction] == "IMPORT_FROM")
+
+
+def _explained(topic: str, why: str) -> str:
+    return f'{why}; see "{topic}" in {PAGE}'
