@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 
-from . import BIN, FOLDER
+from . import BIN, FOLDER, PYTHON_VARIABLE
 
 _EPILOG = """\
 examples:
@@ -31,6 +32,7 @@ def main() -> None:
     if given.sh:
         for name, folder in (("PYTHONPATH", FOLDER), ("PATH", BIN)):
             print(f'export {name}={shlex.quote(folder)}"${{{name}:+:${name}}}"')
+        print(f"export {PYTHON_VARIABLE}={shlex.quote(sys.executable)}")
     else:
         print(BIN if given.bin else FOLDER)
 

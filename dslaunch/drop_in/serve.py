@@ -32,10 +32,11 @@ def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
             return import_module(f"{name}.{wanted}")
         else:
             raise _absent(module, wanted, row)
-        sys.modules[name].__dict__[wanted] = value
+        if name in sys.modules:  # not if it was started by `python -m`
+            sys.modules[name].__dict__[wanted] = value
         return value
 
-    return find, lambda: sorted({*module.names, *_submodules(name), *vars(sys.modules[name])})
+    return find, lambda: sorted({*module.names, *_submodules(name), *vars(sys.modules.get(name, object))})
 
 
 def _value(row: Row, wanted: str) -> Any:

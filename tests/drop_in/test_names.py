@@ -17,7 +17,7 @@ TEXT = '''"""`{name}` of dslaunch: see dslaunch/drop_in/names."""
 
 from dslaunch.drop_in.serve import serve
 
-__getattr__, __dir__ = serve(__name__)
+__getattr__, __dir__ = serve("{name}")
 '''
 PACKAGES = {name.rpartition(".")[0] for name in MODULES} - {""}
 
@@ -33,9 +33,8 @@ def files() -> dict[Path, str]:
 
 
 # What `python -m` finds.
-END = {
-    "deepspeed.launcher.runner": '\nif __name__ == "__main__":\n    __getattr__("main")()\n',
-}
+_MAIN = '\nif __name__ == "__main__":\n    __getattr__("main")()\n'
+END = {"deepspeed.launcher.launch": _MAIN, "deepspeed.launcher.runner": _MAIN}
 
 
 def test_each_module_of_the_table_has_its_file_and_there_is_no_other() -> None:

@@ -50,4 +50,12 @@ BESIDE: tuple[Module, ...] = (
             mapped("dslaunch.launcher.cli", "main", "dslaunch's command line, which has DeepSpeed's options"),
         ),
     ),
+    Module(
+        "deepspeed.launcher.launch",
+        (
+            mapped(
+                "dslaunch.drop_in.launch", "main", "dslaunch without SSH, for the node that --node_rank names"
+            ),
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from dslaunch.drop_in.serve import serve
 
-__getattr__, __dir__ = serve(__name__)
+__getattr__, __dir__ = serve("deepspeed.launcher.runner")
 
 if __name__ == "__main__":
     __getattr__("main")()

@@ -2,4 +2,4 @@
 
 from dslaunch.drop_in.serve import serve
 
-__getattr__, __dir__ = serve(__name__)
+__getattr__, __dir__ = serve("deepspeed.ops.adagrad")
