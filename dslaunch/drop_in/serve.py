@@ -14,19 +14,16 @@ PAGE = "docs/compatibility.md"
 
 
 def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for the module of this name.
-
-    Errors: ImportError if the table has nothing of the module but why it is absent
-    """
+    """Return `__getattr__` and `__dir__` for the module of this name, which the table has."""
     module = MODULES[name]
-    if module.why is not None:
-        raise ImportError(f"{name} is not in dslaunch: {_explained(module.topic, module.why)}", name=name)
+    if not any(isinstance(one, _Absent) for one in sys.meta_path):
+        sys.meta_path.append(_Absent())
 
     def find(wanted: str) -> Any:
         if wanted == "__all__":
             return module.names
         row = module.row_of(wanted)
-        if row is not None and row.fate is not Fate.REFUSED:
+        if row is not None and row.fate != Fate.REFUSED:
             value = _value(row, wanted)
         elif f"{name}.{wanted}" in MODULES and MODULES[f"{name}.{wanted}"].why is None:
             return import_module(f"{name}.{wanted}")
@@ -37,6 +34,15 @@ def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         return value
 
     return find, lambda: sorted({*module.names, *_submodules(name), *vars(sys.modules.get(name, object))})
+
+
+class _Absent:
+    """The last to be asked for a module, when no other has found it: says why there is none."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        module = MODULES.get(name)
+        if module is not None and module.why is not None:
+            raise ModuleNotFoundError(_text(module), name=name)
 
 
 def _value(row: Row, wanted: str) -> Any:
@@ -56,7 +62,7 @@ def _absent(module: Module, wanted: str, row: Row | None) -> Exception:
     if row is not None:
         text = f"{what} is not in dslaunch: {_explained(row.topic, row.note)}"
     elif below is not None:
-        text = f"{what} is not in dslaunch: {_explained(below.topic, below.why or '')}"
+        text = _text(below)
     else:
         text = f"module {module.name!r} of dslaunch has no attribute {wanted!r}; DeepSpeed's names are listed in {PAGE}"
     if _is_from_import(sys._getframe(2)):
@@ -69,6 +75,10 @@ def _is_from_import(frame: Any) -> bool:
 
     instruction = frame.f_code.co_code[frame.f_lasti]
     return bool(dis.opname[instruction] == "IMPORT_FROM")
+
+
+def _text(module: Module) -> str:
+    return f"{module.name} is not in dslaunch: {_explained(module.topic, module.why or '')}"
 
 
 def _explained(topic: str, why: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .table import (
-    EXPERTS,
     INFERENCE,
     INSIDE,
     KERNELS,
@@ -119,7 +118,4 @@ TOP: tuple[Module, ...] = (
     Module("deepspeed.ops.lamb", (works("dslaunch.ops.lamb", "FusedLamb"),)),
     Module("deepspeed.ops.lion", (works("dslaunch.ops.lion", "DeepSpeedCPULion FusedLion"),)),
     Module("deepspeed.ops.adagrad", (works("dslaunch.ops.adagrad", "DeepSpeedCPUAdagrad"),)),
-    Module(
-        "deepspeed.moe.utils", why="sorts the parameters of experts into groups of their own", topic=EXPERTS
-    ),
 )
