@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,10 @@ from dslaunch.drop_in.serve import serve
 
 __getattr__, __dir__ = serve("{name}")
 '''
+ROOT = Path(__file__).parents[2]
+DEEPSPEED = ROOT / ".venv" / "deepspeed" / "deepspeed"
+NOISE = {"input"}  # an accident of Python 2
+NEW = {"deepspeed.zero", "deepspeed.checkpointing"}  # attributes of the package there, which are modules here
 SERVED = {name for name, module in MODULES.items() if module.why is None}
 PACKAGES = {name.rpartition(".")[0] for name in SERVED} - {""}
 
@@ -62,9 +69,65 @@ def test_every_name_that_is_served_is_there(name: str, monkeypatch: pytest.Monke
             assert not attribute or hasattr(found, attribute), f"{name}.{theirs} -> {home}:{attribute}"
 
 
+def deepspeed_names(file: Path, *, is_package: bool) -> set[str]:
+    """What a module of DeepSpeed's defines, and what a package passes on: read and not run."""
+
+    def names(body: list[ast.stmt]) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, ast.If | ast.Try):
+                yield from names(
+                    [
+                        *node.body,
+                        *node.orelse,
+                        *(one for h in getattr(node, "handlers", []) for one in h.body),
+                    ]
+                )
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node, ast.Assign):
+                targets = [one for target in node.targets for one in ast.walk(target)]
+                yield from (one.id for one in targets if isinstance(one, ast.Name))
+            elif isinstance(node, ast.ImportFrom) and is_package and node.level:
+                yield from (alias.asname or alias.name for alias in node.names if alias.name != "*")
+
+    return {
+        name for name in names(ast.parse(file.read_text(encoding="utf-8")).body) if not name.startswith("_")
+    }
+
+
+def deepspeed_file(name: str) -> Path | None:
+    place = DEEPSPEED.parent.joinpath(*name.split("."))
+    files = (place / "__init__.py", place.with_suffix(".py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+@pytest.mark.skipif(not DEEPSPEED.is_dir(), reason="DeepSpeed is not there to compare with")
+@pytest.mark.parametrize("name", sorted(SERVED))
+def test_the_table_has_every_public_name_of_deepspeed_s_module(name: str) -> None:
+    file = deepspeed_file(name)
+    if file is None:
+        assert name in NEW, f"{name} is no module of DeepSpeed's"
+        return
+    known = {one for row in MODULES[name].rows for one in row.names}
+    below = {one.removeprefix(f"{name}.").split(".")[0] for one in MODULES if one.startswith(f"{name}.")}
+    public = deepspeed_names(file, is_package=file.name == "__init__.py")
+    assert sorted(public - known - below - NOISE) == []
+
+
+@pytest.mark.skipif(not DEEPSPEED.is_dir(), reason="DeepSpeed is not there to compare with")
+def test_every_module_of_deepspeed_s_has_a_row_or_lies_below_one_that_is_absent() -> None:
+    missing = []
+    for file in DEEPSPEED.rglob("*.py"):
+        parts = file.relative_to(DEEPSPEED.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        above = [".".join(parts[:number]) for number in range(1, len(parts) + 1)]
+        if name not in MODULES and not any(one in MODULES and MODULES[one].why for one in above):
+            missing.append(name)
+    assert sorted(missing) == []
+
+
 if __name__ == "__main__":
-    for path in PATH.rglob("*.py"):
-        path.unlink()
+    shutil.rmtree(PATH / "deepspeed")  # a folder that is left, if only with caches, could be imported
     for path, text in files().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
