@@ -35,6 +35,9 @@ TOP: tuple[Module, ...] = (
             works("dslaunch.runtime.data", "DeepSpeedDataLoader=Loader"),
             works("dslaunch.runtime.errors", "DeepSpeedConfigError=ConfigError"),
             works("dslaunch.runtime.activation", "checkpointing=*"),
+            works("dslaunch.runtime.accelerator.current", "get_accelerator"),
+            works("dslaunch.runtime.log", "logger log_dist"),
+            works("dslaunch.runtime.on_device", "OnDevice"),
             works(
                 "dslaunch.drop_in.identity",
                 "__version__ __version_major__ __version_minor__ __version_patch__ __git_hash__ __git_branch__ version "
@@ -87,7 +90,11 @@ TOP: tuple[Module, ...] = (
         ),
     ),
     Module(
-        "deepspeed.git_version_info", (works("dslaunch.drop_in.identity", "version git_hash git_branch"),)
+        "deepspeed.git_version_info",
+        (
+            works("dslaunch.drop_in.identity", "version git_hash git_branch"),
+            inside("accelerator_name installed_ops torch_info"),
+        ),
     ),
     Module(
         "deepspeed.ops",
@@ -113,7 +120,7 @@ TOP: tuple[Module, ...] = (
     Module("deepspeed.ops.adam.cpu_adam", (works("dslaunch.ops.adam", "DeepSpeedCPUAdam"),)),
     Module(
         "deepspeed.ops.adam.fused_adam",
-        (works("dslaunch.ops.adam", "FusedAdam"), inside("MultiTensorApply multi_tensor_adam")),
+        (works("dslaunch.ops.adam", "FusedAdam"), inside("multi_tensor_applier")),
     ),
     Module("deepspeed.ops.lamb", (works("dslaunch.ops.lamb", "FusedLamb"),)),
     Module("deepspeed.ops.lion", (works("dslaunch.ops.lion", "DeepSpeedCPULion FusedLion"),)),
