@@ -22,7 +22,7 @@ class Monitor(Protocol):
     """One place where events go."""
 
     def write_events(self, event_list: Iterable[Event]) -> None:
-        """Write them so that they are there if the program ends at once."""
+        """Write them. Files have them at once; a run of W&B has them with the next samples, or when it ends."""
 
     def close(self) -> None:
         """Let go of files; write_events() must not be called any more."""

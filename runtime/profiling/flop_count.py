@@ -70,6 +70,10 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def counted() -> Iterator[FlopCount]:
     """Count in the block. The fast path of torch's transformer layers is closed meanwhile: it is one operation without a formula."""
+    with FlopCount():
+        torch.empty(
+            0
+        ).detach()  # torch loads its compiler at the first operation: 0.6 s that belong to no module
     was_open = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -39,7 +39,7 @@ class FlopsProfiler:
     """Measures from start_profile() to stop_profile(), in which the model is called; what was measured stays until end_profile().
 
     Latencies are of a forward whose operations are counted, with the device waited for at both ends of every module. Both cost
-    time: about 10 microseconds for an operation, which tells in small models.
+    time: about 15 microseconds for an operation, which tells in small models.
     """
 
     def __init__(
