@@ -26,7 +26,7 @@ _OPS = {
 _OP_NAMES = tuple(dict.fromkeys(_OPS.values()))
 OPS = Kind(
     words=f"a list of {', '.join(_OP_NAMES)}",
-    accepts=lambda value: TEXTS.accepts(value) and all(name in _OPS for name in value),
+    accepts=lambda value: value == () or (TEXTS.accepts(value) and all(name in _OPS for name in value)),
     convert=lambda value: tuple(dict.fromkeys(_OPS[name] for name in value)),
 )
 
