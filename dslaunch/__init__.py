@@ -21,9 +21,11 @@ if TYPE_CHECKING:
         init_distributed as init_distributed,
         initialize as initialize,
     )
+    from .runtime.profiling import flops_profiler
     from .runtime.zero import api
 
     checkpointing = activation
+    profiling = flops_profiler
     zero = api
 
 _HOME_OF = {
@@ -39,6 +41,7 @@ _HOME_OF = {
 _MODULE_OF = {
     "checkpointing": ".runtime.activation",
     "ops": ".ops",
+    "profiling": ".runtime.profiling.flops_profiler",
     "utils": ".utils",
     "zero": ".runtime.zero.api",
 }

@@ -199,6 +199,7 @@ class FlopsProfiler:
             train_batch_size=engine.train_batch_size(),
             times_s=self.step_times_s,
             recompute_fwd_factor=self.recompute_fwd_factor,
+            is_compiled=getattr(engine, "is_compiled", False),
         )
 
     def _flops(self, module: nn.Module) -> int:

@@ -41,6 +41,7 @@ class Run:
     train_batch_size: int
     times_s: Mapping[str, float]  # "forward", "backward", "step", all micro batches of the step together
     recompute_fwd_factor: float
+    is_compiled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class Report:
         yield f"-- profile of {self.root.class_name} after step {self.step}, on this rank --"
         yield from (f"{title + ':':<{_TITLE_WIDTH}}{value}" for title, value in self._totals())
         yield "FLOPs: matrix products, convolutions and attention. Latencies: with the count running, a device waited for at modules."
+        if self.run is not None and self.run.is_compiled:
+            yield "The model is compiled, but no compiled code ran here: these latencies are not those of training."
         for name, times in sorted(self.uncounted.items()):
             yield f"not counted, no formula is known: {name}, {times} times"
         yield ""
