@@ -284,7 +284,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         if is_boundary:
             with self._clock.time("step"):
                 self._optimizer_step(lr_kwargs or {})
-        self.tput_timer.stop(global_step=is_boundary)
+        self.tput_timer.stop(global_step=is_boundary, report_speed=self.global_rank == 0)
         self._progress.micro_steps += 1
         # What may raise comes last: who catches it goes on with the next batch.
         if is_boundary:

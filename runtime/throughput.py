@@ -61,7 +61,7 @@ class ThroughputTimer:
             self._began_s = time.perf_counter()
 
     def stop(self, global_step: bool = False, report_speed: bool = True) -> None:
-        """End a micro batch and, if `global_step`, an optimizer step; say what was measured where a line is due."""
+        """End a micro batch and, if `global_step`, an optimizer step; say what was measured where that is due and wanted."""
         if not self.enabled or not self._is_running:
             return
         self._is_running = False
@@ -70,7 +70,7 @@ class ThroughputTimer:
         if self._began_s is None:
             return
         every = self.steps_per_output
-        is_due = global_step and every is not None and self.global_step_count % every == 0
+        is_due = global_step and report_speed and every is not None and self.global_step_count % every == 0
         if is_due:
             self._wait()
         self._open_s += time.perf_counter() - self._began_s
@@ -81,11 +81,10 @@ class ThroughputTimer:
         self._last = (self._last[0] + self.batch_size, self._last[1] + self._open_s)
         self._open_s = 0.0
         if is_due:
-            if report_speed:
-                self._log(
-                    f"step={self.global_step_count}, epoch={self.epoch_count}, micro_step={self.micro_step_count}, "
-                    f"samples/s={_rate(self._last):.1f}, on average={_rate(self._total):.1f}"
-                )
+            self._log(
+                f"step={self.global_step_count}, epoch={self.epoch_count}, micro_step={self.micro_step_count}, "
+                f"samples/s={_rate(self._last):.1f}, on average={_rate(self._total):.1f}"
+            )
             self._last = (0, 0.0)
 
     def avg_samples_per_sec(self) -> float:
