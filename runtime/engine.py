@@ -332,7 +332,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
     def _set_batch(self, **changes: int) -> None:
         self.config = self.config.model_copy(update=changes)
-        self.tput_timer.batch_size = self.config.train_batch_size
+        self.tput_timer.batch_size = self.train_batch_size()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""

@@ -53,6 +53,7 @@ class Instruments(Readings):
             FlopsProfiler(self.module, self, profile.recompute_fwd_factor) if profile.enabled else None
         )
         comms_log.configure_from(config.comms_logger)
+        self._scales_loss = config.loss_scaling.enabled
         self._breaks_down = config.wall_clock_breakdown
         self._clock = Clock(is_on=self._breaks_down, device=device)
         self._last_times_s: dict[str, float] = {}
@@ -126,7 +127,7 @@ class Instruments(Readings):
         if self._loss is not None:
             yield "Train/Samples/train_loss", self._loss.item(), samples
         yield "Train/Samples/lr", self.get_lr()[0], samples
-        if self.config.loss_scaling.enabled:
+        if self._scales_loss:
             yield "Train/Samples/loss_scale", self._scaler.scale, samples
         for name in _TIMER_OF:
             if self._breaks_down and name in times_s:
