@@ -13,6 +13,8 @@ __version__ = "0.0.1"
 if TYPE_CHECKING:
     from . import ops as ops, utils as utils
     from .runtime import activation
+    from .runtime.accelerator.current import get_accelerator as get_accelerator
+    from .runtime.comm import api as comm_api
     from .runtime.data import RepeatingLoader as RepeatingLoader
     from .runtime.engine import Engine as Engine
     from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
         init_distributed as init_distributed,
         initialize as initialize,
     )
+    from .runtime.on_device import OnDevice as OnDevice
     from .runtime.profiling import flops_profiler
     from .runtime.zero import api
 
     checkpointing = activation
+    comm = comm_api
     profiling = flops_profiler
     zero = api
 
@@ -32,14 +36,17 @@ _HOME_OF = {
     "CheckpointError": ".runtime.errors",
     "ConfigError": ".runtime.errors",
     "Engine": ".runtime.engine",
+    "OnDevice": ".runtime.on_device",
     "RepeatingLoader": ".runtime.data",
     "add_config_arguments": ".runtime.initialize",
+    "get_accelerator": ".runtime.accelerator.current",
     "init_distributed": ".runtime.initialize",
     "initialize": ".runtime.initialize",
 }
 
 _MODULE_OF = {
     "checkpointing": ".runtime.activation",
+    "comm": ".runtime.comm.api",
     "ops": ".ops",
     "profiling": ".runtime.profiling.flops_profiler",
     "utils": ".utils",

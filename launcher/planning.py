@@ -85,11 +85,13 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         program=program,
         cwd=exact(cwd),
         venv_script=options.venv_script and exact(options.venv_script),
-        environment=environment.exported(
-            {exact(name): exact(value) for name, value in os.environ.items()},
-            cwd=cwd,
-            home=home_folder(),
-            file_name=os.environ.get("DS_ENV_FILE"),
+        environment=options.drop_in.add_to(
+            environment.exported(
+                {exact(name): exact(value) for name, value in os.environ.items()},
+                cwd=cwd,
+                home=home_folder(),
+                file_name=os.environ.get("DS_ENV_FILE"),
+            )
         ),
         kill_grace_s=options.kill_grace_s,
         heartbeat_s=options.heartbeat_s,

@@ -82,7 +82,7 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
         "zero_round_robin_gradients zero_save_muon_momentum_buffer_in_memory zero_sub_group_size",
     ),
     (
-        "read engine.config.fp16 and engine.config.bf16",
+        "read engine.settings.fp16 and engine.settings.bf16",
         "dynamic_loss_scale_args get_data_types torch_autocast_z0_gradscaler",
     ),
     ("read engine.optimizer and engine.lr_scheduler", "basic_optimizer client_lr_scheduler client_optimizer"),

@@ -31,7 +31,7 @@ class Checkpoints(Weights):
     """Any ZeRO stage, offload and number of ranks loads what any other has saved."""
 
     module: nn.Module
-    config: Config
+    settings: Config
     optimizer: FlatOptimizer | None
     lr_scheduler: Any
     training_dataloader: Any
@@ -67,7 +67,7 @@ class Checkpoints(Weights):
         prepared = prepare(
             self._training(), open_store(save_dir), str(name), dict(client_state or {}), options
         )
-        self._saver.save(prepared, is_async=self.config.checkpoint.async_save, begun_at=begun_at)
+        self._saver.save(prepared, is_async=self.settings.checkpoint.async_save, begun_at=begun_at)
         return True
 
     def load_checkpoint(
@@ -117,7 +117,7 @@ class Checkpoints(Weights):
             progress=self._progress,
             loader=self.training_dataloader if isinstance(self.training_dataloader, Loader) else None,
             scaler=self._scaler,
-            config=self.config,
+            config=self.settings,
             comm=self._comm,
         )
 

@@ -74,7 +74,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         super().__init__()
         self.module = module
         self.training = module.training
-        self.config = config
+        self.settings = config
         self.optimizer = optimizer
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
@@ -137,18 +137,18 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self._was_step_applied = False
 
     def _make_offload(self, optimizer: FlatOptimizer | None) -> Offload:
-        zero = self.config.zero
+        zero = self.settings.zero
         name = None if optimizer is None else optimizer.rule.name
         steps_by_part = optimizer is not None and optimizer.rule.steps_by_part
         plan = plan_offload(zero, self._policy, self.device, optimizer=name, steps_by_part=steps_by_part)
-        if self.config.checkpoint.async_save and plan.uses_disk:
+        if self.settings.checkpoint.async_save and plan.uses_disk:
             raise ConfigError(
                 'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one of them out'
             )
         groups = [] if optimizer is None else optimizer.param_groups
         trained = [one for group in groups for one in group["params"] if one.requires_grad]
         num_trained = sum(param.numel() for param in trained)
-        return make_offload(plan, zero, self.config.aio, num_trained=num_trained, comm=self._comm)
+        return make_offload(plan, zero, self.settings.aio, num_trained=num_trained, comm=self._comm)
 
     def _make_schedule(self) -> StepSchedule:
         optimizer, step_at = self.optimizer, self._offload.step_at
@@ -175,11 +175,16 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             return None
         return self.optimizer.next_update(1.0 / self._scaler.scale)
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the ds_config as it was given, a dict; `settings` is what it means, typed and with defaults."""
+        return self.settings.origin.given
+
     # ---- training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
-        if self.config.fp16.auto_cast and self.config.fp16.enabled:
+        if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.offloaded.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
         with self._watch_forward(), self._autocast(), self._schedule.forward():
@@ -187,7 +192,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
     def _autocast(self) -> AbstractContextManager[object]:
         """What `torch_autocast` asks for. Copies in 16 bits are not kept for other uses where parameters come and go."""
-        wanted = self.config.torch_autocast
+        wanted = self.settings.torch_autocast
         if not wanted.enabled:
             return nullcontext()
         is_kept = not self.zero_optimization_partition_weights()
@@ -225,7 +230,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         return self._enlarged(loss)
 
     def _share(self, loss: Tensor) -> Tensor:
-        steps = self.config.gradient_accumulation_steps
+        steps = self.settings.gradient_accumulation_steps
         return loss / steps if steps > 1 else loss
 
     def _enlarged(self, loss: Tensor) -> Tensor:
@@ -297,7 +302,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         """Whether the next `step()` updates the parameters."""
         if self._forced_boundary is not None:
             return self._forced_boundary
-        return (self._progress.micro_steps + 1) % self.config.gradient_accumulation_steps == 0
+        return (self._progress.micro_steps + 1) % self.settings.gradient_accumulation_steps == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Decide from now on whether `step()` is a boundary; None counts micro batches again."""
@@ -308,10 +313,10 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
         Errors: ValueError if it is not a multiple of the ranks' micro batches
         """
-        unit = self.config.micro_batch_size * self.world_size
+        unit = self.settings.micro_batch_size * self.world_size
         if train_batch_size < unit or train_batch_size % unit:
             raise ValueError(
-                f"train_batch_size {train_batch_size} is not a multiple of {unit}: {self.config.micro_batch_size} samples "
+                f"train_batch_size {train_batch_size} is not a multiple of {unit}: {self.settings.micro_batch_size} samples "
                 f"on each of {self.world_size} ranks"
             )
         self._set_batch(
@@ -325,13 +330,13 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         """
         if micro_batch_size < 1:
             raise ValueError(f"train_micro_batch_size_per_gpu {micro_batch_size} is not a positive number")
-        steps = self.config.gradient_accumulation_steps
+        steps = self.settings.gradient_accumulation_steps
         self._set_batch(
             train_batch_size=micro_batch_size * steps * self.world_size, micro_batch_size=micro_batch_size
         )
 
     def _set_batch(self, **changes: int) -> None:
-        self.config = self.config.model_copy(update=changes)
+        self.settings = self.settings.model_copy(update=changes)
         self.tput_timer.batch_size = self.train_batch_size()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -351,7 +356,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self._was_step_applied = isfinite(self._grad_norm)
         self._schedule.finish()
         if self._was_step_applied:
-            factor = clip_factor(self._grad_norm, max_norm=self.config.gradient_clipping)
+            factor = clip_factor(self._grad_norm, max_norm=self.settings.gradient_clipping)
             self._update(optimizer, factor / scale)
         else:
             self._progress.skipped_steps += 1
@@ -359,12 +364,12 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         if self._was_step_applied and self.lr_scheduler is not None:
             self.lr_scheduler.step(**lr_kwargs)
         self._progress.global_steps += 1
-        self._progress.global_samples += self.config.train_batch_size
+        self._progress.global_samples += self.settings.train_batch_size
         if self._order_check is not None:
             self._order_check.compare()
         self._comm.recorder.step = self._progress.global_steps + 1
         self._print_progress()
-        activation.warn_if_never_called(self.config.activation_checkpointing)
+        activation.warn_if_never_called(self.settings.activation_checkpointing)
 
     def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
         update = optimizer.next_update(grad_scale)
@@ -381,7 +386,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             gather.wait()
 
     def _print_progress(self) -> None:
-        every, step = self.config.steps_per_print, self._progress.global_steps
+        every, step = self.settings.steps_per_print, self._progress.global_steps
         if every and step % every == 0 and self.global_rank == 0:
             skipped, lr, mom = self._progress.skipped_steps, self.get_lr(), self.get_mom()
             print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
@@ -408,12 +413,12 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             dataset,
             route=route,
             sampler=data_sampler,
-            micro_batch_size=batch_size or self.config.micro_batch_size,
+            micro_batch_size=batch_size or self.settings.micro_batch_size,
             rank=self.global_rank,
             world_size=self.world_size,
             pin_memory=pin_memory,
             collate_fn=collate_fn or self.collate_fn,
-            drop_last=self.config.dataloader_drop_last,
+            drop_last=self.settings.dataloader_drop_last,
             num_workers=num_local_io_workers or 0,
         )
 

@@ -47,12 +47,16 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     config: ConfigSource | None = None,
     mesh_param: object | None = None,
     config_params: ConfigSource | None = None,
+    *,
+    is_lenient: bool = False,
 ) -> tuple[Engine, FlatOptimizer | None, Loader | None, Any]:
     """Return (engine, optimizer, dataloader, lr_scheduler); the last three are None where nothing asks for one.
 
     `config` is a path, a dict or base64 of JSON; `args.deepspeed_config` serves in its place. An optimizer or
     scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on this
     worker's device and get rank 0's values.
+    `is_lenient` is for programs that were written for DeepSpeed, and get it where they `import deepspeed`: of the ds_config,
+    a warning names what is not known or says "auto", and a folder without a checkpoint is (None, None) to load_checkpoint().
     Order:  every rank must call this
     Errors: ConfigError; uncaught, it ends the program with one line and exit code 2
     Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `initialize`
@@ -68,7 +72,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     source = _config_source(args, config, config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     worker = read_environment()
-    settings = load_config(source, world_size=dist.get_world_size())
+    settings = load_config(source, world_size=dist.get_world_size(), is_lenient=is_lenient)
     device = choose_device(worker)
     if device.type == "cpu":
         keep_freed_memory()

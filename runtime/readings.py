@@ -17,7 +17,7 @@ from .zero.policy import Placement, Policy
 class Readings:
     """DeepSpeed's getters, most of which are methods. None of them is a collective."""
 
-    config: Config
+    settings: Config
     optimizer: FlatOptimizer | None
     lr_scheduler: Any
     global_rank: int
@@ -73,7 +73,7 @@ class Readings:
 
     def optimizer_params(self) -> dict[str, Any] | None:
         """Return what the ds_config says of the optimizer, with defaults; None if it says nothing."""
-        optimizer = self.config.optimizer
+        optimizer = self.settings.optimizer
         return None if optimizer is None else optimizer.params.model_dump()
 
     def scheduler_name(self) -> str | None:
@@ -82,37 +82,37 @@ class Readings:
 
     def scheduler_params(self) -> dict[str, Any] | None:
         """Return what the ds_config says of the scheduler, with defaults; None if it says nothing."""
-        scheduler = self.config.scheduler
+        scheduler = self.settings.scheduler
         return None if scheduler is None else scheduler.params.model_dump()
 
     def get_batch_info(self) -> tuple[int, int, int]:
         """Return `train_batch_size()`, `train_micro_batch_size_per_gpu()` and `gradient_accumulation_steps()`."""
-        config = self.config
+        config = self.settings
         return config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps
 
     def train_batch_size(self) -> int:
-        return self.config.train_batch_size
+        return self.settings.train_batch_size
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        return self.config.micro_batch_size
+        return self.settings.micro_batch_size
 
     def gradient_accumulation_steps(self) -> int:
-        return self.config.gradient_accumulation_steps
+        return self.settings.gradient_accumulation_steps
 
     def gradient_clipping(self) -> float:
-        return self.config.gradient_clipping
+        return self.settings.gradient_clipping
 
     def steps_per_print(self) -> int | None:
-        return self.config.steps_per_print
+        return self.settings.steps_per_print
 
     def wall_clock_breakdown(self) -> bool:
-        return self.config.wall_clock_breakdown
+        return self.settings.wall_clock_breakdown
 
     def dump_state(self) -> bool:
-        return self.config.dump_state
+        return self.settings.dump_state
 
     def dataloader_drop_last(self) -> bool:
-        return self.config.dataloader_drop_last
+        return self.settings.dataloader_drop_last
 
     @property
     def dp_world_size(self) -> int:
@@ -149,27 +149,27 @@ class Readings:
 
     def zero_reduce_bucket_size(self) -> int:
         """Return the elements that are reduced together."""
-        return self.config.zero.reduce_bucket_numel
+        return self.settings.zero.reduce_bucket_numel
 
     def zero_prefetch_bucket_size(self) -> int:
         """Return the elements that are gathered together, at stage 3."""
-        return self.config.zero.prefetch_bucket_numel
+        return self.settings.zero.prefetch_bucket_numel
 
     def bfloat16_enabled(self) -> bool:
-        return self.config.bf16.enabled
+        return self.settings.bf16.enabled
 
     def fp16_enabled(self) -> bool:
-        return self.config.fp16.enabled
+        return self.settings.fp16.enabled
 
     def fp16_auto_cast(self) -> bool:
-        return self.config.fp16.auto_cast
+        return self.settings.fp16.auto_cast
 
     def torch_autocast_enabled(self) -> bool:
-        return self.config.torch_autocast.enabled
+        return self.settings.torch_autocast.enabled
 
     def torch_autocast_dtype(self) -> torch.dtype | None:
         """Return the data type of operations under torch_autocast; None where that is off."""
-        wanted = self.config.torch_autocast
+        wanted = self.settings.torch_autocast
         return getattr(torch, wanted.dtype) if wanted.enabled else None
 
     def loss_scale(self) -> float:
@@ -177,7 +177,7 @@ class Readings:
 
         What it is now is `engine.optimizer.loss_scale`.
         """
-        return self.config.fp16.loss_scale
+        return self.settings.fp16.loss_scale
 
     def dynamic_loss_scale(self) -> bool:
         """Whether the loss is scaled, by a number that follows the gradients."""
@@ -185,7 +185,7 @@ class Readings:
 
     def initial_dynamic_scale(self) -> float:
         """Return the number with which that begins."""
-        return 2.0**self.config.loss_scaling.initial_scale_power
+        return 2.0**self.settings.loss_scaling.initial_scale_power
 
     def comm_bytes(self) -> dict[str, int]:
         """Return the bytes that this rank has sent, by kind of collective (ring formulas; see `Meter`)."""

@@ -12,11 +12,11 @@ def summarize(engine: Engine) -> dict[str, Any]:
 
     Units: counts of parameters are elements
     """
-    config = engine.config
+    config = engine.settings
     parameters = list(engine.parameters())  # a freed one keeps its shape
     scheduler = engine.lr_scheduler
     return {
-        "config_from": config.source,
+        "config_from": config.origin.name,
         "num_ranks": engine.world_size,
         "device": str(engine.device),
         "num_params": sum(param.numel() for param in parameters),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dslaunch
+from dslaunch import drop_in
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"dslaunch": "dslaunch", "launcher": "dslaunch/launcher", "runtime": "dslaunch/runtime", "kernels": "dslaunch/kernels"}  # fmt: skip
@@ -69,12 +70,14 @@ def test_the_wheel_holds_every_module_and_no_source_of_the_compiled_one(built: P
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert archive.getinfo("dslaunch/drop_in/bin/deepspeed").external_attr >> 16 & 0o111 == 0o111
     compiled = [name for name in names if name.endswith(".so")]
     assert len(compiled) == 1
     assert compiled[0].startswith("dslaunch/kernels/_C.")
     assert len(names) == len(set(names))
-    assert set(names) - set(compiled) == expected_files()
+    assert set(names) - set(compiled) == expected_files() | {"dslaunch_drop_in.pth"}
     assert "dslaunch/py.typed" in names
+    assert f"dslaunch/drop_in/path/deepspeed-{drop_in.VERSION}.egg-info/PKG-INFO" in names
     assert {
         "dslaunch/kernels/adam.h",
         "dslaunch/kernels/cuda/adam.cu",

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from . import backend, binding, logs, process, rendezvous, restart, start, tree
+from . import backend, binding, drop_in, logs, process, rendezvous, restart, start, tree
 from .backend import BackendOptions
 from .binding import BindingOptions
+from .drop_in import DropInOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
 from .process import ProcessOptions
@@ -43,6 +44,7 @@ class Options(NamedTuple):
     report: str | None = None
     backend: BackendOptions = BackendOptions()
     binding: BindingOptions = BindingOptions()
+    drop_in: DropInOptions = DropInOptions()
     logs: LogOptions = LogOptions()
     process: ProcessOptions = ProcessOptions()
     rendezvous: RendezvousOptions = RendezvousOptions()
@@ -52,7 +54,7 @@ class Options(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-_PARTS = (logs, restart, rendezvous, binding, process, backend, start, tree)
+_PARTS = (logs, restart, rendezvous, binding, process, drop_in, backend, start, tree)
 PART_OPTIONS: tuple[click.Option, ...] = tuple(option for part in _PARTS for option in part.OPTIONS)
 
 

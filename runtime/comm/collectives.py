@@ -24,10 +24,10 @@ from .mesh import Axis, Mesh
 from .meter import Meter
 
 # torch 2.13 renamed these two and deprecated the old names.
-_all_gather: Callable[..., dist.Work | None] = (
+all_gather_single: Callable[..., dist.Work | None] = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )
-_reduce_scatter: Callable[..., dist.Work | None] = (
+reduce_scatter_single: Callable[..., dist.Work | None] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
 
@@ -90,7 +90,7 @@ class Collectives:
             if not axis.is_alone:
                 whole = own.new_empty(axis.size * own.numel())
                 flight = self._begin("all_gather", whole, what, sent_bytes=_ring_bytes(whole, axis))
-                flight.start(partial(_all_gather, whole, own, group=axis.group, async_op=True)).wait()
+                flight.start(partial(all_gather_single, whole, own, group=axis.group, async_op=True)).wait()
                 own = whole
         return own
 
@@ -118,7 +118,9 @@ class Collectives:
         gathered = torch.empty(world.size, dtype=torch.float64, device=value.device)
         sent_bytes = (world.size - 1) * value.nbytes
         flight = self._begin("all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar")
-        flight.start(partial(_all_gather, gathered, value.view(1), group=world.group, async_op=True)).wait()
+        flight.start(
+            partial(all_gather_single, gathered, value.view(1), group=world.group, async_op=True)
+        ).wait()
         return gathered
 
     def gather_to_first(self, shard: Tensor, *, what: str) -> Tensor | None:
@@ -205,7 +207,7 @@ class Collectives:
         if _is_native(flat):
             average = dist.ReduceOp.AVG
             yield flight.start(
-                partial(_reduce_scatter, own, flat, op=average, group=axis.group, async_op=True)
+                partial(reduce_scatter_single, own, flat, op=average, group=axis.group, async_op=True)
             )
             return
         # See "How gloo reduces" above.
@@ -221,14 +223,16 @@ class Collectives:
         if axis.is_alone:
             return
         flight = self._begin("all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis))
-        yield flight.start(partial(_all_gather, flat, _chunk(flat, axis), group=axis.group, async_op=True))
+        yield flight.start(
+            partial(all_gather_single, flat, _chunk(flat, axis), group=axis.group, async_op=True)
+        )
 
     def _gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> _Steps:
         axis = self._gather_axis
         flight = self._begin(
             "all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis), counted_as="parameters", lane=1
         )
-        yield flight.start(partial(_all_gather, flat, shard, group=axis.group, async_op=True))
+        yield flight.start(partial(all_gather_single, flat, shard, group=axis.group, async_op=True))
 
     def _begin(
         self,

@@ -26,10 +26,13 @@ class WorkerEnvironment:
     watchdog_s: float | None  # a collective that takes longer is reported; 0: none is; None: nothing was said
     checks_order: bool  # of collectives, after every step
     max_restarts: int = 0  # how often the launcher starts a job again that failed
+    local_world_size: int = 1  # workers of the job on this host
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S, DSLAUNCH_DEBUG and what restarts.
+
+    LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing.
 
     Errors: ConfigError for a value that is not allowed, or a RANK without WORLD_SIZE
     """
@@ -50,7 +53,13 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         watchdog_s=_seconds(env, "DSLAUNCH_WATCHDOG_S"),
         checks_order=debug == _DEBUG,
         max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0),
+        local_world_size=_number(env, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE", 1),
     )
+
+
+def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return what DS_ACCELERATOR says the job trains on, or None."""
+    return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None
 
 
 def _timeout(env: Mapping[str, str]) -> timedelta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
@@ -25,14 +26,25 @@ from .value import Bool, DtypeName, Interval, Positive, Size
 from .zero import ZeroConfig
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a Config was read, and how. Two that mean the same are equal, wherever they come from."""
+
+    name: str = field(compare=False)
+    """For messages: a path, or "ds_config" for a dict."""
+    given: dict[str, Any] = field(compare=False, repr=False)
+    """What was read there, as dicts, lists and scalars; without what says "auto" where the reader was lenient."""
+    is_lenient: bool = field(default=False, compare=False)
+    """Whether the program was written for DeepSpeed, see `load_config`."""
+
+
 class Config(Section):
     """Everything a ds_config says, with the defaults filled in.
 
     Units: batch sizes count samples; gradient_clipping is a global norm, 0 is off; steps are optimizer steps.
     """
 
-    source: str = Field(exclude=True)
-    """Where it was read from, for messages: a path, or "ds_config" for a dict."""
+    origin: Origin = Field(exclude=True)
     world_size: Positive = Field(exclude=True)
 
     train_batch_size: Positive

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from . import optimizer, scheduler
 from .activation import ActivationConfig
 from .batch import MICRO, STEPS, TRAIN, fill_batch
-from .config import Config
+from .config import Config, Origin
 from .known_keys import keys_for
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
@@ -198,6 +198,7 @@ def load_config(
     problems = sifted.problems
     if is_lenient:
         values = leave_out_autos(values, sifted)
+    given = values
     values = rename_old(values, sifted)
     optimizer_type = _optimizer_type(values, problems)
     scheduler_type, torch_params = _scheduler_type(values, problems)
@@ -229,7 +230,8 @@ def load_config(
         used["bf16"], used["fp16"], used["zero_optimization"] = Bf16Config(), Fp16Config(), ZeroConfig()
         used["data_types"] = DataTypesConfig()
         used["torch_autocast"] = TorchAutocastConfig()
-    used["source"], used["world_size"] = name, world_size
+    used["origin"] = Origin(name=name, given=given, is_lenient=is_lenient)
+    used["world_size"] = world_size
     config = read_section(Config, used, path="", problems=problems)
     _finish(name, sifted, is_lenient=is_lenient)
     if config is None:

@@ -12,7 +12,15 @@ from .ds_attributes import ZeroParamStatus
 from .gathered import GatheredParameters
 from .home import home_of
 from .init import Init
-from .leaf import get_z3_leaf_modules, set_z3_leaf_modules, unset_z3_leaf_modules
+from .leaf import (
+    get_z3_leaf_modules,
+    set_z3_leaf_module,
+    set_z3_leaf_modules,
+    set_z3_leaf_modules_by_name,
+    set_z3_leaf_modules_by_suffix,
+    unset_z3_leaf_modules,
+    z3_leaf_module,
+)
 from .offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
 from .peek import (
     safe_get_full_fp32_param,
@@ -51,8 +59,12 @@ __all__ = [
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
     "safe_update_full_grad_vectorized",
+    "set_z3_leaf_module",
     "set_z3_leaf_modules",
+    "set_z3_leaf_modules_by_name",
+    "set_z3_leaf_modules_by_suffix",
     "unset_z3_leaf_modules",
+    "z3_leaf_module",
 ]
 
 

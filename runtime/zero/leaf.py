@@ -14,24 +14,63 @@ _MARKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 Class = type[nn.Module] | str  # a class, or its name with or without its module
 
 
-def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: Sequence[Class]) -> list[nn.Module]:
+def set_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: Sequence[Class], raise_if_not_found: bool = True
+) -> list[nn.Module]:
     """Have every module of these classes gathered as one at stage 3; returns them. Call it before `initialize()`.
 
-    Errors: ValueError if the model has none
-    Source: DeepSpeed 0.19.8 utils/z3_leaf_module.py
+    Errors: ValueError if the model has none, with `raise_if_not_found`
+    Source: DeepSpeed 0.19.8 utils/z3_leaf_module.py, as all here
     """
-    found = _of_classes(model, leaf_module_classes)
-    if not found:
-        raise ValueError(f"the model has no module of {', '.join(map(str, leaf_module_classes))}")
-    _MARKED.update(found)
-    return found
+    return _mark(_of_classes(model, leaf_module_classes, raise_if_not_found), is_leaf=True)
 
 
-def unset_z3_leaf_modules(model: nn.Module, leaf_module_classes: Sequence[Class]) -> list[nn.Module]:
-    """Undo set_z3_leaf_modules() for these classes; returns the modules."""
-    found = [one for one in _of_classes(model, leaf_module_classes) if one in _MARKED]
-    _MARKED.difference_update(found)
-    return found
+def unset_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: Sequence[Class], raise_if_not_found: bool = True
+) -> list[nn.Module]:
+    """Undo what marked the modules of these classes; returns them.
+
+    Errors: ValueError if the model has none, with `raise_if_not_found`
+    """
+    return _mark(_of_classes(model, leaf_module_classes, raise_if_not_found), is_leaf=False)
+
+
+def set_z3_leaf_modules_by_name(
+    model: nn.Module, module_names: Sequence[str], flag: bool = True, raise_if_not_found: bool = True
+) -> tuple[list[nn.Module], list[str]]:
+    """Mark the modules that named_modules() has by these names, or undo it; returns them, and the names that it has not.
+
+    Errors: ValueError if there are such names, with `raise_if_not_found`
+    """
+    modules = dict(model.named_modules())
+    missing = [name for name in module_names if name not in modules]
+    _check_found(missing, "name", raise_if_not_found)
+    return _mark([modules[name] for name in module_names if name in modules], is_leaf=flag), missing
+
+
+def set_z3_leaf_modules_by_suffix(
+    model: nn.Module, module_name_suffixes: Sequence[str], flag: bool = True, raise_if_not_found: bool = True
+) -> tuple[list[nn.Module], list[str]]:
+    """Mark the modules whose names end so, or undo it; returns them, and the suffixes that no name has.
+
+    Errors: ValueError if there are such suffixes, with `raise_if_not_found`
+    """
+    modules = dict(model.named_modules())
+    missing = [end for end in module_name_suffixes if not any(name.endswith(end) for name in modules)]
+    _check_found(missing, "suffix", raise_if_not_found)
+    # In the order of the suffixes, each once.
+    names = {name: None for end in module_name_suffixes for name in modules if name.endswith(end)}
+    return _mark([modules[name] for name in names], is_leaf=flag), missing
+
+
+def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
+    """Mark this module, or undo it."""
+    _mark([model], is_leaf=flag)
+
+
+def z3_leaf_module(model: nn.Module) -> bool:
+    """Whether this module is marked."""
+    return model in _MARKED
 
 
 def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
@@ -49,8 +88,23 @@ def is_leaf(name: str, module: nn.Module, config: LeafModuleConfig) -> bool:
     )
 
 
-def _of_classes(model: nn.Module, classes: Sequence[Class]) -> list[nn.Module]:
-    return [
+def _mark(modules: list[nn.Module], *, is_leaf: bool) -> list[nn.Module]:
+    if is_leaf:
+        _MARKED.update(modules)
+    else:
+        _MARKED.difference_update(modules)
+    return modules
+
+
+def _check_found(missing: Sequence[str], what: str, raise_if_not_found: bool) -> None:
+    if missing and raise_if_not_found:
+        raise ValueError(
+            f"the model has no module with the {what} {', '.join(missing)}; see model.named_modules()"
+        )
+
+
+def _of_classes(model: nn.Module, classes: Sequence[Class], raise_if_not_found: bool) -> list[nn.Module]:
+    found = [
         one
         for one in model.modules()
         if any(
@@ -58,6 +112,9 @@ def _of_classes(model: nn.Module, classes: Sequence[Class]) -> list[nn.Module]:
             for kind in classes
         )
     ]
+    if not found and raise_if_not_found:
+        raise ValueError(f"the model has no module of {', '.join(map(str, classes))}")
+    return found
 
 
 def _names_of(kind: type) -> set[str]:

@@ -68,11 +68,11 @@ class _Engine:
 
     def save_async(self, folder: str) -> Callable[[], object]:
         engine = self._engine
-        config = engine.config
+        config = engine.settings
         wanted = config.checkpoint.model_copy(update={"async_save": True})
-        engine.config = config.model_copy(update={"checkpoint": wanted})
+        engine.settings = config.model_copy(update={"checkpoint": wanted})
         engine.save_checkpoint(folder, TAG)
-        engine.config = config
+        engine.settings = config
         wait: Callable[[], object] = engine._saver.wait
         return wait
 

@@ -79,6 +79,8 @@ OPTIONS = [
     # launcher/options/process.py
     ("--save_pid",),
     ("--stack_on_hang",),
+    # launcher/options/drop_in.py
+    ("--drop_in",),
     # launcher/options/backend.py
     ("--launcher_args",),
     # launcher/options/start.py

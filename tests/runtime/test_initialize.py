@@ -236,7 +236,7 @@ def _dumped(rank: int, stage: int) -> tuple[str, dict[str, Any]]:
         engine, *_ = dslaunch.initialize(
             model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config
         )
-    return printed.getvalue(), engine.config.describe()
+    return printed.getvalue(), engine.settings.describe()
 
 
 @pytest.mark.parametrize("stage", [1, 3])

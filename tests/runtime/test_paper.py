@@ -134,7 +134,7 @@ def test_a_rank_holds_what_the_paper_says(engine: dslaunch.Engine) -> None:
     shards = 1 if stage == 0 else NUM_RANKS
     assert held.masters_and_states == pytest.approx(12 * PSI / shards / 1e9, rel=TOLERANCE)
     assert held.parameters == pytest.approx(2 * PSI / (NUM_RANKS if stage == 3 else 1) / 1e9, rel=TOLERANCE)
-    is_wider = stage >= 2 and engine.config.data_types.grad_accum_dtype is None
+    is_wider = stage >= 2 and engine.settings.data_types.grad_accum_dtype is None
     extra = EXTRA_GB if is_wider else 0.0
     assert held.total - extra == pytest.approx(PAPER_GB[stage], rel=TOLERANCE)
     assert _all_live() == pytest.approx(held.total, rel=1e-6), "nothing else is there"

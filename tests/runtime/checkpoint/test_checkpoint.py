@@ -243,7 +243,7 @@ def _save_config(rank: int, folder: str) -> tuple[Any, dict[str, Any]]:
     engine = make(2, True, gradient_clipping=1.0, fp16={"enabled": False}, steps_per_print=0)
     engine.set_train_batch_size(24)
     engine.save_checkpoint(folder, "here")
-    return engine.config, torch.load(Path(folder) / "here" / "training.pt", weights_only=True)["config"]
+    return engine.settings, torch.load(Path(folder) / "here" / "training.pt", weights_only=True)["config"]
 
 
 def test_a_checkpoint_holds_the_configuration_in_effect_which_reads_back_the_same(

@@ -62,7 +62,7 @@ WATCHING: dict[str, type[Section]] = {
 def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_key() -> None:
     sections = frozenset(
         {
-            "source",
+            "origin",
             "world_size",
             "optimizer",
             "scheduler",

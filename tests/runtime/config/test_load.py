@@ -11,6 +11,7 @@ import pytest
 from torch.optim.lr_scheduler import StepLR
 
 from dslaunch.runtime.config import Config, load_config
+from dslaunch.runtime.config.config import Origin
 from dslaunch.runtime.config.optimizer import AdamParams, MuonParams, TorchOptimizerParams, optimizer_names
 from dslaunch.runtime.config.scheduler import OneCycleParams, TorchSchedulerParams, WarmupParams
 from dslaunch.runtime.config.torch_scheduler import torch_scheduler_names, torch_scheduler_params
@@ -30,7 +31,7 @@ def message_of(values: dict[str, Any]) -> str:
 def test_a_batch_size_is_all_that_must_be_given() -> None:
     config = load()
     assert config == Config(
-        source="ds_config",
+        origin=Origin(name="ds_config", given={}),
         world_size=2,
         train_batch_size=8,
         train_micro_batch_size_per_gpu=4,

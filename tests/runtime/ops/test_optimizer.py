@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import json
@@ -413,3 +414,36 @@ HOMES = [
     ("adagrad", "DeepSpeedCPUAdagrad"),
     ("lamb", "FusedLamb"),
 ]
+
+
+@pytest.mark.skipif(
+    not DEEPSPEED.exists(), reason="without DeepSpeed in .venv/deepspeed; `make setup` puts it there"
+)
+@pytest.mark.parametrize("module", ["adam", "adagrad", "lion", "lamb"])
+def test_every_optimizer_that_deepspeed_exports_is_here(module: str) -> None:
+    tree = ast.parse((DEEPSPEED / "deepspeed" / "ops" / module / "__init__.py").read_text())
+    theirs = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    ours = {kind for home, kind in HOMES if home == module}
+    # ZenFlow splits a gradient's elements between the GPU and the host, which no placement here does.
+    assert {name for name in theirs if not name.startswith("ZenFlow")} == ours
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "Adagrad"])
+def test_groups_of_torchs_optimizers_are_taken_with_the_arguments_of_accelerate(kind: str) -> None:
+    """It gives the groups of the user's optimizer, and of its defaults lr and weight_decay only."""
+    model = torch.nn.Linear(3, 2)
+    groups = [{"params": [model.weight], "lr": 0.25, "weight_decay": 0.125}, {"params": [model.bias]}]
+    users = getattr(torch.optim, kind)(groups, lr=0.5)
+    defaults: dict[str, Any] = {name: users.defaults[name] for name in ("lr", "weight_decay")}
+    if kind == "Adagrad":
+        mine: Any = dslaunch.ops.adagrad.DeepSpeedCPUAdagrad(users.param_groups, **defaults)
+    else:
+        mine = dslaunch.ops.adam.DeepSpeedCPUAdam(users.param_groups, adamw_mode=kind == "AdamW", **defaults)
+    assert [(group["lr"], group["weight_decay"]) for group in mine.param_groups] == [
+        (0.25, 0.125),
+        (0.5, users.defaults["weight_decay"]),
+    ]
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 3)).sum().backward()
+    mine.step()
+    assert not torch.equal(model.weight, before)

@@ -1,0 +1,101 @@
+"""docs/compatibility.md says what the tables of names and of keys say.
+
+`python tests/drop_in/test_page.py` writes it anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dslaunch import drop_in
+from dslaunch.drop_in.names import MODULES
+from dslaunch.drop_in.names.table import INSIDE, TOPICS, Fate, Module, Row
+from dslaunch.runtime.absent import names_by_reason
+from dslaunch.runtime.config.key import Fate as KeyFate
+from dslaunch.runtime.config.known_keys import KEYS
+
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+HEAD = f"""\
+# Compatibility with DeepSpeed
+
+Programs that `import deepspeed` run on dslaunch, and get **{drop_in.VERSION}**: the level of DeepSpeed whose names and
+meanings are served here, and whose they are. How a program finds it, and what else is on the way:
+[guide-drop-in.md](guide-drop-in.md). This page is written from the tables that the code itself goes by.
+
+- **works**: the same call, the same meaning.
+- **mapped**: ours in its place, with the difference that stands beside it.
+- **refused**: not here; who asks for it is told so, and why, in one line. `hasattr()` says no.
+
+A name that starts with an underscore is served where a library that people use needs it.
+"""
+KEYS_HEAD = """
+## The keys of a ds_config
+
+[guide-config.md](guide-config.md) has each of them with its meaning, or the reason. A program that imports `deepspeed` is
+read leniently: a warning names the keys that nobody knows, and those that still say `"auto"`, and they count as left out.
+"""
+ENGINE_HEAD = """
+## The engine
+
+`deepspeed.initialize()` returns the engine that [guide-engine.md](guide-engine.md) describes. Of the methods and
+attributes of DeepSpeed's engine these are not there; `engine.<name>` says why.
+"""
+KEY_WORDS = {
+    KeyFate.USED: "works",
+    KeyFate.HINT: "accepted: it needs nothing here, and a line of level INFO names it",
+    KeyFate.UNMET: "accepted, but not done: a warning names it",
+    KeyFate.REFUSED: "refused when on",
+    KeyFate.DETAIL: "refused with its section",
+}
+
+
+def listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def module_table(module: Module) -> list[str]:
+    def note_of(row: Row) -> str:
+        return f"{row.note}: [{row.topic}](#{anchor(row.topic)})" if row.fate == Fate.REFUSED else row.note
+
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in module.rows:
+        cells.setdefault((row.fate, note_of(row)), []).extend(row.names)
+    rows = [f"| {fate} | {listed(names)} | {note} |" for (fate, note), names in cells.items()]
+    return [f"\n### `{module.name}`\n", "| | names | |", "|---|---|---|", *rows]
+
+
+def anchor(topic: str) -> str:
+    return topic.lower().replace(" ", "-")
+
+
+def page() -> str:
+    served = [module for module in MODULES.values() if module.why is None and module.rows]
+    lines = [HEAD, "## What there is, by module", *(line for one in served for line in module_table(one))]
+    lines += ["\n## What there is not\n"]
+    for topic, text in TOPICS.items():
+        lines += [f"### {topic}\n", f"{text}\n"]
+        by_reason: dict[str, list[str]] = {}
+        for module in MODULES.values():
+            if module.why is not None and module.topic == topic:
+                by_reason.setdefault(module.why, []).append(module.name)
+            for row in module.rows:
+                if row.topic == topic and topic != INSIDE:  # those are above, with their modules
+                    by_reason.setdefault(row.note, []).extend(f"{module.name}.{name}" for name in row.names)
+        lines += [f"- {listed(names)} {why}" for why, names in by_reason.items()]
+        lines += [""] if by_reason else []
+    lines += [ENGINE_HEAD.strip() + "\n", "| not there | instead |", "|---|---|"]
+    lines += [f"| {listed(list(names))} | {why} |" for why, names in names_by_reason()]
+    lines += [KEYS_HEAD.rstrip() + "\n", "| | keys |", "|---|---|"]
+    lines += [
+        f"| {word} | {listed(sorted({key.path for key in KEYS if key.fate is fate}))} |"
+        for fate, word in KEY_WORDS.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_is_the_tables() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

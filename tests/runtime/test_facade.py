@@ -1,0 +1,27 @@
+"""The names of dslaunch and of dslaunch.utils, and where they are loaded from."""
+
+from __future__ import annotations
+
+import pytest
+
+import dslaunch
+from dslaunch.runtime import log, on_device
+from dslaunch.runtime.accelerator import current
+from dslaunch.runtime.comm import api
+
+
+def test_every_name_is_there_once_it_is_asked_for() -> None:
+    for module in (dslaunch, dslaunch.utils, dslaunch.ops):
+        assert dir(module) == module.__all__ == sorted(module.__all__)
+        for name in module.__all__:
+            assert getattr(module, name) is not None, name
+        with pytest.raises(AttributeError, match="has no attribute 'other'; it has "):
+            _ = module.other
+
+
+def test_what_stands_beside_the_engine_is_one_thing_by_all_its_names() -> None:
+    assert dslaunch.comm is api
+    assert dslaunch.get_accelerator is current.get_accelerator
+    assert dslaunch.OnDevice is dslaunch.utils.OnDevice is on_device.OnDevice
+    assert dslaunch.utils.logger is log.logger
+    assert dslaunch.utils.set_z3_leaf_modules is dslaunch.zero.set_z3_leaf_modules
