@@ -13,7 +13,7 @@ from . import activation
 from .clock import Clock, show_times
 from .comm import comms_log
 from .config import Config
-from .config.monitor import FlopsProfilerConfig, ThroughputConfig
+from .config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfig
 from .monitor import Event, MonitorMaster
 from .profiling.flops_profiler import FlopsProfiler
 from .readings import Readings
@@ -37,12 +37,10 @@ class Instruments(Readings):
 
         Errors: ConfigError, on rank 0, if one of them cannot be opened
         """
-        self.monitor = MonitorMaster(
-            tensorboard=config.tensorboard,
-            csv_monitor=config.csv_monitor,
-            wandb=config.wandb,
-            rank=self.global_rank,
+        monitors = MonitorConfig(
+            tensorboard=config.tensorboard, csv_monitor=config.csv_monitor, wandb=config.wandb
         )
+        self.monitor = MonitorMaster(monitors, rank=self.global_rank)
         throughput = config.timers.throughput if config.timers else ThroughputConfig()
         self.tput_timer = ThroughputTimer(
             throughput, config.train_batch_size, steps_per_output=config.steps_per_print
