@@ -58,7 +58,7 @@ class Instruments(Readings):
         self._loss: Tensor | None = (
             None  # 0-d: the mean of this step's micro batches, as far as they have come
         )
-        self._is_watching_loss = self.monitor.is_writing
+        self._writes_events = self.monitor.is_writing
 
     # ---- around the parts of a step
 
@@ -87,24 +87,24 @@ class Instruments(Readings):
 
     def _note_loss(self, part: Tensor) -> None:
         """Add a micro batch's part of the mean loss of a step. It stays on the device until the step has ended."""
-        if self._is_watching_loss:
+        if self._writes_events:
             part = part.detach().float()
             self._loss = part if self._loss is None else self._loss + part
 
     def _report_step(self) -> None:
         """After an optimizer step: print and write what was measured in it."""
-        times_s = self._clock.take_times_s()
-        self._last_times_s = times_s
+        if self._clock.is_on:
+            self._last_times_s = self._clock.take_times_s()
         profiler = self.flops_profiler
         if profiler is not None and profiler.started:
-            self._print_profile(profiler, times_s)
+            self._print_profile(profiler, self._last_times_s)
         if self.global_rank == 0:
-            shown = filter(None, (show_times(times_s) if self._breaks_down else "", activation.take_times()))
-            if line := ", ".join(shown):
+            own = show_times(self._last_times_s) if self._breaks_down else ""
+            if line := ", ".join(filter(None, (own, activation.take_times()))):
                 print(f"step={self.global_steps}, {line}", flush=True)
-        if self.monitor.is_writing:
-            self.monitor.write_events(self._events(times_s))
-        self._loss = None
+        if self._writes_events:
+            self.monitor.write_events(self._events(self._last_times_s))
+            self._loss = None
 
     def _print_profile(self, profiler: FlopsProfiler, times_s: dict[str, float]) -> None:
         profile = self._profile_config
