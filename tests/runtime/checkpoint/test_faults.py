@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,8 +20,12 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.runtime.checkpoint.folder_store import FolderStore
+from dslaunch.runtime.checkpoint.format import TRAINING_FILE
+from dslaunch.runtime.checkpoint.manifest import Manifest, Span, digest
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.store import MANIFEST
 from dslaunch.runtime.checkpoint.url_store import open_store
+from dslaunch.runtime.checkpoint.writer import METADATA, make_metadata
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
 
@@ -322,3 +328,46 @@ def test_a_damaged_checkpoint_is_an_error_with_its_tag_and_passed_over_without(
     for _, warnings in first[len(damages) :]:
         assert len(warnings) == 1
         assert "; trying global_step" in warnings[0]
+
+
+# ---- checkpoints that somebody else made
+
+
+class Runs:
+    """A pickle that runs a program when it is read by one that trusts it."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("name", [METADATA, TRAINING_FILE])
+def test_a_file_that_would_run_a_program_is_refused_and_not_run(tmp_path: Path, name: str) -> None:
+    """Its digests are right: who can write a file can write those."""
+    trace, saved = tmp_path / "trace", io.BytesIO()
+    torch.save({"mine": Runs(f"touch {trace}")}, saved)
+    files = {METADATA: make_metadata([]), TRAINING_FILE: saved.getvalue()}
+    if name == METADATA:
+        files[METADATA] = pickle.dumps(Runs(f"touch {trace}"))
+    spans = {one: (Span(0, len(data), digest(data)),) for one, data in files.items()}
+    manifest = Manifest(
+        tag="tag",
+        version="",
+        torch_version="",
+        written_at="",
+        world_size=1,
+        zero_stage=0,
+        global_steps=0,
+        files=spans,
+    )
+    (tmp_path / "tag").mkdir()
+    for one, data in {**files, MANIFEST: manifest.to_json()}.items():
+        (tmp_path / "tag" / one).write_bytes(data)
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointReader(open_store(tmp_path), "tag").training()
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path}/tag/{name} cannot be read: ")
+    assert f"{os.system.__module__}.system" in said
+    assert not trace.exists()
