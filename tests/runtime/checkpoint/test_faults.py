@@ -27,7 +27,7 @@ from dslaunch.runtime.checkpoint.store import MANIFEST
 from dslaunch.runtime.checkpoint.url_store import open_store
 from dslaunch.runtime.checkpoint.writer import METADATA, make_metadata
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
-from tests.runtime.ranks import Ranks
+from tests.runtime.ranks import Ranks, process_group
 
 TMPFS_BYTES = 3 << 20
 SHARE = 1 << 20  # more than what a rank writes of Wide
@@ -221,6 +221,43 @@ def test_a_save_that_cannot_be_written_names_the_file_everywhere_and_changes_not
     assert both[0][0] == both[1][0]
     assert _hidden(root) == []  # the space is free again
     assert set(_tensors(root, "good")) == set(_tensors(root, "last"))
+
+
+# ---- machines that lose what is not on the disk
+
+
+def test_nothing_gets_its_name_before_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill leaves the page cache alone, a power cut does not: then only the order of fsync and rename counts."""
+    root, synced, named = tmp_path / "checkpoints", set[Path](), list[str]()
+    fsync = os.fsync
+
+    def noted_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def noted(move: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def do(old: Path, new: Path) -> Path:
+            inside = [old, *old.rglob("*")] if old.is_dir() else [old]
+            assert {path for path in inside if path not in synced} == set(), f"to be called {new}"
+            assert not named or (root / named[-1]).parent in synced  # what was named before, too
+            synced.discard(Path(new).parent)
+            named.append(str(Path(new).relative_to(root)))
+            synced.update(Path(new) / path.relative_to(old) for path in inside)
+            return move(old, new)
+
+        return do
+
+    with process_group(0, 1, str(tmp_path / "store")):
+        engine = _make()
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(Path, "rename", noted(Path.rename))
+        monkeypatch.setattr(Path, "replace", noted(Path.replace))
+        engine.save_checkpoint(root, "tag")
+    assert root in synced
+    assert [name for name in named if not name.startswith(".tag.partial/")][-2:] == ["tag", "latest"]
+    assert named[-3] == ".tag.partial/manifest.json"
 
 
 # ---- checkpoints that are damaged
