@@ -97,7 +97,9 @@ BESIDE: tuple[Module, ...] = (
                 "dslaunch.runtime.comm.groups",
                 "_get_data_parallel_group=data_parallel_group _get_data_parallel_group_ranks=data_parallel_group_ranks "
                 "_get_data_parallel_world_size=data_parallel_world_size _get_data_parallel_rank=data_parallel_rank "
-                "_get_broadcast_src_rank=broadcast_src_rank _get_model_parallel_world_size=model_parallel_world_size "
+                "_get_broadcast_src_rank=broadcast_src_rank _clone_world_group=data_parallel_group "
+                "_get_sequence_data_parallel_group=data_parallel_group _get_sequence_data_parallel_world_size=data_parallel_world_size "
+                "_get_sequence_data_parallel_rank=data_parallel_rank _get_model_parallel_world_size=model_parallel_world_size "
                 "_get_sequence_parallel_world_size=sequence_parallel_world_size _get_sequence_parallel_rank=sequence_parallel_rank "
                 "_get_sequence_parallel_group=sequence_parallel_group get_data_parallel_group=data_parallel_group "
                 "get_data_parallel_world_size=data_parallel_world_size get_data_parallel_rank=data_parallel_rank "
@@ -132,14 +134,14 @@ BESIDE: tuple[Module, ...] = (
             works(
                 "dslaunch.utils.zero_to_fp32",
                 "get_fp32_state_dict_from_zero_checkpoint convert_zero_checkpoint_to_fp32_state_dict "
-                "load_state_dict_from_zero_checkpoint",
+                "convert_zero_checkpoint_to_state_dict load_state_dict_from_zero_checkpoint",
             ),
             works(
                 "dslaunch.runtime.checkpoint.state_files",
                 "get_model_state_file get_model_state_files get_optim_files",
             ),
             inside(
-                "GatheredTensor OUTPUT_DTYPE_NAMES args atoi convert_zero_checkpoint_to_state_dict debug device get_checkpoint_files "
+                "GatheredTensor OUTPUT_DTYPE_NAMES args atoi debug device get_checkpoint_files "
                 "natural_keys parse_model_states parse_optim_states parser to_torch_tensor zero3_partitioned_param_info zero_model_state"
             ),
         ),
