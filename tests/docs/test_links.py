@@ -24,6 +24,8 @@ OTHER_PROGRAMS = {
     "deepspeed": "training scripts",
     "deepspeed_config": "training scripts",
     "local_rank": "training scripts, which get it from the launcher",
+    "bin": "python -m dslaunch.drop_in",
+    "sh": "python -m dslaunch.drop_in",
     "gpus": "docker",
     "init": "docker",
     "rm": "docker",
