@@ -33,6 +33,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.param_groups = param_groups  # the very list, so a client's scheduler and we see the same lr
         self.rule = rule
         self.num_steps = 0  # applied, not skipped
+        self.overflow = False  # whether the last step was skipped, because gradients were infinite or NaN
         self.parts: tuple[SubBuffer, ...] = ()
         self._scaler: LossScaler | None = None
 

@@ -36,6 +36,11 @@ OTHER_PROGRAMS = {
         ("cpus-per-task", "gpus-per-node", "gpus-per-task", "label", "nodes", "partition", "time"), "Slurm"
     ),
     **dict.fromkeys(("network", "shm-size", "ulimit"), "docker"),
+    **dict.fromkeys(
+        ("deepspeed_config_file", "num_machines", "num_processes", "use_deepspeed"), "accelerate"
+    ),
+    "nproc_per_node": "torchrun",
+    "sh": "python -m dslaunch.drop_in",
     "strict": "mypy",
 }
 NOT_THERE_YET: set[str] = set()  # named in the README as missing
