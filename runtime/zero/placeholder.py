@@ -62,6 +62,8 @@ _METHODS = (
     "requires_grad_",
     "__hash__",
 )
+_MOVES = (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double)
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _OFFLOADED = "in host memory, where engine.offload_states() has put them; call engine.reload_states() first"
 _SETTERS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -77,11 +79,39 @@ def _descriptions() -> frozenset[Callable[..., Any]]:
             torch.is_floating_point,
             torch.is_complex,
             torch.numel,
+            torch._has_compatible_shallow_copy_type,
         ]
     )
 
 
 _DESCRIPTIONS = _descriptions()
+
+
+class FreedValues(Tensor):
+    """What a freed parameter's `detach()` gives, as in the module's own state_dict: its description, loud when it is used.
+
+    Programs look through a state_dict for names and shapes; transformers' from_pretrained() does under zero.Init.
+    """
+
+    _refuse: Callable[[str], None]  # says which parameter it was
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Describe the values, or refuse.
+
+        Errors: ConfigError with the parameter's name
+        """
+        if func in _DESCRIPTIONS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        found = next(one for one in _leaves((*args, *(kwargs or {}).values())) if type(one) is cls)
+        found._refuse(_name_of_function(func))
+        raise AssertionError("freed values were used")
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"FreedValues({tuple(self.shape)}, {self.dtype})"
 
 
 class FreedParameter(nn.Parameter):
@@ -98,9 +128,6 @@ class FreedParameter(nn.Parameter):
         if func in _DESCRIPTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        what = getattr(func, "__name__", "an operation")
-        if what in ("__get__", "__set__"):
-            what = getattr(getattr(func, "__self__", None), "__name__", what)
         leaves = _leaves((*args, *(kwargs or {}).values()))
         freed = [one for one in leaves if type(one) is cls]
         early = early_of(freed[0]) if freed else None
@@ -109,17 +136,15 @@ class FreedParameter(nn.Parameter):
                 # nn.Parameter(p) expects the class of p, which has just become nn.Parameter.
                 return nn.Parameter(args[0].data, requires_grad=False)
             return func(*args, **(kwargs or {}))
-        home = home_of(freed[0]) if freed else None
-        if home is not None and home.part.is_offloaded:
-            raise ConfigError(
-                f"parameter '{home.name}' was asked for {what}, but its values are {_OFFLOADED}"
-            )
-        when = "while the module that owns it runs" + ("" if early is None else ", after initialize()")
-        name = _name_of(freed[0]) if freed else "?"
-        raise ConfigError(
-            f"parameter '{name}' was asked for {what}, but its values are sharded over the ranks: it has them {when}, and inside "
-            "`with dslaunch.zero.GatheredParameters(params):`"
-        )
+        if func is Tensor.detach:
+            return _values_of(freed[0])
+        if func in _MOVES and (moved := _moved(func, *args, **(kwargs or {}))) is not None:
+            return moved
+        if func == _SET_DATA and _take(*args):
+            return None
+        refuse = _refusal(freed[0] if freed else None)
+        refuse(_name_of_function(func))
+        raise AssertionError("a freed parameter was used")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter; zero.Init shards that, too."""
@@ -175,6 +200,64 @@ class Placeholder:
         if not isinstance(param, nn.Parameter):
             raise AssertionError(f"the placeholder of {self._name} outlived it")
         return param
+
+
+def _values_of(param: Tensor, dtype: torch.dtype | None = None) -> FreedValues:
+    with torch._C.DisableTorchFunctionSubclass():
+        nan = param.new_full((), float("nan"), dtype=dtype).expand(param.shape)
+    values = nan.as_subclass(FreedValues)
+    values._refuse = _refusal(param)
+    return values
+
+
+def _moved(func: Callable[..., Any], param: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    """What `module.to()` gets for a freed parameter; None if it cannot be.
+
+    Values that are elsewhere lie where the engine wants them, so another device changes nothing. Another dtype does, before
+    initialize(), once it is set.
+    """
+    if type(param) is not FreedParameter:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype: torch.dtype = func(param.new_empty(()), *args, **kwargs).dtype
+    if dtype == param.dtype:
+        return param
+    return _values_of(param, dtype) if early_of(param) is not None and dtype.is_floating_point else None
+
+
+def _take(param: Tensor, given: Tensor) -> bool:
+    """Let a parameter be what `_moved` has given for it; False if it was something else."""
+    early = early_of(param)
+    if type(given) is FreedValues and early is not None and given.shape == param.shape:
+        early.convert(given.dtype)
+        return True
+    return param is given
+
+
+def _refusal(param: Tensor | None) -> Callable[[str], None]:
+    """Return what refuses a use of this parameter, with or without the parameter itself."""
+    home, early = (None, None) if param is None else (home_of(param), early_of(param))
+    name = "?" if param is None else _name_of(param)
+    if home is not None and home.part.is_offloaded:
+        why = f"but its values are {_OFFLOADED}"
+    else:
+        when = "while the module that owns it runs" + ("" if early is None else ", after initialize()")
+        why = (
+            f"but its values are sharded over the ranks: it has them {when}, and inside "
+            "`with dslaunch.zero.GatheredParameters(params):`"
+        )
+
+    def refuse(what: str) -> None:
+        raise ConfigError(f"parameter '{name}' was asked for {what}, {why}")
+
+    return refuse
+
+
+def _name_of_function(func: Callable[..., Any]) -> str:
+    name: str = getattr(func, "__name__", "an operation")
+    return (
+        getattr(getattr(func, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
+    )
 
 
 def _name_of(param: Tensor) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -72,15 +73,20 @@ def _asked(rank: int) -> dict[str, str]:
         "read": lambda: param + 1,
         "norm": lambda: torch.linalg.vector_norm(param),
         "item": lambda: param[0, 0].item(),
-        "detach": lambda: param.detach(),
+        "detach": lambda: param.detach() + 1,
         "data": lambda: param.data,
         "write": lambda: nn.init.zeros_(param),
         "copy": lambda: param.copy_(torch.zeros(15, WIDTH)),
         "move": lambda: model.double(),
         "deepcopy": lambda: copy.deepcopy(model),
-        "state_dict": lambda: model.state_dict(),
+        "state_dict": lambda: torch.save(model.state_dict(), io.BytesIO()),
         "attribute": lambda: model.get_submodule("blocks.1.up").weight.sum(),
     }
+    state = model.state_dict()
+    assert {name: value.shape for name, value in state.items()} == {
+        name: value.shape for name, value in weights.items()
+    }
+    assert model.to("cpu").cpu().float() is model  # where it is, and what it is
     said = {}
     for name, attempt in attempts.items():
         with pytest.raises(ConfigError) as caught:
