@@ -24,10 +24,12 @@ if TYPE_CHECKING:
         initialize as initialize,
     )
     from .runtime.on_device import OnDevice as OnDevice
+    from .runtime.profiling import flops_profiler
     from .runtime.zero import api
 
     checkpointing = activation
     comm = comm_api
+    profiling = flops_profiler
     zero = api
 
 _HOME_OF = {
@@ -46,6 +48,7 @@ _MODULE_OF = {
     "checkpointing": ".runtime.activation",
     "comm": ".runtime.comm.api",
     "ops": ".ops",
+    "profiling": ".runtime.profiling.flops_profiler",
     "utils": ".utils",
     "zero": ".runtime.zero.api",
 }

@@ -20,13 +20,12 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
         "sparse_all_gather sparse_allreduce sparse_allreduce_bucket sparse_allreduce_no_retain",
     ),
     (
-        "rank 0 prints times with wall_clock_breakdown; time more with torch.profiler",
-        "engine_timers engine_timers_cache flops fwd_duration get_wall_clock_timers print_forward_breakdown timers tput_timer "
-        "update_interval flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth "
-        "flops_profiler_output_file flops_profiler_profile_step flops_profiler_recompute_fwd_factor flops_profiler_top_modules",
+        "rank 0 prints times with wall_clock_breakdown, and get_wall_clock_timers() returns them; time more with torch.profiler",
+        "engine_timers engine_timers_cache print_forward_breakdown timers update_interval",
     ),
+    ("flops_profiler prints them, once", "flops fwd_duration"),
     ("no use of memory is printed; call torch.cuda.memory_summary()", "memory_breakdown"),
-    ("write to a monitor of your own", "losses monitor summary_events"),
+    ("a monitor gets them, see docs/guide-monitors.md", "losses summary_events"),
     ("call gc.collect()", "collect_python_gc"),
     ("set the level of the logger dslaunch", "log_level"),
     (

@@ -13,19 +13,22 @@ class Clock:
     """Adds up times by name; where it is off it costs nothing. A GPU is waited for at both ends, which costs some speed."""
 
     def __init__(self, *, is_on: bool, device: torch.device) -> None:
-        self._is_on = is_on
+        self.is_on = is_on
         self._device = device
         self._times_s: dict[str, float] = {}
 
     def time(self, name: str) -> AbstractContextManager[None]:
         """Measure the block."""
-        return self._measured(name) if self._is_on else nullcontext()
+        return self._measured(name) if self.is_on else nullcontext()
 
     def take(self) -> str:
         """All times since the last call, as "forward 1.2 ms, backward 3.4 ms"; empty where it is off."""
-        shown = ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in self._times_s.items())
-        self._times_s.clear()
-        return shown
+        return show_times(self.take_times_s())
+
+    def take_times_s(self) -> dict[str, float]:
+        """All times since the last call, by name, in seconds."""
+        times_s, self._times_s = self._times_s, {}
+        return times_s
 
     @contextmanager
     def _measured(self, name: str) -> Iterator[None]:
@@ -39,3 +42,14 @@ class Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+def show_times(times_s: dict[str, float]) -> str:
+    """On one line."""
+    return ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in times_s.items())
+
+
+def wait_for_device() -> None:
+    """Block until the process's GPU, if it uses one, has done all that was asked of it."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()

@@ -20,7 +20,6 @@ from .checkpoint.preemption import Preemption
 from .checkpoint.progress import Progress
 from .checkpoint.saver import Saver
 from .checkpoints import Checkpoints
-from .clock import Clock
 from .comm.collectives import Collectives, Pending
 from .comm.environment import WorkerEnvironment
 from .comm.mesh import make_mesh, make_shard_axis
@@ -30,6 +29,7 @@ from .comm.watchdog import watch
 from .config import Config
 from .data import load_data
 from .errors import ConfigError
+from .instruments import Instruments
 from .offload.aside import Update
 from .offload.delayed import DelayedSteps
 from .offload.early import EarlySteps
@@ -40,7 +40,6 @@ from .offload_states import OffloadStates
 from .optim.flat import FlatOptimizer
 from .optim.loss_scale import LossScaler
 from .optim.norm import clip_factor, global_grad_norm
-from .readings import Readings
 from .zero.leaf import is_leaf
 from .zero.model import ShardedModel
 from .zero.offload_config import OffloadStateTypeEnum
@@ -49,7 +48,7 @@ from .zero.precision import precision_of
 from .zero.sub_buffer import SubBuffer
 
 
-class Engine(Readings, Checkpoints, OffloadStates):
+class Engine(Instruments, Checkpoints, OffloadStates):
     """DeepSpeed's engine, hence its many methods. Attributes that it does not have itself are the module's.
 
     One optimizer step
@@ -82,6 +81,7 @@ class Engine(Readings, Checkpoints, OffloadStates):
         self.collate_fn: Any = None
         self.device, self.local_rank = device, worker.local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._install(config, device)
         self._policy = policy_for_stage(config.zero.stage)
         # Sharded parameters are of use without an optimizer too: to a model that is only asked.
         is_sharded = self._policy.parameters is Placement.SHARDED
@@ -130,7 +130,6 @@ class Engine(Readings, Checkpoints, OffloadStates):
         save_dir = config.checkpoint.preemption_save_dir
         self._preemption = None if save_dir is None else Preemption(self._comm, save_dir=save_dir)
         self._model.before_change = self._saver.before_change
-        self._clock = Clock(is_on=config.wall_clock_breakdown, device=device)
         self._forced_boundary: bool | None = None
         self.is_compiled = False
         self._is_in_no_sync = False
@@ -188,7 +187,7 @@ class Engine(Readings, Checkpoints, OffloadStates):
         if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.offloaded.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
-        with self._clock.time("forward"), self._autocast(), self._schedule.forward():
+        with self._watch_forward(), self._autocast(), self._schedule.forward():
             return self.module(*args, **kwargs)
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -211,6 +210,7 @@ class Engine(Readings, Checkpoints, OffloadStates):
             )
         if scale_wrt_gas:
             loss = self._share(loss)
+        self._note_loss(loss)
         self._model.offloaded.check_here(
             "engine.backward()", (OffloadStateTypeEnum.lp_params, OffloadStateTypeEnum.lp_grads)
         )
@@ -225,7 +225,9 @@ class Engine(Readings, Checkpoints, OffloadStates):
 
         `engine.scale(loss).backward()` does what `engine.backward(loss)` does, for code that calls backward by itself.
         """
-        return self._enlarged(self._share(loss))
+        loss = self._share(loss)
+        self._note_loss(loss)
+        return self._enlarged(loss)
 
     def _share(self, loss: Tensor) -> Tensor:
         steps = self.settings.gradient_accumulation_steps
@@ -287,11 +289,12 @@ class Engine(Readings, Checkpoints, OffloadStates):
         if is_boundary:
             with self._clock.time("step"):
                 self._optimizer_step(lr_kwargs or {})
-            self._print_times()
+        self.tput_timer.stop(global_step=is_boundary, report_speed=self.global_rank == 0)
         self._progress.micro_steps += 1
         # What may raise comes last: who catches it goes on with the next batch.
         if is_boundary:
             self._scaler.update(is_overflow=not self._was_step_applied)
+            self._report_step()
             self._end_if_preempted()
         self._saver.check()
 
@@ -334,6 +337,7 @@ class Engine(Readings, Checkpoints, OffloadStates):
 
     def _set_batch(self, **changes: int) -> None:
         self.settings = self.settings.model_copy(update=changes)
+        self.tput_timer.batch_size = self.train_batch_size()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
@@ -386,11 +390,6 @@ class Engine(Readings, Checkpoints, OffloadStates):
         if every and step % every == 0 and self.global_rank == 0:
             skipped, lr, mom = self._progress.skipped_steps, self.get_lr(), self.get_mom()
             print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
-
-    def _print_times(self) -> None:
-        times = ", ".join(filter(None, (self._clock.take(), activation.take_times())))
-        if times and self.global_rank == 0:
-            print(f"step={self._progress.global_steps}, {times}", flush=True)
 
     # ---- data
 
@@ -469,6 +468,7 @@ class Engine(Readings, Checkpoints, OffloadStates):
             self._saver.close()
             self._schedule.close()
         finally:
+            self.monitor.close()
             self._model.release()
             self._offload.close()
             self.optimizer = None

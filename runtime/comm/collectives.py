@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .comms_log import process_log
 from .flight_recorder import Flight, FlightRecorder
 from .mesh import Axis, Mesh
 from .meter import Meter
@@ -64,6 +65,7 @@ class Collectives:
         self.mesh = mesh
         self.meter = Meter()
         self.recorder = FlightRecorder()
+        self._log = process_log()
         self._gather_axis = gather_axis or mesh.shard
 
     def reduce(self, flat: Tensor, *, what: str) -> Pending:
@@ -245,7 +247,11 @@ class Collectives:
         """Every collective passes here before it is sent; objects that torch pickles are no `tensor`."""
         nbytes = 0 if tensor is None else tensor.nbytes
         self.meter.record(counted_as or op, what, nbytes=nbytes, sent_bytes=sent_bytes, lane=lane)
-        return self.recorder.begin(op, what, nbytes=nbytes, lane=lane)
+        stopwatch = None
+        if self._log.is_on:
+            whole = None if tensor is None else nbytes
+            stopwatch = self._log.stopwatch(op, what, nbytes=whole, sent_bytes=sent_bytes)
+        return self.recorder.begin(op, what, nbytes=nbytes, lane=lane, stopwatch=stopwatch)
 
 
 def _no_steps() -> _Steps:

@@ -6,9 +6,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
+
+from .comms_log import Stopwatch
 
 T = TypeVar("T")
 NUM_LANES = 2  # a lane is a communicator of its own: what the two send may pass each other in any way
@@ -37,11 +40,15 @@ class Collective(NamedTuple):
 class Flight:
     """One collective under way. Errors of torch's pass through, after a line that says whose they are."""
 
-    def __init__(self, label: Collective, recorder: FlightRecorder) -> None:
+    def __init__(
+        self, label: Collective, recorder: FlightRecorder, stopwatch: Stopwatch | None = None
+    ) -> None:
+        """With a `stopwatch`, start() blocks until the result is there."""
         self.label = label
         self.began = time.monotonic()
         self.is_awaited = False  # the program stands still for it
         self._recorder = recorder
+        self._stopwatch = stopwatch
         self._work: dist.Work | None = None
         self._is_over = False
 
@@ -53,6 +60,9 @@ class Flight:
 
     def start(self, send: Callable[[], dist.Work | None]) -> Flight:
         """Let `send` begin it; wait() ends it."""
+        if self._stopwatch is not None:
+            self._work = self._block(partial(self._stopwatch.time, send))
+            return self
         try:
             self._work = send()
         except RuntimeError:
@@ -70,7 +80,7 @@ class Flight:
 
     def run(self, call: Callable[[], T]) -> T:
         """Return `call()`, which is the whole of it, and blocks."""
-        result = self._block(call)
+        result = self._block(call if self._stopwatch is None else partial(self._stopwatch.time, call))
         self._is_over = True
         return result
 
@@ -105,10 +115,12 @@ class FlightRecorder:
         self._recent: deque[Collective] = deque(maxlen=_NUM_RECENT)
         self._under_way: deque[Flight] = deque()
 
-    def begin(self, op: str, what: str, *, nbytes: int, lane: int) -> Flight:
+    def begin(
+        self, op: str, what: str, *, nbytes: int, lane: int, stopwatch: Stopwatch | None = None
+    ) -> Flight:
         """Note a collective that is about to be sent."""
         self._issued[lane] += 1
-        flight = Flight(Collective(lane, self._issued[lane], self.step, op, what, nbytes), self)
+        flight = Flight(Collective(lane, self._issued[lane], self.step, op, what, nbytes), self, stopwatch)
         self._recent.append(flight.label)
         while self._under_way and self._under_way[0].is_over:
             self._under_way.popleft()

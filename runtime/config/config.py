@@ -9,6 +9,14 @@ from pydantic import Field
 
 from .activation import ActivationConfig
 from .checkpoint import CheckpointConfig
+from .monitor import (
+    CommsLoggerConfig,
+    CsvConfig,
+    FlopsProfilerConfig,
+    TensorBoardConfig,
+    TimersConfig,
+    WandbConfig,
+)
 from .offload import AioConfig
 from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
@@ -58,6 +66,12 @@ class Config(Section):
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None
+    tensorboard: TensorBoardConfig | None = None
+    csv_monitor: CsvConfig | None = None
+    wandb: WandbConfig | None = None
+    comms_logger: CommsLoggerConfig | None = None
+    flops_profiler: FlopsProfilerConfig | None = None
+    timers: TimersConfig | None = None
 
     @property
     def loss_scaling(self) -> Fp16Config:

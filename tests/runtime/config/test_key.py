@@ -13,6 +13,7 @@ from dslaunch.runtime.config import (
     activation,
     checkpoint,
     config,
+    monitor,
     offload,
     optimizer,
     precision,
@@ -49,6 +50,15 @@ def test_the_parameters_of_each_type_are_those_of_its_model(
     assert found == aliases(model, f"{section}.params")
 
 
+WATCHING: dict[str, type[Section]] = {
+    "tensorboard": monitor.TensorBoardConfig,
+    "csv_monitor": monitor.CsvConfig,
+    "wandb": monitor.WandbConfig,
+    "comms_logger": monitor.CommsLoggerConfig,
+    "flops_profiler": monitor.FlopsProfilerConfig,
+}
+
+
 def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_key() -> None:
     sections = frozenset(
         {
@@ -64,6 +74,8 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "aio",
             "checkpoint",
             "activation_checkpointing",
+            *WATCHING,
+            "timers",
         }
     )
     expected = (
@@ -89,7 +101,10 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         | aliases(offload.OffloadParamConfig, "zero_optimization.offload_param")
         | aliases(zero.LeafModuleConfig, "zero_optimization.leaf_module")
         | {"optimizer.type", "scheduler.type"}
+        | aliases(monitor.ThroughputConfig, "timers.throughput")
     )
+    for section, model in WATCHING.items():
+        expected |= aliases(model, section)
     assert used(set()) == expected
 
 

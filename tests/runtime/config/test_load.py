@@ -112,7 +112,8 @@ def test_a_config_never_changes() -> None:
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
-    "fp16, torch_autocast, data_types, communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing"
+    "fp16, torch_autocast, data_types, communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
+    "tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -192,8 +193,16 @@ BAD = [
     ({"torch_autocast": {"enabled": True, "dtype": "fp32"}}, 'torch_autocast.dtype "fp32" is not "bfloat16", "bf16", "torch.bfloat16", "float16", "fp16", "half" or "torch.float16"'),
     ({"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}}, "torch_autocast.enabled true contradicts bf16.enabled true: one keeps float32 parameters, the other makes 16-bit ones; keep one of them"),
     ({"torch_autocast": {"enabled": True}, "fp16": {"enabled": True}}, "torch_autocast.enabled true contradicts fp16.enabled true: one keeps float32 parameters, the other makes 16-bit ones; keep one of them"),
-    ({"comms_logger": {"enabled": True}}, f"comms_logger.enabled true {NOT_HERE}; false is"),
-    ({"flops_profiler": {"enabled": True}}, f"flops_profiler.enabled true {NOT_HERE}; false is"),
+    ({"comet": {"enabled": True}}, f"comet.enabled true {NOT_HERE}; false is; use tensorboard, csv_monitor or wandb"),
+    (
+        {"comms_logger": {"enabled": True, "prof_ops": ["all_reduce", "all_reduse"]}},
+        'comms_logger.prof_ops ["all_reduce", "all_reduse"] is not a list of all_reduce, all_gather, reduce_scatter, all_to_all, '
+        "broadcast, gather",
+    ),
+    ({"flops_profiler": {"profile_step": -1}}, "flops_profiler.profile_step -1 is not a whole number, 0 or above"),
+    ({"flops_profiler": {"output_file": 7}}, "flops_profiler.output_file 7 is not a text"),
+    ({"csv_monitor": {"job_name": 7}}, "csv_monitor.job_name 7 is not a text"),
+    ({"timers": {"throughput": {"enabled": 1}}}, "timers.throughput.enabled 1 is not true or false"),
     ({"pipeline": {"stages": 2}}, f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is'),
     ({"compression_training": {"a": [{"enabled": True}]}}, f'compression_training {{"a": [{{"enabled": true}}]}} {NOT_HERE}; nothing enabled in it is; {REMOVED}: leave it out'),
     ({"elasticity": {"enabled": True}}, f"elasticity.enabled true {NOT_HERE}; false is; {REMOVED}: give the batch sizes themselves"),
@@ -448,6 +457,26 @@ WHOLE: dict[str, Any] = {
         "keep_last": 3,
         "preemption_save_dir": "/last",
     },
+    "tensorboard": {"enabled": True, "output_path": "logs", "job_name": "first"},
+    "csv_monitor": {"enabled": True, "output_path": "tables", "job_name": "second"},
+    "wandb": {"enabled": True, "group": "us", "team": "them", "project": "all"},
+    "comms_logger": {
+        "enabled": True,
+        "verbose": True,
+        "prof_all": False,
+        "prof_ops": ["all_gather", "all_to_all"],
+        "debug": True,
+    },
+    "flops_profiler": {
+        "enabled": True,
+        "recompute_fwd_factor": 1.0,
+        "profile_step": 3,
+        "module_depth": 2,
+        "top_modules": 4,
+        "detailed": False,
+        "output_file": "profile.txt",
+    },
+    "timers": {"throughput": {"enabled": True, "synchronized": False}},
 }
 
 
