@@ -40,7 +40,6 @@ OTHER_PROGRAMS = {
         ("deepspeed_config_file", "num_machines", "num_processes", "use_deepspeed"), "accelerate"
     ),
     "nproc_per_node": "torchrun",
-    "sh": "python -m dslaunch.drop_in",
     "strict": "mypy",
 }
 NOT_THERE_YET: set[str] = set()  # named in the README as missing

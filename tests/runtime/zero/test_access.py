@@ -88,6 +88,11 @@ def _asked(rank: int) -> dict[str, str]:
         "load": lambda: make_model(Model).load_state_dict(model.state_dict(), strict=False),
         "attribute": lambda: model.get_submodule("blocks.1.up").weight.sum(),
     }
+    state = model.state_dict()
+    assert {name: value.shape for name, value in state.items()} == {
+        name: value.shape for name, value in weights.items()
+    }
+    assert model.to("cpu").cpu().float() is model  # where it is, and what it is
     said = {}
     for name, attempt in attempts.items():
         # torch wraps what load_state_dict() meets
