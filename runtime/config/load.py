@@ -24,6 +24,10 @@ from .zero import ZeroConfig
 
 _log = logging.getLogger("dslaunch")
 
+DEEPSPEED_CLIPPING = (
+    1.0  # where a ds_config says nothing; here it is off then, but for programs that count on it
+)
+
 
 def _type_of(values: dict[str, Any], section: str, problems: dict[str, str]) -> str | None:
     """The type that `section` names, where the section is there and names one."""
@@ -186,8 +190,8 @@ def load_config(
     """The configuration that `source` gives `world_size` ranks: a path, a dict, or base64 of JSON.
 
     A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is for programs
-    that hand over what others wrote: a warning names the keys that are not known, or still say "auto", and they count
-    as left out.
+    that were written for DeepSpeed: a warning names the keys that are not known, or still say "auto", and they count as left
+    out; gradient_clipping that is left out is 1.0, as there.
     Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
@@ -199,6 +203,8 @@ def load_config(
     if is_lenient:
         values = leave_out_autos(values, sifted)
     given = values
+    if is_lenient and "gradient_clipping" not in values:
+        values = {**values, "gradient_clipping": DEEPSPEED_CLIPPING}
     values = rename_old(values, sifted)
     optimizer_type = _optimizer_type(values, problems)
     scheduler_type, torch_params = _scheduler_type(values, problems)

@@ -364,11 +364,21 @@ def test_a_lenient_reader_names_in_one_warning_what_it_leaves_out(caplog: pytest
         "optimizer.params.lr, optimizer.params.betas[1], scheduler, pipeline.stages"
     ]
     assert config == load(
+        gradient_clipping=1.0,
         steps_per_print=5,
         bf16={"enabled": True},
         zero_optimization={"stage": 2},
         optimizer={"type": "AdamW", "params": {"eps": 1e-6}},
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, 1.0), ({"gradient_clipping": "auto"}, 1.0), ({"gradient_clipping": 0.0}, 0.0)],
+)
+def test_a_lenient_reader_clips_where_deepspeed_does(given: dict[str, Any], expected: float) -> None:
+    assert lenient(**given).gradient_clipping == expected
+    assert "gradient_clipping" not in lenient(train_batch_size=8).origin.given
 
 
 @pytest.mark.parametrize(
