@@ -82,6 +82,41 @@ def _descriptions() -> frozenset[Callable[..., Any]]:
 
 
 _DESCRIPTIONS = _descriptions()
+# Where values lie tells which of them are tied; the last element's place comes by two views.
+_PLACES = frozenset([Tensor.data_ptr, Tensor.storage, Tensor.untyped_storage])
+_VIEWS = frozenset([Tensor.detach, Tensor.view, Tensor.__getitem__])
+
+
+class FreedValues(Tensor):
+    """What a freed parameter's `detach()` gives, as in the module's own state_dict: its description, loud when it is used.
+
+    Programs look through a state_dict for names, shapes and tied weights: transformers does in from_pretrained() under zero.Init,
+    and in save_pretrained() on the ranks that write nothing.
+    """
+
+    _refuse: Callable[[str], None]  # says which parameter it was
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Describe the values, or refuse.
+
+        Errors: ConfigError with the parameter's name
+        """
+        if func in _DESCRIPTIONS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        found = next(one for one in _leaves((*args, *(kwargs or {}).values())) if type(one) is cls)
+        if func in _PLACES or func in _VIEWS:
+            with torch._C.DisableTorchFunctionSubclass():
+                result = func(*args, **(kwargs or {}))
+            return _freed_values(result, found._refuse) if func in _VIEWS else result
+        found._refuse(_name_of_function(func))
+        raise AssertionError("freed values were used")
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"FreedValues({tuple(self.shape)}, {self.dtype})"
 
 
 class FreedParameter(nn.Parameter):
@@ -98,9 +133,6 @@ class FreedParameter(nn.Parameter):
         if func in _DESCRIPTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        what = getattr(func, "__name__", "an operation")
-        if what in ("__get__", "__set__"):
-            what = getattr(getattr(func, "__self__", None), "__name__", what)
         leaves = _leaves((*args, *(kwargs or {}).values()))
         freed = [one for one in leaves if type(one) is cls]
         early = early_of(freed[0]) if freed else None
@@ -109,17 +141,11 @@ class FreedParameter(nn.Parameter):
                 # nn.Parameter(p) expects the class of p, which has just become nn.Parameter.
                 return nn.Parameter(args[0].data, requires_grad=False)
             return func(*args, **(kwargs or {}))
-        home = home_of(freed[0]) if freed else None
-        if home is not None and home.part.is_offloaded:
-            raise ConfigError(
-                f"parameter '{home.name}' was asked for {what}, but its values are {_OFFLOADED}"
-            )
-        when = "while the module that owns it runs" + ("" if early is None else ", after initialize()")
-        name = _name_of(freed[0]) if freed else "?"
-        raise ConfigError(
-            f"parameter '{name}' was asked for {what}, but its values are sharded over the ranks: it has them {when}, and inside "
-            "`with dslaunch.zero.GatheredParameters(params):`"
-        )
+        refuse = _refusal(freed[0] if freed else None)
+        if func is Tensor.detach:
+            return _freed_values(freed[0], refuse)
+        refuse(_name_of_function(func))
+        raise AssertionError("a freed parameter was used")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter; zero.Init shards that, too."""
@@ -175,6 +201,39 @@ class Placeholder:
         if not isinstance(param, nn.Parameter):
             raise AssertionError(f"the placeholder of {self._name} outlived it")
         return param
+
+
+def _refusal(param: Tensor | None) -> Callable[[str], None]:
+    """Return what refuses a use of this parameter, with or without the parameter itself."""
+    home, early = (None, None) if param is None else (home_of(param), early_of(param))
+    name = "?" if param is None else _name_of(param)
+    if home is not None and home.part.is_offloaded:
+        why = f"but its values are {_OFFLOADED}"
+    else:
+        when = "while the module that owns it runs" + ("" if early is None else ", after initialize()")
+        why = (
+            f"but its values are sharded over the ranks: it has them {when}, and inside "
+            "`with dslaunch.zero.GatheredParameters(params):`"
+        )
+
+    def refuse(what: str) -> None:
+        raise ConfigError(f"parameter '{name}' was asked for {what}, {why}")
+
+    return refuse
+
+
+def _freed_values(tensor: Tensor, refuse: Callable[[str], None]) -> FreedValues:
+    with torch._C.DisableTorchFunctionSubclass():
+        values = tensor.detach().as_subclass(FreedValues)
+    values._refuse = refuse
+    return values
+
+
+def _name_of_function(func: Callable[..., Any]) -> str:
+    name: str = getattr(func, "__name__", "an operation")
+    return (
+        getattr(getattr(func, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
+    )
 
 
 def _name_of(param: Tensor) -> str:

@@ -17,7 +17,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed.runtime.utils import set_random_seed
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, get_scheduler
 from transformers.integrations import HfDeepSpeedConfig
 
@@ -165,39 +165,34 @@ def evaluate(model, loader, device):
     return mean.item() / torch.distributed.get_world_size()
 
 
-def main():
-    args = parse_args()
-    if args.local_rank == -1:
-        device = torch.device(get_accelerator().device_name())
-    else:
-        get_accelerator().set_device(args.local_rank)
-        device = torch.device(get_accelerator().device_name(), args.local_rank)
-    deepspeed.init_distributed()
-    args.global_rank = torch.distributed.get_rank()
+def load_model(args, config):
+    """The base of a folder, in shards at stage 3, with LoRA beside its layers."""
     set_random_seed(args.seed)
-    config = make_config(args)
-    is_sharded = args.zero_stage == 3
-    with tempfile.TemporaryDirectory() as folder:
-        folders = [folder]
-        torch.distributed.broadcast_object_list(folders, src=0)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = [scratch]
+        torch.distributed.broadcast_object_list(folder, src=0)
         if args.global_rank == 0:
-            write_base(folder)
+            write_base(scratch)
         torch.distributed.barrier()
-        hf_config = HfDeepSpeedConfig(config) if is_sharded else None  # alive while the model is made
-        model = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
-        del hf_config
+        hf_config = HfDeepSpeedConfig(config) if args.zero_stage == 3 else None
+        model = AutoModelForCausalLM.from_pretrained(folder[0], dtype=torch.float32)
+        del hf_config  # it has to live while the model is made
         torch.distributed.barrier()
     set_random_seed(args.seed)
-    model = add_lora(model, args.lora_dim)
+    return add_lora(model, args.lora_dim)
 
+
+def make_loaders():
     train_set, test_set = count_on(NUM_TRAIN, seed=1), count_on(NUM_TEST, seed=2)
     train_loader = DataLoader(train_set, batch_size=MICRO_BATCH, sampler=DistributedSampler(train_set))
-    test_loader = DataLoader(test_set, batch_size=MICRO_BATCH, sampler=SequentialSampler(test_set))
+    return train_loader, DataLoader(test_set, batch_size=MICRO_BATCH)
 
+
+def make_engine(args, config, model, num_steps):
     adam = DeepSpeedCPUAdam if args.offload else FusedAdam
     optimizer = adam(optimizer_groups(model, weight_decay=0.1), lr=args.learning_rate, betas=(0.9, 0.95))
     lr_scheduler = get_scheduler(
-        "cosine", optimizer=optimizer, num_warmup_steps=2, num_training_steps=len(train_loader)
+        "cosine", optimizer=optimizer, num_warmup_steps=2, num_training_steps=num_steps
     )
     model, optimizer, _, lr_scheduler = deepspeed.initialize(
         model=model,
@@ -209,12 +204,15 @@ def main():
     )
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-        model.enable_input_require_grads()
+        model.enable_input_require_grads()  # the base is frozen
+    return model, lr_scheduler
 
-    before = evaluate(model, test_loader, device)
+
+def train(args, model, lr_scheduler, loader, device):
     model.train()
-    for step, (tokens,) in enumerate(train_loader, start=1):
-        loss = model(input_ids=tokens.to(device), labels=tokens.to(device), use_cache=False).loss
+    for step, (tokens,) in enumerate(loader, start=1):
+        tokens = tokens.to(device)
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         model.backward(loss)
         model.step()
         mean = loss.detach().float().clone()
@@ -223,18 +221,37 @@ def main():
             mean = mean.item() / torch.distributed.get_world_size()
             print(f"step {step} loss {mean:.7f} lr {lr_scheduler.get_last_lr()[0]:.6f}", flush=True)
     model.tput_timer.update_epoch_count()
+
+
+def main():
+    args = parse_args()
+    if args.local_rank == -1:
+        device = torch.device(get_accelerator().device_name())
+    else:
+        get_accelerator().set_device(args.local_rank)
+        device = torch.device(get_accelerator().device_name(), args.local_rank)
+    deepspeed.init_distributed()
+    args.global_rank = torch.distributed.get_rank()
+    config = make_config(args)
+    is_sharded = args.zero_stage == 3
+    model = load_model(args, config)
+    train_loader, test_loader = make_loaders()
+    model, lr_scheduler = make_engine(args, config, model, num_steps=len(train_loader))
+
+    before = evaluate(model, test_loader, device)
+    train(args, model, lr_scheduler, train_loader, device)
     after = evaluate(model, test_loader, device)
 
-    trained = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
-    frozen = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if not p.requires_grad)
+    sizes = {True: 0, False: 0}
+    for param in model.parameters():
+        sizes[param.requires_grad] += getattr(param, "ds_numel", param.numel())
     fuse_lora(model.module, is_sharded)
     state = whole_state_dict(model.module, is_sharded)
     if args.global_rank == 0:
-        print(f"parameters trained {trained} frozen {frozen}", flush=True)
+        print(f"parameters trained {sizes[True]} frozen {sizes[False]}", flush=True)
         print(f"perplexity before {math.exp(before):.3f} after {math.exp(after):.3f}", flush=True)
-        plain = Qwen2ForCausalLM(model.module.config)
-        plain.load_state_dict(state, strict=False)
-        plain.eval()
+        plain = Qwen2ForCausalLM(model.module.config).eval()
+        plain.load_state_dict(state, strict=False)  # the tied output layer is in it once
         with torch.no_grad():
             losses = [plain(input_ids=one, labels=one).loss for (one,) in test_loader]
         print(f"perplexity of the saved model {math.exp(torch.stack(losses).mean().item()):.3f}", flush=True)
