@@ -9,6 +9,7 @@
 #   make bench-checkpoint  saving and loading beside DeepSpeed, fully_shard and a plain write, into docs/benchmarks.md (ten minutes)
 #   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/benchmarks.md (ten minutes)
 #   make bench-offload  memory, files and time of training wherever values lie, into docs/benchmarks.md (ten minutes)
+#   make bench-drop-in  the same programs under dslaunch's package deepspeed and DeepSpeed's, into docs/benchmarks.md (ten minutes)
 #   make check-sanitizers   tests/kernels on compiled code that watches every memory access (ten minutes)
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload lab docs setup clean
+.PHONY: demo test check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs setup clean
 
 setup: $(VENV)/ready
 
@@ -74,6 +75,10 @@ bench-offload: setup
 
 check-sanitizers: setup
 	$(BIN)/python tests/kernels/sanitizers.py
+
+bench-drop-in: setup
+	$(BIN)/python -m compileall -q dslaunch runtime kernels
+	$(BIN)/python tests/benchmarks/bench_drop_in.py --publish
 
 lab: setup
 	$(BIN)/python -m tests.lab up $(HOSTS)

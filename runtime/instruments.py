@@ -13,7 +13,7 @@ from . import activation
 from .clock import Clock, show_times
 from .comm import comms_log
 from .config import Config
-from .config.monitor import FlopsProfilerConfig, ThroughputConfig
+from .config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfig
 from .monitor import Event, MonitorMaster
 from .profiling.flops_profiler import FlopsProfiler
 from .readings import Readings
@@ -37,12 +37,10 @@ class Instruments(Readings):
 
         Errors: ConfigError, on rank 0, if one of them cannot be opened
         """
-        self.monitor = MonitorMaster(
-            tensorboard=config.tensorboard,
-            csv_monitor=config.csv_monitor,
-            wandb=config.wandb,
-            rank=self.global_rank,
+        monitors = MonitorConfig(
+            tensorboard=config.tensorboard, csv_monitor=config.csv_monitor, wandb=config.wandb
         )
+        self.monitor = MonitorMaster(monitors, rank=self.global_rank)
         throughput = config.timers.throughput if config.timers else ThroughputConfig()
         self.tput_timer = ThroughputTimer(
             throughput, config.train_batch_size, steps_per_output=config.steps_per_print
@@ -60,7 +58,7 @@ class Instruments(Readings):
         self._loss: Tensor | None = (
             None  # 0-d: the mean of this step's micro batches, as far as they have come
         )
-        self._is_watching_loss = self.monitor.is_writing
+        self._writes_events = self.monitor.is_writing
 
     # ---- around the parts of a step
 
@@ -89,24 +87,24 @@ class Instruments(Readings):
 
     def _note_loss(self, part: Tensor) -> None:
         """Add a micro batch's part of the mean loss of a step. It stays on the device until the step has ended."""
-        if self._is_watching_loss:
+        if self._writes_events:
             part = part.detach().float()
             self._loss = part if self._loss is None else self._loss + part
 
     def _report_step(self) -> None:
         """After an optimizer step: print and write what was measured in it."""
-        times_s = self._clock.take_times_s()
-        self._last_times_s = times_s
+        if self._clock.is_on:
+            self._last_times_s = self._clock.take_times_s()
         profiler = self.flops_profiler
         if profiler is not None and profiler.started:
-            self._print_profile(profiler, times_s)
+            self._print_profile(profiler, self._last_times_s)
         if self.global_rank == 0:
-            shown = filter(None, (show_times(times_s) if self._breaks_down else "", activation.take_times()))
-            if line := ", ".join(shown):
+            own = show_times(self._last_times_s) if self._breaks_down else ""
+            if line := ", ".join(filter(None, (own, activation.take_times()))):
                 print(f"step={self.global_steps}, {line}", flush=True)
-        if self.monitor.is_writing:
-            self.monitor.write_events(self._events(times_s))
-        self._loss = None
+        if self._writes_events:
+            self.monitor.write_events(self._events(self._last_times_s))
+            self._loss = None
 
     def _print_profile(self, profiler: FlopsProfiler, times_s: dict[str, float]) -> None:
         profile = self._profile_config

@@ -6,16 +6,30 @@ Source: DeepSpeed 0.19.8 monitor/: the same names, folders, files and x axis
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-from .config.monitor import CsvConfig, TensorBoardConfig, WandbConfig
+import torch.distributed as dist
+
+from .config.load import load_config
+from .config.monitor import CsvConfig, MonitorConfig, TensorBoardConfig, WandbConfig
 from .errors import ConfigError
 
 Event = tuple[str, Any, int]  # its name, a number or a tensor of one, and the samples trained so far
+
+
+def get_monitor_config(param_dict: Mapping[str, Any]) -> MonitorConfig:
+    """Return the monitors of a ds_config, for a MonitorMaster without an engine; its other keys are not looked at.
+
+    Errors: ConfigError with a line for each thing that is wrong
+    """
+    names = ("tensorboard", "csv_monitor", "wandb", "comet")
+    given = {name: param_dict[name] for name in names if name in param_dict}
+    config = load_config({"train_batch_size": 1, **given}, world_size=1)
+    return MonitorConfig(tensorboard=config.tensorboard, csv_monitor=config.csv_monitor, wandb=config.wandb)
 
 
 class Monitor(Protocol):
@@ -99,25 +113,22 @@ class WandbMonitor:
 class MonitorMaster:
     """All that the ds_config switches on, on rank 0; on the other ranks nothing, and events are dropped."""
 
-    def __init__(
-        self,
-        *,
-        tensorboard: TensorBoardConfig | None,
-        csv_monitor: CsvConfig | None,
-        wandb: WandbConfig | None,
-        rank: int,
-    ) -> None:
-        """Open them.
+    def __init__(self, monitor_config: MonitorConfig, *, rank: int | None = None) -> None:
+        """Open them. `rank` None: that of the process group.
 
         Errors: ConfigError without a package that is needed, or if a folder cannot be made
         """
-        sections = (tensorboard, csv_monitor, wandb)
-        self.enabled = any(section is not None and section.enabled for section in sections)
+        self.enabled = monitor_config.enabled
         self.tb_monitor: TensorBoardMonitor | None = None
         self.csv_monitor: CsvMonitor | None = None
         self.wandb_monitor: WandbMonitor | None = None
-        if rank != 0:
+        if (dist.get_rank() if rank is None else rank) != 0:
             return
+        tensorboard, csv_monitor, wandb = (
+            monitor_config.tensorboard,
+            monitor_config.csv_monitor,
+            monitor_config.wandb,
+        )
         if tensorboard is not None and tensorboard.enabled:
             self.tb_monitor = TensorBoardMonitor(tensorboard)
         if csv_monitor is not None and csv_monitor.enabled:

@@ -8,6 +8,7 @@ from functools import partial
 
 from .clock import wait_for_device
 from .config.monitor import ThroughputConfig
+from .errors import ConfigError
 
 _START_STEP = 2  # the first steps allocate memory, compile kernels and open connections
 
@@ -24,12 +25,19 @@ class ThroughputTimer:
         self,
         config: ThroughputConfig,
         batch_size: int,
-        *,
         start_step: int = _START_STEP,
         steps_per_output: int | None = None,
+        monitor_memory: bool = False,
         logging_fn: Callable[[str], object] | None = None,
     ) -> None:
-        """`steps_per_output` None: no lines. `logging_fn` None: they are printed."""
+        """`steps_per_output` None: no lines. `logging_fn` None: they are printed.
+
+        Errors: ConfigError for `monitor_memory`
+        """
+        if monitor_memory:
+            raise ConfigError(
+                "ThroughputTimer(monitor_memory=True): no use of memory is printed; leave it out, or call see_memory_usage()"
+            )
         self.enabled = steps_per_output is not None if config.enabled is None else config.enabled
         self.batch_size = batch_size
         self.start_step = start_step

@@ -19,6 +19,11 @@ from .checkpoint.source import Source, open_source
 from .errors import CheckpointError, UserError
 
 _LISTED = 5  # names in one message
+_DTYPES = {
+    **dict.fromkeys(("float32", "fp32"), torch.float32),
+    **dict.fromkeys(("float16", "fp16"), torch.float16),
+    **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
+}
 _log = logging.getLogger("dslaunch")
 
 
@@ -70,6 +75,31 @@ def _reader(source: Source, name: str, dtype: torch.dtype) -> Callable[[], Tenso
     return lambda: source.tensor(name).to(dtype)
 
 
+def convert_zero_checkpoint_to_state_dict(
+    checkpoint_dir: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    dtype: torch.dtype | str = torch.float32,
+    max_shard_size: int | str | None = DEFAULT_SHARD_SIZE,
+    safe_serialization: bool = False,
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+) -> OutputPlan:
+    """Write the weights of a checkpoint into the folder `output_dir`, as from_pretrained() of transformers reads them.
+
+    That is pytorch_model.bin, or model.safetensors with `safe_serialization`, in several files with an index if there is more than
+    `max_shard_size`. `dtype` is that of floating-point numbers, as torch's or by its name; integers stay integers.
+    Memory: a file of .bin at a time, or a tensor of safetensors.
+    Errors: CheckpointError for another dtype, if there is no checkpoint, it is damaged, or the files cannot be written
+    """
+    options = ExportOptions(
+        dtype=_output_dtype(dtype),
+        file_name=FILE_NAMES["safetensors" if safe_serialization else "bin"],
+        max_shard_size=max_shard_size,
+        exclude_frozen_parameters=exclude_frozen_parameters,
+    )
+    return export(open_source(checkpoint_dir, tag), output_dir, options)
+
+
 def convert_zero_checkpoint_to_fp32_state_dict(
     checkpoint_dir: str | os.PathLike[str],
     output_dir: str | os.PathLike[str],
@@ -78,18 +108,25 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> OutputPlan:
-    """Write the float32 weights of a checkpoint into the folder `output_dir`, as from_pretrained() of transformers reads them.
-
-    That is pytorch_model.bin, or model.safetensors with `safe_serialization`, in several files with an index if there is more than
-    `max_shard_size`. Memory: a file of .bin at a time, or a tensor of safetensors.
-    Errors: CheckpointError if there is no checkpoint, it is damaged, or the files cannot be written
-    """
-    options = ExportOptions(
-        file_name=FILE_NAMES["safetensors" if safe_serialization else "bin"],
-        max_shard_size=max_shard_size,
-        exclude_frozen_parameters=exclude_frozen_parameters,
+    """`convert_zero_checkpoint_to_state_dict` in float32."""
+    return convert_zero_checkpoint_to_state_dict(
+        checkpoint_dir,
+        output_dir,
+        torch.float32,
+        max_shard_size,
+        safe_serialization,
+        tag,
+        exclude_frozen_parameters,
     )
-    return export(open_source(checkpoint_dir, tag), output_dir, options)
+
+
+def _output_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    name = str(dtype).removeprefix("torch.").lower()
+    if name not in _DTYPES:
+        raise CheckpointError(
+            f"convert_zero_checkpoint_to_state_dict(dtype={dtype!r}): must be one of {', '.join(_DTYPES)}"
+        )
+    return _DTYPES[name]
 
 
 def load_state_dict_from_zero_checkpoint(

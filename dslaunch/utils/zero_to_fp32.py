@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..runtime.zero_to_fp32 import (
     convert_zero_checkpoint_to_fp32_state_dict,
+    convert_zero_checkpoint_to_state_dict,
     get_fp32_state_dict_from_zero_checkpoint,
     load_state_dict_from_zero_checkpoint,
     main,
@@ -11,6 +12,7 @@ from ..runtime.zero_to_fp32 import (
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",
+    "convert_zero_checkpoint_to_state_dict",
     "get_fp32_state_dict_from_zero_checkpoint",
     "load_state_dict_from_zero_checkpoint",
     "main",

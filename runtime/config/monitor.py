@@ -56,6 +56,20 @@ class WandbConfig(Section):
     project: Text = "deepspeed"
 
 
+class MonitorConfig(Section):
+    """All monitors; None is what a ds_config does not name."""
+
+    tensorboard: TensorBoardConfig | None = None
+    csv_monitor: CsvConfig | None = None
+    wandb: WandbConfig | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any is on."""
+        sections = (self.tensorboard, self.csv_monitor, self.wandb)
+        return any(section is not None and section.enabled for section in sections)
+
+
 class CommsLoggerConfig(Section):
     """Which collectives are timed; see comm/comms_log.py."""
 

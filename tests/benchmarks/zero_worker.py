@@ -68,7 +68,7 @@ class Gpt(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))
+        logits = self.head(self.norm(x)).float()  # of a bfloat16 model, too: its losses are compared
         return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 

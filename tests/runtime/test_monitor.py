@@ -17,9 +17,15 @@ import torch
 
 import dslaunch
 from dslaunch.runtime import monitor as monitor_module
-from dslaunch.runtime.config.monitor import CsvConfig, TensorBoardConfig, ThroughputConfig, WandbConfig
+from dslaunch.runtime.config.monitor import (
+    CsvConfig,
+    MonitorConfig,
+    TensorBoardConfig,
+    ThroughputConfig,
+    WandbConfig,
+)
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.monitor import MonitorMaster
+from dslaunch.runtime.monitor import MonitorMaster, get_monitor_config
 from dslaunch.runtime.throughput import ThroughputTimer
 from tests.runtime.models import batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -138,11 +144,9 @@ def test_tensorboard_reads_what_the_engine_wrote(ranks: Ranks, tmp_path: Path) -
 
 WANDB = """
 import sys
-from dslaunch.runtime.config.monitor import WandbConfig
-from dslaunch.runtime.monitor import MonitorMaster
-monitor = MonitorMaster(
-    tensorboard=None, csv_monitor=None, wandb=WandbConfig(enabled=True, project="all", group="us"), rank=0
-)
+from dslaunch.runtime.monitor import MonitorMaster, get_monitor_config
+config = get_monitor_config({"wandb": {"enabled": True, "project": "all", "group": "us"}, "anything": 1})
+monitor = MonitorMaster(config, rank=0)
 monitor.write_events([("Train/Samples/lr", 0.25, 12), ("Train/Samples/train_loss", 2.5, 12), ("Train/Samples/lr", 0.125, 24)])
 run = monitor.wandb_monitor.run
 print("settings", run.project, run.group, run.offline)
@@ -177,8 +181,7 @@ def test_weights_and_biases_gets_a_run_without_a_network(tmp_path: Path) -> None
 
 
 def make(rank: int = 0, **sections: Any) -> MonitorMaster:
-    given: dict[str, Any] = {"tensorboard": None, "csv_monitor": None, "wandb": None}
-    return MonitorMaster(**(given | sections), rank=rank)
+    return MonitorMaster(MonitorConfig(**sections), rank=rank)
 
 
 def test_a_run_that_goes_on_appends_without_a_second_head(tmp_path: Path) -> None:
@@ -219,6 +222,15 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         f"csv_monitor.output_path '{tmp_path}/file': {tmp_path}/file/job cannot be made a folder: Not a directory; "
         "give another one"
     )
+
+
+def test_the_monitors_of_a_ds_config_are_read_without_the_rest_of_it() -> None:
+    config = get_monitor_config({"csv_monitor": {"enabled": True}, "wandb": {"enabled": False}, "other": 1})
+    assert config.enabled
+    assert config.csv_monitor == CsvConfig(enabled=True)
+    assert get_monitor_config({}).enabled is False
+    with pytest.raises(ConfigError, match=r"comet\.enabled true is not available"):
+        get_monitor_config({"comet": {"enabled": True}})
 
 
 # ---- the throughput
@@ -272,6 +284,11 @@ def test_it_measures_where_lines_are_wanted_or_the_section_says_so(
         watch.now_s += 1.0
         timer.stop(global_step=True)
     assert timer.avg_samples_per_sec() == expected
+
+
+def test_a_use_of_memory_is_not_promised() -> None:
+    with pytest.raises(ConfigError, match="no use of memory is printed"):
+        ThroughputTimer(ThroughputConfig(), 8, monitor_memory=True)
 
 
 def _throughput(rank: int) -> tuple[str, float, dict[str, float]]:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from .absent import ABSENT
 from .beside import BESIDE
-from .measuring import MEASURED
 from .table import Module
 from .top import TOP
 from .training import TRAINING
 
-MODULES: dict[str, Module] = {
-    module.name: module for module in (*TOP, *TRAINING, *BESIDE, *MEASURED, *ABSENT)
-}
+MODULES: dict[str, Module] = {module.name: module for module in (*TOP, *TRAINING, *BESIDE, *ABSENT)}

@@ -90,6 +90,11 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
     ),
     (
         MEASURING,
+        "writes to Comet, which needs an account; tensorboard, csv_monitor and wandb are here",
+        "monitor.comet",
+    ),
+    (
+        MEASURING,
         "is a part of what DeepSpeed measures with",
         "profiling.config profiling.constants utils.comms_logging monitor.utils",
     ),
@@ -116,7 +121,7 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
         "runtime.zero.partitioned_param_coordinator runtime.zero.partitioned_param_profiler runtime.zero.test "
         "runtime.zero.tiling runtime.zero.utils utils.bwc utils.config utils.debug utils.exceptions utils.mixed_precision_linkage "
         "utils.module_utils utils.nvtx utils.pin_memory utils.pin_memory_tracker utils.static_cache utils.torch utils.types "
-        "ops.adam.multi_tensor_apply",
+        "ops.adam.multi_tensor_apply ops.lion.multi_tensor_apply",
     ),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .table import CHECKPOINTS, COMMUNICATION, LAUNCHING, Module, inside, mapped, refused, works
+from .table import CHECKPOINTS, COMMUNICATION, LAUNCHING, MEASURING, Module, inside, mapped, refused, works
 
 _PEEK = works(
     "dslaunch.runtime.zero.api",
@@ -26,13 +26,14 @@ _COLLECTIVES = (
         "has_all_reduce_coalesced all_gather_coalesced all_gather_object all_to_all_single all_to_all send recv isend irecv P2POp "
         "batch_isend_irecv",
     ),
+    works("dslaunch.runtime.comm.comms_log", "configure log_summary reset_log"),
     works("torch.distributed", "ReduceOp ProcessGroup"),
 )
 _COMM_INSIDE = refused(
     COMMUNICATION,
     "cdb nccl_backend mpi_backend ccl_backend hccl_backend timers timer_summary comms_logger timed_op init_deepspeed_backend "
     "set_backend has_coalescing_manager enable_symm_mem_for_group mpi_discovery in_aml in_aws_sm in_dlts "
-    "patch_aml_env_for_torch_nccl_backend patch_aws_sm_env_for_torch_nccl_backend reset_log has_comm_data "
+    "patch_aml_env_for_torch_nccl_backend patch_aws_sm_env_for_torch_nccl_backend has_comm_data "
     "get_comm_operation_count get_logged_comm_ops",
     "is a part of DeepSpeed's own collectives",
 )
@@ -52,6 +53,8 @@ _FILES = refused(
     "get_layer_ckpt_name_for_rank get_model_ckpt_name_for_rank get_zero_ckpt_name_for_rank",
     "names the files of DeepSpeed's checkpoints",
 )
+
+_PROFILER = works("dslaunch.runtime.profiling.flops_profiler", "FlopsProfiler get_model_profile")
 
 BESIDE: tuple[Module, ...] = (
     Module("deepspeed.comm", (*_COLLECTIVES, _COMM_INSIDE)),
@@ -97,7 +100,9 @@ BESIDE: tuple[Module, ...] = (
                 "dslaunch.runtime.comm.groups",
                 "_get_data_parallel_group=data_parallel_group _get_data_parallel_group_ranks=data_parallel_group_ranks "
                 "_get_data_parallel_world_size=data_parallel_world_size _get_data_parallel_rank=data_parallel_rank "
-                "_get_broadcast_src_rank=broadcast_src_rank _get_model_parallel_world_size=model_parallel_world_size "
+                "_get_broadcast_src_rank=broadcast_src_rank _clone_world_group=data_parallel_group "
+                "_get_sequence_data_parallel_group=data_parallel_group _get_sequence_data_parallel_world_size=data_parallel_world_size "
+                "_get_sequence_data_parallel_rank=data_parallel_rank _get_model_parallel_world_size=model_parallel_world_size "
                 "_get_sequence_parallel_world_size=sequence_parallel_world_size _get_sequence_parallel_rank=sequence_parallel_rank "
                 "_get_sequence_parallel_group=sequence_parallel_group get_data_parallel_group=data_parallel_group "
                 "get_data_parallel_world_size=data_parallel_world_size get_data_parallel_rank=data_parallel_rank "
@@ -132,14 +137,14 @@ BESIDE: tuple[Module, ...] = (
             works(
                 "dslaunch.utils.zero_to_fp32",
                 "get_fp32_state_dict_from_zero_checkpoint convert_zero_checkpoint_to_fp32_state_dict "
-                "load_state_dict_from_zero_checkpoint",
+                "convert_zero_checkpoint_to_state_dict load_state_dict_from_zero_checkpoint",
             ),
             works(
                 "dslaunch.runtime.checkpoint.state_files",
                 "get_model_state_file get_model_state_files get_optim_files",
             ),
             inside(
-                "GatheredTensor OUTPUT_DTYPE_NAMES args atoi convert_zero_checkpoint_to_state_dict debug device get_checkpoint_files "
+                "GatheredTensor OUTPUT_DTYPE_NAMES args atoi debug device get_checkpoint_files "
                 "natural_keys parse_model_states parse_optim_states parser to_torch_tensor zero3_partitioned_param_info zero_model_state"
             ),
         ),
@@ -166,6 +171,84 @@ BESIDE: tuple[Module, ...] = (
                 "MODEL_FILE_PREFIX MODEL_FILE_SUFFIX OPTIM_FILE_SUFFIX ZERO_FILE_PREFIX",
             ),
             _FILES,
+        ),
+    ),
+    Module("deepspeed.monitor"),
+    Module("deepspeed.monitor.monitor", (works("dslaunch.runtime.monitor", "Monitor MonitorMaster"),)),
+    Module("deepspeed.monitor.csv_monitor", (works("dslaunch.runtime.monitor", "csvMonitor=CsvMonitor"),)),
+    Module("deepspeed.monitor.tensorboard", (works("dslaunch.runtime.monitor", "TensorBoardMonitor"),)),
+    Module("deepspeed.monitor.wandb", (works("dslaunch.runtime.monitor", "WandbMonitor"),)),
+    Module(
+        "deepspeed.monitor.config",
+        (
+            works(
+                "dslaunch.runtime.config.monitor",
+                "CSVConfig=CsvConfig TensorBoardConfig WandbConfig DeepSpeedMonitorConfig=MonitorConfig",
+            ),
+            works("dslaunch.runtime.monitor", "get_monitor_config"),
+            refused(
+                MEASURING,
+                "CometConfig",
+                "writes to Comet, which needs an account; tensorboard, csv_monitor and wandb are here",
+            ),
+        ),
+    ),
+    Module("deepspeed.profiling"),
+    Module("deepspeed.profiling.flops_profiler", (_PROFILER,)),
+    Module(
+        "deepspeed.profiling.flops_profiler.profiler",
+        (
+            _PROFILER,
+            works(
+                "dslaunch.runtime.profiling.amounts",
+                "number_to_string flops_to_string macs_to_string duration_to_string bytes_to_string params_to_string",
+            ),
+            inside(
+                "DEFAULT_PRECISION MODULE_HOOK_MAPPING Tensor get_module_duration get_module_flops get_module_macs module_flop_count "
+                "module_mac_count old_functions wrapFunc"
+            ),
+        ),
+    ),
+    Module(
+        "deepspeed.utils.timer",
+        (
+            works("dslaunch.runtime.throughput", "ThroughputTimer"),
+            inside(
+                "BACKWARD_GLOBAL_TIMER BACKWARD_INNER_GLOBAL_TIMER BACKWARD_INNER_MICRO_TIMER BACKWARD_MICRO_TIMER "
+                "BACKWARD_REDUCE_GLOBAL_TIMER BACKWARD_REDUCE_MICRO_TIMER CudaEventTimer FORWARD_GLOBAL_TIMER "
+                "FORWARD_MICRO_TIMER NoopTimer PSUTILS_INSTALLED STEP_GLOBAL_TIMER STEP_MICRO_TIMER "
+                "SynchronizedWallClockTimer TIME_EPSILON trim_mean"
+            ),
+        ),
+    ),
+    Module(
+        "deepspeed.checkpoint.constants",
+        (
+            inside(
+                "AFFINE_MAP AFFINE_MAP_PARAMS AFFINE_MAP_VERSION AUTOEP_AFFINE_MAPS AUTOEP_EP_SIZE AUTOEP_EXPERT_KEY_PREFIX "
+                "AUTOEP_EXPERT_PLACEMENT AUTOEP_LAYERS_KEY AUTOEP_LAYERS_KEY_LEGACY AUTOEP_NUM_EXPERTS "
+                "AUTOEP_NUM_LOCAL_EXPERTS AUTOEP_PARAM_EP_RANK AUTOEP_PARAM_LOCAL_EXPERTS AUTOEP_PARAM_LOGICAL_SHAPE "
+                "AUTOEP_PLACEMENT_EP_SIZE AUTOEP_PLACEMENT_EXPERTS AUTOEP_PLACEMENT_NUM_EXPERTS AUTOEP_PLACEMENT_RANK "
+                "AUTOEP_PLACEMENT_RANKS AUTOEP_PLACEMENT_VERSION AUTOEP_PLACEMENT_VERSION_KEY AUTOEP_ZERO12_REQUIRED_FIELDS "
+                "AUTOEP_ZERO3_EXPERT_STATE_FORMAT_KEY AUTOEP_ZERO3_EXPERT_STATE_FORMAT_VERSION "
+                "AUTOEP_ZERO3_EXPERT_STATE_FORMAT_VERSION_KEY AUTOEP_ZERO3_PARTITIONED_EXPERT_STATE_FORMAT "
+                "AUTOTP_UNSUPPORTED_PARAMETER_PATTERNS BASE_OPTIMIZER_STATE BASE_OPTIMIZER_STATE_STEP BF16_ZERO_FILE_PREFIX "
+                "BUFFER_NAMES CAT_DIM CHECKPOINT_PARALLEL_DIMS CHECKPOINT_PP_DEGREE CHECKPOINT_TP_DEGREE CLIP_GRAD "
+                "DS_AUTOEP_UC_META DS_AUTOTP_UC_META DS_VERSION EP_IS_EXPERT_PARAM EP_NUM_EXPERTS EXPERT_PARAMETER_PATTERNS "
+                "FOLDING_DISPATCH_STRATEGY FOLDING_EP_RANK FOLDING_EP_SIZE FOLDING_ETP_RANK FOLDING_ETP_SIZE FOLDING_FAMILY "
+                "FOLDING_METADATA_KEY FOLDING_METADATA_VERSION FOLDING_PARAM_FAMILIES FOLDING_SHARED_EXPERT_PLACEMENT "
+                "FOLDING_TP_RANK FOLDING_TP_SIZE FOLDING_ZERO_PARTITION_COUNT FOLDING_ZERO_PARTITION_GROUP "
+                "FOLDING_ZERO_PARTITION_RANK FP16_ZERO_FILE_PREFIX FP32_FLAT_GROUPS FP32_GROUPS FP32_WEIGHT_KEY "
+                "FROZEN_PARAM_FRAGMENTS FROZEN_PARAM_SHAPES GROUP_PADDINGS LAYER_FILE_PREFIX LOSS_SCALER MODEL_FILE_PREFIX "
+                "MODEL_FILE_SUFFIX OPTIMIZER_STATE_DICT OPTIM_FILE_SUFFIX ORIGINAL_VOCAB_SIZE PADDED_VOCAB_SIZE PARAM "
+                "PARAMETER_TO_AVERAGE_PATTERNS PARAMETER_WITH_2_SUB_PARAMS_CAT_DIM_0 "
+                "PARAMETER_WITH_ROW_PARALLELISM_PATTERNS PARAMETER_WITH_SUB_PARAMS PARAM_ALIGNMENT_PADDINGS PARAM_GROUPS "
+                "PARAM_N_SUB_PARAMS PARAM_SHAPES PARAM_SLICE_MAPPINGS PARTITION_COUNT "
+                "PIPELINE_REPLICATED_PARAMETER_PATTERNS SINGLE_PARTITION_OF_FP32_GROUPS SUB_PARAMS_SHAPE SUB_PARAM_SHAPE "
+                "SUB_PARAM_SHARD_WIDTHS TP_REPLICATED_PARAMETER_PATTERNS UNIVERSAL_CHECKPOINT_INFO "
+                "UNIVERSAL_CHECKPOINT_VERSION_KEY UNIVERSAL_CHECKPOINT_VERSION_VALUE VOCABULARY_PARAMETER_PATTERNS "
+                "VOCAB_TENSOR ZERO_FILE_PREFIX ZERO_STAGE"
+            ),
         ),
     ),
     Module("deepspeed.launcher"),

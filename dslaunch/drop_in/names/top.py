@@ -122,6 +122,13 @@ TOP: tuple[Module, ...] = (
         "deepspeed.ops.adam.fused_adam",
         (works("dslaunch.ops.adam", "FusedAdam"), inside("multi_tensor_applier")),
     ),
+    Module("deepspeed.ops.lamb.fused_lamb", (works("dslaunch.ops.lamb", "FusedLamb"),)),
+    Module("deepspeed.ops.lion.cpu_lion", (works("dslaunch.ops.lion", "DeepSpeedCPULion"),)),
+    Module(
+        "deepspeed.ops.lion.fused_lion",
+        (works("dslaunch.ops.lion", "FusedLion"), inside("multi_tensor_applier")),
+    ),
+    Module("deepspeed.ops.adagrad.cpu_adagrad", (works("dslaunch.ops.adagrad", "DeepSpeedCPUAdagrad"),)),
     Module("deepspeed.ops.lamb", (works("dslaunch.ops.lamb", "FusedLamb"),)),
     Module("deepspeed.ops.lion", (works("dslaunch.ops.lion", "DeepSpeedCPULion FusedLion"),)),
     Module("deepspeed.ops.adagrad", (works("dslaunch.ops.adagrad", "DeepSpeedCPUAdagrad"),)),

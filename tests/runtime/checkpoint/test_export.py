@@ -239,6 +239,18 @@ def test_a_state_dict_of_float32_has_all_names(saved: Saved) -> None:
     assert_same_bits(read, without(saved.masters, FROZEN))
 
 
+def test_files_are_written_in_the_dtype_that_is_named(saved: Saved, tmp_path: Path) -> None:
+    cases = (("BF16", torch.bfloat16), ("torch.float16", torch.float16), (torch.float32, torch.float32))
+    for given, dtype in cases:
+        zero_to_fp32.convert_zero_checkpoint_to_state_dict(saved.checkpoints, tmp_path, given)
+        found = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+        assert_same_bits(found, {name: value.to(dtype) for name, value in saved.masters.items()})
+    zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(saved.checkpoints, tmp_path / "other", None, True)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["model.safetensors"]
+    with pytest.raises(CheckpointError, match=r"dtype='int8'\): must be one of float32, fp32, float16"):
+        zero_to_fp32.convert_zero_checkpoint_to_state_dict(saved.checkpoints, tmp_path, "int8")
+
+
 def test_weights_are_loaded_into_a_plain_model(saved: Saved, caplog: pytest.LogCaptureFixture) -> None:
     class Other(nn.Module):
         def __init__(self, width: int) -> None:
