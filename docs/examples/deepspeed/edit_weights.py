@@ -124,12 +124,13 @@ def main():
         model=model, model_parameters=model.parameters(), config_params=config
     )
     train(engine, args.steps)
-    # The copy in float32 that the optimizer steps, in any stage and precision.
+    # The copy in float32 that the optimizer steps, in any precision. At stage 0 DeepSpeed gives None, dslaunch has it there, too.
     bias = safe_get_full_fp32_param(model.hidden.bias)
-    safe_set_full_fp32_param(model.hidden.bias, torch.full_like(bias, 0.5))
-    bias = safe_get_full_fp32_param(model.hidden.bias)
-    if dist.get_rank() == 0:
-        print(f"the bias of {bias.numel()} is {bias.min().item()} to {bias.max().item()} now", flush=True)
+    if bias is not None:
+        safe_set_full_fp32_param(model.hidden.bias, torch.full_like(bias, 0.5))
+        bias = safe_get_full_fp32_param(model.hidden.bias)
+        if dist.get_rank() == 0:
+            print(f"the bias of {bias.numel()} is {bias.min().item()} to {bias.max().item()} now", flush=True)
 
 
 if __name__ == "__main__":
