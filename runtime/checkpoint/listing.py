@@ -1,15 +1,21 @@
-"""What a folder of checkpoints holds, one row for each: read from manifests alone."""
+"""What a folder of checkpoints holds, one row for each: read from manifests alone, and of DeepSpeed's from one file's head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .deepspeed_folder import DeepSpeedFolder, is_deepspeed
+from .folder_store import FolderStore
 from .manifest import read_manifest
 from .output_plan import size_text
 from .store import Store
+
+_DEEPSPEED = "DeepSpeed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,14 +23,14 @@ class Row:
     """One checkpoint. What is not known of one that is no good is None."""
 
     tag: str
-    state: str  # good: all files with all their bytes; partial: a save that is under way, or was cut off; damaged
+    state: str  # good: all files with all their bytes; partial: a save that is under way, or was cut off; damaged; DeepSpeed
     is_latest: bool
     step: int | None = None
     written_at: str | None = None  # UTC, ISO 8601
     num_bytes: int | None = None
     world_size: int | None = None
     zero_stage: int | None = None
-    version: str | None = None  # of dslaunch
+    version: str | None = None  # of dslaunch, or of DeepSpeed
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -33,15 +39,18 @@ class Row:
 
 
 def rows(store: Store) -> list[Row]:
-    """Return all checkpoints, oldest first, then those that are not complete.
+    """Return all checkpoints, oldest first, then those that DeepSpeed wrote, then those that are not complete.
 
     Errors: CheckpointError if there is none
     """
     latest, tags = store.latest(), store.tags()
     found = [_row(store, tag, latest) for tag in tags]
+    found += [
+        _deepspeed_row(path, path.name == latest) for path in _deepspeed_paths(store) if path.name not in tags
+    ]
     found += [Row(tag=tag, state="partial", is_latest=tag == latest) for tag in store.partial_tags()]
     if latest is not None and latest not in {row.tag for row in found}:
-        problem = f"{store.where}/{latest} is not there, or another program wrote it"
+        problem = f"{store.where}/{latest} is not there, or neither dslaunch nor DeepSpeed wrote it"
         found.append(Row(tag=latest, state="missing", is_latest=True, problem=problem))
     if not found:
         raise CheckpointError(
@@ -66,6 +75,39 @@ def _row(store: Store, tag: str, latest: str | None) -> Row:
         zero_stage=manifest.zero_stage,
         version=manifest.version,
     )
+
+
+def _deepspeed_paths(store: Store) -> list[Path]:
+    """Return the folders of DeepSpeed's checkpoints, oldest first."""
+    if not isinstance(store, FolderStore) or not store.root.is_dir():
+        return []
+    return sorted(filter(is_deepspeed, store.root.iterdir()), key=lambda path: path.stat().st_mtime_ns)
+
+
+def _deepspeed_row(path: Path, is_latest: bool) -> Row:
+    try:
+        model = DeepSpeedFolder(path).model(0)  # its tensors stay on the disk
+        stage = model["ds_config"].get("zero_optimization", {}).get("stage", 0)
+        return Row(
+            tag=path.name,
+            state=_DEEPSPEED,
+            is_latest=is_latest,
+            step=model["global_steps"],
+            written_at=datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(
+                timespec="seconds"
+            ),
+            num_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+            world_size=model["dp_world_size"],
+            zero_stage=stage,
+            version=model["ds_version"],
+        )
+    except (CheckpointError, KeyError, TypeError, AttributeError) as error:
+        what = (
+            str(error)
+            if isinstance(error, CheckpointError)
+            else f"{path} is not as DeepSpeed 0.19 writes checkpoints: {error!r}"
+        )
+        return Row(tag=path.name, state=_DEEPSPEED, is_latest=is_latest, problem=what)
 
 
 _TITLES = ("tag", "step", "written (UTC)", "size", "ranks", "stage", "state", "")

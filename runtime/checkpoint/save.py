@@ -167,7 +167,6 @@ def prepare(
     Order:  a collective
     Errors: CheckpointError, on every rank, for what a checkpoint cannot hold
     """
-    tag = _agreed_tag(training, tag)
     beside_tensors: dict[str, Tensor] = {}
     beside: ByName = {}
     comm = training.comm
@@ -175,7 +174,7 @@ def prepare(
         beside_tensors, beside = split_beside(training.optimizer.rule.beside())
         if comm.mesh.replicate.index != 0 and not comm.mesh.states_by_chunk:
             beside_tensors = {}  # rank 0's line of the mesh has all of them
-    gathered = comm.gather_objects((rng_state(), beside), what="random number states")
+    gathered = comm.gather_objects((tag, rng_state(), beside), what="tags and random number states")
     left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
     parts = [part for unit in training.model.units for part in unit.parts]
     shelves = [PartShelves(part).to_write(left_out=left_out) for part in parts]
@@ -186,16 +185,18 @@ def prepare(
         tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
         shelves.append(shelf_of_tensors(tensors))
         try:
+            _check_tags(training, [theirs for theirs, _, _ in gathered])
             state = _describe(training, client_state, others, left_out) | {
-                "rng": [rng for rng, _ in gathered]
+                "rng": [rng for _, rng, _ in gathered]
             }
             if state["optimizer"] is not None:
-                state["optimizer"]["beside"] = _merged([own for _, own in gathered])
+                state["optimizer"]["beside"] = _merged([own for _, _, own in gathered])
             small_files = {TRAINING_FILE: _saved(state)}
         except CheckpointError as error:
             problem = str(error)
     shelves.append(shelf_of_tensors(beside_tensors))
-    problem, number = comm.all_gather_objects((problem, next(_NUMBERS)), what="what a checkpoint holds")[0]
+    agreed = comm.all_gather_objects((problem, next(_NUMBERS), tag), what="what a checkpoint holds")
+    problem, number, tag = agreed[0]
     if problem is not None:
         raise CheckpointError(problem)
     return Prepared(
@@ -217,9 +218,11 @@ def _frozen(training: Training) -> frozenset[str]:
     return frozenset(member.name for member in members if not member.param.requires_grad)
 
 
-def _agreed_tag(training: Training, tag: str) -> str:
-    """Return rank 0's."""
-    tags = training.comm.all_gather_objects(tag, what="the tag of a checkpoint")
+def _check_tags(training: Training, tags: Sequence[str]) -> None:
+    """See on rank 0 that its tag can be one, and whether the others have the same.
+
+    Errors: CheckpointError
+    """
     if not is_tag(tags[0]):
         raise CheckpointError(
             f"tag {tags[0]!r} is no name of a folder; write one without '/' that does not begin with '.'"
@@ -230,9 +233,7 @@ def _agreed_tag(training: Training, tag: str) -> str:
         text = f"save_checkpoint() was given tag {tags[0]!r} on rank 0 and {tags[other]!r} on rank {other}"
         if validation == "Fail":
             raise CheckpointError(f"{text}; give all ranks the same (checkpoint.tag_validation is Fail)")
-        if training.comm.mesh.world.index == 0:
-            _log.warning("%s; rank 0's is taken", text)
-    return str(tags[0])
+        _log.warning("%s; rank 0's is taken", text)
 
 
 def _manifest(training: Training, tag: str) -> Manifest:

@@ -22,7 +22,7 @@ from ..errors import CheckpointError
 from .save import Prepared
 from .snapshot import Memory, Snapshot
 
-_NICENESS = 10  # of what writes files: a tenth of a core where others want it, and all of it where not
+_NICENESS = 19  # of what writes files: a seventieth of a core where others want it, and all of it where not
 _log = logging.getLogger("dslaunch")
 
 

@@ -116,8 +116,37 @@ def test_ls_shows_each_checkpoint_and_what_is_none(run: Path, capsys: pytest.Cap
 def test_ls_says_that_latest_names_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(run / STEPS[2])
     ended = Ended(capsys, "ls", run)
-    assert ended.out.endswith(f"{run}/{STEPS[2]} is not there, or another program wrote it\n")
+    assert ended.out.endswith(f"{run}/{STEPS[2]} is not there, or neither dslaunch nor DeepSpeed wrote it\n")
     assert "missing  latest" in ended.out
+
+
+def test_ls_shows_what_deepspeed_wrote(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the keys of a file of its 0.19.8; what it saves itself is in test_deepspeed_import.py."""
+    head = {
+        "ds_config": {"zero_optimization": {"stage": 2}},
+        "global_steps": 7,
+        "dp_world_size": 4,
+        "ds_version": "0.19.8",
+    }
+    for tag, saved in (("global_step7", head), ("odd", {"module": {}})):
+        (run / tag).mkdir()
+        torch.save(saved, run / tag / "mp_rank_00_model_states.pt")
+    (run / "cut").mkdir()
+    (run / "cut" / "mp_rank_00_model_states.pt").write_bytes(b"PK")
+    (run / "latest").write_text("global_step7")
+    lines = Ended(capsys, "ls", run).out.splitlines()
+    cells = next(line.split() for line in lines if line.startswith("global_step7"))
+    assert (cells[1], cells[-4:]) == ("7", ["4", "2", "DeepSpeed", "latest"])
+    assert f"{run}/odd is not as DeepSpeed 0.19 writes checkpoints: KeyError('ds_config')" in lines
+    assert any(line.startswith(f"{run}/cut/mp_rank_00_model_states.pt cannot be read") for line in lines)
+    rows = {row["tag"]: row for row in json.loads(Ended(capsys, "ls", run, "--json").out)}
+    assert (
+        rows["global_step7"]["num_bytes"]
+        == (run / "global_step7" / "mp_rank_00_model_states.pt").stat().st_size
+    )
+    assert [rows[tag]["state"] for tag in (*STEPS, "global_step7", "odd", "cut")] == ["good"] * 3 + [
+        "DeepSpeed"
+    ] * 3
 
 
 @pytest.mark.parametrize(("num_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 KB"), (999_499, "999 KB"), (1_234_000, "1.23 MB"), (99_960_000, "100 MB"), (7 * 10**15, "7000 TB")])  # fmt: skip

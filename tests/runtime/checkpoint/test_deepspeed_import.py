@@ -20,6 +20,7 @@ import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.runtime.checkpoint.deepspeed_file import load_file
 from dslaunch.runtime.checkpoint.deepspeed_reader import DeepSpeedReader
+from dslaunch.runtime.checkpoint.listing import rows
 from dslaunch.runtime.checkpoint.opened import open_checkpoint
 from dslaunch.runtime.checkpoint.url_store import open_store
 from dslaunch.runtime.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -192,6 +193,16 @@ def test_what_deepspeed_saved_is_continued(
                 loaded.losses,
                 truth.losses[rank],
             )
+
+
+@pytest.mark.slow
+def test_its_checkpoints_are_listed_with_what_they_are(made: Path) -> None:
+    for name, case in BY_NAME.items():
+        found = rows(open_store(made / name))
+        assert [row.tag for row in found if row.is_latest] == [TAG], name
+        for row in found:
+            assert (row.state, row.problem) == ("DeepSpeed", ""), (name, row)
+            assert (row.step, row.world_size, row.zero_stage) == (BEFORE, NUM_RANKS, case.stage), (name, row)
 
 
 def _load_partly(rank: int, folder: str) -> list[str]:

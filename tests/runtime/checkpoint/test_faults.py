@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,10 +20,14 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.runtime.checkpoint.folder_store import FolderStore
+from dslaunch.runtime.checkpoint.format import TRAINING_FILE
+from dslaunch.runtime.checkpoint.manifest import Manifest, Span, digest
 from dslaunch.runtime.checkpoint.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.store import MANIFEST
 from dslaunch.runtime.checkpoint.url_store import open_store
+from dslaunch.runtime.checkpoint.writer import METADATA, make_metadata
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
-from tests.runtime.ranks import Ranks
+from tests.runtime.ranks import Ranks, process_group
 
 TMPFS_BYTES = 3 << 20
 SHARE = 1 << 20  # more than what a rank writes of Wide
@@ -217,6 +223,43 @@ def test_a_save_that_cannot_be_written_names_the_file_everywhere_and_changes_not
     assert set(_tensors(root, "good")) == set(_tensors(root, "last"))
 
 
+# ---- machines that lose what is not on the disk
+
+
+def test_nothing_gets_its_name_before_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill leaves the page cache alone, a power cut does not: then only the order of fsync and rename counts."""
+    root, synced, named = tmp_path / "checkpoints", set[Path](), list[str]()
+    fsync = os.fsync
+
+    def noted_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def noted(move: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def do(old: Path, new: Path) -> Path:
+            inside = [old, *old.rglob("*")] if old.is_dir() else [old]
+            assert {path for path in inside if path not in synced} == set(), f"to be called {new}"
+            assert not named or (root / named[-1]).parent in synced  # what was named before, too
+            synced.discard(Path(new).parent)
+            named.append(str(Path(new).relative_to(root)))
+            synced.update(Path(new) / path.relative_to(old) for path in inside)
+            return move(old, new)
+
+        return do
+
+    with process_group(0, 1, str(tmp_path / "store")):
+        engine = _make()
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(Path, "rename", noted(Path.rename))
+        monkeypatch.setattr(Path, "replace", noted(Path.replace))
+        engine.save_checkpoint(root, "tag")
+    assert root in synced
+    assert [name for name in named if not name.startswith(".tag.partial/")][-2:] == ["tag", "latest"]
+    assert named[-3] == ".tag.partial/manifest.json"
+
+
 # ---- checkpoints that are damaged
 
 
@@ -322,3 +365,46 @@ def test_a_damaged_checkpoint_is_an_error_with_its_tag_and_passed_over_without(
     for _, warnings in first[len(damages) :]:
         assert len(warnings) == 1
         assert "; trying global_step" in warnings[0]
+
+
+# ---- checkpoints that somebody else made
+
+
+class Runs:
+    """A pickle that runs a program when it is read by one that trusts it."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("name", [METADATA, TRAINING_FILE])
+def test_a_file_that_would_run_a_program_is_refused_and_not_run(tmp_path: Path, name: str) -> None:
+    """Its digests are right: who can write a file can write those."""
+    trace, saved = tmp_path / "trace", io.BytesIO()
+    torch.save({"mine": Runs(f"touch {trace}")}, saved)
+    files = {METADATA: make_metadata([]), TRAINING_FILE: saved.getvalue()}
+    if name == METADATA:
+        files[METADATA] = pickle.dumps(Runs(f"touch {trace}"))
+    spans = {one: (Span(0, len(data), digest(data)),) for one, data in files.items()}
+    manifest = Manifest(
+        tag="tag",
+        version="",
+        torch_version="",
+        written_at="",
+        world_size=1,
+        zero_stage=0,
+        global_steps=0,
+        files=spans,
+    )
+    (tmp_path / "tag").mkdir()
+    for one, data in {**files, MANIFEST: manifest.to_json()}.items():
+        (tmp_path / "tag" / one).write_bytes(data)
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointReader(open_store(tmp_path), "tag").training()
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path}/tag/{name} cannot be read: ")
+    assert f"{os.system.__module__}.system" in said
+    assert not trace.exists()
