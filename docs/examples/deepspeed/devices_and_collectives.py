@@ -20,9 +20,12 @@ def show_accelerator(local_rank):
     accelerator.manual_seed_all(1234)
     print(f"device {accelerator.device_name()} backend {accelerator.communication_backend_name()}")
     print(f"current device {accelerator.current_device_name()} available {accelerator.is_available()}")
-    print(f"bf16 {accelerator.is_bf16_supported()} dtypes {len(accelerator.supported_dtypes())}")
-    with accelerator.stream(accelerator.Stream()):
+    print(f"bf16 {accelerator.is_bf16_supported()} float32 {torch.float32 in accelerator.supported_dtypes()}")
+    if accelerator.is_synchronized_device():  # as the CPU: it has no streams
         ones = torch.ones(256, device=accelerator.current_device_name())
+    else:
+        with accelerator.stream(accelerator.Stream()):
+            ones = torch.ones(256, device=accelerator.current_device_name())
     accelerator.synchronize()
     pinned = accelerator.pin_memory(torch.arange(4.0))
     accelerator.range_push("sum")

@@ -32,7 +32,7 @@ def parse_args():
 
 def make_config(stage, **more):
     zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-    return {"train_batch_size": BATCH, "zero_optimization": zero, **more}
+    return {"train_batch_size": BATCH, "gradient_clipping": 1.0, "zero_optimization": zero, **more}
 
 
 def make_classifier(width):
@@ -78,7 +78,8 @@ def freeze(stage, learned):
     model.load_state_dict(learned)
     model.requires_grad_(False)
     engine, *_ = deepspeed.initialize(model=model, config=make_config(stage))
-    return engine.eval()
+    engine.eval()
+    return engine
 
 
 def make_student(stage, num_steps):

@@ -55,6 +55,7 @@ def parse_args():
 def make_config(args):
     return {
         "train_micro_batch_size_per_gpu": 8,
+        "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.0}},
         "zero_optimization": {
             "stage": args.stage,

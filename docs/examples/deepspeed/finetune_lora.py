@@ -97,8 +97,9 @@ class LoraLinear(nn.Module):
         super().__init__()
         out_width, in_width = getattr(base.weight, "ds_shape", base.weight.shape)
         self.base = base
-        self.right = nn.Parameter(torch.randn(dim, in_width) / math.sqrt(in_width))
-        self.left = nn.Parameter(torch.zeros(out_width, dim))
+        right = torch.randn(dim, in_width) / math.sqrt(in_width)
+        self.right = nn.Parameter(right.to(base.weight.dtype))
+        self.left = nn.Parameter(torch.zeros(out_width, dim, dtype=base.weight.dtype))
 
     def forward(self, x):
         return self.base(x) + x @ self.right.t() @ self.left.t()
