@@ -115,7 +115,7 @@ def test_the_readme_shows_the_commands_that_the_scripts_show() -> None:
 def test_no_script_knows_whose_deepspeed_it_gets() -> None:
     for path in EXAMPLES.glob("*.py"):
         imports = re.findall(r"^(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE)
-        assert "deepspeed" in imports
+        assert any(name.split(".")[0] == "deepspeed" for name in imports)
         assert not any(name.startswith("dslaunch") for name in imports)
 
 

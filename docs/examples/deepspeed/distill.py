@@ -83,6 +83,7 @@ def freeze(stage, learned):
 
 
 def make_student(stage, num_steps):
+    set_random_seed(4)  # whatever the data loader has drawn
     model = make_classifier(24)
     optimizer = FusedAdam(model.parameters(), lr=0.02, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / num_steps)))

@@ -7,7 +7,6 @@ It also runs as one process: `python docs/examples/deepspeed/estimate_memory.py`
 
 import argparse
 
-import deepspeed
 from deepspeed.runtime.zero.stage3 import (
     estimate_zero3_model_states_mem_needs_all_cold,
     estimate_zero3_model_states_mem_needs_all_live,
@@ -21,9 +20,8 @@ from torch import nn
 
 def make_model():
     """4 layers of 2,099,200 and an embedding of 8,192,000 parameters."""
-    with deepspeed.OnDevice(dtype=None, device="meta"):  # sizes are all it takes
-        layers = [nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)) for _ in range(4)]
-        return nn.Sequential(nn.Embedding(16000, 512), *layers)
+    layers = [nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)) for _ in range(4)]
+    return nn.Sequential(nn.Embedding(16000, 512), *layers)
 
 
 def main():
