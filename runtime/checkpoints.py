@@ -79,11 +79,12 @@ class Checkpoints(Weights):
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
         custom_load_fn: Callable[..., object] | None = None,
-    ) -> tuple[str | None, dict[str, Any]]:
+    ) -> tuple[str | None, dict[str, Any] | None]:
         """Continue from `load_dir`/`tag`; returns its path and its client_state. Any stage and any number of ranks may have written it.
 
         Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
         Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
+        Nor is one without `latest` to programs written for DeepSpeed (`is_lenient`): (None, None), and a warning.
         `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
@@ -95,11 +96,12 @@ class Checkpoints(Weights):
             with_progress=not load_module_only,
             with_module=custom_load_fn is None,
             may_be_missing=self._max_restarts > 0,
+            is_lenient=self.settings.origin.is_lenient,
         )
         self._saver.wait()
         loaded = load_checkpoint(self._training(), open_store(load_dir), tag, plan)
         if loaded is None:
-            return None, {}
+            return None, None if plan.is_lenient else {}
         reader, saved = loaded
         if custom_load_fn is not None:
             self.load_module_state_dict({"module": reader.state_dict()}, custom_load_fn=custom_load_fn)

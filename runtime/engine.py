@@ -354,6 +354,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         scale = self._scaler.scale  # that of the backwards: it changes between steps only
         self._grad_norm = global_grad_norm(self._model.trained, self._comm) / scale
         self._was_step_applied = isfinite(self._grad_norm)
+        optimizer.overflow = not self._was_step_applied
         self._schedule.finish()
         if self._was_step_applied:
             factor = clip_factor(self._grad_norm, max_norm=self.settings.gradient_clipping)

@@ -52,7 +52,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
 ) -> tuple[Engine, FlatOptimizer | None, Loader | None, Any]:
     """Return (engine, optimizer, dataloader, lr_scheduler); the last three are None where nothing asks for one.
 
-    `config` is a path, a dict or base64 of JSON; `args.deepspeed_config` serves in its place. An optimizer or
+    `config` is a path, a dict or base64 of JSON; `args.deepspeed_config` serves in its place. `args.device_rank` is the GPU,
+    where that is not what LOCAL_RANK counts to. An optimizer or
     scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on this
     worker's device and get rank 0's values.
     `is_lenient` is for programs that were written for DeepSpeed, and get it where they `import deepspeed`: of the ds_config,
@@ -73,7 +74,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     worker = read_environment()
     settings = load_config(source, world_size=dist.get_world_size(), is_lenient=is_lenient)
-    device = choose_device(worker)
+    device = choose_device(worker, index=getattr(args, "device_rank", None))
     if device.type == "cpu":
         keep_freed_memory()
     engine = Engine(
@@ -85,7 +86,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         device=device,
         worker=worker,
     )
-    engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer, client=optimizer)
+    engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer)
     engine.collate_fn = collate_fn
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
@@ -157,13 +158,7 @@ def _config_source(
     return next(iter(present.values()))
 
 
-def _choose_scheduler(
-    config: Config,
-    given: ClientScheduler | None,
-    optimizer: FlatOptimizer | None,
-    *,
-    client: ClientOptimizer | None,
-) -> Any:
+def _choose_scheduler(config: Config, given: ClientScheduler | None, optimizer: FlatOptimizer | None) -> Any:
     if given is None and config.scheduler is None:
         return None
     if optimizer is None:
@@ -176,12 +171,13 @@ def _choose_scheduler(
         _log.info(
             "initialize(lr_scheduler=...) goes before the ds_config's scheduler %s", config.scheduler.type
         )
-    if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
-        if given.optimizer is not client:
-            raise ConfigError(
-                f"lr_scheduler {type(given).__name__} was made for another optimizer; give initialize() that optimizer, "
-                "too, or a callable that makes the scheduler from the engine's"
-            )
-        return given
-    is_made = hasattr(given, "step") and not isinstance(given, type)
-    return given if is_made else given(optimizer)
+    if not hasattr(given, "step") or isinstance(given, type):
+        return given(optimizer)
+    # A program may have put its groups into another optimizer since; they are the same dicts all the same.
+    groups = getattr(getattr(given, "optimizer", None), "param_groups", optimizer.param_groups)
+    if [id(group) for group in groups] != [id(group) for group in optimizer.param_groups]:
+        raise ConfigError(
+            f"lr_scheduler {type(given).__name__} was made for another optimizer; give initialize() that optimizer, "
+            "too, or a callable that makes the scheduler from the engine's"
+        )
+    return given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from .checkpoint.progress import Progress
 from .comm.collectives import Collectives
@@ -17,6 +18,7 @@ from .zero.policy import Placement, Policy
 class Readings:
     """DeepSpeed's getters, most of which are methods. None of them is a collective."""
 
+    module: nn.Module
     settings: Config
     optimizer: FlatOptimizer | None
     lr_scheduler: Any
@@ -66,6 +68,28 @@ class Readings:
     def get_type(self) -> list[Any]:
         """Return each parameter group's "type", which a scheduler may have put there; 0.0 where there is none."""
         return [group.get("type", 0.0) for group in self._groups()]
+
+    # With these three the engine is what Lightning's Fabric calls optimizable, so that its optimizer.step() is the engine's.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's groups; the module's attribute where it has one, as for the next two."""
+        return self._optimizers("param_groups")  # type: ignore[no-any-return]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Return the optimizer's defaults."""
+        return self._optimizers("defaults")  # type: ignore[no-any-return]
+
+    @property
+    def state(self) -> Any:
+        """Return the optimizer's `state`, in which there is nothing: a rank has shards."""
+        return self._optimizers("state")
+
+    def _optimizers(self, name: str) -> Any:
+        """Errors: AttributeError where neither the module nor an optimizer has it"""
+        owner = self.module if hasattr(self.module, name) or self.optimizer is None else self.optimizer
+        return getattr(owner, name)
 
     def optimizer_name(self) -> str | None:
         """Return what updates the parameters, as its class is called; None if there is no optimizer."""

@@ -8,7 +8,7 @@ goes with the job, and each worker's Python reads it at its start (begin.py, by 
 installed beside the package), because only that Python knows where its packages are. "auto" looks there last, so that a DeepSpeed that is
 installed wins; "always" first; "never" not at all. Under other launchers set the variable, or PYTHONPATH to
 what `python -m dslaunch.drop_in` prints.
-`bin/` holds DeepSpeed's commands and goes to PATH in the same way.
+`bin/` holds DeepSpeed's commands, for PATH.
 """
 
 from __future__ import annotations

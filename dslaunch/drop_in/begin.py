@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from . import BIN, FOLDER, MODES, PYTHON_VARIABLE, VARIABLE
+from . import FOLDER, MODES, VARIABLE
 
 
 def _begin() -> None:
-    """Do what the variable asks for, in this process and for those that it starts.
+    """Do what the variable asks for in this process; those that it starts do it for themselves.
 
     Errors: none; a mode that is none is named on stderr
     """
@@ -22,12 +22,8 @@ def _begin() -> None:
         )
     if mode not in ("auto", "always"):
         return
-    programs = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    for places, one in ((sys.path, FOLDER), (programs, BIN)):
-        if one not in places:
-            places.insert(len(places) if mode == "auto" else 0, one)
-    os.environ["PATH"] = os.pathsep.join(programs)
-    os.environ[PYTHON_VARIABLE] = sys.executable
+    if FOLDER not in sys.path:
+        sys.path.insert(len(sys.path) if mode == "auto" else 0, FOLDER)
 
 
 _begin()  # once a process, however often Python reads the .pth file

@@ -33,6 +33,7 @@ class LoadPlan:
     with_progress: bool
     with_module: bool = True  # False: somebody else loads the weights
     may_be_missing: bool = False  # a job that is started again after a failure finds nothing the first time
+    is_lenient: bool = False  # a folder without `latest` is no error, as in DeepSpeed
 
 
 def load_checkpoint(
@@ -85,6 +86,12 @@ def _candidates(training: Training, store: Store, plan: LoadPlan) -> list[str]:
 
 def _look(store: Store, plan: LoadPlan) -> list[str]:
     latest, tags = latest_tag(store), store.tags()
+    if latest is None and plan.is_lenient:
+        held = ", ".join(tags) or "no checkpoint"
+        _log.warning(
+            "%s/%s does not exist: nothing is loaded; the folder holds %s", store.where, LATEST, held
+        )
+        return []
     if latest is None and not tags and plan.may_be_missing:
         _log.info("%s holds no checkpoint yet: training begins", store.where)
         return []

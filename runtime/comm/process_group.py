@@ -69,16 +69,24 @@ def group_timeout() -> timedelta | None:
     return timeout
 
 
-def choose_device(env: WorkerEnvironment, *, backend: str | None = None) -> torch.device:
-    """Return this worker's device, and make it current if it is a GPU: the one that LOCAL_RANK counts to.
+def choose_device(
+    env: WorkerEnvironment, *, backend: str | None = None, index: int | None = None
+) -> torch.device:
+    """Return this worker's device, and make it current if it is a GPU: that of `index`, or the one that LOCAL_RANK counts to.
 
     A worker that is shown a single GPU takes it, whatever its LOCAL_RANK.
+    Errors: ConfigError if there is no such GPU
     """
     backend = backend or str(dist.get_backend())
     if "nccl" not in backend or not torch.cuda.is_available():
         return torch.device("cpu")
     num_devices = torch.cuda.device_count()
-    index = env.local_rank if num_devices > 1 else 0
+    if index is not None and not 0 <= index < num_devices:
+        raise ConfigError(
+            f"args.device_rank={index}: this host shows {num_devices} GPUs; give one from 0 to {num_devices - 1}"
+        )
+    if index is None:
+        index = env.local_rank if num_devices > 1 else 0
     if index >= num_devices:
         raise ConfigError(
             f"LOCAL_RANK={env.local_rank}: this host shows {num_devices} GPUs; start at most {num_devices} workers on it"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ..comm.collectives import Collectives
 from ..errors import CheckpointError, ConfigError
 from ..offload.aside import Update, UpdatePart
 from ..zero.sub_buffer import SubBuffer
+from .hooks import Hooks
 from .loss_scale import LossScaler
 from .rule import AfterPart, PartRule, Rule, hyper_parameters
 
@@ -33,6 +34,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.param_groups = param_groups  # the very list, so a client's scheduler and we see the same lr
         self.rule = rule
         self.num_steps = 0  # applied, not skipped
+        self.overflow = False  # whether the last step was skipped, because gradients were infinite or NaN
+        self.parameter_offload = Hooks()  # DeepSpeed's name for what gathers parameters
         self.parts: tuple[SubBuffer, ...] = ()
         self._scaler: LossScaler | None = None
 
@@ -108,14 +111,35 @@ class FlatOptimizer(torch.optim.Optimizer):
         _ADD_PARAM_GROUP(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Refuse: a rank holds shards only."""
-        raise CheckpointError(
-            "optimizer.state_dict() would be this rank's shard; use engine.save_checkpoint()"
-        )
+        """Return the groups with their hyper-parameters, for who looks at them; "state" refuses to be read: a rank holds shards only."""
+        groups = [hyper_parameters(group) for group in self.param_groups]
+        return {"state": _ShardedStates(), "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse: a rank holds shards only."""
         raise CheckpointError("optimizer.load_state_dict() has no whole state; use engine.load_checkpoint()")
+
+
+class _ShardedStates(Mapping[Any, Any]):
+    """In the place of states. A program that gathers state_dicts without need goes on; one that would keep this one is told so."""
+
+    def __getitem__(self, key: object) -> NoReturn:
+        self._refuse()
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+    def __len__(self) -> NoReturn:
+        self._refuse()
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        """Errors: CheckpointError"""
+        raise CheckpointError(
+            'optimizer.state_dict()["state"] would be this rank\'s shard; use engine.save_checkpoint()'
+        )
 
 
 def _value(value: Any) -> Any:

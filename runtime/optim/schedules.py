@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -26,9 +26,13 @@ from ..config.scheduler import (
     WarmupDecayParams,
     WarmupParams,
 )
+from ..config.section import Section, read_section
 from ..config.torch_scheduler import torch_scheduler
 from ..config.value import show
 from ..errors import ConfigError
+
+Rates = float | Sequence[float]  # one for all parameter groups, or one for each
+_P = TypeVar("_P", bound=Section)
 
 _log = logging.getLogger("dslaunch")
 
@@ -95,6 +99,18 @@ class _Schedule:
         return list(value)
 
 
+def _checked(kind: type[_P], name: str, **given: Any) -> _P:
+    """Return a scheduler's parameters, which a program may have given it without a ds_config.
+
+    Errors: ConfigError with one line for each that is wrong
+    """
+    problems: dict[str, str] = {}
+    params = read_section(kind, given, path=name, problems=problems)
+    if params is None:
+        raise ConfigError("\n".join(problems.values()))
+    return params
+
+
 def _warmup_progress(t: int, *, num_steps: int, warmup_type: str) -> float:
     """How far the warm-up is at t, from 0 to 1; 0 <= t < num_steps."""
     return math.log(t + 1) / math.log(num_steps) if warmup_type == "log" else t / num_steps
@@ -106,7 +122,25 @@ class WarmupLR(_Schedule):
     A warmup_max_lr that is left out is each group's own rate. (DeepSpeed gives every group the first one's.)
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: WarmupParams | WarmupDecayParams) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        warmup_min_lr: Rates = 0.0,
+        warmup_max_lr: Rates | None = None,
+        warmup_num_steps: int = 1000,
+        warmup_type: str = "log",
+        last_batch_iteration: int = -1,
+    ) -> None:
+        given = {} if warmup_max_lr is None else {"warmup_max_lr": warmup_max_lr}
+        params = _checked(
+            WarmupParams,
+            type(self).__name__,
+            warmup_min_lr=warmup_min_lr,
+            warmup_num_steps=warmup_num_steps,
+            warmup_type=warmup_type,
+            last_batch_iteration=last_batch_iteration,
+            **given,
+        )
         self.optimizer = optimizer
         self.min_lrs = self._per_group("warmup_min_lr", params.warmup_min_lr)
         self.max_lrs = (
@@ -137,9 +171,23 @@ class WarmupLR(_Schedule):
 class WarmupDecayLR(WarmupLR):
     """Warm-up as WarmupLR, then down in a straight line: warmup_min_lr is reached at total_num_steps."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: WarmupDecayParams) -> None:
-        self.total_num_steps = params.total_num_steps
-        super().__init__(optimizer, params)
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        total_num_steps: int,
+        warmup_min_lr: Rates = 0.0,
+        warmup_max_lr: Rates = 0.001,
+        warmup_num_steps: int = 1000,
+        warmup_type: str = "log",
+        last_batch_iteration: int = -1,
+    ) -> None:
+        name = type(self).__name__
+        self.total_num_steps = _checked(
+            WarmupDecayParams, name, total_num_steps=total_num_steps
+        ).total_num_steps
+        super().__init__(
+            optimizer, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type, last_batch_iteration
+        )
         _warn_if_shorter(self.total_num_steps, self.warmup_num_steps)
 
     def _after_warmup(self, t: int) -> float:
@@ -153,7 +201,26 @@ class WarmupCosineLR(_Schedule):
     warmup_min_ratio is above 0; both as in DeepSpeed.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: WarmupCosineParams) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        total_num_steps: int,
+        warmup_min_ratio: float = 0.0,
+        warmup_num_steps: int = 1000,
+        cos_min_ratio: float = 0.0001,
+        warmup_type: str = "log",
+        last_batch_iteration: int = -1,
+    ) -> None:
+        params = _checked(
+            WarmupCosineParams,
+            type(self).__name__,
+            total_num_steps=total_num_steps,
+            warmup_min_ratio=warmup_min_ratio,
+            warmup_num_steps=warmup_num_steps,
+            cos_min_ratio=cos_min_ratio,
+            warmup_type=warmup_type,
+            last_batch_iteration=last_batch_iteration,
+        )
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.total_num_steps = params.total_num_steps
         self.warmup_num_steps = max(2, params.warmup_num_steps)
@@ -188,8 +255,43 @@ class OneCycle(_Schedule):
 
     _SECOND_BETA = 0.99
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: OneCycleParams) -> None:
-        self.params = params
+    def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
+        self,
+        optimizer: torch.optim.Optimizer,
+        cycle_min_lr: float,
+        cycle_max_lr: float,
+        decay_lr_rate: float = 0.0,
+        cycle_first_step_size: int = 2000,
+        cycle_second_step_size: int | None = None,
+        cycle_first_stair_count: int = 0,
+        cycle_second_stair_count: int | None = None,
+        decay_step_size: int = 0,
+        cycle_momentum: bool = True,
+        cycle_min_mom: float = 0.8,
+        cycle_max_mom: float = 0.9,
+        decay_mom_rate: float = 0.0,
+        last_batch_iteration: int = -1,
+    ) -> None:
+        optional = {
+            "cycle_second_step_size": cycle_second_step_size,
+            "cycle_second_stair_count": cycle_second_stair_count,
+        }
+        self.params = params = _checked(
+            OneCycleParams,
+            type(self).__name__,
+            cycle_min_lr=cycle_min_lr,
+            cycle_max_lr=cycle_max_lr,
+            decay_lr_rate=decay_lr_rate,
+            cycle_first_step_size=cycle_first_step_size,
+            cycle_first_stair_count=cycle_first_stair_count,
+            decay_step_size=decay_step_size,
+            cycle_momentum=cycle_momentum,
+            cycle_min_mom=cycle_min_mom,
+            cycle_max_mom=cycle_max_mom,
+            decay_mom_rate=decay_mom_rate,
+            last_batch_iteration=last_batch_iteration,
+            **{name: value for name, value in optional.items() if value is not None},
+        )
         self.first_size = params.cycle_first_step_size
         self.second_size = params.cycle_second_step_size or self.first_size
         self.first_stairs = params.cycle_first_stair_count
@@ -260,10 +362,26 @@ class OneCycle(_Schedule):
 class LRRangeTest(_Schedule):
     """A rate that grows from lr_range_test_min_lr without end, to see where training breaks."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: LRRangeTestParams) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        lr_range_test_min_lr: Rates = 1e-3,
+        lr_range_test_step_size: int = 2000,
+        lr_range_test_step_rate: float = 1.0,
+        lr_range_test_staircase: bool = False,
+        last_batch_iteration: int = -1,
+    ) -> None:
+        self.params = params = _checked(
+            LRRangeTestParams,
+            type(self).__name__,
+            lr_range_test_min_lr=lr_range_test_min_lr,
+            lr_range_test_step_size=lr_range_test_step_size,
+            lr_range_test_step_rate=lr_range_test_step_rate,
+            lr_range_test_staircase=lr_range_test_staircase,
+            last_batch_iteration=last_batch_iteration,
+        )
         self.optimizer = optimizer
         self.min_lrs = self._per_group("lr_range_test_min_lr", params.lr_range_test_min_lr)
-        self.params = params
         super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
 
     def get_lr(self) -> list[float]:
@@ -305,12 +423,9 @@ def make_scheduler(config: SchedulerConfig, optimizer: torch.optim.Optimizer) ->
     params = config.params
     if isinstance(params, TorchSchedulerParams):
         return _make_torch_scheduler(config.type, list((params.model_extra or {}).items()), optimizer)
-    if isinstance(params, WarmupDecayParams):
-        return WarmupDecayLR(optimizer, params)
-    if isinstance(params, WarmupParams):
-        return WarmupLR(optimizer, params)
-    if isinstance(params, WarmupCosineParams):
-        return WarmupCosineLR(optimizer, params)
-    if isinstance(params, OneCycleParams):
-        return OneCycle(optimizer, params)
-    return LRRangeTest(optimizer, params)
+    return _OURS[config.type](optimizer, **params.model_dump())
+
+
+_OURS: dict[str, Callable[..., Scheduler]] = {
+    kind.__name__: kind for kind in (WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest)
+}

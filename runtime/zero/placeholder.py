@@ -62,6 +62,8 @@ _METHODS = (
     "requires_grad_",
     "__hash__",
 )
+_MOVES = (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double)
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _OFFLOADED = "in host memory, where engine.offload_states() has put them; call engine.reload_states() first"
 _SETTERS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -77,6 +79,7 @@ def _descriptions() -> frozenset[Callable[..., Any]]:
             torch.is_floating_point,
             torch.is_complex,
             torch.numel,
+            torch._has_compatible_shallow_copy_type,
         ]
     )
 
@@ -144,6 +147,10 @@ class FreedParameter(nn.Parameter):
         refuse = _refusal(freed[0] if freed else None)
         if func is Tensor.detach:
             return _freed_values(freed[0], refuse)
+        if func in _MOVES and (moved := _moved(func, *args, **(kwargs or {}))) is not None:
+            return moved
+        if func == _SET_DATA and _take(*args):
+            return None
         refuse(_name_of_function(func))
         raise AssertionError("a freed parameter was used")
 
@@ -201,6 +208,37 @@ class Placeholder:
         if not isinstance(param, nn.Parameter):
             raise AssertionError(f"the placeholder of {self._name} outlived it")
         return param
+
+
+def _values_of(param: Tensor, dtype: torch.dtype) -> FreedValues:
+    """What a freed parameter would be in another dtype."""
+    with torch._C.DisableTorchFunctionSubclass():
+        nan = param.new_full((), float("nan"), dtype=dtype).expand(param.shape)
+    return _freed_values(nan, _refusal(param))
+
+
+def _moved(func: Callable[..., Any], param: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    """What `module.to()` gets for a freed parameter; None if it cannot be.
+
+    Values that are elsewhere lie where the engine wants them, so another device changes nothing. Another dtype does, before
+    initialize(), once it is set.
+    """
+    if type(param) is not FreedParameter:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype: torch.dtype = func(param.new_empty(()), *args, **kwargs).dtype
+    if dtype == param.dtype:
+        return param
+    return _values_of(param, dtype) if early_of(param) is not None and dtype.is_floating_point else None
+
+
+def _take(param: Tensor, given: Tensor) -> bool:
+    """Let a parameter be what `_moved` has given for it; False if it was something else."""
+    early = early_of(param)
+    if type(given) is FreedValues and early is not None and given.shape == param.shape:
+        early.convert(given.dtype)
+        return True
+    return param is given
 
 
 def _refusal(param: Tensor | None) -> Callable[[str], None]:

@@ -24,6 +24,8 @@ OTHER_PROGRAMS = {
     "deepspeed": "training scripts",
     "deepspeed_config": "training scripts",
     "local_rank": "training scripts, which get it from the launcher",
+    "bin": "python -m dslaunch.drop_in",
+    "sh": "python -m dslaunch.drop_in",
     "gpus": "docker",
     "init": "docker",
     "rm": "docker",
@@ -34,6 +36,10 @@ OTHER_PROGRAMS = {
         ("cpus-per-task", "gpus-per-node", "gpus-per-task", "label", "nodes", "partition", "time"), "Slurm"
     ),
     **dict.fromkeys(("network", "shm-size", "ulimit"), "docker"),
+    **dict.fromkeys(
+        ("deepspeed_config_file", "num_machines", "num_processes", "use_deepspeed"), "accelerate"
+    ),
+    "nproc_per_node": "torchrun",
     "strict": "mypy",
 }
 NOT_THERE_YET: set[str] = set()  # named in the README as missing

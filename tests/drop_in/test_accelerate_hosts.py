@@ -26,7 +26,7 @@ total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
 names = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_MIXED_PRECISION")
 Path(f"rank-{dist.get_rank()}").write_text(repr((
-    os.uname().nodename, deepspeed.__version__, dist.get_world_size(), total.item(), sys.argv[1:],
+    os.uname().nodename, deepspeed.__version__, dist.get_world_size(), total.item(), sys.argv[-1:],
     [os.environ.get(name) for name in names],
 )))
 torch.distributed.destroy_process_group()
@@ -78,7 +78,7 @@ def launch(request: pytest.FixtureRequest, lab: Lab) -> Launch:
 
 @pytest.mark.parametrize("launch", ["pdsh", "slurm"], indirect=True)
 def test_one_command_starts_both_hosts_by_the_command_deepspeed(launch: Launch, lab: Lab) -> None:
-    launch.check([launch.run(lab.head)])
+    launch.check([launch.run(lab.head, "--machine_rank=0")])
 
 
 @pytest.mark.parametrize("launch", ["nossh", "standard"], indirect=True)

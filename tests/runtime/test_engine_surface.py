@@ -26,7 +26,7 @@ DEEPSPEED = ROOT / ".venv" / "deepspeed" / "deepspeed" / "runtime" / "engine.py"
 # What nn.Module has is left out, but for what the engine does in its own way.
 SURFACE = """
 allreduce_gradients backward bfloat16_enabled coalesce_grad_reduction collate_fn comm_bytes comm_order_hash compile
-config dataloader_drop_last deepspeed_io destroy device dp_world_size dump_state dynamic_loss_scale
+config dataloader_drop_last deepspeed_io defaults destroy device dp_world_size dump_state dynamic_loss_scale
 empty_partition_cache flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth
 flops_profiler_output_file flops_profiler_profile_step flops_profiler_recompute_fwd_factor flops_profiler_top_modules
 forward fp16_auto_cast fp16_enabled get_batch_info get_data_parallel_rank get_global_grad_norm get_lr
@@ -34,8 +34,8 @@ get_model_parallel_rank get_mom get_type get_wall_clock_timers global_rank globa
 gradient_accumulation_steps gradient_clipping initial_dynamic_scale is_compiled is_gradient_accumulation_boundary
 load_checkpoint load_module_state_dict load_state_dict local_rank log_comm_summary loss_scale lr_scheduler micro_steps
 module module_state_dict monitor mp_world_size named_parameters no_sync offload_states optimizer optimizer_name
-optimizer_params reload_states save_16bit_model save_checkpoint scale scheduler_name scheduler_params
-set_gradient_accumulation_boundary set_train_batch_size set_train_micro_batch_size settings skipped_steps state_dict
+optimizer_params param_groups reload_states save_16bit_model save_checkpoint scale scheduler_name scheduler_params
+set_gradient_accumulation_boundary set_train_batch_size set_train_micro_batch_size settings skipped_steps state state_dict
 step steps_per_print torch_autocast_dtype torch_autocast_enabled tput_timer train_batch_size
 train_micro_batch_size_per_gpu training_dataloader wall_clock_breakdown was_step_applied world_size
 zero_gather_16bit_weights_on_model_save zero_grad zero_optimization zero_optimization_partition_gradients
@@ -145,6 +145,11 @@ def _getters(rank: int) -> dict[str, Any]:
     found = {name: getattr(engine, name)() for name in names}
     assert engine.optimizer_params()["lr"] == 0.01  # type: ignore[index]
     assert engine.scheduler_params()["warmup_num_steps"] == 5  # type: ignore[index]
+    assert (engine.param_groups, engine.defaults) == (
+        engine.optimizer.param_groups,
+        engine.optimizer.defaults,
+    )  # type: ignore[union-attr]
+    assert not hasattr(bare, "param_groups")
     return {**found, "ranks": (engine.dp_world_size, engine.mp_world_size)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from dslaunch.runtime.config import load_config
 from dslaunch.runtime.config.scheduler import PARAMS_OF, SchedulerConfig
 from dslaunch.runtime.errors import ConfigError
+from dslaunch.runtime.optim import schedules
 from dslaunch.runtime.optim.schedules import OneCycle, Scheduler, make_scheduler
 
 PRINTED = 5.1e-6  # the traces were printed with five decimals
@@ -81,6 +83,26 @@ def test_the_rates_are_those_of_the_trace(kind: str, params: dict[str, Any], exp
 
 def test_every_schedule_has_a_trace() -> None:
     assert {kind for kind, _, _ in TRACES} == set(PARAMS_OF)
+
+
+@pytest.mark.parametrize(("kind", "params", "expected"), TRACES)
+def test_a_program_may_make_them_itself(kind: str, params: dict[str, Any], expected: list[float]) -> None:
+    scheduler, trace = getattr(schedules, kind)(make_optimizer(), **params), []
+    for _ in expected:
+        trace += scheduler.get_last_lr()
+        scheduler.step()
+    assert trace == pytest.approx(expected, abs=PRINTED)
+
+
+def test_the_order_of_arguments_is_deepspeeds() -> None:
+    signatures = {kind: list(signature(getattr(schedules, kind)).parameters) for kind in PARAMS_OF}
+    for kind, names in signatures.items():
+        assert names == ["optimizer", *PARAMS_OF[kind].model_fields]
+    with pytest.raises(ConfigError) as caught:
+        schedules.WarmupLR(make_optimizer(), warmup_num_steps=0, warmup_type="cubic")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("WarmupLR.warmup_num_steps 0 ")
+    assert second.startswith('WarmupLR.warmup_type "cubic" ')
 
 
 @pytest.mark.parametrize(("kind", "params", "expected"), TRACES)

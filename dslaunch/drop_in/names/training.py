@@ -6,7 +6,8 @@ from .table import INSIDE, Module, inside, mapped, refused, works
 
 _OPTIMIZER = "one optimizer over flat shards, a torch.optim.Optimizer, at every ZeRO stage"
 _ZERO = (
-    works("dslaunch.runtime.zero.api", "Init GatheredParameters ZeroParamStatus"),
+    works("dslaunch.runtime.zero.api", "Init GatheredParameters"),
+    works("dslaunch.drop_in.statuses", "ZeroParamStatus"),
     works("dslaunch.runtime.zero.api", "register_external_parameter"),
 )
 _ZERO_INSIDE = inside(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import time
 from pathlib import Path
@@ -108,7 +109,8 @@ def _refusals(rank: int, folder: str) -> list[str]:
         (root / "global_step0" / "training.pt").write_bytes(b"not a checkpoint")
     torch.distributed.barrier()
     refused(lambda: engine.load_checkpoint(root))
-    refused(lambda: engine.optimizer.state_dict())
+    assert [group["lr"] for group in engine.optimizer.state_dict()["param_groups"]] == engine.get_lr()
+    refused(lambda: pickle.dumps(engine.optimizer.state_dict()))
     return messages
 
 
@@ -121,7 +123,7 @@ def test_refusals_say_what_was_looked_for_and_what_differs(ranks: Ranks, tmp_pat
         "the checkpoint's optimizer is AdamW, this run's is SGD; load with load_optimizer_states=False",
         "client_state['best']['model'] is a builtins.type",
         f"{tmp_path}/global_step0/training.pt has 16 bytes instead of ",
-        "optimizer.state_dict() would be this rank's shard",
+        'optimizer.state_dict()["state"] would be this rank\'s shard',
     )
     for messages in ranks(_refusals, str(tmp_path), world_size=2):
         assert len(messages) == len(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -72,20 +73,41 @@ def _asked(rank: int) -> dict[str, str]:
         "read": lambda: param + 1,
         "norm": lambda: torch.linalg.vector_norm(param),
         "item": lambda: param[0, 0].item(),
-        "detach": lambda: param.detach(),
+        "detached": lambda: param.detach() + 1,
+        "of an alias": lambda: param.detach().view(-1)[-1].item(),
+        "numpy": lambda: param.detach().numpy(),
+        "contiguous": lambda: param.detach().contiguous(),  # so does safetensors, before it writes
+        "copy from": lambda: torch.zeros(15, WIDTH).copy_(param.detach()),
         "data": lambda: param.data,
         "write": lambda: nn.init.zeros_(param),
         "copy": lambda: param.copy_(torch.zeros(15, WIDTH)),
         "move": lambda: model.double(),
         "deepcopy": lambda: copy.deepcopy(model),
-        "state_dict": lambda: model.state_dict(),
+        "state_dict": lambda: torch.save(model.state_dict(), io.BytesIO()),
+        "clone": lambda: {name: value.clone() for name, value in model.state_dict().items()},
+        "load": lambda: make_model(Model).load_state_dict(model.state_dict(), strict=False),
         "attribute": lambda: model.get_submodule("blocks.1.up").weight.sum(),
     }
+    state = model.state_dict()
+    assert {name: value.shape for name, value in state.items()} == {
+        name: value.shape for name, value in weights.items()
+    }
+    assert model.to("cpu").cpu().float() is model  # where it is, and what it is
     said = {}
     for name, attempt in attempts.items():
-        with pytest.raises(ConfigError) as caught:
+        # torch wraps what load_state_dict() meets
+        with pytest.raises(RuntimeError if name == "load" else ConfigError) as caught:
             attempt()
         said[name] = str(caught.value)
+    state = model.state_dict()
+    described = [(name, value.shape, value.dtype) for name, value in state.items()]
+    assert described == [
+        (name, value.shape, value.dtype) for name, value in make_model(Model).state_dict().items()
+    ]
+    places = {value.untyped_storage().data_ptr() for value in state.values()}
+    assert len(places) == len(
+        {id(one) for one in model.parameters()}
+    )  # who asks which are tied gets the truth
     _step(engine, 0)  # nothing was broken by it
     return said
 
@@ -116,10 +138,9 @@ def test_a_copy_is_a_plain_model_of_its_own(ranks: Ranks) -> None:
 def test_a_freed_parameter_describes_itself_and_refuses_the_rest_by_name(ranks: Ranks) -> None:
     for said in ranks(_asked, world_size=2):
         for name, message in said.items():
-            expected = (
-                "blocks.0.norm.weight" if name in ("move", "deepcopy", "state_dict") else "blocks.1.up.weight"
-            )
-            assert message.startswith(f"parameter '{expected}' was asked for "), name
+            is_first = name in ("move", "deepcopy", "state_dict", "clone", "load")
+            expected = "blocks.0.norm.weight" if is_first else "blocks.1.up.weight"
+            assert f"parameter '{expected}' was asked for " in message, name
             assert "with dslaunch.zero.GatheredParameters(params):" in message
 
 

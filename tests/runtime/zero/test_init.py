@@ -334,6 +334,23 @@ def test_a_module_that_exists_is_sharded_and_converted_at_once(
         assert_same_bits(params, expected)
 
 
+def _sent(rank: int) -> dict[str, Tensor]:
+    model = _made(Applied, seed=0)
+    before = {name: param.ds_id for name, param in model.named_parameters()}
+    assert model.to("cpu", torch.bfloat16) is model
+    assert {name: param.ds_id for name, param in model.named_parameters()} == before
+    assert {type(param) for param in model.parameters()} == {FreedParameter}
+    with pytest.raises(ConfigError, match=r"'Applied\.scale' was asked for data"):
+        model.get_parameter("scale").data = torch.zeros(15).bfloat16()
+    return snapshot(model.named_parameters())
+
+
+def test_a_sharded_module_is_sent_to_a_device_and_another_dtype(ranks: Ranks) -> None:
+    expected = {name: param.detach() for name, param in make_model(Applied).bfloat16().named_parameters()}
+    for values in ranks(_sent, world_size=2):
+        assert_same_bits(values, expected)
+
+
 def _beside(rank: int, arguments: dict[str, Any]) -> bool:
     """Whether anything is sharded."""
     model = _made(Applied, seed=0, dtype=torch.bfloat16, **arguments)

@@ -1,0 +1,37 @@
+"""What TRL wants of DeepSpeed's hooks while a model generates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+class Hooks:
+    """Takes part in TRL's removing and adding of hooks around a generation, inside GatheredParameters of all parameters.
+
+    DeepSpeed's would gather and free parameters there. Ours (zero/access.py) have nothing to do while parameters are held, and
+    notice those that are not: so they stay, and there are none to remove, and no parameters whose users were to be forgotten.
+    Source: trl 1.16.0 models/utils.py, `remove_hooks` and `add_hooks`
+    """
+
+    def __init__(self) -> None:
+        self.forward_hooks: list[Any] = []
+        self.backward_hooks: list[Any] = []
+
+    @property
+    def module(self) -> Hooks:
+        """Return what TRL asks for parameters that hooks are about."""
+        return self
+
+    def named_parameters(self, recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return none."""
+        return iter(())
+
+    def ds_external_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return none."""
+        return iter(())
+
+    def _register_deepspeed_module(self, module: object) -> None:
+        """Add the hooks again, of which none was removed."""

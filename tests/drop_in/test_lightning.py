@@ -1,0 +1,86 @@
+"""Lightning's DeepSpeedStrategy, of its Trainer and of Fabric, trains on dslaunch as DDPStrategy does. Tolerances: see
+test_peft.py. Seen: 1.9e-7 of the loss, 6e-8 in weights.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.drop_in.jobs import WORLD_SIZES, Found, assert_close, assert_same_weights, of_case, run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning: pip install dslaunch[test]"),
+]
+LOSS_RELATIVE = 1e-6
+WEIGHT_ABSOLUTE = 3e-7
+TRAINED = ["stage 1", "stage 2", "stage 3", "stage 3, made sharded"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return run("lightning_worker.py", tmp_path_factory.mktemp("lightning"))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", TRAINED)
+def test_fit_accumulates_clips_and_steps_as_with_ddp(found: Found, world_size: int, case: str) -> None:
+    for result, expected in zip(
+        of_case(found, world_size, case), of_case(found, world_size, "ddp"), strict=True
+    ):
+        assert_close(result["losses"], expected["losses"], relative=LOSS_RELATIVE)
+        assert (result["global_step"], result["lr"]) == (expected["global_step"], expected["lr"])
+        assert result["clip"] == 0.05
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_checkpoint_becomes_lightnings_single_file(found: Found, world_size: int, case: str) -> None:
+    for result, expected in zip(
+        of_case(found, world_size, case), of_case(found, world_size, "ddp"), strict=True
+    ):
+        assert_same_weights(result["weights"], expected["weights"], absolute=WEIGHT_ABSOLUTE)
+        assert {"epoch", "global_step", "loops", "lr_schedulers", "pytorch-lightning_version"} <= set(
+            result["kept"]
+        )
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", ["stage 2, resumed", "stage 3, resumed"])
+def test_fit_goes_on_from_a_checkpoint_as_with_ddp(found: Found, world_size: int, case: str) -> None:
+    pairs = zip(of_case(found, world_size, case), of_case(found, world_size, "ddp, resumed"), strict=True)
+    for result, expected in pairs:
+        assert_close(result["losses"], expected["losses"], relative=LOSS_RELATIVE)
+        assert (result["global_step"], result["lr"]) == (expected["global_step"], expected["lr"])
+        assert_same_weights(result["weights"], expected["weights"], absolute=WEIGHT_ABSOLUTE)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", ["validated, stage 2", "validated, stage 3"])
+def test_a_checkpoint_is_evaluated_without_an_optimizer(found: Found, world_size: int, case: str) -> None:
+    pairs = zip(of_case(found, world_size, case), of_case(found, world_size, "validated, ddp"), strict=True)
+    for result, expected in pairs:
+        assert_close(result["losses"], expected["losses"], relative=LOSS_RELATIVE)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", ["fabric, stage 2", "fabric, stage 3"])
+def test_a_loop_of_ones_own_with_fabric_trains_saves_and_loads_as_with_ddp(
+    found: Found, world_size: int, case: str
+) -> None:
+    pairs = zip(of_case(found, world_size, case), of_case(found, world_size, "fabric, ddp"), strict=True)
+    for result, expected in pairs:
+        assert_close(result["losses"], expected["losses"], relative=LOSS_RELATIVE)
+        assert result["losses"][4:] == result["losses"][2:4]  # the checkpoint lies before these
+        assert result["seen"] == 2
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_model_that_is_made_in_configure_model_is_sharded_at_once(found: Found, world_size: int) -> None:
+    assert [one["was_sharded"] for one in of_case(found, world_size, "stage 3, made sharded")] == [
+        True
+    ] * world_size
+    assert [one["was_sharded"] for one in of_case(found, world_size, "stage 3")] == [False] * world_size

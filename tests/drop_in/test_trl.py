@@ -1,0 +1,69 @@
+"""TRL's SFTTrainer and DPOTrainer train on dslaunch as on torch, through `import deepspeed`. Tolerances: see test_peft.py.
+
+The loss of DPO comes from a difference of sums over words, each about fifty times as large as the loss. Seen: 1.9e-7 with SFT, 1.7e-6
+with DPO.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.drop_in.jobs import WORLD_SIZES, Found, assert_close, assert_same_weights, of_case, run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("trl") is None, reason="needs trl: pip install dslaunch[test]"),
+]
+LOSS_RELATIVE = {"sft": 1e-6, "dpo": 1e-5}
+NORM_RELATIVE = 2e-6
+WEIGHT_ABSOLUTE = 2e-7
+CASES = [
+    ("sft, stage 2", "sft, ddp"),
+    ("sft, stage 3", "sft, ddp"),
+    ("sft lora, stage 3", "sft lora, ddp"),
+    ("dpo, stage 2", "dpo, ddp"),
+    ("dpo, stage 3", "dpo, ddp"),
+    ("dpo lora, stage 3", "dpo lora, ddp"),
+    ("dpo precomputed, stage 2", "dpo, ddp"),
+    ("dpo synced, stage 3", "dpo synced, ddp"),
+]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return run("trl_worker.py", tmp_path_factory.mktemp("trl"))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(("case", "reference"), CASES)
+def test_a_trainer_trains_as_with_ddp(found: Found, world_size: int, case: str, reference: str) -> None:
+    pairs = zip(of_case(found, world_size, case), of_case(found, world_size, reference), strict=True)
+    for result, expected in pairs:
+        assert_close(result["losses"], expected["losses"], relative=LOSS_RELATIVE[case[:3]])
+        assert_close(result["norms"], expected["norms"], relative=NORM_RELATIVE)
+        assert_same_weights(result["weights"], expected["weights"], absolute=WEIGHT_ABSOLUTE)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    ("case", "reference"), [pair for pair in CASES if pair[0].startswith("sft")]
+)  # with LoRA each layer's parameters come when it runs, else all are gathered
+def test_a_model_generates_in_the_middle_of_training(
+    found: Found, world_size: int, case: str, reference: str
+) -> None:
+    pairs = zip(of_case(found, world_size, case), of_case(found, world_size, reference), strict=True)
+    for result, expected in pairs:
+        assert all(len(row) > 3 for row in result["tokens"])
+        assert result["tokens"] == expected["tokens"]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(("case", "is_sharded"), [("dpo, stage 2", False), ("dpo, stage 3", True)])
+def test_the_reference_model_is_an_engine_without_an_optimizer(
+    found: Found, world_size: int, case: str, is_sharded: bool
+) -> None:
+    for result in of_case(found, world_size, case):
+        assert result["reference"] == {"is engine": True, "stage": 3 if is_sharded else 0, "optimizer": None}
