@@ -71,13 +71,18 @@ __all__ = [
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     """Have this parameter here whenever `module` runs, which uses it without owning it.
 
-    Only needed where it is used through a reference of the program's own: `other_module.weight` is noticed by itself.
-    Errors: ConfigError unless `initialize()` has seen the parameter
+    Only needed where it is used through a reference of the program's own: `other_module.weight` is noticed by itself. May be
+    called before `initialize()`, as in an `__init__`; the module must not run between the two.
+    Errors: ConfigError if it is no parameter
     """
-    home = home_of(parameter)
-    if home is None:
+    if not isinstance(parameter, nn.Parameter):
         raise ConfigError(
-            "register_external_parameter(): initialize() has not seen this parameter; call it afterwards"
+            f"register_external_parameter(): a {type(parameter).__name__} was given; give a parameter of a module"
         )
-    model, unit = home.model, home.unit
-    module.register_forward_pre_hook(lambda module, args: model.lend(unit))
+
+    def lend(module: nn.Module, args: object) -> None:
+        home = home_of(parameter)
+        if home is not None:
+            home.model.lend(home.unit)
+
+    module.register_forward_pre_hook(lend)

@@ -111,7 +111,7 @@ def test_what_the_documents_call_missing_is_missing() -> None:
 
 
 def options_of_examples() -> set[str]:
-    programs = (CHECKOUT / "docs" / "examples").glob("*.py")
+    programs = (CHECKOUT / "docs" / "examples").rglob("*.py")
     return {word for path in programs for word in re.findall(r'add_argument\(\s*"--(\w+)"', path.read_text())}
 
 

@@ -131,9 +131,31 @@ def test_an_external_parameter_is_there_once_it_is_registered(ranks: Ranks) -> N
         assert torch.equal(out, make_model(Borrower)(batch(0, width=WIDTH)))
 
 
-def test_a_parameter_that_no_engine_has_cannot_be_registered() -> None:
-    with pytest.raises(ConfigError, match="initialize\\(\\) has not seen this parameter"):
-        zero.register_external_parameter(nn.Linear(1, 1), nn.Parameter(torch.zeros(1)))
+class EarlyBorrower(Borrower):
+    """It says so while it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        zero.register_external_parameter(self, self.borrowed[0])
+
+
+def _borrowed_early(rank: int) -> Tensor:
+    engine = _engine(make_model(EarlyBorrower), 3)
+    out: Tensor = engine(batch(0, width=WIDTH))
+    engine.backward(out.pow(2).mean())
+    engine.step()
+    check_freed(engine)
+    return out.detach()
+
+
+def test_an_external_parameter_may_be_registered_before_there_is_an_engine(ranks: Ranks) -> None:
+    for out in ranks(_borrowed_early, world_size=2):
+        assert torch.equal(out, make_model(Borrower)(batch(0, width=WIDTH)))
+
+
+def test_only_a_parameter_can_be_registered() -> None:
+    with pytest.raises(ConfigError, match="a Tensor was given; give a parameter of a module"):
+        zero.register_external_parameter(nn.Linear(1, 1), torch.zeros(1))  # type: ignore[arg-type]
 
 
 class Bare(nn.Module):
