@@ -8,18 +8,29 @@ sharded have no status, as ever.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from ..runtime.zero.ds_attributes import ZeroParamStatus
 
 
 class _Status:
-    """What a sharded parameter has itself goes before this."""
+    """What a tensor has itself goes before this. Setting is here because torch takes what can be read of Tensor for a property."""
 
-    def __get__(self, tensor: Tensor | None, owner: type) -> ZeroParamStatus:
-        if tensor is None or isinstance(tensor, nn.Parameter):
+    def __get__(self, tensor: Tensor | None, owner: type) -> Any:
+        if tensor is None:
+            return self
+        own = vars(tensor).get("ds_status")
+        if own is None and isinstance(tensor, nn.Parameter):
             raise AttributeError("ds_status: of tensors that autograd has saved, and of sharded parameters")
-        return ZeroParamStatus.AVAILABLE
+        return ZeroParamStatus.AVAILABLE if own is None else own
+
+    def __set__(self, tensor: Tensor, value: Any) -> None:
+        vars(tensor)["ds_status"] = value
+
+    def __delete__(self, tensor: Tensor) -> None:
+        vars(tensor).pop("ds_status", None)
 
 
 Tensor.ds_status = _Status()  # type: ignore[attr-defined]

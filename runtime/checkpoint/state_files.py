@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
+from ..zero.policy import Placement, policy_for_stage
 from .deepspeed_folder import is_deepspeed
 from .opened import open_checkpoint
 from .source import locate
 
 _MODEL, _OPTIMIZER = "model_states", "optim_states"
-_SHARDED = 3  # the stage at which DeepSpeed gives each rank a file of the model
 _SHARDED_PREFIX = "zero_pp_rank_0_"
 _NUMBER = re.compile(r"(\d+)")
 
@@ -56,8 +56,8 @@ def get_model_state_file(checkpoint_dir: _Where, zero_stage: int) -> str:
     """
     found = _deepspeeds(checkpoint_dir, _MODEL)
     path = Path(found[0]) if found else _make(checkpoint_dir, _MODEL)
-    is_sharded = path.name.startswith(_SHARDED_PREFIX)
-    if is_sharded != (int(zero_stage) == _SHARDED):
+    is_sharded, is_wanted = path.name.startswith(_SHARDED_PREFIX), _is_per_rank(int(zero_stage))
+    if is_sharded != is_wanted:
         raise CheckpointError(
             f"get_model_state_file({str(checkpoint_dir)!r}, zero_stage={int(zero_stage)}): the checkpoint is of "
             f"{'stage 3' if is_sharded else 'a stage below 3'}; give the zero_stage that get_optim_files() tells"
@@ -85,12 +85,12 @@ def _make(where: _Where, what: str) -> Path:
     reader = open_checkpoint(store, tag)
     training = reader.training()
     stage = int(training["config"].get("zero_optimization", {}).get("stage", 0))
+    is_per_rank = _is_per_rank(stage)
     folder = _folder() / sha256(reader.where.encode()).hexdigest()[:16]
     folder.mkdir(exist_ok=True)
     # Named as DeepSpeed names its own.
-    path = (
-        folder / f"{_SHARDED_PREFIX if stage == _SHARDED or what == _OPTIMIZER else ''}mp_rank_00_{what}.pt"
-    )
+    prefix = _SHARDED_PREFIX if what == _OPTIMIZER or is_per_rank else ""
+    path = folder / f"{prefix}mp_rank_00_{what}.pt"
     if what == _OPTIMIZER:
         state = {"zero_stage": stage, "partition_count": training["world_size"]}
         saved: dict[str, Any] = {"optimizer_state_dict": state, "ds_config": training["config"]}
@@ -107,6 +107,11 @@ def _make(where: _Where, what: str) -> Path:
         }
     torch.save(saved, path)
     return path
+
+
+def _is_per_rank(zero_stage: int) -> bool:
+    """Whether DeepSpeed gives each rank a file of the model: where parameters are sharded."""
+    return policy_for_stage(zero_stage).parameters is Placement.SHARDED
 
 
 @cache

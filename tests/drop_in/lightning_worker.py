@@ -200,6 +200,8 @@ def fabric(folder: Path, *, stage: int | None) -> dict[str, Any]:
         for _, batch in zip(range(count), batches, strict=False):
             loss = model(input_ids=batch, labels=batch).loss
             runs.backward(loss)
+            if stage is None:  # DeepSpeed does, unless its configuration says otherwise
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
