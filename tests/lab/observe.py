@@ -14,7 +14,7 @@ from tests.lab import Host
 
 SOON_S = 10.0  # for things that take milliseconds on an idle machine
 QUIET_S = 0.3  # how long "nothing comes" is watched; a reset or a line in this network takes less than 1 ms
-BANNER = 'exec 3<>"/dev/tcp/$0/22" && read -r -t 0.3 -u 3 line && echo "$line"'
+BANNER = 'exec 3<>"/dev/tcp/$0/22" && read -r -t "$1" -u 3 line && echo "$line"'
 SERVER = """\
 import socket
 listener = socket.create_server(("", 5000)); print("listening", flush=True)
@@ -74,6 +74,6 @@ def ssh(host: Host, target: str, command: str) -> subprocess.CompletedProcess[st
     return host.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", target, command])
 
 
-def banner(host: Host, target: str) -> str:
-    """What sshd of `target` says first; '' if nothing comes."""
-    return host.run(["bash", "-c", BANNER, target]).stdout
+def banner(host: Host, target: str, *, within_s: float = 5.0) -> str:
+    """What sshd of `target` says first; '' if nothing comes in time."""
+    return host.run(["bash", "-c", BANNER, target, str(within_s)]).stdout

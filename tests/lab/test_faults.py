@@ -31,7 +31,7 @@ def test_link_down_loses_carrier_and_link_up_brings_it_back(lab: Lab) -> None:
     assert node.run(["cat", "/sys/class/net/eth0/carrier"]).stdout == "0\n"
     assert node.condition() == "link down"
     with pytest.raises(subprocess.TimeoutExpired):
-        lab.head.run(["bash", "-c", BANNER, "node1"], timeout=QUIET_S)
+        lab.head.run(["bash", "-c", BANNER, "node1", "0.3"], timeout=QUIET_S)
     node.link_up()
     assert eventually(lambda: banner(lab.head, "node1") != "")
     assert node.condition() == "up"
@@ -81,7 +81,7 @@ def test_a_frozen_host_stands_still_until_it_is_thawed(lab: Lab) -> None:
         while is_readable(process, 0):
             os.read(process.stdout.fileno(), 1 << 16)  # what it wrote before
         assert not is_readable(process, QUIET_S)
-        assert (node.condition(), banner(lab.head, "node1")) == ("frozen", "")
+        assert (node.condition(), banner(lab.head, "node1", within_s=0.3)) == ("frozen", "")
         node.thaw()
         assert is_readable(process, SOON_S)
 
@@ -98,12 +98,12 @@ def test_a_frozen_host_can_die(lab: Lab) -> None:
 def test_sshd_stops_continues_dies_and_starts(lab: Lab) -> None:
     node = lab.nodes[0]
     node.sshd_stop()
-    silent = lab.head.run(["bash", "-c", BANNER, "node1"])
+    silent = lab.head.run(["bash", "-c", BANNER, "node1", "0.3"])
     assert (silent.returncode > 128, silent.stdout, silent.stderr) == (True, "", "")  # read's time was up
     node.sshd_continue()
     assert eventually(lambda: banner(lab.head, "node1").startswith("SSH-2.0-"))
     node.sshd_kill()
-    assert "Connection refused" in lab.head.run(["bash", "-c", BANNER, "node1"]).stderr
+    assert "Connection refused" in lab.head.run(["bash", "-c", BANNER, "node1", "0.3"]).stderr
     node.sshd_start()
     assert banner(lab.head, "node1").startswith("SSH-2.0-")
 
@@ -126,7 +126,7 @@ def test_a_port_is_refused_or_dropped_until_rules_are_cleared(lab: Lab) -> None:
     node.clear()
     node.drop_port(22)
     with pytest.raises(subprocess.TimeoutExpired):
-        lab.head.run(["bash", "-c", BANNER, "node1"], timeout=QUIET_S)
+        lab.head.run(["bash", "-c", BANNER, "node1", "0.3"], timeout=QUIET_S)
     node.clear()
     assert banner(lab.head, "node1").startswith("SSH-2.0-")
 
