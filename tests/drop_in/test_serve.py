@@ -1,0 +1,65 @@
+"""What a program is told that asks the package for what is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dslaunch import drop_in
+
+PROGRAM = """
+import json, sys
+import deepspeed
+said = {}
+for code in sys.argv[1:]:
+    try:
+        exec(code)
+        said[code] = ["", ""]
+    except Exception as error:
+        said[code] = [type(error).__name__, str(error)]
+said["loaded"] = ["torch" in sys.modules, hasattr(deepspeed, "init_inference"), hasattr(deepspeed, "no_such_name")]
+print(json.dumps(said))
+"""
+PIPES = 'is not in dslaunch: cuts a model into stages; see "Pipelines" in docs/compatibility.md'
+EXPERTS = 'has layers whose experts live on different ranks; see "Experts" in docs/compatibility.md'
+UNKNOWN = "of dslaunch has no attribute 'no_such_name'; DeepSpeed's names are listed in docs/compatibility.md"
+CASES = {
+    "from deepspeed import PipelineModule": ("ImportError", f"deepspeed.PipelineModule {PIPES}"),
+    "deepspeed.PipelineModule": ("AttributeError", f"deepspeed.PipelineModule {PIPES}"),
+    "from deepspeed import pipe": ("ImportError", f"deepspeed.pipe {PIPES}"),
+    "import deepspeed.pipe": ("ModuleNotFoundError", f"deepspeed.pipe {PIPES}"),
+    "from deepspeed.moe.layer import MoE": (
+        "ModuleNotFoundError",
+        f"deepspeed.moe is not in dslaunch: {EXPERTS}",
+    ),
+    "from deepspeed import no_such_name": ("ImportError", f"module 'deepspeed' {UNKNOWN}"),
+    "import deepspeed.no_such_module": ("ModuleNotFoundError", "No module named 'deepspeed.no_such_module'"),
+    "deepspeed.runtime.lr_schedules.VALID_LR_SCHEDULES": ("", ""),
+    "from deepspeed.utils.zero_to_fp32 import *": ("", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, list[object]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *CASES],
+        env={**os.environ, "PYTHONPATH": drop_in.FOLDER},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, list[object]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_what_is_not_there_says_why_and_where_to_read_on(said: dict[str, list[object]], code: str) -> None:
+    assert tuple(said[code]) == CASES[code]
+
+
+def test_who_asks_whether_it_is_there_is_told_no(said: dict[str, list[object]]) -> None:
+    assert said["loaded"][1:] == [False, False]
