@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from .fleet import Event, Fleet
 from .frames import Done, Exited, Frame, Hello, Output, Prepare, Problem, Ready, Start, Stop
 from .host_names import folded
 from .host_output import HostOutput
+from .job_signals import ENDING, NUM_ENDING_AT_ONCE, received, unignored
 from .link import LinkEnd
 from .plan import NodePlan, Plan, job_of
 from .verdict import signal_name
@@ -91,7 +90,7 @@ class EachHost:
     def run(self) -> Ended:
         """Until it has ended on every host; nothing of it is left anywhere then, nor what it started."""
         began = time.monotonic()
-        with self._watch_signals(), self._fleet as fleet:
+        with received(unignored(ENDING), self._interrupt), self._fleet as fleet:
             while self._running and time.monotonic() < self._kill_at + STOP_MARGIN_S:
                 missing = [node for node in self._running if node not in self._greeted]
                 if missing:
@@ -187,23 +186,11 @@ class EachHost:
     def _name(self, node_rank: int) -> str:
         return self._nodes[node_rank].host.name
 
-    @contextmanager
-    def _watch_signals(self) -> Iterator[None]:
+    def _interrupt(self, number: int, _: object) -> None:
         """The first signal ends the command everywhere, the second kills it, the third ends this process."""
-
-        def receive(number: int, _: object) -> None:
-            self._interrupts.append(number)
-            if len(self._interrupts) > 2:
-                os._exit(128 + number)
-
-        all_numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        numbers = [one for one in all_numbers if signal.getsignal(one) != signal.SIG_IGN]  # as under nohup
-        before = {number: signal.signal(number, receive) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        self._interrupts.append(number)
+        if len(self._interrupts) >= NUM_ENDING_AT_ONCE:
+            os._exit(128 + number)
 
 
 def describe_failures(ended: Ended, plan: Plan) -> list[str]:

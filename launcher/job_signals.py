@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -36,15 +36,36 @@ def watch(put: Callable[[int], None]) -> Iterator[None]:
         put(number)
 
     # A shell without job control starts what stands before `&` with SIGQUIT ignored, so that it does not die of it.
-    numbers = [ASKING] + [
-        one for one in (*ENDING, *PASSED_ON, STOPPING) if signal.getsignal(one) != signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, receive) for number in numbers}
+    with received((ASKING, *unignored((*ENDING, *PASSED_ON, STOPPING))), receive):
+        yield
+
+
+def unignored(numbers: Iterable[int]) -> list[int]:
+    """Those that whoever started us did not ask to be ignored."""
+    return [one for one in numbers if signal.getsignal(one) != signal.SIG_IGN]
+
+
+@contextmanager
+def received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give these signals to `receive`, and afterwards to whom they went before.
+
+    Unless one came that ends the job: the next may come when the job has just ended, and would end this process in its own
+    way, without report and exit code. So those go to `receive` for as long as this process is there.
+    """
+    is_ending = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal is_ending
+        is_ending = is_ending or number in ENDING
+        receive(number, frame)
+
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if not (is_ending and number in ENDING):
+                signal.signal(number, handler)
 
 
 def stop_until_continued() -> None:

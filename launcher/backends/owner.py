@@ -18,14 +18,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ..console import Console
 from ..devices import count_accelerators
 from ..endpoint import LOOPBACK
 from ..errors import EXIT_HOST, LaunchError
+from ..job_signals import ENDING, received, unignored
 from ..options import Options, binding, logs, process, rendezvous, restart, start
 from ..options.hosts import SSH_OPTIONS
 from ..plan import Plan
@@ -140,7 +139,9 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
     Errors: LaunchError if it cannot be started.
     """
     become_subreaper()  # what the command leaves behind becomes our child, and is found
-    with tempfile.TemporaryDirectory(prefix="dslaunch-") as folder, _signals() as events:
+    events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    signals = received(unignored(ENDING), lambda number, _: events.put(number))
+    with tempfile.TemporaryDirectory(prefix="dslaunch-") as folder, signals:
         path = str(Path(folder) / "hosts")
         if job.hostfile is not None:
             Path(path).write_text(job.hostfile)
@@ -252,17 +253,3 @@ def _ends_soon(events: queue.SimpleQueue[int | None]) -> bool:
         return False
     events.put(event)
     return True
-
-
-@contextmanager
-def _signals() -> Iterator[queue.SimpleQueue[int | None]]:
-    """Signals to this process become events. One that is ignored, as under nohup, stays so."""
-    events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    all_numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    numbers = [one for one in all_numbers if signal.getsignal(one) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda got, _: events.put(got)) for number in numbers}
-    try:
-        yield events
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

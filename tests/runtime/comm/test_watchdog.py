@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError
+from dslaunch.runtime.comm import watchdog
 from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import group_timeout
@@ -32,6 +33,7 @@ from tests.runtime.ranks import Ranks
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 1.0
+PATIENCE_S = 10.0  # where nothing should be reported, and less than torch's own timeouts below
 LAST_LINE = "torch gives up after"
 DEADLINE_S = 60.0  # for a report that takes a few seconds on an idle machine
 
@@ -82,6 +84,30 @@ def stderr_into(path: Path, **environ: str) -> Iterator[None]:
                 del os.environ[name]
 
 
+@contextmanager
+def watched_into(path: Path) -> Iterator[None]:
+    """Watchdogs that look often, and report to this file; not yet after a second, which a first step may well take."""
+    kept = watchdog._LONGEST_POLL_S
+    watchdog._LONGEST_POLL_S = LIMIT_S / 4
+    try:
+        with stderr_into(path, DSLAUNCH_WATCHDOG_S=str(PATIENCE_S)):
+            yield
+    finally:
+        watchdog._LONGEST_POLL_S = kept
+
+
+@contextmanager
+def impatient(engine: dslaunch.Engine) -> Iterator[None]:
+    """Reports what takes longer than LIMIT_S in here."""
+    assert engine._watchdog is not None
+    kept = engine._watchdog._limit_s
+    engine._watchdog._limit_s = LIMIT_S
+    try:
+        yield
+    finally:
+        engine._watchdog._limit_s = kept
+
+
 class Blocks(nn.Module):
     """Six units of one size; `order` says which ones a forward uses."""
 
@@ -120,13 +146,14 @@ def _held(rank: int, folder: str, stage: int) -> str:
     report = path / "stderr-0"
     with (
         tcp_group(rank, path),
-        stderr_into(path / f"stderr-{rank}", DSLAUNCH_WATCHDOG_S=str(LIMIT_S)),
+        watched_into(path / f"stderr-{rank}"),
     ):
         engine = make_engine(stage)
         for step in range(4):
             if rank == 1 and step == 2:
                 hold_up(lambda: LAST_LINE in report.read_text())
-            train_step(engine)
+            with impatient(engine) if rank != 1 and step == 2 else nullcontext():
+                train_step(engine)
         engine.destroy()
     return (path / f"stderr-{rank}").read_text()
 
@@ -165,7 +192,7 @@ def _stopped(rank: int, folder: str, victim: int) -> str:
     helper = 1 if victim == 0 else 0
     with (
         tcp_group(rank, path),
-        stderr_into(path / f"stderr-{rank}", DSLAUNCH_WATCHDOG_S=str(LIMIT_S)),
+        watched_into(path / f"stderr-{rank}"),
     ):
         engine = make_engine(3)
         train_step(engine)
@@ -174,8 +201,9 @@ def _stopped(rank: int, folder: str, victim: int) -> str:
             threading.Thread(target=_continue, args=(pid, path / f"stderr-{rank}")).start()
         if rank == victim:
             os.kill(os.getpid(), signal.SIGSTOP)
-        for _ in range(2):
+        with impatient(engine):
             train_step(engine)
+        train_step(engine)
         engine.destroy()
     return (path / f"stderr-{rank}").read_text()
 
@@ -218,7 +246,7 @@ def _parted(rank: int, folder: str) -> str:
     path = Path(folder)
     with (
         tcp_group(rank, path, timeout=timedelta(seconds=12)),
-        stderr_into(path / f"stderr-{rank}", DSLAUNCH_WATCHDOG_S=str(LIMIT_S)),
+        watched_into(path / f"stderr-{rank}"),
     ):
         engine = make_engine(3)
         train_step(engine)
@@ -226,7 +254,7 @@ def _parted(rank: int, folder: str) -> str:
         assert isinstance(model, Blocks)
         if rank == 2:
             model.order = (0, 1, 3, 4, 5)
-        with pytest.raises(RuntimeError):
+        with impatient(engine), pytest.raises(RuntimeError):
             train_step(engine)
     return (path / f"stderr-{rank}").read_text()
 
@@ -254,7 +282,9 @@ def test_ranks_that_use_other_units_are_told_where_they_parted_and_what_torch_ga
 QUIET = """
 import os, sys, time, torch, dslaunch
 from pathlib import Path
+from dslaunch.runtime.comm import watchdog
 from tests.runtime.comm.test_watchdog import make_engine, train_step, wait_until
+watchdog._LONGEST_POLL_S = 0.5
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
 engine = make_engine(3)
 for _ in range(3):
@@ -284,7 +314,7 @@ def test_a_job_without_a_hang_prints_nothing_even_if_rank_0_ends_long_before_the
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "PYTHONPATH": root,
-        "DSLAUNCH_WATCHDOG_S": "4",
+        "DSLAUNCH_WATCHDOG_S": str(DEADLINE_S),
     }
     processes = [
         subprocess.Popen(
