@@ -31,7 +31,7 @@ class Key:
         False
     )  # of a value of that kind; used where hinted or refused
     off: str = ""  # is_off in words
-    note: str = ""  # used: what it does; refused: what to write instead; else why it has no effect
+    note: str = ""  # used: what it does; refused: why, or what to write instead; else why it has no effect
     types: tuple[str, ...] = ()
 
 
@@ -57,7 +57,7 @@ def used(path: str, note: str, *types: str) -> Key:
 
 
 def hint(
-    path: str, kind: Kind, note: str = "", *, quiet: tuple[object, ...] = (), types: tuple[str, ...] = ()
+    path: str, kind: Kind, note: str, *, quiet: tuple[object, ...] = (), types: tuple[str, ...] = ()
 ) -> Key:
     """`quiet` are the values that ask for nothing, which no warning needs to name."""
     return Key(path=path, fate=Fate.HINT, kind=kind, note=note, is_off=_is_one_of(quiet, kind), types=types)
@@ -73,7 +73,7 @@ def refused(
     kind: Kind = BOOL,
     *,
     off: tuple[object, ...] = (False,),
-    note: str = "",
+    note: str,
     types: tuple[str, ...] = (),
 ) -> Key:
     """`off` are the values that switch it off."""
@@ -88,9 +88,9 @@ def refused(
     )
 
 
-def opaque(path: str, is_off: Callable[[Any], bool], off: str) -> Key:
+def opaque(path: str, is_off: Callable[[Any], bool], off: str, note: str) -> Key:
     """A whole section that is refused unless `is_off` says that it asks for nothing."""
-    return Key(path=path, fate=Fate.REFUSED, kind=OBJECT, is_off=is_off, off=off)
+    return Key(path=path, fate=Fate.REFUSED, kind=OBJECT, is_off=is_off, off=off, note=note)
 
 
 def details(section: str, **kinds: Kind) -> Iterator[Key]:

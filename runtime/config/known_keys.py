@@ -55,15 +55,27 @@ _TRAINING = (
     hint("disable_allgather", BOOL, "DeepSpeed makes no use of it", quiet=(False,)),
     hint("allgather_size", COUNT, "reduce_bucket_size sets both"),
     hint("zero_allow_untested_optimizer", BOOL, "any torch optimizer may be passed to initialize()"),
-    hint("zero_force_ds_cpu_optimizer", BOOL),
-    hint("seq_parallel_comm_data_type", DTYPE),
-    hint("seq_parallel_communication_data_type", DTYPE),
-    refused("gradient_allreduce_op", choice("mean", "sum"), off=("mean",)),
-    refused("managed_gradient_accumulation", off=(True,)),
-    refused("sparse_gradients"),
-    refused("graph_harvesting"),
-    refused("sequence_parallel_size", POSITIVE, off=(1,)),
-    refused("use_data_before_expert_parallelism"),
+    hint("zero_force_ds_cpu_optimizer", BOOL, "what is offloaded is always updated by the kernel for it"),
+    hint("seq_parallel_comm_data_type", DTYPE, "no rank has a part of a sequence"),
+    hint("seq_parallel_communication_data_type", DTYPE, "no rank has a part of a sequence"),
+    refused(
+        "gradient_allreduce_op",
+        choice("mean", "sum"),
+        off=("mean",),
+        note="for a sum, multiply the loss by the number of ranks",
+    ),
+    refused("managed_gradient_accumulation", off=(True,), note="step() where no update is due only counts"),
+    refused("sparse_gradients", note="leave it out"),
+    refused("graph_harvesting", note="leave it out"),
+    refused(
+        "sequence_parallel_size",
+        POSITIVE,
+        off=(1,),
+        note="no sequence is divided between ranks; activation_checkpointing makes room for longer ones",
+    ),
+    refused(
+        "use_data_before_expert_parallelism", note="experts are parameters as others are, divided at stage 3"
+    ),
 )
 
 _OPTIMIZER = (
@@ -93,14 +105,21 @@ _OPTIMIZER = (
         "torch's Newton-Schulz iteration",
         types=("Muon",),
     ),
-    refused("optimizer.params.per_head_muon", types=("Muon",)),
-    refused("optimizer.params.bias_correction", off=(True,), types=_ADAM),
+    refused("optimizer.params.per_head_muon", note="each matrix is taken whole", types=("Muon",)),
+    refused(
+        "optimizer.params.bias_correction",
+        off=(True,),
+        note="pass an optimizer of your own to initialize()",
+        types=_ADAM,
+    ),
     refused(
         "optimizer.params.amsgrad", note="pass torch.optim.AdamW(amsgrad=True) to initialize()", types=_ADAM
     ),
-    refused("optimizer.params.maximize", types=_ADAM),
-    refused("optimizer.params.differentiable"),
-    refused("optimizer.params.fp32_optimizer_states", off=(True,)),
+    refused(
+        "optimizer.params.maximize", note="pass torch.optim.AdamW(maximize=True) to initialize()", types=_ADAM
+    ),
+    refused("optimizer.params.differentiable", note="no gradient flows through a step"),
+    refused("optimizer.params.fp32_optimizer_states", off=(True,), note="states are always float32"),
     refused(
         "optimizer.params.max_grad_norm",
         NUMBER,
@@ -108,11 +127,17 @@ _OPTIMIZER = (
         note="write it as gradient_clipping at the top level",
     ),
     hint("optimizer.params.torch_adam", BOOL, "there is one Adam", types=_ADAM),
-    hint("optimizer.params.set_grad_none", BOOL, types=(*_ADAM, "Lion")),
-    hint("optimizer.params.capturable", BOOL, quiet=(False,), types=_ADAM),
-    hint("optimizer.params.foreach", BOOL, types=_ADAM),
-    hint("optimizer.params.fused", BOOL, types=_ADAM),
-    hint("optimizer.legacy_fusion", BOOL, quiet=(False,)),
+    hint("optimizer.params.set_grad_none", BOOL, "always so", types=(*_ADAM, "Lion")),
+    hint(
+        "optimizer.params.capturable",
+        BOOL,
+        "no step is captured in a CUDA graph",
+        quiet=(False,),
+        types=_ADAM,
+    ),
+    hint("optimizer.params.foreach", BOOL, "one kernel updates a whole shard", types=_ADAM),
+    hint("optimizer.params.fused", BOOL, "one kernel updates a whole shard", types=_ADAM),
+    hint("optimizer.legacy_fusion", BOOL, "one kernel updates a whole shard", quiet=(False,)),
 )
 
 _SCHEDULER = (
@@ -145,10 +170,16 @@ _SCHEDULER = (
 
 _PRECISION = (
     used("bf16.enabled", "bfloat16 parameters and gradients with a float32 master copy (old name: bfloat16)"),
-    hint("bf16.immediate_grad_update", BOOL),
+    hint("bf16.immediate_grad_update", BOOL, "data_types.grad_accum_dtype says where gradients are added up"),
     hint("bf16.check_grad_overflow", BOOL, "inf and NaN are always looked for", quiet=(True,)),
-    refused("bf16.bf16_master_weights_and_grads"),
-    refused("bf16.bf16_optimizer_states"),
+    refused(
+        "bf16.bf16_master_weights_and_grads",
+        note="masters are always float32; offload_optimizer or a higher stage makes room",
+    ),
+    refused(
+        "bf16.bf16_optimizer_states",
+        note="states are always float32; offload_optimizer or a higher stage makes room",
+    ),
     used("fp16.enabled", "float16 parameters and gradients with a float32 master copy, and a scaled loss"),
     used("fp16.auto_cast", "floating-point inputs of the model become float16"),
     used("fp16.loss_scale", "a constant; 0, which is the default: as large as the gradients allow"),
@@ -158,7 +189,10 @@ _PRECISION = (
     used("fp16.consecutive_hysteresis", "a good step between them starts the count again"),
     used("fp16.min_loss_scale", "it is an error if half of that were needed; 1 if left out"),
     hint("fp16.fused_mode", BOOL, "always so"),
-    refused("fp16.fp16_master_weights_and_grads"),
+    refused(
+        "fp16.fp16_master_weights_and_grads",
+        note="masters are always float32; offload_optimizer or a higher stage makes room",
+    ),
     used("torch_autocast.enabled", "float32 parameters and gradients; the forward runs under torch.autocast"),
     used("torch_autocast.dtype", '"bfloat16" (if left out) or "float16", with a scaled loss'),
     hint(
@@ -192,13 +226,18 @@ _PRECISION = (
         "in which dtype gradients are averaged; left out: that of the parameters (gloo adds up in float32 all the same)",
     ),
     refused("data_types.param_dtype", DTYPE, off=(), note="bf16.enabled or fp16.enabled set it"),
-    refused("data_types.keep_in_fp32_modules", TEXTS, off=((),)),
+    refused(
+        "data_types.keep_in_fp32_modules",
+        TEXTS,
+        off=((),),
+        note="torch_autocast keeps all parameters in float32",
+    ),
 )
 
 _GATHERED = "state_dict() is always whole"
 
 
-def _stage3(name: str, kind: Kind, note: str = "") -> Iterator[Key]:
+def _stage3(name: str, kind: Kind, note: str) -> Iterator[Key]:
     """DeepSpeed takes these with and without their prefix."""
     for spelling in (f"stage3_{name}", name):
         yield hint(f"zero_optimization.{spelling}", kind, note)
@@ -219,20 +258,28 @@ _ZERO = (
     hint("zero_optimization.allgather_partitions", BOOL, "always so"),
     hint("zero_optimization.reduce_scatter", BOOL, "always so in stages 1, 2 and 3"),
     hint("zero_optimization.contiguous_gradients", BOOL, "always so"),
-    hint("zero_optimization.overlap_comm", BOOL),
-    hint("zero_optimization.round_robin_gradients", BOOL),
-    hint("zero_optimization.use_multi_rank_bucket_allreduce", BOOL),
+    hint("zero_optimization.overlap_comm", BOOL, "always so"),
+    hint("zero_optimization.round_robin_gradients", BOOL, "all ranks have the same part of each unit"),
+    hint(
+        "zero_optimization.use_multi_rank_bucket_allreduce",
+        BOOL,
+        "one reduce_scatter of a unit serves all ranks",
+    ),
     hint("zero_optimization.ignore_unused_parameters", BOOL, "always so"),
     hint("zero_optimization.load_from_fp32_weights", BOOL, "always so"),
     hint("zero_optimization.elastic_checkpoint", BOOL, "any checkpoint loads at any world size"),
-    hint("zero_optimization.enable_sanity_checks", BOOL),
+    hint("zero_optimization.enable_sanity_checks", BOOL, "what is checked is always checked"),
     used(
         "zero_optimization.sub_group_size",
         "with states on NVMe, largest number of elements that are updated together; else without effect",
     ),
     hint("zero_optimization.memory_efficient_linear", BOOL, "no linear layer keeps its weight"),
     hint("zero_optimization.override_module_apply", BOOL, "nothing of torch is overridden"),
-    hint("zero_optimization.pipeline_loading_checkpoint", BOOL),
+    hint(
+        "zero_optimization.pipeline_loading_checkpoint",
+        BOOL,
+        "each rank reads its own part, tensor by tensor",
+    ),
     hint(
         "zero_optimization.log_trace_cache_warnings", BOOL, "the order of modules is a hint, and may change"
     ),
@@ -262,25 +309,43 @@ _ZERO = (
     *_stage3(
         "module_granularity_threshold", COUNT, "whole blocks are gathered, as large as prefetch_bucket_size"
     ),
-    *_stage3("use_all_reduce_for_fetch_params", BOOL),
-    *_stage3("allgather_sequential", BOOL),
-    *_stage3("partition_stream_chunk_size", COUNT),
-    refused("zero_optimization.legacy_stage1"),
-    refused("zero_optimization.zero_quantized_weights"),
-    refused("zero_optimization.zero_quantized_nontrainable_weights"),
-    refused("zero_optimization.zero_quantized_gradients"),
+    *_stage3("use_all_reduce_for_fetch_params", BOOL, "units are gathered by all_gather"),
+    *_stage3("allgather_sequential", BOOL, "units are gathered one after the other"),
+    *_stage3("partition_stream_chunk_size", COUNT, "a unit is divided in one piece"),
+    refused("zero_optimization.legacy_stage1", note="there is one stage 1"),
+    refused(
+        "zero_optimization.zero_quantized_weights",
+        note="nothing is sent quantized; zero_hpz_partition_size keeps gathers within a host",
+    ),
+    refused(
+        "zero_optimization.zero_quantized_nontrainable_weights",
+        note="nothing is sent quantized; zero_hpz_partition_size keeps gathers within a host",
+    ),
+    refused(
+        "zero_optimization.zero_quantized_gradients",
+        note="nothing is sent quantized; communication_data_type may be 16 bits wide",
+    ),
     hint(
         "zero_optimization.mics_hierarchical_params_gather",
         BOOL,
         "a gather stays among mics_shard_size ranks",
         quiet=(False,),
     ),
-    opaque("zero_optimization.zeropp_loco_param", is_empty, "{}"),
-    opaque("zero_optimization.zenflow", is_empty, "{}"),
-    *details("zero_optimization", save_muon_momentum_buffer_in_memory=BOOL),
+    opaque("zero_optimization.zeropp_loco_param", is_empty, "{}", "leave it out"),
+    opaque(
+        "zero_optimization.zenflow",
+        is_empty,
+        "{}",
+        "offload_optimizer.delayed_update runs the update beside the training",
+    ),
+    hint(
+        "zero_optimization.save_muon_momentum_buffer_in_memory",
+        BOOL,
+        "Muon's states lie where the parameters do",
+    ),
     refused("zero_optimization.cpu_offload", note="write offload_optimizer with device cpu"),
     refused("zero_optimization.cpu_offload_param", note="write offload_param with device cpu"),
-    *details("zero_optimization", cpu_offload_use_pin_memory=BOOL),
+    hint("zero_optimization.cpu_offload_use_pin_memory", BOOL, "offload_optimizer.pin_memory says it"),
     used(
         "zero_optimization.offload_optimizer.device",
         "where optimizer states and float32 masters lie, at stages 1 to 3: none (or left out), cpu or nvme; cpu has no effect "
@@ -302,7 +367,7 @@ _ZERO = (
     ),
     hint("zero_optimization.offload_optimizer.pipeline_read", BOOL, "always so"),
     hint("zero_optimization.offload_optimizer.pipeline_write", BOOL, "always so"),
-    hint("zero_optimization.offload_optimizer.fast_init", BOOL),
+    hint("zero_optimization.offload_optimizer.fast_init", BOOL, "always so"),
     used(
         "zero_optimization.offload_optimizer.super_offload",
         "true: units are updated during backward, with the same numbers, for cpu at stages 2 and 3; false if left out",
@@ -355,13 +420,13 @@ _STORAGE = (
         "so many checkpoints stay in a folder, older ones are removed; all if left out",
     ),
     hint("checkpoint.load_universal", BOOL, "any checkpoint loads at any world size"),
-    hint("checkpoint.parallel_write.pipeline_stage", BOOL),
-    hint("checkpoint.writer", OBJECT),
+    hint("checkpoint.parallel_write.pipeline_stage", BOOL, "all ranks write, each its own part"),
+    hint("checkpoint.writer", OBJECT, "there is one way to write, and async_save"),
     refused(
         "checkpoint.use_node_local_storage",
         note="all ranks must see the folder: save to a shared one or to a URL, with checkpoint.async_save",
     ),
-    refused("nebula.enabled"),
+    refused("nebula.enabled", note="checkpoint.async_save writes while training goes on"),
     *details(
         "nebula",
         persistent_storage_path=TEXT,
@@ -370,7 +435,7 @@ _STORAGE = (
         enable_nebula_load=BOOL,
         load_path=TEXT,
     ),
-    opaque("datastates_ckpt", is_empty, "{}"),
+    opaque("datastates_ckpt", is_empty, "{}", "checkpoint.async_save writes while training goes on"),
     used("aio.block_size", "with NVMe, bytes of one read or write; 1048576 if left out"),
     used(
         "aio.queue_depth",
@@ -378,9 +443,9 @@ _STORAGE = (
     ),
     used("aio.thread_count", "see queue_depth; 1 if left out"),
     hint("aio.intra_op_parallelism", POSITIVE, "queue_depth and thread_count say how many are under way"),
-    hint("aio.single_submit", BOOL),
+    hint("aio.single_submit", BOOL, "requests go to the kernel as they come"),
     hint("aio.overlap_events", BOOL, "always so"),
-    refused("aio.use_gds"),
+    refused("aio.use_gds", note="what is read goes through host memory"),
     used(
         "activation_checkpointing.cpu_checkpointing",
         "inputs of functions that go through dslaunch.checkpointing.checkpoint() wait in host memory for the backward",
@@ -468,7 +533,7 @@ _OTHER = (
         model_parallel_size=POSITIVE,
         num_gpus_per_node=POSITIVE,
     ),
-    refused("hybrid_engine.enabled"),
+    refused("hybrid_engine.enabled", note="the model generates as it is, at every stage"),
     *details(
         "hybrid_engine",
         max_out_tokens=POSITIVE,
@@ -478,7 +543,7 @@ _OTHER = (
         tp_gather_partition_size=POSITIVE,
         enable_cuda_graph=BOOL,
     ),
-    refused("eigenvalue.enabled"),
+    refused("eigenvalue.enabled", note="leave it out"),
     *details(
         "eigenvalue",
         verbose=BOOL,
@@ -489,10 +554,10 @@ _OTHER = (
         layer_name=TEXT,
         layer_num=COUNT,
     ),
-    refused("progressive_layer_drop.enabled"),
+    refused("progressive_layer_drop.enabled", note="leave it out"),
     *details("progressive_layer_drop", theta=NUMBER, gamma=NUMBER),
-    refused("compile.enabled", note="call torch.compile on the model"),
-    refused("compile.deepcompile"),
+    refused("compile.enabled", note="call engine.compile(), which is torch.compile"),
+    refused("compile.deepcompile", note="call engine.compile(), which is torch.compile"),
     *details(
         "compile",
         backend=TEXT,
@@ -515,23 +580,43 @@ _OTHER = (
         keep_all_input_tensors=BOOL,
         passes=TEXTS,
     ),
-    opaque("autotuning", nothing_enabled, "nothing enabled in it"),
-    opaque("compression_training", nothing_enabled, "nothing enabled in it"),
-    opaque("curriculum_learning", nothing_enabled, "nothing enabled in it"),
-    opaque("data_efficiency", nothing_enabled, "nothing enabled in it"),
-    opaque("expert_parallel", nothing_enabled, "nothing enabled in it"),
-    opaque("quantize_training", nothing_enabled, "nothing enabled in it"),
-    opaque("pipeline", is_empty, "{}"),
-    opaque("sparse_attention", is_empty, "{}"),
-    opaque("tensor_parallel", lambda value: value in ({}, {"autotp_size": 0}), '{"autotp_size": 0}'),
-    opaque("weight_quantization", is_empty, "{}"),
+    opaque(
+        "autotuning",
+        nothing_enabled,
+        "nothing enabled in it",
+        "wall_clock_breakdown and flops_profiler measure what you try",
+    ),
+    opaque("compression_training", nothing_enabled, "nothing enabled in it", "leave it out"),
+    opaque("curriculum_learning", nothing_enabled, "nothing enabled in it", "leave it out"),
+    opaque(
+        "data_efficiency",
+        nothing_enabled,
+        "nothing enabled in it",
+        "choose and order samples in the training data",
+    ),
+    opaque(
+        "expert_parallel",
+        nothing_enabled,
+        "nothing enabled in it",
+        "experts are parameters as others are, divided at stage 3",
+    ),
+    opaque("quantize_training", nothing_enabled, "nothing enabled in it", "leave it out"),
+    opaque("pipeline", is_empty, "{}", "stage 3 divides a model that is too large"),
+    opaque("sparse_attention", is_empty, "{}", "leave it out"),
+    opaque(
+        "tensor_parallel",
+        lambda value: value in ({}, {"autotp_size": 0}),
+        '{"autotp_size": 0}',
+        "stage 3 divides a model that is too large",
+    ),
+    opaque("weight_quantization", is_empty, "{}", "it is for inference"),
 )
 
 
 def _say_if_removed(key: Key) -> Key:
     if key.fate is not Fate.REFUSED or not is_removed(key.path):
         return key
-    return replace(key, note=f"DeepSpeed 0.19.8 has removed it, too: {key.note or 'leave it out'}")
+    return replace(key, note=f"DeepSpeed 0.19.8 has removed it, too: {key.note}")
 
 
 KEYS: tuple[Key, ...] = tuple(

@@ -126,7 +126,7 @@ class _Sieve:
         elif key.fate is Fate.UNMET and not key.is_off(value):
             self._sifted.unmet.append(key.path)
         elif key.fate is Fate.REFUSED and not key.is_off(value):
-            advice = "; ".join(filter(None, [key.off and f"{key.off} is", key.note])) or "leave it out"
+            advice = "; ".join(filter(None, [key.off and f"{key.off} is", key.note]))
             self._sifted.problems[key.path] = (
                 f"{key.path} {show(value)} is not available in this version; {advice}"
             )

@@ -11,7 +11,7 @@ from dslaunch import drop_in
 from dslaunch.drop_in.names import MODULES
 from dslaunch.drop_in.names.table import INSIDE, TOPICS, Fate, Module, Row
 from dslaunch.runtime.absent import names_by_reason
-from dslaunch.runtime.config.key import Fate as KeyFate
+from dslaunch.runtime.config.key import Fate as KeyFate, Key
 from dslaunch.runtime.config.known_keys import KEYS
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -31,8 +31,10 @@ A name that starts with an underscore is served where a library that people use 
 KEYS_HEAD = """
 ## The keys of a ds_config
 
-[guide-config.md](guide-config.md) has each of them with its meaning, or the reason. A program that imports `deepspeed` is
-read leniently: a warning names the keys that nobody knows, and those that still say `"auto"`, and they count as left out.
+By section; what a key that works means is in [guide-config.md](guide-config.md). What is accepted needs nothing here, and a
+line of level INFO names it; what is not done is named by a warning; what is refused is an error when on, or when anything but
+the value that is named is asked for. A program that imports `deepspeed` is read leniently: a warning names the keys that
+nobody knows, and those that still say `"auto"`, and they count as left out.
 """
 ENGINE_HEAD = """
 ## The engine
@@ -42,11 +44,13 @@ attributes of DeepSpeed's engine these are not there; `engine.<name>` says why.
 """
 KEY_WORDS = {
     KeyFate.USED: "works",
-    KeyFate.HINT: "accepted: it needs nothing here, and a line of level INFO names it",
-    KeyFate.UNMET: "accepted, but not done: a warning names it",
-    KeyFate.REFUSED: "refused when on",
-    KeyFate.DETAIL: "refused with its section",
+    KeyFate.HINT: "accepted",
+    KeyFate.UNMET: "not done",
+    KeyFate.REFUSED: "refused",
+    KeyFate.DETAIL: "refused",
 }
+TOP = "The top level"
+IDLE = "has no effect, which a warning says: "
 
 
 def listed(names: list[str]) -> str:
@@ -62,6 +66,37 @@ def module_table(module: Module) -> list[str]:
         cells.setdefault((row.fate, note_of(row)), []).extend(row.names)
     rows = [f"| {fate} | {listed(names)} | {note} |" for (fate, note), names in cells.items()]
     return [f"\n### `{module.name}`\n", "| | names | |", "|---|---|---|", *rows]
+
+
+def key_tables() -> list[str]:
+    """A table for each section of a ds_config, and for its own sections with it."""
+
+    def is_idle(key: Key) -> bool:
+        return key.note.startswith(IDLE)
+
+    def word_of(key: Key) -> str:
+        return "not done" if is_idle(key) else KEY_WORDS[key.fate]
+
+    def note_of(key: Key) -> str:
+        if key.fate is KeyFate.USED:
+            return key.note.removeprefix(IDLE) if is_idle(key) else ""
+        if key.fate is KeyFate.DETAIL:
+            return "with its section"
+        return "; ".join(filter(None, [key.off and f"unless `{key.off}`", key.note]))
+
+    tables: dict[str, dict[tuple[str, str], list[str]]] = {TOP: {}}
+    sections = {key.path.partition(".")[0] for key in KEYS if "." in key.path}
+    order = tuple(KEY_WORDS.values())
+    for key in sorted(KEYS, key=lambda key: order.index(word_of(key))):
+        first, _, rest = key.path.partition(".")
+        section = first if rest or first in sections else TOP
+        names = tables.setdefault(section, {}).setdefault((word_of(key), note_of(key)), [])
+        names.extend([rest or first] if (rest or first) not in names else [])
+    lines = []
+    for section, cells in tables.items():
+        lines += [f"\n### {section if section == TOP else f'`{section}`'}\n", "| | keys | |", "|---|---|---|"]
+        lines += [f"| {word} | {listed(names)} | {note} |" for (word, note), names in cells.items()]
+    return lines
 
 
 def anchor(topic: str) -> str:
@@ -85,11 +120,7 @@ def page() -> str:
         lines += [""] if by_reason else []
     lines += [ENGINE_HEAD.strip() + "\n", "| not there | instead |", "|---|---|"]
     lines += [f"| {listed(list(names))} | {why} |" for why, names in names_by_reason()]
-    lines += [KEYS_HEAD.rstrip() + "\n", "| | keys |", "|---|---|"]
-    lines += [
-        f"| {word} | {listed(sorted({key.path for key in KEYS if key.fate is fate}))} |"
-        for fate, word in KEY_WORDS.items()
-    ]
+    lines += [KEYS_HEAD.rstrip(), *key_tables()]
     return "\n".join(lines) + "\n"
 
 

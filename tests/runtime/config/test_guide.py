@@ -44,7 +44,7 @@ def guide_tables() -> str:
             "\n### Accepted, but not done\n",
             *table(Fate.UNMET, "key", "what to know"),
             "\n### Refused when on\n",
-            *table(Fate.REFUSED, "key", "what may be given", "instead"),
+            *table(Fate.REFUSED, "key", "what may be given", "why, or what instead"),
             "\nThe other keys of these sections are checked too, but mean nothing while their section is off: "
             + ", ".join(f"`{section}`" for section in details)
             + ".\n",

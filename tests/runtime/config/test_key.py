@@ -211,6 +211,10 @@ def test_the_keys_that_count_as_removed_are_those_that_deepspeed_refuses() -> No
     assert sorted(REMOVED) == sorted([*tables["_REMOVED_TOP_LEVEL_CONFIG_KEYS"], *zero])
 
 
+def test_every_key_says_what_it_does_or_why_it_does_nothing() -> None:
+    assert [key.path for key in KEYS if not key.note and key.fate is not Fate.DETAIL] == []
+
+
 def test_what_is_removed_and_refused_says_so() -> None:
     refused = [key for key in KEYS if key.fate is Fate.REFUSED]
     for key in refused:

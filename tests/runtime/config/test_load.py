@@ -157,7 +157,7 @@ BAD = [
     ({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": False}}}, 'optimizer.params.adam_w_mode false contradicts optimizer.type "AdamW"; write the type "Adam" for weight decay in the gradient'),
     ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}, f"optimizer.params.max_grad_norm 1.0 {NOT_HERE}; write it as gradient_clipping at the top level"),
     ({"optimizer": {"type": "SGD", "params": {"max_grad_norm": 0}}}, f"optimizer.params.max_grad_norm 0 {NOT_HERE}; write it as gradient_clipping at the top level"),
-    ({"optimizer": {"type": "Adam", "params": {"bias_correction": False}}}, f"optimizer.params.bias_correction false {NOT_HERE}; true is"),
+    ({"optimizer": {"type": "Adam", "params": {"bias_correction": False}}}, f"optimizer.params.bias_correction false {NOT_HERE}; true is; pass an optimizer of your own to initialize()"),
     ({"optimizer": {"type": "Adam", "params": {"amsgrad": True}}}, f"optimizer.params.amsgrad true {NOT_HERE}; false is; pass torch.optim.AdamW(amsgrad=True) to initialize()"),
     # scheduler
     ({"scheduler": {"type": "WarmupLr"}}, 'scheduler.type "WarmupLr" is not a known scheduler; did you mean "WarmupLR"? known: SCHEDULERS'),
@@ -170,7 +170,7 @@ BAD = [
     ({"scheduler": {"type": "StepLR", "params": {"gama": 0.1}}}, "scheduler.params.gama is not a known key; did you mean gamma?; scheduler.params takes: STEP_LR\nds_config: scheduler.params.step_size is missing"),
     ({"scheduler": {"type": "StepLR", "params": {"step_size": 1, "gamma": math.inf}}}, "scheduler.params.gamma Infinity is not what a JSON file can hold"),
     # refused by name
-    ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, f"fp16.fp16_master_weights_and_grads true {NOT_HERE}; false is"),
+    ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, f"fp16.fp16_master_weights_and_grads true {NOT_HERE}; false is; masters are always float32; offload_optimizer or a higher stage makes room"),
     ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled true contradicts bf16.enabled true; keep bf16"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, 'zero_optimization.offload_optimizer.device "nvme" needs zero_optimization.offload_optimizer.nvme_path, a folder on a local disk'),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}}, 'zero_optimization.offload_optimizer.ratio 0.5 is for device "cpu"; leave it out, or write 1'),
@@ -203,11 +203,11 @@ BAD = [
     ({"flops_profiler": {"output_file": 7}}, "flops_profiler.output_file 7 is not a text"),
     ({"csv_monitor": {"job_name": 7}}, "csv_monitor.job_name 7 is not a text"),
     ({"timers": {"throughput": {"enabled": 1}}}, "timers.throughput.enabled 1 is not true or false"),
-    ({"pipeline": {"stages": 2}}, f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is'),
+    ({"pipeline": {"stages": 2}}, f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is; stage 3 divides a model that is too large'),
     ({"compression_training": {"a": [{"enabled": True}]}}, f'compression_training {{"a": [{{"enabled": true}}]}} {NOT_HERE}; nothing enabled in it is; {REMOVED}: leave it out'),
     ({"elasticity": {"enabled": True}}, f"elasticity.enabled true {NOT_HERE}; false is; {REMOVED}: give the batch sizes themselves"),
     ({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}}, f'zero_optimization.zeropp_loco_param {{"err_beta": 0.8}} {NOT_HERE}; {{}} is; {REMOVED}: leave it out'),
-    ({"gradient_allreduce_op": "SUM"}, f'gradient_allreduce_op "SUM" {NOT_HERE}; "mean" is'),
+    ({"gradient_allreduce_op": "SUM"}, f'gradient_allreduce_op "SUM" {NOT_HERE}; "mean" is; for a sum, multiply the loss by the number of ranks'),
     # keys that are not known
     ({"train_batch_sise": 8}, f"train_batch_sise is not a known key; did you mean train_batch_size?; {TOP}"),
     ({"Gradient_Clipping": 1}, f"Gradient_Clipping is not a known key; did you mean gradient_clipping?; {TOP}"),
