@@ -1,4 +1,8 @@
-"""An engine's checkpoints, and the end of training that is saved."""
+"""An engine's checkpoints, and the end of training that is saved.
+
+Who saves or loads first loads torch.distributed.checkpoint: with what it needs, that takes as long as half of torch itself, and many
+jobs end without.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .checkpoint.load import LoadPlan, load_checkpoint
 from .checkpoint.preemption import EXIT_CODE, Preemption, last_words
 from .checkpoint.progress import Progress
-from .checkpoint.save import SaveOptions, prepare
 from .checkpoint.saver import Saver
 from .checkpoint.training import Training
 from .checkpoint.url_store import open_store
@@ -61,6 +63,8 @@ class Checkpoints(Weights):
         Errors: CheckpointError if it cannot be written, or `client_state` holds other than plain data and tensors
         """
         begun_at = perf_counter()
+        from .checkpoint.save import SaveOptions, prepare  # here: see the top of this file
+
         name = tag or f"global_step{self._progress.global_steps}"
         options = SaveOptions(save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters)
         self._saver.wait()
@@ -89,6 +93,8 @@ class Checkpoints(Weights):
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
         """
+        from .checkpoint.load import LoadPlan, load_checkpoint  # here: see the top of this file
+
         plan = LoadPlan(
             strict=load_module_strict,
             with_optimizer=load_optimizer_states and not load_module_only,

@@ -13,14 +13,17 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError
-from .save import Prepared
 from .snapshot import Memory, Snapshot
+
+if TYPE_CHECKING:  # see runtime/checkpoints.py
+    from .save import Prepared
 
 _NICENESS = 19  # of what writes files: a seventieth of a core where others want it, and all of it where not
 _log = logging.getLogger("dslaunch")

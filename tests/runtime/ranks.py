@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+IMPORTED = ["tests.runtime.ranks", "dslaunch.runtime.initialize", "torch.distributed.checkpoint"]
 DEADLINE_S = 90.0  # the start of the processes included; below the time limit of a test
 
 
@@ -29,7 +30,7 @@ class RankFailed(Exception):
 
 
 class Ranks:
-    """The processes. They import torch once, which is most of what a process costs here."""
+    """The processes. They are forked from one that has imported torch, which is most of what a process costs here."""
 
     def __init__(self) -> None:
         self._workers: list[tuple[Any, Connection]] = []
@@ -59,7 +60,8 @@ class Ranks:
         del self._workers[but:]
 
     def _start(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         while len(self._workers) < count:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

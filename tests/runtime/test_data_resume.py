@@ -213,7 +213,7 @@ def test_a_repeating_loader_goes_on_where_its_loader_was_set() -> None:
 def allow_children() -> None:
     """Let a rank of the tests, which is a daemon, start workers; they end with their iteration."""
     multiprocessing.current_process()._config["daemon"] = False
-    multiprocessing.set_start_method("fork", force=True)  # as in a program; the rank itself was spawned
+    multiprocessing.set_start_method("fork", force=True)  # as in a program
 
 
 def _io(rank: int) -> dict[str, Any]:

@@ -15,9 +15,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 REPO = Path(__file__).parents[2]
 EXAMPLES = REPO / "docs" / "examples"
 # A step's loss is the mean over the same 96 samples; only the order in which float32 sums are rounded differs
-# between 1 and 4 ranks. Rounding differences of 1e-7 per step grow as training goes on; 128 steps stay below this.
-LOSS_TOLERANCE = 2e-3
+# between 1 and 4 ranks. Rounding differences of 1e-7 per step grow as training goes on; 48 steps stay below this.
+LOSS_TOLERANCE = 2e-4
 FIRST_STEPS_TOLERANCE = 2e-6  # before they have grown
+NUM_EPOCHS = 3
 # TCP, IP and Ethernet headers, acknowledgements, and gloo's own small messages, as a part of the payload.
 PROTOCOL_OVERHEAD = 0.08
 
@@ -56,7 +57,8 @@ def exchange(stage):
 for word in sys.argv[1:]:
     exchange(int(word))
 torch.distributed.destroy_process_group()
-assert "torch._dynamo" not in sys.modules, "more than a second for each rank of a job that compiles nothing"
+heavy = {"torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "sympy"} & sys.modules.keys()
+assert not heavy, f"a second for each rank of a job that neither compiles nor saves: {heavy}"
 """
 
 
@@ -74,7 +76,12 @@ def digits(lab: Lab, folder: Path, name: str, *launcher_words: str, stage: int) 
         lab.head,
         folder,
         *launcher_words,
-        *(str(EXAMPLES / "train_digits.py"), f"--stage={stage}", f"--log_losses={name}"),
+        *(
+            str(EXAMPLES / "train_digits.py"),
+            f"--stage={stage}",
+            f"--log_losses={name}",
+            f"--epochs={NUM_EPOCHS}",
+        ),
         *("--deepspeed", "--deepspeed_config", str(EXAMPLES / "ds_config_digits.json")),
     )
     assert command.wait(180) == 0, command.err
@@ -86,11 +93,12 @@ def digits(lab: Lab, folder: Path, name: str, *launcher_words: str, stage: int) 
 
 def test_digits_on_two_hosts_at_stages_0_and_2_equal_one_process(lab: Lab, folder: Path) -> None:
     reference, accuracy = digits(lab, folder, "one", "--launcher=local", "--num_gpus=1", stage=0)
-    assert len(reference) == 128
-    assert float(accuracy.split()[2]) > 0.95
+    assert len(reference) == 48
+    assert reference[-1] < reference[0] / 4
     by_stage = {}
-    for stage, words in ((0, ()), (2, ("--preload=torch,sklearn.datasets",))):
-        losses, found = digits(lab, folder, f"two-{stage}", "-H", "hosts", *words, stage=stage)
+    for stage in (0, 2):
+        words = ("-H", "hosts", "--preload=torch,sklearn.datasets")
+        losses, found = digits(lab, folder, f"two-{stage}", *words, stage=stage)
         assert losses == pytest.approx(reference, abs=LOSS_TOLERANCE)
         assert losses[:8] == pytest.approx(reference[:8], abs=FIRST_STEPS_TOLERANCE)
         assert found == accuracy
