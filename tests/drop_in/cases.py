@@ -6,6 +6,7 @@ a rank, by dslaunch or torchrun, a worker is that rank: `dslaunch --num_gpus 2 p
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -95,6 +96,7 @@ def _fork(cases: Mapping[str, Case], wanted: Sequence[str], folder: Path, enviro
 def _run(cases: Mapping[str, Case], wanted: Sequence[str], folder: Path) -> None:
     """A case that fails is a traceback in what was found. Another rank may wait for this one then, so a job of several ends."""
     torch.set_num_threads(1)
+    gc.freeze()  # the libraries' own objects are many, and a case collects garbage more than once
     folder = folder / str(world_size())
     folder.mkdir(parents=True, exist_ok=True)
     wait()
