@@ -50,22 +50,20 @@ def test_watching_ends_as_it_began() -> None:
 
 
 def test_a_second_signal_may_come_when_all_is_over_and_the_third_still_ends_at_once() -> None:
-    before = {number: signal.getsignal(number) for number in (*job_signals.ENDING, signal.SIGUSR1)}
-    got: list[int] = []
-    try:
+    usr1 = signal.getsignal(signal.SIGUSR1)
+    child = os.fork()
+    if child == 0:
+        got: list[int] = []
         with job_signals.watch(got.append):
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert got == [signal.SIGINT, signal.SIGTERM]
-        assert signal.getsignal(signal.SIGUSR1) == before[signal.SIGUSR1], "that one ends no job"
-        child = os.fork()
-        if child == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if got != [signal.SIGINT, signal.SIGTERM]:
+            os._exit(1)
+        if signal.getsignal(signal.SIGUSR1) != usr1:  # it ends no job
+            os._exit(2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
 
 
 def test_what_was_ignored_stays_ignored() -> None:
