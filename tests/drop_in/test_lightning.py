@@ -13,7 +13,9 @@ from tests.drop_in.jobs import WORLD_SIZES, Found, assert_close, assert_same_wei
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning: pip install dslaunch[test]"),
+    pytest.mark.skipif(
+        find_spec("lightning") is None, reason="needs lightning: pip install 'dslaunch[drop-in]'"
+    ),
 ]
 LOSS_RELATIVE = 1e-6
 WEIGHT_ABSOLUTE = 3e-7
