@@ -9,7 +9,8 @@ happens. Its command line in /proc is overwritten with its own.
 
 A fork keeps no thread but the one that calls it, and a CUDA context does not survive it. So after the imports the
 preloader forks once for nothing, for libraries such as OpenBLAS end their threads at that, and gives up if threads are
-left or if torch has initialized CUDA: the workers are then started as ever, and that is said.
+left or if torch has initialized CUDA: the workers are then started as ever, and that is said. The thread of jemalloc, which
+comes with pyarrow and so with pandas, does no harm: it only gives memory back, and a forked jemalloc does so itself.
 
 What the workers share: PYTHONHASHSEED, and the state of any generator of random numbers that a module seeded when it
 was imported. `random` seeds itself again after a fork, NumPy's global generator is seeded again by us, and torch's
@@ -86,7 +87,14 @@ def _serve(link):
     os.waitpid(for_nothing, 0)
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     has_cuda = cuda is not None and cuda.is_initialized()
-    answer(num_threads=len(os.listdir("/proc/self/task")), has_cuda=has_cuda)
+    num_threads = 0
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                num_threads += file.read() != "jemalloc_bg_thd\n"
+        except OSError:  # it has just ended
+            pass
+    answer(num_threads=num_threads, has_cuda=has_cuda)
     while True:
         request, fds = receive()
         if request is None:

@@ -7,6 +7,7 @@ import os
 import signal
 import textwrap
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -140,6 +141,21 @@ def test_stacks_can_be_asked_for(start: Start) -> None:
     job.wait_for_err(" in stuck\n")
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow: pip install 'dslaunch[drop-in]'")
+def test_the_thread_of_pyarrows_jemalloc_is_none_that_a_worker_misses(start: Start) -> None:
+    work = """
+        import gc, pyarrow
+        table = pyarrow.table({"x": list(range(200_000))})
+        del table
+        gc.collect()
+        say("pyarrow" in before, sum(pyarrow.array([1] * 100_000).to_pylist()))
+    """
+    job = start("before = set(sys.modules)\n" + textwrap.dedent(work), "--preload=pyarrow", "--num_gpus=2")
+    assert job.wait() == 0, job.err
+    assert [job.lines(rank) for rank in (0, 1)] == [["True 100000"]] * 2
+    assert "--preload" not in job.err
 
 
 def test_a_module_that_starts_threads_is_not_forked_from(start: Start, tmp_path: Path) -> None:
