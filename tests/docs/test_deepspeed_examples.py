@@ -78,7 +78,7 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> Sections:
     words: list[str] = []
     for script, *rest in runs:
         words += [NEXT, str(EXAMPLES / script), *(folder if one == CHECKPOINTS else one for one in rest)]
-    preload = ("--preload", "torch,transformers")  # imported once for both ranks
+    preload = ("--preload", "torch,sklearn.datasets,transformers.trainer")  # imported once for both ranks
     done = run("dslaunch", "--num_gpus", "2", *preload, "--no_local_rank", WORKER, *words[1:])
     assert done.returncode == 0, done.stdout + done.stderr
     found: Sections = {}

@@ -50,7 +50,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
             "torchrun", world_size=1, script=script, more=("--standalone",)
         ),
         tmp_path_factory.mktemp("trainer2"): command_of(
-            "dslaunch", world_size=2, script=script, more=("--preload=torch,transformers",)
+            "dslaunch", world_size=2, script=script, more=("--preload=torch,transformers.trainer",)
         ),
     }
     return dict(enumerate(run(commands, DSLAUNCH_DROP_IN="always"), 1))
