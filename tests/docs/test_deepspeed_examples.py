@@ -17,6 +17,7 @@ import pytest
 from dslaunch import drop_in
 from dslaunch.launcher.devices import count_accelerators
 from tests.docs.deepspeed_examples import BEGIN, NEXT
+from tests.docs.test_examples import free_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLES = CHECKOUT / "docs" / "examples" / "deepspeed"
@@ -65,6 +66,10 @@ def run(*words: str | Path, first_on_path: str = "") -> subprocess.CompletedProc
     )
 
 
+def two_ranks() -> list[str]:
+    return ["--num_gpus", "2", f"--master_port={free_port()}"]
+
+
 def first_rank(output: str) -> list[str]:
     return [line.removeprefix(FIRST) for line in output.splitlines() if line.startswith(FIRST)]
 
@@ -79,7 +84,7 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> Sections:
     for script, *rest in runs:
         words += [NEXT, str(EXAMPLES / script), *(folder if one == CHECKPOINTS else one for one in rest)]
     preload = ("--preload", "torch,sklearn.datasets,transformers.trainer")  # imported once for both ranks
-    done = run("dslaunch", "--num_gpus", "2", *preload, "--no_local_rank", WORKER, *words[1:])
+    done = run("dslaunch", *two_ranks(), *preload, "--no_local_rank", WORKER, *words[1:])
     assert done.returncode == 0, done.stdout + done.stderr
     found: Sections = {}
     for line in first_rank(done.stdout):
@@ -128,7 +133,7 @@ def test_the_commands_run_as_shown(sections: Sections) -> None:
         ("classify_digits.py", "deepspeed", drop_in.BIN),
     ):
         program = Path(folder, command) if folder else command
-        done = run(program, "--num_gpus", "2", *by_name[name], first_on_path=folder)
+        done = run(program, *two_ranks(), *by_name[name], first_on_path=folder)
         assert done.returncode == 0, done.stderr
         lines, alone = shown_as(sections, name), first_rank(done.stdout)
         assert losses(alone) == losses(lines)

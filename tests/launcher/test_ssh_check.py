@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -124,7 +125,8 @@ def test_a_python_that_hosts_lack_and_a_host_that_freezes(lab: Lab, folder: Path
     texts = problems(report)
     assert set(texts) == {"node1", "node2", "node3"}
     assert f"no Python at {own}" in texts["node1"]
-    assert "PyTorch cannot be imported" in texts["node2"]
+    # By the host itself, or by us where it is too busy to answer in time.
+    assert re.search("PyTorch cannot be imported|no answer within 20 s about torch", texts["node2"])
     assert "did not end within 18 s" in texts["node2"]
     assert "connected, then nothing was heard for 10 s" in texts["node3"]
     facts = report["hosts"][3]["facts"]
