@@ -237,10 +237,17 @@ class PortClaim:
         """Port 0 means any. Errors: OSError, EADDRINUSE if the port is taken."""
         from .listener import listen_on_all  # here: only the first host of a job needs it
 
-        server = listen_on_all(port)
-        self.port: int = server.getsockname()[1]
-        server.close()
+        self.port = port
         self._mark = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        if port:  # asked first: whom it was promised may be about to listen, and would find us there
+            self._mark_as_ours()
+        server = listen_on_all(port)
+        self.port = server.getsockname()[1]
+        server.close()
+        if not port:
+            self._mark_as_ours()
+
+    def _mark_as_ours(self) -> None:
         self._mark.bind(b"\0dslaunch master port %d" % self.port)
 
     def __del__(self) -> None:

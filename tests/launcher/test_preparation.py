@@ -271,6 +271,24 @@ def test_a_port_that_another_job_was_promised_is_busy_until_that_job_is_gone(job
     assert Prepared(wanted, num_devices=0).master_port == port
 
 
+def test_nobody_listens_on_a_port_that_another_job_was_promised_not_even_to_look(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rank 0 may be about to listen there, and would find the port taken."""
+    first = Prepared(job | {"master_port": 0}, num_devices=0)
+    looked_at = []
+    listen = listener.listen_on_all
+
+    def look(port: int) -> socket.socket:
+        looked_at.append(port)
+        return listen(port)
+
+    monkeypatch.setattr(listener, "listen_on_all", look)
+    second = Prepared(job | {"master_port": first.master_port}, num_devices=0)
+    assert looked_at == [0]
+    assert second.master_port not in (0, first.master_port)
+
+
 def test_a_port_that_only_root_may_use_is_not_called_busy(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
