@@ -241,7 +241,9 @@ class Agent:
             return Ready(self._prepared.master_port, self._prepared.notes + self._starter.notes)
 
         def finish(answer: Frame) -> None:
-            if self._state == State.WAITING and isinstance(answer, Ready):
+            if self._state != State.WAITING:  # ended by us on the way, so its failure is nobody's
+                return
+            if isinstance(answer, Ready):
                 self._state = State.PREPARED
                 if self._open_port is not None:
                     self._open_port.choose(answer.master_port)
