@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.local_job import Start, poll
+from tests.launcher.local_job import AT_ONCE_S, Start, poll
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_a_second_interrupt_kills_at_once(start: Start) -> None:
     job.signal(signal.SIGINT)
     job.wait_for_err("stopping 2 workers")
     job.signal(signal.SIGINT)
-    assert job.wait(10) == 130
+    assert job.wait(AT_ONCE_S) == 130
     assert "killing all workers now" in job.err
     job.assert_nothing_is_left()
 
@@ -83,7 +83,7 @@ def test_an_interrupt_before_the_workers_start(start: Start, tmp_path: Path) -> 
     job = start("say('started')", "--venv_script=venv.sh")
     poll((tmp_path / "sourcing").exists, "the venv script")
     job.signal(signal.SIGINT)
-    assert job.wait(10) == 130
+    assert job.wait(AT_ONCE_S) == 130
     assert job.out == ""
     job.assert_nothing_is_left()
 
@@ -95,6 +95,6 @@ def test_what_an_interrupt_ends_before_the_workers_start_has_not_failed(start: S
     job = start("say('started')", "--venv_script=venv.sh")
     poll((tmp_path / "sourcing").exists, "the venv script")
     job.signal(signal.SIGINT)
-    assert job.wait(10) == 130
+    assert job.wait(AT_ONCE_S) == 130
     assert (job.out, job.err) == ("", "")
     job.assert_nothing_is_left()

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.local_job import WORKER, Job, Start, assert_short, poll
+from tests.launcher.local_job import AT_ONCE_S, WORKER, Job, Start, assert_short, poll
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -
         "--num_gpus=2",
         SMALL_GRACE,
     )
-    assert job.wait(10) == 5
+    assert job.wait(AT_ONCE_S) == 5
     assert not job.survivors()
 
 
@@ -101,7 +101,7 @@ def test_a_stopped_worker_still_gets_its_sigterm(start: Start) -> None:
     worker.suspend()
     poll(lambda: worker.status() == psutil.STATUS_STOPPED, "the stop")
     job.signal(signal.SIGINT)
-    assert job.wait(10) == 130
+    assert job.wait(AT_ONCE_S) == 130
     assert job.lines(0)[1:] == ["saved"]
 
 

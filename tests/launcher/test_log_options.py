@@ -19,7 +19,7 @@ import pytest
 from dslaunch.launcher.cli import dslaunch
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.options.logs import LogOptions, read
-from tests.launcher.local_job import WORKER, Job, assert_short, poll
+from tests.launcher.local_job import AT_ONCE_S, WORKER, Job, assert_short, poll
 
 
 def read_words(*words: str) -> LogOptions:
@@ -382,7 +382,7 @@ def test_a_second_interrupt_gives_up_a_disk_that_does_not_answer(start: Start, t
     job.signal(signal.SIGINT)
     job.wait_for_err("stopping 1 worker")
     job.signal(signal.SIGINT)
-    assert job.wait(8) == 130
+    assert job.wait(AT_ONCE_S) == 130
     assert_short(job)
     os.close(read)
 
@@ -396,7 +396,7 @@ def test_an_interrupt_ends_a_job_whose_output_nobody_takes(start: Start, tmp_pat
     (tmp_path / "go").touch()
     poll((tmp_path / "full").exists, "a pipe that stays full")
     job.signal(signal.SIGINT)
-    assert job.wait(8) == 130
+    assert job.wait(AT_ONCE_S) == 130
     assert_short(job)
     os.close(read)
 
@@ -416,7 +416,7 @@ def test_a_job_is_not_over_before_its_files_are_written(start: Start, tmp_path: 
     job.wait_for_err("writing what is left of the log files; Ctrl-C gives that up")
     assert len(job.lines(0)) == 200
     job.signal(signal.SIGINT)
-    assert job.wait(5) == 130
+    assert job.wait(AT_ONCE_S) == 130
     assert_short(job)
     os.close(read)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Host, Lab
-from tests.launcher.command import Command, poll
+from tests.launcher.command import BUSY_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +112,7 @@ def test_a_rank_that_exits_with_3_ends_all_nodes_within_5_s(job: Job) -> None:
     (job.folder / "go").touch()
     began = time.monotonic()
     assert codes(commands) == [3, 3, 3]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 + BUSY_S
     for command in commands:
         assert "dslaunch: rank 5 on node3 (local rank 1, pid " in command.err
         assert "exited with code 3; it failed first" in command.err
@@ -126,7 +126,7 @@ def test_a_launcher_killed_by_9_ends_all_others_with_3(job: Job) -> None:
     commands[1].process.kill()
     began = time.monotonic()
     assert codes([commands[0], commands[2]]) == [3, 3]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 + BUSY_S
     for command in (commands[0], commands[2]):
         assert "dslaunch: node 1 (node2): the connection ended" in command.err
     job.assert_clean()
@@ -138,7 +138,7 @@ def test_a_cut_link_ends_all_within_the_heartbeat(job: Job, place: int, named: s
     job.lab.nodes[place].unplug()
     began = time.monotonic()
     assert codes(commands) == [3, 3, 3]
-    assert time.monotonic() - began < 3 + 2 + 5  # heartbeat, grace of workers that ignore nothing, slack
+    assert time.monotonic() - began < 3 + 2 + BUSY_S  # heartbeat, grace of workers that ignore nothing
     for other in {0, 1, 2} - {place}:
         assert f"dslaunch: {named}: nothing heard for 3 s" in commands[other].err
     job.assert_clean()
@@ -159,10 +159,10 @@ def test_a_hostfile_that_differs_ends_all_with_2(job: Job) -> None:
 
 
 def test_a_node_that_does_not_come_is_named_by_all_others(job: Job) -> None:
-    commands = [job.start(place, "--rendezvous_timeout=3", "work.py") for place in (0, 2)]
+    commands = [job.start(place, "--rendezvous_timeout=5", "work.py") for place in (0, 2)]
     assert codes(commands) == [3, 3]
     for command in commands:
-        assert "dslaunch: node 1 (node2): it did not come within 3 s" in command.err
+        assert "dslaunch: node 1 (node2): it did not come within 5 s" in command.err
         assert command.out == ""
     job.assert_clean()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.lab import Host, Lab
-from tests.launcher.command import Command, poll
+from tests.launcher.command import AT_ONCE_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
@@ -221,10 +221,10 @@ def test_every_host_that_cannot_be_reached_has_its_reason(lab: Lab, folder: Path
     lab.host("node1").unplug()
     lab.host("node2").new_host_key()
     (lab.host("node3").home / ".ssh" / "authorized_keys").write_text("")
-    command = Command(lab.head, folder, "check", "-H", "hosts", "--no_torch", "--connect_timeout=2")
+    command = Command(lab.head, folder, "check", "-H", "hosts", "--no_torch", "--connect_timeout=5")
     assert command.wait() == 3
     assert "1 of 4 hosts can be used" in command.out
-    assert "  node1: node1 port 22 did not answer within 2 s" in command.out
+    assert "  node1: node1 port 22 did not answer within 5 s" in command.out
     assert "  node2: its host key has CHANGED" in command.out
     assert "  node3: root@node3 was refused" in command.out
     assert "  node4: whether they reach node 0 was not tried, because node1 cannot be used" in command.out
@@ -235,5 +235,5 @@ def test_an_interrupt_ends_a_check_at_once(lab: Lab, folder: Path) -> None:
     command = Command(lab.head, folder, "check", "-H", "hosts", "--no_torch", "--connect_timeout=60")
     poll(lambda: "waiting for node1" in command.err, "progress", command)
     os.kill(command.process.pid, 2)
-    assert command.wait(10) == 130
+    assert command.wait(AT_ONCE_S) == 130
     assert lab.wait_until_clean() == []

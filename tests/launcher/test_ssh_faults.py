@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
-from tests.launcher.command import Command, poll
+from tests.launcher.command import AT_ONCE_S, BUSY_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
 CLEAN_WITHIN_S = 15.0
 STOP_WITHIN_S = 2.0  # after the first failure, beyond the grace
 GRACE_S = 2
-BUSY_S = (
-    6.0  # on top, for a machine that has other work; on an idle one everything is gone within half a second
-)
 WORK = """
 import os, pathlib, signal, sys, time
 rank, host = os.environ["RANK"], os.uname().nodename
@@ -123,7 +120,7 @@ def test_a_cut_link_is_noticed_within_the_heartbeat_on_both_sides(lab: Lab, fold
     lab.host("node3").link_down()
     began = time.monotonic()
     assert command.wait() == 3
-    assert time.monotonic() - began < 3 + 2 + 5  # heartbeat, grace, slack for a busy machine
+    assert time.monotonic() - began < 3 + 2 + BUSY_S  # heartbeat, grace
     assert "dslaunch: node3: nothing heard for 3 s" in command.err
     assert "node1" not in command.err.replace("no GPU here", "").partition("stopping")[2]
     assert_clean(lab)
@@ -152,11 +149,11 @@ def test_every_unreachable_host_is_reported_and_no_worker_starts(lab: Lab, folde
     (lab.host("node4").home / ".ssh" / "authorized_keys").write_text("")
     with (folder / "hosts").open("a") as file:
         file.write("node5 slots=2\n")
-    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=2", "work.py")
+    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=5", "work.py")
     assert command.wait() == 3
-    assert time.monotonic() - command.began_at < 2 + 5
+    assert time.monotonic() - command.began_at < 5 + BUSY_S
     lines = {line.split(":")[1].strip(): line for line in command.err.splitlines()}
-    assert "did not answer within 2 s" in lines["node1"]
+    assert "did not answer within 5 s" in lines["node1"]
     assert "refused the connection" in lines["node2"]
     assert "its host key has CHANGED" in lines["node3"]
     assert "ssh-keygen -R 'node3'" in lines["node3"]
@@ -192,10 +189,10 @@ def test_a_wrong_key_is_refused_with_what_was_tried(lab: Lab, folder: Path) -> N
 
 def test_an_sshd_that_does_not_answer_is_given_up(lab: Lab, folder: Path) -> None:
     lab.host("node1").sshd_stop()
-    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=2", "work.py")
+    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=5", "work.py")
     assert command.wait() == 3
     assert (
-        "dslaunch: node1: node1 port 22 accepted the connection but does not speak SSH: silent for 2 s"
+        "dslaunch: node1: node1 port 22 accepted the connection but does not speak SSH: silent for 5 s"
         in command.err
     )
     assert_clean(lab)
@@ -263,5 +260,5 @@ def test_ctrl_c_while_connecting_ends_at_once(lab: Lab, folder: Path) -> None:
     command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=60", "work.py")
     poll(lambda: "3 of 4 hosts connected, waiting for node1" in command.err, "progress", command)
     command.process.send_signal(signal.SIGINT)
-    assert command.wait(10) == 130
+    assert command.wait(AT_ONCE_S) == 130
     assert_clean(lab)
