@@ -44,6 +44,9 @@ demo: setup
 test: setup
 	@# as pip does for who installs it: the tests start hundreds of processes, and many of them may not write here
 	$(BIN)/python -m compileall -q dslaunch launcher runtime kernels
+	@# most of those processes import torch, and a fifth of that is a search for garbage among what stays loaded
+	@echo 'import gc, os; "PYTEST_CURRENT_TEST" in os.environ and gc.set_threshold(50_000, 20, 50)' \
+		> $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests_of_dslaunch.pth
 	@# three on two cores: much of the time is waiting, for hosts that fall silent and time limits that run out
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -65,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         lengths = _lengths(items, usual_limit_s=float(config.getini("timeout")))
         items.sort(key=lambda item: lengths[item.path], reverse=True)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded now stays: a search for garbage looks at what the tests make, and not a thousand times at that."""
+    gc.collect()
+    gc.freeze()
 
 
 def _lengths(items: list[pytest.Item], *, usual_limit_s: float) -> dict[Path, tuple[float, int]]:

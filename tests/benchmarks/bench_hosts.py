@@ -26,6 +26,7 @@ from tests.lab import Lab, LabError  # noqa: E402
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 QUICK = Size(counts=(2,), num_runs=1, num_warm_ups=0, num_local_workers=2)
+HEAVY = ("deepspeed", "torchrun")  # the peers of which every process imports torch
 GUIDE = CHECKOUT / "docs" / "benchmarks.md"
 
 
@@ -43,7 +44,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with Lab.up(max(2, *size.counts), name=args.lab, report=say) as lab:
-            found = Bench(lab, size, say).run()
+            found = Bench(lab, size, say, without=frozenset(args.without)).run()
     except (LabError, CommandFailed) as error:
         print(f"bench_hosts: {error}", file=sys.stderr)
         return 1
@@ -75,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hosts", type=_counts, default=COUNTS, help=f"numbers of hosts, default {shown}")
     parser.add_argument("--runs", type=int, default=3, help="of each command, after one that does not count")
     parser.add_argument("--quick", action="store_true", help="2 hosts, one run: to see that it works")
+    parser.add_argument(
+        "--without", action="append", default=[], choices=HEAVY, help="a peer to leave out; may be repeated"
+    )
     parser.add_argument("--out", type=Path, help="write launch.json, launch.md and launch.png in this folder")
     parser.add_argument("--publish", action="store_true", help="put the tables and the picture into docs/")
     parser.add_argument("--lab", default="bench", help="name of the lab to make")

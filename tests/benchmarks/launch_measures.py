@@ -32,15 +32,21 @@ Row = Mapping[str, Time]  # by tool
 
 
 class Bench:
-    """Measures everything once, on one lab; `report` gets a line for each thing measured."""
+    """Measures everything once, on one lab; `report` gets a line for each thing measured.
 
-    def __init__(self, lab: Lab, size: Size, report: Callable[[str], None]) -> None:
+    `without`: peers that are left out though they are there, by the name of their command.
+    """
+
+    def __init__(
+        self, lab: Lab, size: Size, report: Callable[[str], None], *, without: frozenset[str] = frozenset()
+    ) -> None:
         self._lab = lab
         self._size = size
         self._report = report
         self._began_at = time.monotonic()
         self._missing: list[str] = []
-        self._has_deepspeed = not peers.why_no_deepspeed()
+        self._without = without
+        self._has_deepspeed = "deepspeed" not in without and not peers.why_no_deepspeed()
 
     def run(self) -> Results:
         tools = [tool for tool in peers.curve_tools() if self._is_there(tool)]
@@ -61,9 +67,10 @@ class Bench:
         )
 
     def _is_there(self, tool: peers.Tool) -> bool:
-        if tool.why_missing:
-            self._leave_out(f"{tool.name}: {tool.why_missing}")
-        return not tool.why_missing
+        why = tool.why_missing or ("not asked for" if tool.name.split()[0] in self._without else "")
+        if why:
+            self._leave_out(f"{tool.name}: {why}")
+        return not why
 
     def _leave_out(self, why: str) -> None:
         self._missing.append(why)
@@ -116,7 +123,9 @@ class Bench:
         return self._job_times(f"{num_hosts} hosts", job, commands)
 
     def _all_reduce_on_two_hosts(self) -> list[Target]:
-        commands = {OURS: peers.dslaunch, "torchrun": peers.torchrun}
+        commands = {OURS: peers.dslaunch}
+        if "torchrun" not in self._without:
+            commands["torchrun"] = peers.torchrun
         if self._has_deepspeed:
             commands["deepspeed + pdsh"] = peers.deepspeed
         row = self._job_times("first all_reduce on 2 hosts", self._job(2, TORCH), commands)
