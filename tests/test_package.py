@@ -76,7 +76,9 @@ def test_the_wheel_holds_every_module_and_no_source_of_the_compiled_one(built: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_source_distribution_holds_all_that_the_wheel_is_made_of_and_each_folder_once(built: Path) -> None:
+def test_the_source_distribution_holds_all_that_the_wheel_is_made_of_and_each_folder_once(
+    built: Path,
+) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

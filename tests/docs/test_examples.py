@@ -94,7 +94,7 @@ def test_every_config_is_valid_and_every_key_of_it_is_used(
 @pytest.mark.slow
 def test_check_collectives_lists_the_ranks_and_times_every_operation() -> None:
     num_ranks = 3
-    done = launch(EXAMPLES / "check_collectives.py", "--megabytes", "1", num_ranks=num_ranks)
+    done = launch(EXAMPLES / "check_collectives.py", "--megabytes", "1", num_ranks=num_ranks, preload="torch")
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("localhost:0 | ") for line in done.stdout.splitlines()]
     assert lines[0].split() == ["rank", "world", "size", "local", "rank", "host", "device", "backend"]
