@@ -218,7 +218,7 @@ def test_a_port_behind_a_firewall_is_named_for_every_host_that_needs_it(lab: Lab
 
 
 def test_every_host_that_cannot_be_reached_has_its_reason(lab: Lab, folder: Path) -> None:
-    lab.host("node1").unplug()
+    lab.host("node1").drop_port(22)
     lab.host("node2").new_host_key()
     (lab.host("node3").home / ".ssh" / "authorized_keys").write_text("")
     command = Command(lab.head, folder, "check", "-H", "hosts", "--no_torch", "--connect_timeout=5")

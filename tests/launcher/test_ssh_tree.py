@@ -256,7 +256,7 @@ def test_a_gateway_that_cannot_be_reached_is_the_only_error(lab: Lab, folder: Pa
 
 
 def test_a_host_that_nobody_reaches_is_named_and_no_worker_starts(lab: Lab, folder: Path) -> None:
-    lab.host("node8").unplug()
+    lab.host("node8").drop_port(22)
     command = Command(lab.head, folder, *TREE, "--connect_timeout=5", "show.py")
     assert command.wait() == 3
     assert "dslaunch: node7: cannot reach node8 (ssh: connect to host node8 port 22:" in command.err
