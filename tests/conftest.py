@@ -9,8 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab import Lab
+
+# No time limit for one example: other tests keep the machine busy. A fixture may serve all examples. The same examples in every run, so that a failure is of
+# what was changed; `--hypothesis-profile=default` looks for new ones.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("tests")
 
 LAB_NODES = 4
 # Not the one that `make lab` leaves up, and one for each process of `pytest -n`: labs have nothing in common but the machine.

@@ -193,7 +193,7 @@ def test_train_digits_learns_the_digits(one_process: tuple[list[float], float]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "preload", "num_epochs"), [(0, DIGITS_IMPORTS, 8), (1, "", 2)])
+@pytest.mark.parametrize(("stage", "preload", "num_epochs"), [(0, DIGITS_IMPORTS, 8), (1, DIGITS_IMPORTS, 2)])
 def test_two_ranks_train_digits_as_one_process_does_step_by_step(
     one_process: tuple[list[float], float], tmp_path: Path, stage: int, preload: str, num_epochs: int
 ) -> None:
@@ -265,7 +265,8 @@ def test_a_training_without_a_config_says_which_one_to_give(program: str) -> Non
 def test_finetune_lora_learns_shards_the_base_and_saves_an_adapter_that_is_worth_the_same(
     tmp_path: Path,
 ) -> None:
-    done = launch(EXAMPLES / "finetune_lora.py", "--steps", "30", "--out", tmp_path, num_ranks=2)
+    words = (EXAMPLES / "finetune_lora.py", "--steps", "30", "--out", tmp_path)
+    done = launch(*words, num_ranks=2, preload="torch,transformers,peft")
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r" step +\d+/30  loss (\S+)$", done.stdout, re.MULTILINE)]
     assert len(losses) == 30

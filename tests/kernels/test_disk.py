@@ -72,7 +72,7 @@ def writes(draw: st.DrawFn) -> Write:
 
 @pytest.mark.slow
 @given(st.lists(writes(), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_sequence_of_writes_leaves_what_it_leaves_in_a_bytearray(
     tmp_path_factory: pytest.TempPathFactory, sequence: list[Write]
 ) -> None:
@@ -93,7 +93,7 @@ def test_any_sequence_of_writes_leaves_what_it_leaves_in_a_bytearray(
 
 @pytest.mark.slow
 @given(st.lists(st.integers(0, FILE_BYTES), min_size=1, max_size=30), SHIFTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_neighbours_written_at_the_same_time_do_not_touch_each_other(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], shift: int
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from tests.kernels.optimizers import (
     OPTIMIZERS,
@@ -97,7 +97,6 @@ def test_the_formula_holds_up_to_a_million_steps(optimizer: Optimizer, step: int
 
 
 @every_optimizer
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_hyper_parameters_follow_the_formula(optimizer: Optimizer, data: st.DataObject) -> None:
     hyper = data.draw(st.fixed_dictionaries(dict(optimizer.any_hyper)), label="hyper")

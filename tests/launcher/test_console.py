@@ -11,7 +11,7 @@ import time
 from typing import IO
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dslaunch.launcher import console as console_module
 from dslaunch.launcher.console import Console
@@ -94,7 +94,6 @@ def test_every_line_stands_behind_its_host_and_rank() -> None:
     assert screen.err == b"w1:12 | oops\n"
 
 
-@settings(deadline=None)  # each example starts a thread
 @given(lines=st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), min_size=1))
 def test_workers_bytes_are_not_changed(lines: list[bytes]) -> None:
     screen = Screen()

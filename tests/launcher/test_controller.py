@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dslaunch.launcher import roster
 from dslaunch.launcher.channel import Channel
@@ -262,7 +262,7 @@ def framed(value: object) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(kind=st.sampled_from([Ping, Prepare, Reach, Start]), said=st.lists(any_frame, max_size=6))
 def test_whatever_a_host_says_ends_in_a_verdict(kind: type, said: list[Frame | bytes]) -> None:
     """It says so and then its stream ends; the others are honest."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dslaunch.launcher import connections, coordinator as module
 from dslaunch.launcher.console import Console
@@ -415,7 +415,7 @@ def test_who_does_not_read_is_dropped(meeting: Meeting) -> None:
 
 
 @given(chunks=st.lists(st.binary(min_size=1, max_size=200), max_size=5))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_garbage_never_harms_the_job(fuzzed: Meeting, chunks: list[bytes]) -> None:
     stranger = fuzzed.connect()
     with contextlib.suppress(OSError):
@@ -441,7 +441,7 @@ failures = st.builds(Failed, *[st.integers(-5, 300)] * 6, st.text(max_size=9), s
     scripts=st.lists(st.lists(frames | joins | failures, max_size=6), min_size=1, max_size=4),
     are_closed=st.booleans(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_frames_in_any_order_end_in_a_verdict(
     tmp_path: Path, scripts: list[list[News]], are_closed: bool
 ) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dslaunch.launcher.fold import MAX_UNWRITTEN_BYTES, MAX_WAITING_BYTES, WINDOW_S, Fold, Folded, Folding
 
@@ -97,7 +97,6 @@ def test_a_line_that_is_written_again_and_again_costs_neither_memory_nor_time() 
 lines = st.lists(st.sampled_from(["a", "b", "c", ""]), max_size=12)
 
 
-@settings(deadline=None)
 @given(
     of_ranks=st.lists(lines, min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
@@ -125,7 +124,6 @@ def test_every_line_of_every_rank_comes_out_in_its_order(
     assert one._num_bytes == 0
 
 
-@settings(deadline=None)
 @given(of_ranks=st.lists(st.lists(st.sampled_from(["a", "b", "c"]), max_size=6), min_size=1, max_size=3))
 def test_ranks_that_write_the_same_are_folded_completely(of_ranks: list[list[str]]) -> None:
     """One rank after the other within the window, all with the first one's lines: as many lines as that one wrote."""

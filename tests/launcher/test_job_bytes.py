@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.launcher.local_job import FORGOTTEN, MARK, Job, Start, poll
 
@@ -51,7 +51,7 @@ def quoted(value: bytes) -> bytes:
     return b"'" + value.replace(b"'", b"'\"'\"'") + b"'"
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6)
 @given(
     words=st.lists(any_bytes, max_size=30).filter(lambda words: words[:1] != [b"--"]),
     values=st.lists(any_bytes, max_size=30),

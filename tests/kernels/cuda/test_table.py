@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dslaunch.kernels.cuda.table import (
     CHUNK_NUMEL,
@@ -191,7 +191,6 @@ def test_each_variant_has_launches_of_its_own_in_order() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from dslaunch.runtime.config import Config, load_config
 from dslaunch.runtime.config.known_keys import KEYS
@@ -88,7 +88,7 @@ def outcome(source: Any) -> None:
 @example(
     {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}, "train_batch_size": 2}
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_dict_gives_a_config_or_a_config_error(values: dict[str, Any]) -> None:
     outcome(values)
 
@@ -97,7 +97,7 @@ def test_any_dict_gives_a_config_or_a_config_error(values: dict[str, Any]) -> No
 @given(
     st.one_of(st.text(), configs().map(lambda values: json.dumps(values, indent=1)), st.binary(max_size=30))
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_any_file_gives_a_config_or_a_config_error(tmp_path: Path, text: str | bytes) -> None:
     for name in ("ds.json", "ds.yaml"):
         path = tmp_path / name
@@ -106,7 +106,7 @@ def test_any_file_gives_a_config_or_a_config_error(tmp_path: Path, text: str | b
 
 
 @given(st.text())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_text_gives_a_config_or_a_config_error(text: str) -> None:
     outcome(text)
 

@@ -212,7 +212,7 @@ def test_twenty_steps_are_those_of_torch(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=TORCH_DRIFT)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 6), max_size=4), min_size=1, max_size=5),
     dtype=st.sampled_from(list(UNITS)),
