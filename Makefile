@@ -1,7 +1,9 @@
 # One word per job. Everything runs in .venv, which the first word that needs it sets up.
 #
 #   make demo    train a small GPT on two hosts made on this machine, and show what came out
-#   make test    all tests          make check   lint, types, import directions
+#   make test    the tests          make check   lint, types, import directions
+#   make test-all   the tests, then every combination of what they test (tests marked `exhaustive`)
+#   make test-deepspeed TESTS=folder   DeepSpeed's own tests against the drop-in package; the folder is tests/ of a clone of DeepSpeed
 #   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
 #   make docs    build the change log draft and check the documents
 #   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (ten minutes)
@@ -17,9 +19,10 @@ VENV   ?= .venv
 HOSTS  ?= 2
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
+PYTEST  = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs setup clean
+.PHONY: demo test test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs setup clean
 
 setup: $(VENV)/ready
 
@@ -28,9 +31,10 @@ $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	@echo "setting up $(VENV) (a few minutes the first time), torch first, then what is needed of:"
 	@grep -v '^#' .ci/constraints.txt | tr '\n' ' ' | fold -s -w 120 && echo
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) 'pip>=25.1' # which knows dependency groups
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind cmake ninja
-	$(PIP) --no-build-isolation --editable '.[train,demo,drop-in,dev]'
+	$(PIP) --no-build-isolation --editable '.[train,demo]' --group dev --group drop-in
 	@# To compare with: in a folder of its own, where nothing imports it by accident; no compiler. Of what it depends on
 	@# only the small packages that are not here anyway.
 	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed \
@@ -43,12 +47,20 @@ demo: setup
 
 test: setup
 	@# as pip does for who installs it: the tests start hundreds of processes, and many of them may not write here
-	$(BIN)/python -m compileall -q dslaunch launcher runtime kernels
+	$(BIN)/python -m compileall -q package launcher runtime kernels
 	@# most of those processes import torch, and a fifth of that is a search for garbage among what stays loaded
 	@echo 'import gc, os; "PYTEST_CURRENT_TEST" in os.environ and gc.set_threshold(50_000, 20, 50)' \
 		> $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests_of_dslaunch.pth
 	@# three on two cores: much of the time is waiting, for hosts that fall silent and time limits that run out
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not exhaustive"
+
+test-exhaustive: setup
+	$(PYTEST) -m exhaustive
+
+test-all: test test-exhaustive
+
+test-deepspeed: setup
+	$(BIN)/python -m tests.deepspeed_tests $(or $(TESTS),no-folder) $(ONLY)
 
 check: setup
 	$(BIN)/ruff check .
@@ -61,7 +73,7 @@ bench: setup
 
 bench-launch: setup
 	@# as pip does for who installs it: the editable installation may have no compiled modules
-	$(BIN)/python -m compileall -q launcher dslaunch
+	$(BIN)/python -m compileall -q launcher package
 	$(BIN)/python tests/benchmarks/bench_hosts.py --publish
 
 bench-zero: setup
@@ -80,7 +92,7 @@ check-sanitizers: setup
 	$(BIN)/python tests/kernels/sanitizers.py
 
 bench-drop-in: setup
-	$(BIN)/python -m compileall -q dslaunch runtime kernels
+	$(BIN)/python -m compileall -q package runtime kernels
 	$(BIN)/python tests/benchmarks/bench_drop_in.py --publish
 
 lab: setup

@@ -11,10 +11,16 @@ from .news import PROTOCOL, Identity, Join
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a node does not take part. A mismatch is a mistake of the person who started all of them."""
+    """Why a node does not take part. A mismatch is a mistake of the person who started all of them.
+
+    `is_proven`: the node knows the token, so it is no stranger. `why` is for people at node 0; what the node is told of it,
+    `told`, holds no name or address if the node is not proven.
+    """
 
     why: str
+    told: str
     is_mismatch: bool = False
+    is_proven: bool = False
 
 
 def refusal_of(
@@ -25,28 +31,51 @@ def refusal_of(
     `places` says where the nodes are that take part already; `is_late`, that the job goes on without this one.
     """
     rank = join.node_rank
-    why = _why_not_the_same_job(join, identity, nonce=nonce)
-    if why:
-        return Refusal(why=why)
+    stranger = _why_not_the_same_job(join, identity, nonce=nonce)
+    if stranger:
+        return Refusal(why=stranger, told=stranger)
+    is_proven = bool(identity.token)
     if join.hosts_digest != identity.hosts_digest:
-        why = f"hostfile mismatch: node {rank} has {join.hosts}; node 0 has {identity.hosts}"
-        return Refusal(why=f"{why}; give all nodes the same hostfile and options", is_mismatch=True)
+        hint = "give all nodes the same hostfile and options"
+        theirs = join.hosts or "another one"
+        return Refusal(
+            why=(why := f"hostfile mismatch: node {rank} has {theirs}; node 0 has {identity.hosts}; {hint}"),
+            told=why if is_proven else f"hostfile mismatch: node {rank} has another one than node 0; {hint}",
+            is_mismatch=True,
+            is_proven=is_proven,
+        )
     if join.program_digest != identity.program_digest:
         why = f"program mismatch: node {rank} was started with another script or other arguments than node 0"
-        return Refusal(why=f"{why}; give all nodes the same command", is_mismatch=True)
+        why = f"{why}; give all nodes the same command"
+        return Refusal(why=why, told=why, is_mismatch=True, is_proven=is_proven)
+    return _why_no_place(rank, identity, places=places, is_late=is_late)
+
+
+def _why_no_place(
+    rank: int, identity: Identity, *, places: Mapping[int, str], is_late: bool
+) -> Refusal | None:
+    is_proven = bool(identity.token)
     if not 0 <= rank < len(identity.names):
-        return Refusal(why=f"there is no node {rank}, only 0 to {len(identity.names) - 1}")
-    if rank in places:
-        why = f"node {rank} is here already, from {places[rank]}; every node needs its own --node_rank"
-        return Refusal(why=why)
-    return Refusal(why="the job is running already; start all nodes again") if is_late else None
+        why = told = f"there is no node {rank}, only 0 to {len(identity.names) - 1}"
+    elif rank in places:
+        hint = "every node needs its own --node_rank"
+        why = f"node {rank} is here already, from {places[rank]}; {hint}"
+        told = why if is_proven else f"node {rank} is here already; {hint}"
+    elif is_late:
+        why = told = "the job is running already; start all nodes again"
+    else:
+        return None
+    return Refusal(why=why, told=told, is_proven=is_proven)
 
 
 def _why_not_the_same_job(join: Join, identity: Identity, *, nonce: str) -> str:
     if join.protocol != PROTOCOL:
         return f"it speaks protocol {join.protocol}, node 0 speaks {PROTOCOL}; install the same dslaunch everywhere"
     if not hmac.compare_digest(join.proof.encode(), identity.proof_of(join, nonce).encode()):
-        return "its DSLAUNCH_TOKEN is not node 0's; give all nodes the same one, or none of them"
+        return (
+            "its DSLAUNCH_TOKEN, or the scheduler's number of its job where that is not set, is not node 0's; give all nodes "
+            "the same token, or none of them"
+        )
     if join.job_id != identity.job_id:
-        return f"its --job_id is {join.job_id!r}, node 0's is {identity.job_id!r}; it belongs to another job"
+        return f"its --job_id is {join.job_id!r}, and node 0's is another; it belongs to another job"
     return ""

@@ -85,6 +85,8 @@ class Agent:
         self._job: dict[str, Any] = {}
         self._prepared: Prepared | None = None
         self._starter: Starter | None = None
+        self._step = ""  # of the preparation
+        self._prepare_by = float("inf")
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> None:
@@ -97,6 +99,7 @@ class Agent:
                 reached_at=_address_reached(),
                 num_devices=self._num_devices,
                 pid=os.getpid(),
+                machine=_machine(),
             )
         )
         while self._state != State.ENDED or self._is_awaited:
@@ -139,8 +142,10 @@ class Agent:
     def _tick(self) -> None:
         now = time.monotonic()
         self._uplink.check_silence(now)
+        self._check_preparation(now)
         if self._state == State.RUNNING or self._state == State.STOPPING:
             self._workers.send_stacks(now)
+            self._workers.send_prompts(now)
             self._workers.collect(is_our_kill=self._state == State.STOPPING)
             if self._state == State.RUNNING and self._workers.is_reported:
                 self._state = State.STOPPING
@@ -227,12 +232,14 @@ class Agent:
     def _prepare(self, job: dict[str, Any]) -> None:
         """In a thread, because a --venv_script may take longer than a heartbeat."""
         self._job = job
-        self._uplink.heartbeat_s = job["heartbeat_s"]
-        self._grace_s = job["kill_grace_s"]
+        self._uplink.heartbeat_s = float(job["heartbeat_s"])
+        self._grace_s = float(job["kill_grace_s"])
 
         def work() -> Frame:
             try:
-                self._prepared = Prepared(job, num_devices=self._num_devices)
+                self._prepared = Prepared(job, num_devices=self._num_devices, says=self._begin_step)
+                if job.get("preload"):
+                    self._begin_step(f"importing --preload={','.join(job['preload'])}")
                 self._starter = Starter(job, self._prepared, self._folder)
                 if job.get("save_pid") is not None:
                     self._save_pid(job["save_pid"])
@@ -241,6 +248,7 @@ class Agent:
             return Ready(self._prepared.master_port, self._prepared.notes + self._starter.notes)
 
         def finish(answer: Frame) -> None:
+            self._prepare_by = float("inf")
             if self._state != State.WAITING:  # ended by us on the way, so its failure is nobody's
                 return
             if isinstance(answer, Ready):
@@ -249,7 +257,21 @@ class Agent:
                     self._open_port.choose(answer.master_port)
             self._uplink.send(answer)
 
+        timeout_s = job.get("prepare_timeout_s")
+        if timeout_s is not None:
+            self._prepare_by = time.monotonic() + timeout_s
         in_background(self._selector, work, finish)
+
+    def _begin_step(self, step: str) -> None:
+        self._step = step
+
+    def _check_preparation(self, now: float) -> None:
+        """A file system that hangs keeps the thread in the kernel, where nothing ends it: so this does not wait for it."""
+        if self._state == State.WAITING and now > self._prepare_by:
+            self._prepare_by = float("inf")
+            why = f"not prepared within --prepare_timeout={self._job['prepare_timeout_s']:g} s: still {self._step}"
+            hint = "look at its file systems there, or give it more time"
+            self._uplink.send(Problem(f"{why}; {hint}", 3))
 
     def _save_pid(self, launcher_pid: int) -> None:
         from .pid_file import PidFileInUse, write_pid_file
@@ -274,6 +296,16 @@ class Agent:
             self._workers.add(self._starter.start(plan))
         self._starter.end()
         self._workers.watch_memory()
+
+
+def _machine() -> str:
+    """What only this host has: the machine since it was booted, and the container on it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.uname().nodename}"
+    except OSError:
+        return ""
 
 
 def _address_reached() -> str:

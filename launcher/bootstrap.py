@@ -131,6 +131,7 @@ _MODULES_OF_FEW = (  # what most agents never import
     "open_port",
     "own_addresses",
     "pid_file",
+    "plain_file",
     "preload",
     "stack_dump",
     "worker_hook",

@@ -37,6 +37,10 @@ class Channel(Protocol):
         """The end of what the host wrote beside the stream (its stderr): why an agent did not start."""
         ...
 
+    def exit_status(self) -> int | None:
+        """What the started bootstrap ended with, after the end of the stream; None where that is not known."""
+        ...
+
     def close(self) -> None:
         """End the stream, which ends the agent and all its workers; then leave nothing behind on this machine."""
         ...

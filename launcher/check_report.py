@@ -11,7 +11,7 @@ from .errors import EXIT_HOST
 from .facts import ClusterFacts
 from .host_names import folded
 from .reachability import first_reached
-from .wording import count
+from .wording import cleaned, count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def as_text(cluster: ClusterFacts, report: Report) -> str:
     if same:
         title = "The same everywhere:" if num_hosts > 1 else "Found:"
         lines += ["", title, *(f"  {label:{width}}   {value}" for label, value in same)]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{cleaned(line)}\n" for line in lines)
 
 
 def as_dict(cluster: ClusterFacts, report: Report) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from .options import PART_OPTIONS, Options, read_parts
 from .options.hosts import CHOICE_OPTIONS, NODE_RANGE, SSH_OPTIONS, read_ssh
 from .options.seconds import seconds
 from .prefix_command import PrefixCommand
+from .wording import cleaned
 from .writer import EXIT_NOT_READ
 
 LAUNCHERS = ("ssh", "local", "pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
@@ -22,6 +23,10 @@ ABSENT = {
     "--autotuning": "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO stage in the "
     "ds_config",
     "--nproc_per_node": "write --num_gpus=N, or slots=N in the hostfile",
+    **dict.fromkeys(
+        ("-n", "-np", "--np"), "write --num_gpus=N for N processes on each host, or slots=N in the hostfile"
+    ),
+    "-N": "write --num_nodes=N for the first N hosts of the hostfile",
     "--nnodes": "write --num_nodes=N; MIN:MAX is allowed",
     **dict.fromkeys(
         ("--rdzv_backend", "--rdzv_endpoint", "--rdzv_id", "--rdzv_conf", "--standalone"),
@@ -29,6 +34,56 @@ ABSENT = {
     ),
 }
 OWN_LAUNCHERS = ("ssh", "local")  # which run no other program that could take --launcher_args
+
+# The titles of --help and what stands below them, the common ones first.
+GROUPS = {
+    "Hosts and slots": ("hostfile", "include", "exclude", "num_nodes", "num_gpus"),
+    "The program": ("module", "no_python", "no_local_rank", "venv_script", "drop_in", "preload", "profile"),
+    "Output": (
+        *(
+            "quiet",
+            "tee",
+            "prefix",
+            "timestamps",
+            "fold",
+            "log_dir",
+            "enable_each_rank_log",
+            "report",
+            "timings",
+        ),
+        *("stack_on_hang", "stdin", "log_level"),
+    ),
+    "Failures and restarts": (
+        *("max_restarts", "spares", "min_nodes", "max_nodes", "min_uptime", "elastic_training", "kill_grace"),
+        *("heartbeat", "prepare_timeout", "save_pid"),
+    ),
+    "Rank 0, CPU cores": ("master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
+    "SSH": (
+        *(
+            "ssh_user",
+            "ssh_port",
+            "ssh_identity",
+            "ssh_config",
+            "connect_timeout",
+            "connect_window",
+            "tree_above",
+        ),
+        *("tree_radix", "force_multi"),
+    ),
+    "Other ways to start": (
+        *(
+            "launcher",
+            "launcher_args",
+            "no_ssh",
+            "node_rank",
+            "coordinator_port",
+            "rendezvous_timeout",
+            "job_id",
+        ),
+        "no_ssh_check",
+    ),
+    "Information": ("dry_run", "version", "help"),
+}
 
 EPILOG = """
 \b
@@ -55,6 +110,7 @@ Other commands, each with a --help of its own:
   dslaunch stacks PID                what each rank of a job that runs does, as seen by Python
   dslaunch checkpoint ls DIR         look at checkpoints, verify, compare, prune, and export weights
   dslaunch report-env                what works on this machine: kernels, CUDA, direct I/O, and why not
+  dslaunch completion SHELL          what makes bash, zsh or fish complete options and commands
 
 Everything after the script belongs to the script. Options may be shortened as long as they stay unique.
 The exit code is 0 if every process ended with 0, else that of the process that failed first (128 + n after
@@ -72,6 +128,7 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.command(
     cls=PrefixCommand,
     absent=ABSENT,
+    groups=GROUPS,
     epilog=EPILOG,
     context_settings={
         "allow_interspersed_args": False,
@@ -210,6 +267,7 @@ COMMANDS: dict[str, str] = {
     "stacks": ".commands.stacks",
     "checkpoint": ".commands.checkpoint",
     "report-env": ".commands.report_env",
+    "completion": ".commands.completion",
 }
 
 
@@ -219,14 +277,35 @@ def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
         module = import_module(COMMANDS[words[0]], __package__)
         command: click.Command = module.command
         return command, f"dslaunch {words[0]}", words[1:]
+    if words and words[0].isidentifier() and not os.path.exists(words[0]):
+        import difflib  # here: it takes 1 ms
+
+        near = difflib.get_close_matches(words[0].lower(), COMMANDS, n=1, cutoff=0.7)
+        if near:
+            raise click.UsageError(
+                f"{words[0]!r} is no command, and no script of that name is here; did you mean `dslaunch {near[0]}`? A script "
+                f"that is on the hosts only is ./{words[0]}"
+            )
     return dslaunch, "dslaunch", words
+
+
+def _for_terminal(message: str) -> str:
+    """With line breaks between words if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        return message
+    from shutil import get_terminal_size  # here: few runs end with a mistake
+
+    from .wording import wrapped
+
+    return wrapped(message, get_terminal_size().columns, first=len("dslaunch: "))
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command and end the program with its exit code. The one place that turns errors into exit codes."""
-    is_debugging = False
+    is_debugging, is_job = False, True
     try:
         command, name, words = _command(list(sys.argv[1:] if argv is None else argv))
+        is_job = command is dslaunch
         with command.make_context(name, words) as context:
             is_debugging = context.params.get("log_level", "").lower() == "debug"
             code = command.invoke(context)
@@ -238,11 +317,12 @@ def main(argv: list[str] | None = None) -> None:
 
             traceback.print_exc()
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        print(f"dslaunch: {message}", file=sys.stderr)
+        print(f"dslaunch: {_for_terminal(cleaned(message))}", file=sys.stderr)
         code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
     except BrokenPipeError:  # whoever read our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_NOT_READ
     except (KeyboardInterrupt, click.Abort):
+        print(f"dslaunch: interrupted{': nothing was started' if is_job else ''}", file=sys.stderr)
         code = 130
     sys.exit(code)

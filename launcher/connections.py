@@ -34,7 +34,8 @@ class Peer:
         self.sock = sock
         self.where = where
         self.is_at_second_door = is_at_second_door
-        self.nonce = secrets.token_hex(16)
+        self.nonce = secrets.token_hex(16)  # with the other side's, once that has come
+        self.is_challenged = False
         self.decoder = NewsDecoder()
         self.outbox = bytearray()
         self.began_at = self.heard_at = time.monotonic()

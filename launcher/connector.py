@@ -10,6 +10,7 @@ from .bootstrap import agent_python
 from .channel import Channel
 from .dial import EarlyDials
 from .lean_paramiko import lean_paramiko
+from .open_files import ensure_open_files
 from .options import Options, SshOptions
 from .plan import NodePlan
 from .tree import Group
@@ -37,6 +38,7 @@ def ways(
 
     configuration = Configuration(options.ssh)
     targets = {node.node_rank: configuration.resolve(node.host) for node in nodes if not node.is_local}
+    ensure_open_files(window + len(groups) + len(nodes) - sum(len(one.children) for one in groups))
     with lean_paramiko():
         from .backends.ssh_tree import SshTree
 
@@ -58,6 +60,7 @@ def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan
 def _direct_ways(options: Options, nodes: Sequence[NodePlan], *, window: int, num_early: int) -> Ways:
     """The same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
+    ensure_open_files(len(others))
     ways = Ways(connect=_connect_nobody, window=window)
     if others and options.launcher == "pdsh":
         from .backends.pdsh import Pdsh
@@ -72,7 +75,10 @@ def _direct_ways(options: Options, nodes: Sequence[NodePlan], *, window: int, nu
         if node.is_local:
             from .backends.local import LocalChannel
 
-            return LocalChannel(end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S)
+            return LocalChannel(
+                end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S,
+                takes_stdin=node.stdin_rank is not None,
+            )
         return ways.connect(node)
 
     return ways._replace(connect=connect)
@@ -93,7 +99,8 @@ def _by_ssh(
     is_loaded = f"{__package__}.backends.ssh" in sys.modules
     early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
     with lean_paramiko():
-        from .backends.ssh import SshChannel, SshConnection, SshFiles
+        from .backends.login import SshFiles
+        from .backends.ssh import SshChannel, SshConnection
     files = SshFiles()
 
     def connect(node: NodePlan) -> Channel:

@@ -11,11 +11,11 @@ from typing import IO
 
 from .display import AboveStatusLine, StatusLine, describe_hosts, shown
 from .errors import LaunchError
-from .frames import bytes_of
 from .options.logs import LogOptions
 from .prefix import Origin
 from .rank_output import RankOutput, Screen, timestamp
-from .verdict import RankFailure, Verdict
+from .verdict import Failure, RankFailure, Verdict, describe_all
+from .wording import cleaned, count, shown_time, wrapped
 from .writer import Sink, StreamSink, Writer, unbuffered
 
 PROGRESS_AFTER_S = 2.0
@@ -26,6 +26,7 @@ LIVE_EVERY_S = 0.1
 LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
 LAST_FILES_S = 10.0  # after an interrupt, for a disk that may be slow
 URGENT_S = 0.5
+MAX_OTHERS = 5  # lines on what else failed
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -40,6 +41,7 @@ class Console:
         out: IO[bytes] | None = None,
         err: IO[bytes] | None = None,
     ) -> None:
+        self.has_begun = False
         self._level = _LEVELS[log_level]
         self._logs = logs or LogOptions()
         streams = {
@@ -58,6 +60,7 @@ class Console:
         self._writer = Writer()
         self._ranks = RankOutput(self._logs, self._writer, self._screens)
         self._last_progress_at = 0.0
+        self._num_workers = 0
 
     @property
     def failure(self) -> LaunchError | None:
@@ -74,7 +77,9 @@ class Console:
 
         Errors: LaunchError if their log files cannot be made
         """
+        self.has_begun = True
         self._ranks.begin(origins)
+        self._num_workers = len(origins)
         if self._ranks.warning:
             self.warn(self._ranks.warning)
 
@@ -150,29 +155,37 @@ class Console:
         elif self._level <= _LEVELS["info"] and self._writer.is_idle:  # a stopped terminal gets no more
             self._writer.put(self._status, shown(f"dslaunch: {text}", self._terminal.num_columns))
 
-    def report(self, verdict: Verdict) -> None:
-        """The last word: nothing after success, else who failed first, its last lines, and who else failed."""
+    def report(self, verdict: Verdict, *, took_s: float) -> None:
+        """The last word: that all ended well, or who failed first, its last lines, and who else failed; and the log files."""
         failed = [one for one in (verdict.culprit, *verdict.others) if one is not None]
-        if not failed:
-            return
+        if failed:
+            self._report_failures(failed)
+        elif verdict.exit_code == 0:
+            what = count(self._num_workers, "worker") if self._num_workers else "the job"
+            self.say(f"{what} ended with code 0 after {shown_time(took_s)}")
+        for place in self._ranks.places:
+            (self.error if failed else self.say)(f"log files: {place}")
+
+    def _report_failures(self, failed: Sequence[Failure]) -> None:
         if not any(isinstance(one, RankFailure) for one in failed):
-            for one in failed:
-                self.error(one.describe())
+            for line in describe_all(failed):
+                self.error(line)
             return
         culprit = failed[0]
         self.error(f"{culprit.describe()}; it failed first")
         if isinstance(culprit, RankFailure):
             self._explain(culprit)
-        for one in failed[1:6]:
-            self.error(f"also failed: {one.describe()}")
-        if len(failed) > 6:
-            self.error(f"also failed: {len(failed) - 6} more")
+        others = describe_all(failed[1:])
+        for line in others[:MAX_OTHERS]:
+            self.error(f"also failed: {line}")
+        if len(others) > MAX_OTHERS:
+            self.error(f"also failed: {len(others) - MAX_OTHERS} more")
 
     def show(self, title: str, lines: Sequence[str]) -> None:
         """Something that was asked for, whatever the log level but critical: a sentence, and lines below it."""
         self.error(title)
         for line in lines:
-            self._say_bytes(b"    " + bytes_of(line) + b"\n")
+            self._say_bytes(f"    {cleaned(line.expandtabs())}\n".encode("utf-8", "surrogateescape"))
 
     def _explain(self, culprit: RankFailure) -> None:
         for sentence in culprit.evidence:
@@ -192,7 +205,10 @@ class Console:
             self._ranks.flush()  # what the ranks wrote before this
         if level < self._level:
             return
-        name = "dslaunch:"
+        name, message = "dslaunch:", cleaned(message)
+        if self._terminal is not None:
+            taken = len(timestamp(0)) if self._logs.has_timestamps else 0
+            message = wrapped(message, self._terminal.num_columns - taken, first=len(name) + 1)
         if self._screens[2].has_color:
             name = f"\x1b[{31 if level >= 40 else 1}m{name}\x1b[0m"
         self._say_bytes(f"{name} {message}\n".encode("utf-8", "surrogateescape"))

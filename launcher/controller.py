@@ -16,6 +16,7 @@ from .channel import Channel
 from .console import Console
 from .contradiction import Phase, contradiction
 from .endpoint import is_for_others, master_address
+from .errors import EXIT_MISTAKE
 from .frames import (
     Done,
     Exited,
@@ -44,11 +45,23 @@ from .rest import Rest, RestTalk, Word
 from .roster import HostState, Roster
 from .running_job import RunningJob
 from .timings import Timings
-from .verdict import Failure, HostFailure, OutputFailure, Verdict, judge, rank_failure, signal_name
+from .verdict import (
+    Failure,
+    HostFailure,
+    LauncherFailure,
+    OutputFailure,
+    Verdict,
+    judge,
+    rank_failure,
+    signal_name,
+)
 
 CONNECT_WINDOW = 64  # connections being made at the same time
 STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
 POLL_S = 0.2
+ANSWER_TIMEOUT_S = (
+    120.0  # for what a host does in a thread beside its heartbeat: names may be looked up slowly
+)
 SILENCE_LOOKS = 20.0  # at all hosts in one heartbeat time
 MAX_PING_EVERY_S = 5.0
 
@@ -84,6 +97,7 @@ class Controller:
         self._rest = RestTalk(rest)
         self._timings = Timings(plan.world_size)
         self._failures: list[Failure] = []
+        self._ended_well: dict[int, float] = {}  # when, by rank
         self._interrupts: list[int] = []
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
         self._is_output_lost = False
@@ -92,6 +106,8 @@ class Controller:
         self._started_at: float | None = None
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
+        self._stood_still_s = 0.0
+        self._excused_until = 0.0  # until then the end of a stream is not its host's fault
 
     def run(self) -> Verdict:
         """From nothing to a verdict; when it returns, no process of the job is left on any host that answers.
@@ -112,6 +128,7 @@ class Controller:
             interrupted_by=self._interrupted_by,
             phases_s=self._timings.all_s(),
             started_at=self._started_at,
+            ended_well=self._ended_well,
         )
 
     # The rest of the job, if other controllers drive it. These three may be called from any thread.
@@ -154,7 +171,12 @@ class Controller:
             self._console.say(note)
         self._begin_search()
         while not self._search.is_over and not self._is_failing():
-            self._wait("reached", lambda host: self._search.is_answered(host.plan.node_rank))
+            self._wait(
+                "reached",
+                lambda host: self._search.is_answered(host.plan.node_rank),
+                is_over=lambda: self._search.is_over,
+                timeout_s=ANSWER_TIMEOUT_S,
+            )
         for node_rank, message in self._search.failures:
             self._fail_host(self._roster.hosts[node_rank], message, time.monotonic())
         for note in self._search.notes:
@@ -188,14 +210,31 @@ class Controller:
         self._console.end_progress()
         self._wait("ended", lambda host: host.is_over, is_patient=False)
 
-    def _wait(self, phase: str, is_there: Callable[[HostState], bool], *, is_patient: bool = True) -> None:
-        """Until every host is there. A failure ends the wait; a patient one first hears every host's answer."""
+    def _wait(
+        self,
+        phase: str,
+        is_there: Callable[[HostState], bool],
+        *,
+        is_patient: bool = True,
+        is_over: Callable[[], bool] = lambda: False,
+        timeout_s: float = float("inf"),
+    ) -> None:
+        """Until every host is there, or nothing more can come of it. A failure ends the wait; a patient one first hears
+        every host's answer.
+
+        Without a timeout: what limits the wait for each host is in docs/design-waits.md.
+        """
         began = time.monotonic()
         missing = {  # a set that keeps its order
             host: None for host in self._roster if not is_there(host) and not (is_patient and host.has_failed)
         }
         shown_at = 0.0
         while missing and not self._interrupts and not (self._is_failing() and not is_patient):
+            if is_over():
+                break
+            if time.monotonic() - began > timeout_s:
+                self._fail_missing(phase, missing, timeout_s)
+                break
             if time.monotonic() - shown_at >= POLL_S:
                 shown_at = time.monotonic()
                 self._show_progress(phase, missing, began)
@@ -204,6 +243,12 @@ class Controller:
                     missing.pop(host, None)
         if not self._is_failing():
             self._timings.end(phase, self._heard_at)  # not now: output may have come in while we were busy
+
+    def _fail_missing(self, phase: str, missing: dict[HostState, None], timeout_s: float) -> None:
+        first = self._roster.hosts[0]
+        for host in (first,) if first in missing else missing:  # the others may have waited for that one
+            why = f"its agent did not answer within {timeout_s:g} s, and the job waits for all to be {phase}"
+            self._fail_host(host, why, time.monotonic())
 
     def _show_progress(self, phase: str, missing: dict[HostState, None], began_at: float) -> None:
         if phase == "started":
@@ -232,6 +277,7 @@ class Controller:
     def _take_event(self) -> list[HostState]:
         """Deal with the next event; returns the hosts of which something new is known, so that nobody looks at all."""
         changed: list[HostState] = []
+        self._look_for_standstill()
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + POLL_S
@@ -281,11 +327,19 @@ class Controller:
                     f"{host.name}: ended {item.left_over} processes that outlived their worker"
                 )
         elif isinstance(item, LinkEnd):
-            self._fail_host(host, item.message, at_s, is_way_lost=item.is_way_lost)
+            self._lose_host(host, item, at_s)
 
     def _greet(self, host: HostState, hello: Hello) -> None:
         """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
-        host.hello = hello
+        twin = self._roster.greet(host, hello)
+        if twin is not None:
+            shared = ", ".join(one for one in host.plan.devices if one in twin.plan.devices)
+            why = (
+                f"{host.name} and {twin.name} are one machine, {hello.hostname}, and both have slot {shared}"
+            )
+            hint = "give a machine one line in the hostfile, or lines with different devices="
+            self._fail_host(host, f"{why}; {hint}", time.monotonic(), exit_code=EXIT_MISTAKE)
+            return
         # The answer to the ping tells how far the two clocks are apart.
         host.send(Ping(0), Prepare(job_of(self._plan, host.plan)))
         self._console.debug(
@@ -311,7 +365,9 @@ class Controller:
 
     def _handle_exit(self, host: HostState, item: Exited, at_s: float) -> None:
         host.exit_codes[item.rank] = item.code
+        ended_at = min(at_s, item.at + host.clock_offset_s)
         if item.code == 0:
+            self._ended_well[item.rank] = ended_at
             return
         self._failures.append(
             rank_failure(
@@ -319,7 +375,7 @@ class Controller:
                 local_rank=next(one.local_rank for one in host.plan.ranks if one.rank == item.rank),
                 host=host.name,
                 pid=host.pids.get(item.rank, 0),
-                at_s=min(at_s, item.at + host.clock_offset_s),
+                at_s=ended_at,
             )
         )
 
@@ -346,10 +402,52 @@ class Controller:
             )
         )
         host.link.abandon()
+        if host.plan.node_rank == 0:
+            self._search.lose_first()
+
+    def _lose_host(self, host: HostState, end: LinkEnd, at_s: float) -> None:
+        """Its stream ended. After a standstill of ours that is what it was told to do when it hears nothing."""
+        if time.monotonic() < self._excused_until and host.hello is not None:
+            self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
+            host.is_over = True
+            host.link.abandon()
+        else:
+            self._fail_host(host, end.message, at_s, is_way_lost=end.is_way_lost)
+
+    def _look_for_standstill(self) -> None:
+        """If this process was stopped, or the machine suspended, no host is at fault; they may have ended the job."""
+        gap_s = self._roster.forgive_standstill()
+        heartbeat_s = self._plan.heartbeat_s
+        if gap_s < heartbeat_s / 2 or not any(host.hello for host in self._roster):
+            return
+        self._stood_still_s = gap_s
+        self._excused_until = time.monotonic() + heartbeat_s
+        if gap_s > heartbeat_s:
+            self._fail_launcher(f"this machine stood still for {gap_s:.0f} s", time.monotonic() - gap_s)
+
+    def _fail_launcher(self, what: str, at_s: float) -> None:
+        """Nothing is known against any host; said once."""
+        if not any(isinstance(one, LauncherFailure) for one in self._failures):
+            message = (
+                f"{what}, and hosts end a job of which they hear nothing for --heartbeat={self._plan.heartbeat_s:g} s; no "
+                "host is at fault: keep this machine awake and connected, or give a longer --heartbeat"
+            )
+            self._failures.append(LauncherFailure(message=message, at_s=at_s))
 
     def _look_for_silence(self) -> list[HostState]:
         """Give up hosts that are silent for too long; returns them."""
         lost: list[HostState] = []
+        heartbeat_s = self._plan.heartbeat_s
+        if self._roster.are_all_silent(heartbeat_s / 2):  # a reply comes twice in this time
+            silent_s = min(host.link.silent_s() for host in self._roster if not host.is_over)
+            if self._roster.are_all_silent(heartbeat_s):
+                what = f"nothing is heard of any host for {silent_s:.0f} s: this machine has no network"
+                self._fail_launcher(what, time.monotonic() - silent_s)
+                lost = [host for host in self._roster if not host.is_over and not host.plan.is_local]
+                for host in lost:
+                    host.is_over = True
+                    host.link.abandon()
+            return lost
         for host in self._roster:
             silence = host.why_silent(self._plan.heartbeat_s)
             if silence is not None:
@@ -426,8 +524,12 @@ class Controller:
     def _announce_stop(self, grace_s: float) -> None:
         running = self._roster.num_running
         if not running:
+            if self._interrupted_by and self._started_at is None:
+                self._console.say(f"{signal_name(self._interrupted_by)}: nothing was started")
             return
-        why = signal_name(self._interrupted_by) if self._interrupted_by else self._failures[0].describe()
+        why = (
+            signal_name(self._interrupted_by) if self._interrupted_by else f"{self._failures[0].name} failed"
+        )
         workers = f"{running} {'' if self._interrupted_by else 'other '}worker{'s' if running != 1 else ''}"
         how = f"SIGTERM, and SIGKILL after {grace_s:g} s" if grace_s else "SIGKILL"
         hint = "; Ctrl-C again kills them now" if self._interrupted_by == signal.SIGINT and grace_s else ""

@@ -26,6 +26,7 @@ from .failure_log import FailureLog
 from .frames import ProtocolError
 from .news import (
     Beat,
+    Challenge,
     End,
     Ended,
     Failed,
@@ -34,8 +35,10 @@ from .news import (
     Join,
     Joined,
     News,
+    Proof,
     Ready,
     Refused,
+    both,
 )
 
 LINGER_S = 5.0  # a job that fails before its start tells those who come so much later
@@ -242,9 +245,7 @@ class Coordinator:
     def hear(self, peer: Peer, news: News) -> None:
         """News of a connection. Errors: ProtocolError if it must not come from there."""
         if peer.node_rank is None:
-            if not isinstance(news, Join):
-                raise ProtocolError(f"{type(news).__name__} instead of Join")
-            self._judge(peer, news)
+            self._hear_stranger(peer, news)
         elif isinstance(news, Ready):
             peer.is_ready = True
             if peer.node_rank == 0 and self._second_port is not None and self._state is State.GATHERING:
@@ -260,6 +261,17 @@ class Coordinator:
             raise ProtocolError(f"{type(news).__name__} from a member")
 
     # Who may take part.
+
+    def _hear_stranger(self, peer: Peer, news: News) -> None:
+        if isinstance(news, Challenge) and not peer.is_challenged:
+            peer.is_challenged = True
+            peer.nonce = both(peer.nonce, news.nonce)
+            self._connections.send(peer, Proof(self._identity.coordinator_proof(peer.nonce)))
+        elif isinstance(news, Join) and peer.is_challenged:
+            self._judge(peer, news)
+        else:
+            wanted = "Join" if peer.is_challenged else "Challenge"
+            raise ProtocolError(f"{type(news).__name__} instead of {wanted}")
 
     def _judge(self, peer: Peer, join: Join) -> None:
         rank = join.node_rank
@@ -286,10 +298,10 @@ class Coordinator:
             self._tell(*first)
 
     def _refuse(self, peer: Peer, rank: int, refusal: Refusal) -> None:
-        """A mismatch ends all nodes, for whoever started them made a mistake; a job that runs is left alone."""
-        self._connections.send(peer, Refused(refusal.why, EXIT_MISTAKE))
+        """A proven mismatch ends all nodes, for whoever started them made a mistake; a job that runs is left alone."""
+        self._connections.send(peer, Refused(refusal.told, EXIT_MISTAKE))
         self._connections.leave(peer)
-        if not refusal.is_mismatch:
+        if not refusal.is_mismatch or not refusal.is_proven:
             self._note_refusal(peer, rank, refusal.why)
             return
         if not self._is_started and rank not in self._members:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import select
 import socket
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from .errors import EXIT_HOST, LaunchError
 from .ssh_config import Target
 
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # of Linux; holds until something is received
+NEXT_AFTER_S = 0.25  # from one address of a host to the next, as most programs do
+Address = tuple[Any, ...]
 HEAD_START_S = 0.02  # what is waited for the connections to be begun: names that DNS knows may take longer
 
 
@@ -38,7 +42,12 @@ class PromptSocket(socket.socket):
 
 
 class Dial:
-    """One connection that is being made: to the first address of the host, and to the next when that fails."""
+    """One connection that is being made, to whichever address of the host answers first.
+
+    The next address is tried when one has failed, or has not answered for NEXT_AFTER_S; those before it go on meanwhile.
+
+    Source: RFC 8305, "Happy Eyeballs"
+    """
 
     def __init__(self, hop: Target) -> None:
         """Find the addresses.
@@ -48,59 +57,91 @@ class Dial:
         self._timeout_s = hop.connect_timeout_s
         # Bytes, because a `str` is encoded as an international name, and what that needs takes 5 ms to load.
         name = hop.address.encode() if hop.address.isascii() else hop.address
-        self._addresses = socket.getaddrinfo(name, hop.port, type=socket.SOCK_STREAM)
-        self._socket: PromptSocket | None = None
-        self._error = 0  # of a connection that failed at once
+        found = socket.getaddrinfo(name, hop.port, hop.family, socket.SOCK_STREAM)
+        self._addresses = _alternating([(family, address) for family, _, _, _, address in found])
+        self._sockets: list[PromptSocket] = []  # those that are connecting
+        self._error: OSError | None = None  # of the last one that failed
         self._give_up_at = 0.0
+        self._next_at = 0.0
 
     def begin(self) -> None:
-        """Begin to connect to the next address; does not wait.
-
-        Errors: OSError if there can be no socket
-        """
-        family, kind, protocol, _, address = self._addresses.pop(0)
-        self._socket = PromptSocket(family, kind, protocol)
-        self._socket.setblocking(False)
-        self._error = self._socket.connect_ex(address)
+        """Begin to connect to the first address; does not wait."""
         self._give_up_at = time.monotonic() + self._timeout_s
+        self._begin_next()
 
     def finish(self) -> socket.socket:
         """Wait for the connection.
 
         Errors: OSError with what the last address said; TimeoutError if it said nothing
         """
-        while True:
-            try:
-                if self._socket is None:
-                    self.begin()
-                return self._connected()
-            except OSError:
-                self.close()
-                if not self._addresses:
-                    raise
+        if not self._give_up_at:
+            self.begin()
+        try:
+            while True:
+                now = time.monotonic()
+                if self._addresses and (not self._sockets or now >= self._next_at):
+                    self._begin_next()
+                elif not self._sockets:
+                    raise self._error or TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+                else:
+                    until = min(self._give_up_at, self._next_at) if self._addresses else self._give_up_at
+                    # Also when the time is over: we may have been stopped or busy, long after the host had answered.
+                    connected = self._wait(until - now)
+                    if connected is not None:
+                        return connected
+                    if self._sockets and now >= self._give_up_at:
+                        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Give it up, unless it is finished."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Give up what is not finished."""
+        for one in self._sockets:
+            one.close()
+        self._sockets.clear()
 
-    def _connected(self) -> socket.socket:
-        sock = self._socket
-        if sock is None:
-            raise AssertionError("a connection that was not begun cannot be waited for")
-        if self._error in (0, errno.EINPROGRESS):
-            poll = select.poll()
-            poll.register(sock, select.POLLOUT)
-            if not poll.poll(max(0.0, self._give_up_at - time.monotonic()) * 1e3):
-                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-            self._error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if self._error:
-            raise OSError(self._error, os.strerror(self._error))
-        sock.settimeout(self._timeout_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = None
-        return sock
+    def _begin_next(self) -> None:
+        family, address = self._addresses.pop(0)
+        self._next_at = time.monotonic() + NEXT_AFTER_S
+        try:
+            sock = PromptSocket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            self._sockets.append(sock)
+            error = sock.connect_ex(address)
+            if error not in (0, errno.EINPROGRESS):
+                self._fail(sock, error)
+        except OSError as failure:  # this machine may know no such addresses, or have no socket left
+            self._error = failure
+
+    def _wait(self, timeout_s: float) -> socket.socket | None:
+        """The first that is connected within this time."""
+        poll = select.poll()
+        for one in self._sockets:
+            poll.register(one, select.POLLOUT)
+        ready = {fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1e3)}
+        for sock in [one for one in self._sockets if one.fileno() in ready]:
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                self._fail(sock, error)
+                continue
+            self._sockets.remove(sock)
+            sock.settimeout(self._timeout_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        return None
+
+    def _fail(self, sock: PromptSocket, error: int) -> None:
+        self._sockets.remove(sock)
+        sock.close()
+        self._error = OSError(error, os.strerror(error))
+
+
+def _alternating(found: list[tuple[int, Address]]) -> list[tuple[int, Address]]:
+    """The same, no kind of address waiting for all of the other kind; the first stays the first."""
+    first = [one for one in found if one[0] == found[0][0]]
+    others = [one for one in found if one[0] != found[0][0]]
+    pairs = itertools.zip_longest(first, others)
+    return [one for pair in pairs for one in pair if one is not None]
 
 
 class EarlyDials:

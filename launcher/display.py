@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .errors import LaunchError
+from .host_names import folded
 from .writer import StreamSink
 
 ERASE = b"\r\x1b[K"  # to the first column, and clear from there
 MAX_NAMED = 4
+MAX_NAMES_LENGTH = 80
 
 
 def describe_hosts(phase: str, num_hosts: int, missing: Sequence[str], num_failed: int) -> str:
-    """`3 of 8 hosts connected, 1 failed, waiting for w1, w2, w3, w4`."""
+    """`3 of 8 hosts connected, 1 failed, waiting for w1, w2, w3, w4`; of more `w[1-5]`."""
     num_done = num_hosts - len(missing) - num_failed
     text = f"{num_done} of {num_hosts} hosts {phase}"
     if num_failed:
         text += f", {num_failed} failed"
     if missing:
-        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
-        text += f", waiting for {', '.join(missing[:MAX_NAMED])}{more}"
+        names = ", ".join(missing) if len(missing) <= MAX_NAMED else folded(missing)
+        if len(names) > MAX_NAMES_LENGTH:
+            names = f"{', '.join(missing[:MAX_NAMED])} and {len(missing) - MAX_NAMED} more"
+        text += f", waiting for {names}"
     return text
 
 

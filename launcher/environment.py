@@ -34,6 +34,9 @@ from .errors import LaunchError
 DEFAULT_FILE_NAME = ".deepspeed_env"
 FILE_NAME_VARIABLE = "DS_ENV_FILE"
 SHELL = "the shell"
+WORKING_FOLDER = (
+    "the working folder"  # with the shell's PYTHONPATH behind it: "the working folder, then the shell"
+)
 
 # A variable of the launching shell whose name starts with one of these goes to every node: communication, Python
 # and experiment tracking, then the names that Nebula and Azure ML jobs read.
@@ -64,6 +67,7 @@ EXPORTED_PREFIXES = (
     "NEBULA_PERSISTENT_STORAGE_PATH",
     "NEBULA_PERSISTENT_TIME_INTERVAL",
     "DSLAUNCH_DROP_IN",
+    "DSLAUNCH_LOG_LEVEL",
 )
 
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
@@ -85,7 +89,7 @@ class EnvEntry(NamedTuple):
 
     name: str
     value: tuple[str, ...]  # literal, variable name, literal, ...: odd places are expanded on the node
-    source: str  # "the shell" or "/home/ada/.deepspeed_env:3"
+    source: str  # "the shell", "the working folder" or "/home/ada/.deepspeed_env:3"
 
 
 def exported(
@@ -99,10 +103,11 @@ def exported(
     Errors: LaunchError if `file_name` is given and found in neither folder, if a file cannot be read, or as
     parse_env_file(). A missing `.deepspeed_env` is fine.
     """
-    python_path = [cwd, environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else [cwd]
-    values = {name: value for name, value in environ.items() if name.startswith(EXPORTED_PREFIXES)}
-    values["PYTHONPATH"] = ":".join(python_path)
-    entries = [EnvEntry(name=name, value=(values[name],), source=SHELL) for name in sorted(values)]
+    taken = {name: (value, SHELL) for name, value in environ.items() if name.startswith(EXPORTED_PREFIXES)}
+    of_shell = environ.get("PYTHONPATH")
+    ours = (f"{cwd}:{of_shell}", f"{WORKING_FOLDER}, then {SHELL}") if of_shell else (cwd, WORKING_FOLDER)
+    taken["PYTHONPATH"] = ours
+    entries = [EnvEntry(name=name, value=(taken[name][0],), source=taken[name][1]) for name in sorted(taken)]
     found = False
     for path in {os.path.realpath(path): path for path in _paths(cwd, home, file_name)}.values():
         data = _read(path)

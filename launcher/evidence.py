@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 NUM_LAST_LINES = 20
 NUM_KEPT_LINES = 500  # of stderr: a traceback may be longer than what is shown otherwise
 MAX_LINE_BYTES = 2000  # of a kept line
+MAX_ERROR_FILE_BYTES = 1 << 20
 
 _TRACEBACK = "Traceback (most recent call last):"
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
@@ -97,13 +98,15 @@ def _unmarked(line: str) -> str:
 
 
 def read_error_file(path: str) -> tuple[str, list[str]]:
-    """The message and the traceback that torch's @record left in a file; empty if there is none.
+    """The message and the traceback that torch's @record left in a file; empty if there is none, or it is no such file.
 
     Source: torch 2.13 distributed/elastic/multiprocessing/errors/error_handler.py, `record_exception`.
     """
+    from .plain_file import read_plain  # here: only a failure needs it
+
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            message = json_text.read(file.read().strip())["message"]
+        text = read_plain(path, max_bytes=MAX_ERROR_FILE_BYTES).decode("utf-8", "surrogateescape")
+        message = json_text.read(text.strip())["message"]
     except (OSError, ValueError, LookupError, TypeError):
         return "", []
     if not isinstance(message, dict):
@@ -256,6 +259,12 @@ def evidence_of(
         facts = [*facts, *_shared_memory()]
     message, recorded = read_error_file(error_file) if error_file else ("", [])
     of_err, of_out = err.lines, out.lines
+    if any(_refuses_local_rank(line) for line in [*of_err[-NUM_LAST_LINES:], *of_out[-NUM_LAST_LINES:]]):
+        facts = [
+            *facts,
+            "the program does not know the argument --local_rank=N, which dslaunch adds as DeepSpeed does; give dslaunch "
+            "--no_local_rank, and let the program read the variable LOCAL_RANK if it needs the number",
+        ]
     return {
         "core_dumped": has_core,
         "is_out_of_memory": is_out_of_memory,
@@ -265,6 +274,21 @@ def evidence_of(
         "last_lines": (of_err or of_out)[-NUM_LAST_LINES:],
         "last_lines_of": "stderr" if of_err or not of_out else "stdout",
     }
+
+
+def _refuses_local_rank(line: str) -> bool:
+    """Whether a parser of arguments complains of it: argparse, getopt, click, absl, Go, Rust and others in their words."""
+    text = line.lower()
+    complaints = (
+        "unrecognized",
+        "unknown",
+        "no such option",
+        "invalid option",
+        "illegal option",
+        "unexpected",
+    )
+    is_meant = "local_rank" in text or "local-rank" in text
+    return is_meant and any(one in text for one in complaints)
 
 
 def size_of(num_bytes: int) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .wording import cleaned
+
 _DISK = {"problem": str, "size_bytes": int, "free_bytes": int}
 SHAPES: dict[str, dict[str, type]] = {
     "clock": {"time": float},
@@ -97,6 +99,5 @@ def read_answer(question: str, facts: object) -> tuple[dict[str, Any] | None, st
 
 
 def clean(text: str) -> str:
-    """Text of a host on one line, without what would steer a terminal."""
-    shown = "".join(one if one.isprintable() else " " for one in text[: MAX_TEXT + 1])
-    return shown[:MAX_TEXT] + "..." if len(shown) > MAX_TEXT else shown
+    """A fact, which is short."""
+    return cleaned(text, MAX_TEXT)

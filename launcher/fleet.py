@@ -13,6 +13,7 @@ from .channel import Channel
 from .frames import Frame, Hello, Ping, encode
 from .link import Link, LinkEnd
 from .plan import NodePlan
+from .pulse import Pulse
 
 CONNECT_WINDOW = 64  # connections being made at the same time
 PING_EVERY_S = 2.0
@@ -50,6 +51,7 @@ class Fleet:
         self._lost: set[int] = set()
         self._pinged_at = time.monotonic()
         self._looked_at = 0.0
+        self._pulse = Pulse(LOOK_EVERY_S)
         places = threading.BoundedSemaphore(window)
         self.links = {
             node.node_rank: Link(node, connect=self._timed_connect, window=places) for node in nodes
@@ -84,6 +86,10 @@ class Fleet:
 
     def next(self, timeout_s: float) -> Event | None:
         """The next thing that a host said, or None. Must be called again and again: it also notices silence."""
+        self._pulse.beat()
+        if self._pulse.take_gap_s():  # this process stood still: nobody's silence counts before now
+            for link in self.links.values():
+                link.forgive_silence()
         self._ping()
         for node_rank, message in self._silent():
             self.lose(node_rank)

@@ -99,13 +99,17 @@ class Ping(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The agent runs. `reached_at` is this host's address on the connection it was started through, or empty."""
+    """The agent runs. `reached_at` is this host's address on the connection it was started through, or empty.
+
+    `machine` is the same for two hosts only if they are one under two names; empty where that is not known.
+    """
 
     hostname: str
     python: str
     reached_at: str
     num_devices: int
     pid: int
+    machine: str = ""
 
 
 class Ready(NamedTuple):
@@ -261,7 +265,10 @@ def cut(pending: bytearray, *, max_bytes: int) -> list[bytes]:
     while len(pending) - start >= _LENGTH_BYTES:
         length = int.from_bytes(pending[start : start + _LENGTH_BYTES], "big")
         if length > max_bytes:
-            raise ProtocolError(f"a frame of {length} bytes; at most {max_bytes} are allowed")
+            said = bytes(pending[start : start + 80])
+            raise ProtocolError(
+                f"not a frame: {said!r} would have {length} bytes; at most {max_bytes} are allowed"
+            )
         end = start + _LENGTH_BYTES + length
         if len(pending) < end:
             break

@@ -12,6 +12,7 @@ A file whose name ends in .yaml or .yml says the same in YAML: see hostfile_yaml
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +52,7 @@ class _Line(NamedTuple):
         return LaunchError(f"{self.where}: {text!r}: {why}; write e.g. {line!r}")
 
 
-def read_hostfile(path: Path) -> tuple[Host, ...]:
+def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: None) -> tuple[Host, ...]:
     """The hosts that the file names.
 
     Errors: LaunchError if the file is missing, cannot be read, is not UTF-8 text, or as parse_hostfile().
@@ -71,34 +72,36 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         from .hostfile_yaml import parse_yaml_hostfile  # here: most hostfiles do without PyYAML (15 ms)
 
         return parse_yaml_hostfile(text, source=str(path))
-    return parse_hostfile(text, source=str(path))
+    return parse_hostfile(text, source=str(path), warn=warn)
 
 
-def parse_hostfile(text: str, *, source: str) -> tuple[Host, ...]:
+def parse_hostfile(
+    text: str, *, source: str, warn: Callable[[str], object] = lambda text: None
+) -> tuple[Host, ...]:
     """The hosts that a hostfile's text names, in its order.
 
-    Text after the slots that DeepSpeed would skip is refused: a word that has no effect is a mistake.
+    `warn` is told of text that has no effect. A line that DeepSpeed reads, `NAME slots=N` with anything after it, means here
+    what it means there: slots=0 leaves the host out, and what is neither a key of ours nor a slip of one is skipped.
     Errors: LaunchError with `source`, the line's number and the line; or that no host is named at all.
-    Source: DeepSpeed 0.19.6 launcher/runner.py, `_parse_hostfile`; every line that works there and has no such text.
+    Source: DeepSpeed 0.19.8 launcher/runner.py, `_parse_hostfile`. Not `slots=2x`, which it reads as 2.
     """
     hosts: list[Host] = []
-    line_of: dict[str, int] = {}  # by host_key()
+    line_of: dict[str, int] = {}  # names that differ in case are two, as for DeepSpeed
     for number, raw in enumerate(text.split("\n"), start=1):
         line = _Line(source=source, number=number, text=raw.strip())
         words = _split(raw, line)
         if not words:
             continue
         line = line._replace(target=words[0])
-        found = _parse_line(line, words[1:])
+        found = _parse_line(line, _without_comment(words[1:]), warn)
         for host in found:
-            first = line_of.get(host_key(host.name))
+            first = line_of.get(_spelled(host.name))
             if first is not None:
                 raise line.refusal(
-                    f"host {host.name!r} is on line {first} already, and a host has one line for all its slots "
-                    "(upper and lower case are the same name)",
+                    f"host {host.name!r} is on line {first} already, and a host has one line for all its slots",
                     example=(("slots", str(host.slots or "auto")),),
                 )
-        line_of.update((host_key(host.name), number) for host in found)
+        line_of.update((_spelled(host.name), number) for host in found)
         hosts += found
     if not hosts:
         raise LaunchError(
@@ -129,7 +132,19 @@ def _split(raw: str, line: _Line) -> list[str]:
         end = match.end()
 
 
-def _parse_line(line: _Line, options: list[str]) -> tuple[Host, ...]:
+def _spelled(name: str) -> str:
+    """An IPv6 address by its value, any other name as it is written."""
+    return host_key(name) if is_ipv6(name) else name
+
+
+def _without_comment(options: list[str]) -> list[str]:
+    """`slots=2#comment` as DeepSpeed reads it."""
+    if options and (match := re.fullmatch(r"(slots=[0-9]+)#.*", options[0])):
+        return [match[1]]
+    return options
+
+
+def _parse_line(line: _Line, options: list[str], warn: Callable[[str], object]) -> tuple[Host, ...]:
     if "=" in line.target:
         raise line._replace(target="worker-1").refusal(
             "a line begins with the host's name", example=(("slots", "8"),)
@@ -139,6 +154,14 @@ def _parse_line(line: _Line, options: list[str]) -> tuple[Host, ...]:
     for word, following in pairwise([line.target, *options]):
         if following.startswith("=") or (word.find("=") == len(word) - 1 and "=" not in following):
             raise line.refusal("no space may stand around '='", example=(("slots", "8"),))
+    is_as_deepspeed = bool(options) and re.fullmatch(r"slots=[0-9]+", options[0]) is not None
+    unread = [one for one in options if not _is_ours(one)] if is_as_deepspeed else []
+    if unread and len(unread) == len(options) - 1:  # with keys that only we have, the line was written for us
+        warn(f"{line.where}: {' '.join(unread)!r} has no effect, as with DeepSpeed; leave it out")
+        options = options[:1]
+    if is_as_deepspeed and not int(options[0].partition("=")[2][:9]):
+        warn(f"{line.where}: {line.target} has slots=0 and takes no part")
+        return ()
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
@@ -153,6 +176,18 @@ def _parse_line(line: _Line, options: list[str]) -> tuple[Host, ...]:
             raise line.refusal(f"{key} is given twice", example=((key, value),))
         values[key] = _unquote(value)
     return hosts_named(line.target, values, tuple(env), place=line)
+
+
+def _is_ours(option: str) -> bool:
+    """Whether it is a key that has a meaning here, or perhaps a slip of one, which is then refused."""
+    key, equals, _ = option.partition("=")
+    if not equals or key in ("max_slots", "max-slots"):  # the latter are Open MPI's
+        return False
+    if key in KEYS or key.startswith("env."):
+        return True
+    import difflib  # here: it takes 1 ms
+
+    return bool(difflib.get_close_matches(key.lower(), KEYS, n=1))
 
 
 def _parse_env(line: _Line, key: str, value: str, before: list[EnvEntry]) -> EnvEntry:

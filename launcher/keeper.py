@@ -12,7 +12,7 @@ import time
 
 from .agent import Agent
 from .background import print_traceback
-from .lean import signal, suppress
+from .lean import name_of_signal, signal, suppress
 from .private_folder import PrivateFolder
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 
@@ -69,6 +69,9 @@ def _keep(child: int, folder: PrivateFolder) -> None:
                 os.kill(child, signal.SIGCONT)
         elif pid == child:
             status = ended_with
+            if os.WIFSIGNALED(status):  # else it said itself why it ended
+                with suppress(OSError):
+                    os.write(2, b"it was killed by %s\n" % name_of_signal(os.WTERMSIG(status)).encode())
             while kill_descendants(keeper_pid := os.getpid()) or descendants(keeper_pid):
                 reap()
                 time.sleep(0.01)

@@ -37,16 +37,16 @@ def _real_metadata() -> Any:
 
 
 @contextlib.contextmanager
-def lean_paramiko(*, needs_invoke: bool = False) -> Iterator[None]:
+def lean_paramiko() -> Iterator[None]:
     """Let paramiko be loaded here.
 
-    It runs the commands of `Match exec` with the package invoke, has no other use for it, and can do without; loading it,
-    with asyncio, unittest.mock and YAML, takes as long as all the rest of paramiko.
+    Its own reader of configurations, which is not used, takes the package invoke, and can do without; loading that, with
+    asyncio, unittest.mock and YAML, takes as long as all the rest of paramiko.
     """
     if "paramiko" in sys.modules:
         yield
         return
-    hides_invoke = not needs_invoke and "invoke" not in sys.modules
+    hides_invoke = "invoke" not in sys.modules
     if hides_invoke:
         sys.modules["invoke"] = None  # type: ignore[assignment] # which says: there is none
     sys.modules.setdefault(_METADATA, _Metadata(_METADATA))

@@ -118,10 +118,10 @@ class Link:
                 return
             if isinstance(channel, RelayedStream):
                 self._way_silent_s = channel.way_silent_s
-            channel.write(agent_source())
+            with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
+                channel.write(agent_source())
             self._channel = channel
-            self._read(channel, deliver)
-            end = LinkEnd(_why_ended(channel))
+            end = LinkEnd(self._read(channel, deliver))
         except (LaunchError, ProtocolError) as error:
             end = LinkEnd(str(error), is_way_lost=isinstance(error, WayLost))
         except OSError as error:
@@ -129,7 +129,8 @@ class Link:
         finally:
             deliver(end, time.monotonic())
 
-    def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
+    def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> str:
+        """Until the stream ends; returns why it did."""
         decoder = Decoder()
         noise = b""
         is_agent = is_asked = False
@@ -138,7 +139,7 @@ class Link:
             data = channel.read()
             self._reading_since = None
             if not data:
-                return
+                return _why_ended(channel) if is_agent else _why_no_agent(channel, noise)
             if not is_agent:
                 noise += data
                 _, magic, data = noise.partition(MAGIC)
@@ -151,7 +152,7 @@ class Link:
                     continue
                 is_agent = True
             with _TURN:
-                for frame in _together(decoder.feed(data)):
+                for frame in _together(_fed(decoder, data)):
                     if isinstance(frame, Output):
                         self._wait_for_place()
                     deliver(frame, time.monotonic())
@@ -164,6 +165,16 @@ class Link:
                 self._outputs.acquire()
             finally:
                 _TURN.acquire()
+
+
+def _fed(decoder: Decoder, data: bytes) -> list[Frame]:
+    try:
+        return decoder.feed(data)
+    except ProtocolError as error:
+        text = data[:80].decode("utf-8", "replace").strip()
+        if not text or not text.isprintable() or text.startswith("\ufffd"):
+            raise
+        raise ProtocolError(f"{error}; does something that a login script started print there?") from error
 
 
 def _together(frames: list[Frame]) -> Iterator[Frame]:
@@ -188,5 +199,20 @@ def _joined(outputs: list[Output]) -> Output:
 
 
 def _why_ended(channel: Channel) -> str:
-    lines = [line for line in channel.error_text().strip().splitlines() if line.strip()]
-    return f"the agent ended: {lines[-1].strip()}" if lines else "the connection ended before the job did"
+    last = _last_line(channel.error_text())
+    return f"the agent ended: {last}" if last else "the connection ended before the job did"
+
+
+def _why_no_agent(channel: Channel, noise: bytes) -> str:
+    """In the host's own words: what a login script, a forced command or a login shell wrote before it ended."""
+    status = channel.exit_status()
+    said = _last_line(channel.error_text()) or _last_line(noise.decode("utf-8", "replace"))
+    how = "the connection ended" if status is None else f"the login ended with status {status}"
+    return (
+        f"no agent started there: {how}, and its last words are {said or 'none'!r}; "
+        "a command must run there and print nothing of its own: test with ssh HOST true"
+    )
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

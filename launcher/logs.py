@@ -7,7 +7,8 @@
                                                    <time> is that of the attempt
 
 The files hold whole lines in the order in which the rank wrote them. Of a line that carriage returns overwrite
-(a progress bar) they hold the states that the console shows.
+(a progress bar) they hold the states that the console shows. They hold tracebacks too, so only this user can read them,
+unless the folder was made for others: plain_file.py, `mode_in`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import LaunchError
+from .plain_file import mode_in, open_plain
 from .prefix import STREAM_NAMES
 from .writer import Writer
 
 MAX_OPEN_FILES = 256  # of the 1024 that a process may have open by default; the others are opened again
 LATEST = "latest"
+_RUN_NAME = re.compile(r"\d{8}-\d{6}(-\d+)?")  # what we make the link point to
 REPORT = "report.json"
 
 
@@ -36,6 +40,7 @@ class RankFiles:
         self._each_rank_dir = None if each_rank_dir is None else Path(each_rank_dir)
         self.folder: Path | None = None  # of this run, below log_dir
         self.warning = ""
+        self.places: tuple[Path, ...] = ()  # the folders with the files of the latest attempt
         self._num_attempts = 0
         self._writer = Writer()
         self._files = _OpenFiles()
@@ -54,21 +59,25 @@ class RankFiles:
         sinks: dict[tuple[int, int], list[_LogFile]] = {
             (rank, stream): [] for rank in ranks for stream in STREAM_NAMES
         }
+        self.places = () if self._each_rank_dir is None else (self._each_rank_dir,)
         if self._log_dir is not None:
             if self.folder is None:
                 self.folder = _make_run_folder(self._log_dir)
                 self.warning = _link_latest(self.folder)
             folder = self.folder / f"attempt_{self._num_attempts}"
             _make_folder(folder, "--log_dir")
+            self.places = (folder, *self.places)
+            mode = mode_in(str(self._log_dir))
             num_digits = max(3, len(str(max(ranks))))
             for (rank, stream), files in sinks.items():
                 name = f"rank{rank:0{num_digits}}.{STREAM_NAMES[stream]}.log"
-                files.append(_LogFile(folder / name, "--log_dir", self._files))
+                files.append(_LogFile(folder / name, "--log_dir", self._files, mode=mode))
         if self._each_rank_dir is not None:
             option = "--enable_each_rank_log"
             _make_folder(self._each_rank_dir, option)
+            mode = mode_in(str(self._each_rank_dir))
             for rank, path in _paths_by_time(self._each_rank_dir, ranks).items():
-                file = _LogFile(path, option, self._files)
+                file = _LogFile(path, option, self._files, mode=mode)
                 for stream in STREAM_NAMES:
                     sinks[rank, stream].append(file)
         for file in {one for files in sinks.values() for one in files}:
@@ -139,19 +148,20 @@ class _OpenFiles:
 class _LogFile:
     """One file that lines are added to."""
 
-    def __init__(self, path: Path, option: str, files: _OpenFiles) -> None:
+    def __init__(self, path: Path, option: str, files: _OpenFiles, *, mode: int) -> None:
         self._path = path
+        self._mode = mode
         self._option = option
         self._files = files
 
     def create(self) -> None:
         try:
-            os.close(self.open())
+            os.close(self.open(os.O_EXCL))
         except OSError as error:
             raise self.failure(error) from None
 
-    def open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def open(self, more_flags: int = 0) -> int:
+        return open_plain(str(self._path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | more_flags, self._mode)
 
     def write(self, data: bytes) -> None:
         fd = self._files.fd_of(self)
@@ -186,7 +196,7 @@ def _paths_by_time(folder: Path, ranks: Sequence[int]) -> dict[int, Path]:
     for second in itertools.count(int(time.time())):
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(second))
         paths = {rank: folder / f"{name}_rank{rank}.log" for rank in ranks}
-        if not any(path.exists() for path in paths.values()):
+        if not any(os.path.lexists(path) for path in paths.values()):
             return paths
     raise AssertionError("there is always another second")
 
@@ -211,7 +221,12 @@ def _link_latest(folder: Path) -> str:
     link = folder.parent / LATEST
     new = folder.parent / f".{folder.name}.{LATEST}"
     try:
+        if os.path.lexists(link) and not (link.is_symlink() and _RUN_NAME.fullmatch(os.readlink(link))):
+            return f"{link} does not point to this run: it is there already and not ours"
         new.symlink_to(folder.name)
+    except OSError as error:
+        return f"{link} does not point to this run: {error.strerror}"
+    try:
         new.replace(link)
     except OSError as error:
         with contextlib.suppress(OSError):

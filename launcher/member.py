@@ -5,7 +5,9 @@ One thread connects, reads and writes. It tries until the rendezvous timeout, be
 
 from __future__ import annotations
 
+import hmac
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -18,6 +20,7 @@ from .frames import ProtocolError
 from .news import (
     PROTOCOL,
     Beat,
+    Challenge,
     End,
     Ended,
     Failed,
@@ -25,9 +28,11 @@ from .news import (
     Identity,
     Joined,
     News,
+    Proof,
     Ready,
     Refused,
     Welcome,
+    both,
     failure_of,
     news_of,
 )
@@ -202,16 +207,38 @@ class Member:
                     f"node 0 speaks protocol {welcome.protocol}, this node {PROTOCOL}; install the same dslaunch everywhere"
                 )
             )
+        nonce, is_proven = self._challenge(welcome)
+        shows_hosts = is_proven and bool(self._identity.token)
         self._line.send(
-            self._identity.join(self._node_rank, nonce=welcome.nonce, heartbeat_s=self._heartbeat_s)
+            self._identity.join(
+                self._node_rank, nonce=nonce, heartbeat_s=self._heartbeat_s, shows_hosts=shows_hosts
+            )
         )
         answer = self._line.next(HANDSHAKE_S)
         if isinstance(answer, Refused):
-            raise _Over(self._own_failure(answer.message, exit_code=answer.exit_code))
+            is_about_hosts = answer.message.startswith("hostfile") and not shows_hosts
+            ours = f" (this node has {self._identity.hosts})" if is_about_hosts else ""
+            raise _Over(self._own_failure(f"{answer.message}{ours}", exit_code=answer.exit_code))
         if not isinstance(answer, Joined):
             raise ProtocolError("it is not a coordinator")
+        if not is_proven:
+            raise ProtocolError("it does not know this job's token, so it is not node 0")
         self._beat_every_s = min(self._heartbeat_s, max(1.0, answer.heartbeat_s), 20.0) / 4
         self._console.debug("joined node 0")
+
+    def _challenge(self, welcome: Welcome) -> tuple[str, bool]:
+        """Ask the other side for its proof; returns both nonces as one, and whether it is the coordinator of our job."""
+        ours = secrets.token_hex(16)
+        self._line.send(Challenge(ours))
+        answer = self._line.next(HANDSHAKE_S)
+        if not isinstance(answer, Proof):
+            raise ProtocolError("it is not a coordinator")
+        nonce = both(welcome.nonce, ours)
+        if not self._identity.token:
+            return nonce, True
+        return nonce, hmac.compare_digest(
+            answer.proof.encode(), self._identity.coordinator_proof(nonce).encode()
+        )
 
     def _serve(self) -> None:
         if self._is_closed:

@@ -17,7 +17,7 @@ class MilestonePipe:
         self.path = path
         os.mkfifo(path, 0o600)
         self._fd = os.open(
-            path, os.O_RDWR | os.O_NONBLOCK
+            path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW
         )  # for writing too, so that it never comes to an end
         self._rest = b""
 

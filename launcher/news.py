@@ -3,6 +3,13 @@
 Nothing that comes in this way is ever run, and no argument, variable or output of a worker goes out. Whoever can reach
 the port may send anything, so a frame is short, each field has the type and size that is written here, and text loses
 what is not printable before anybody sees it.
+
+[Note: Proof both ways]
+Where the nodes share a token, each side shows that it knows it before it says anything of the job: the coordinator sends a
+nonce (Welcome), the member sends its own (Challenge), the coordinator answers with an HMAC over both (Proof), and only then
+does the member send the names of its hosts, with an HMAC of its own (Join). The two are made with different words, so that
+neither side's answer can be sent back as the other's. Without a token nobody is proven: names are told to neither side, and
+what such a member says ends nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +25,9 @@ from typing import Any, NamedTuple, get_type_hints
 from .frames import ProtocolError, cut, pack
 from .plan import Plan
 from .verdict import Failure, HostFailure, RankFailure
+from .wording import cleaned
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 10
 MAX_NUMBER = 1 << 53
 MAX_TEXT = 500  # characters that are kept
@@ -30,10 +38,16 @@ _HOSTS_SHOWN = 8
 
 
 class Welcome(NamedTuple):
-    """The first frame of a connection. `nonce` is what a member proves with that it knows the token."""
+    """The first frame of a connection. `nonce` is the coordinator's: see [Note: Proof both ways]."""
 
     protocol: int
     nonce: str
+
+
+class Proof(NamedTuple):
+    """What shows that the coordinator knows the token; empty if it has none."""
+
+    proof: str
 
 
 class Refused(NamedTuple):
@@ -60,8 +74,16 @@ class End(NamedTuple):
 # Member to coordinator.
 
 
+class Challenge(NamedTuple):
+    """The member's nonce."""
+
+    nonce: str
+
+
 class Join(NamedTuple):
-    """Who it is, and what it was started with. `hosts` is for people; what counts are the digests."""
+    """Who it is, and what it was started with. `hosts` is for people, and empty to a coordinator that has proven nothing;
+    what counts are the digests.
+    """
 
     protocol: int
     job_id: str
@@ -101,10 +123,10 @@ class Beat(NamedTuple):
     """The sender lives."""
 
 
-News = Welcome | Refused | Joined | Go | End | Join | Ready | Ended | Failed | Beat
+News = Welcome | Proof | Challenge | Refused | Joined | Go | End | Join | Ready | Ended | Failed | Beat
 _FIELDS: dict[str, tuple[Any, tuple[type, ...]]] = {
     kind.__name__: (kind, tuple(get_type_hints(kind).values()))
-    for kind in (Welcome, Refused, Joined, Go, End, Join, Ready, Ended, Failed, Beat)
+    for kind in (Welcome, Proof, Challenge, Refused, Joined, Go, End, Join, Ready, Ended, Failed, Beat)
 }
 
 
@@ -148,7 +170,7 @@ def _checked(value: object, wanted: type) -> object:
 
 def printable(text: str) -> str:
     """Text of a stranger that does no harm on a terminal."""
-    return "".join(one if one.isprintable() else "?" for one in text[:MAX_TEXT])
+    return cleaned(text, MAX_TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +184,13 @@ class Identity:
     hosts_digest: str
     program_digest: str
 
-    def join(self, node_rank: int, *, nonce: str, heartbeat_s: float) -> Join:
-        """What a member says first."""
+    def join(self, node_rank: int, *, nonce: str, heartbeat_s: float, shows_hosts: bool = True) -> Join:
+        """How a member asks to take part. `nonce` is what `both` made of the two."""
         join = Join(
             PROTOCOL,
             self.job_id,
             node_rank,
-            self.hosts,
+            self.hosts if shows_hosts else "",
             self.hosts_digest,
             self.program_digest,
             heartbeat_s,
@@ -177,15 +199,28 @@ class Identity:
         return join._replace(proof=self.proof_of(join, nonce))
 
     def proof_of(self, join: Join, nonce: str) -> str:
-        """What shows that who says this knows the token, without telling it; empty if there is none."""
+        """What shows that the member who says this knows the token, without telling it; empty if there is none."""
+        return self._hmac(
+            "member", nonce, join.job_id, join.node_rank, join.hosts_digest, join.program_digest
+        )
+
+    def coordinator_proof(self, nonce: str) -> str:
+        """The same for the coordinator."""
+        return self._hmac("coordinator", nonce)
+
+    def _hmac(self, *said: str | int) -> str:
         if not self.token:
             return ""
-        said = [nonce, join.job_id, join.node_rank, join.hosts_digest, join.program_digest]
         return hmac.new(os.fsencode(self.token), json.dumps(said).encode(), hashlib.sha256).hexdigest()
 
     def name_of(self, node_rank: int) -> str:
         is_known = 0 <= node_rank < len(self.names)
         return f"node {node_rank} ({self.names[node_rank]})" if is_known else f"node {node_rank}"
+
+
+def both(coordinators: str, members: str) -> str:
+    """The two nonces of a connection as one."""
+    return json.dumps([coordinators, members])
 
 
 def identify(plan: Plan, *, job_id: str, token: str) -> Identity:

@@ -39,6 +39,10 @@ class LineBuffer:
         self._pending = tail
         return lines
 
+    def begun(self) -> bytes:
+        """The line that was begun, as a whole line; not that of a progress bar."""
+        return b"" if b"\r" in self._pending else self.rest()
+
     def rest(self) -> bytes:
         """The end of the stream: the last line, with a newline if it had none."""
         pending, self._pending = self._pending if self._is_verbatim else _after_return(self._pending), b""

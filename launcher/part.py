@@ -20,9 +20,14 @@ from .options import Options
 from .options.start import StartOptions
 from .own_addresses import own_addresses
 from .plan import NodePlan, Plan
+from .planning import with_stdin
 from .verdict import Failure, HostFailure, RankFailure, Verdict
 
 TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
+# What is the same on all nodes of one job and another in every other job. mpirun says it of all it starts; under srun,
+# where each step has a name of its own, Slurm's number of the job is taken.
+MPIRUN_MARK, MPIRUN_JOB = "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"
+SCHEDULER_JOBS = ("SLURM_HET_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 LOCAL_STOP_MARGIN_S = 10.0
 
 
@@ -73,17 +78,31 @@ def plan_part(options: Options, plan: Plan, *, pool: Sequence[str], environ: Map
         )
     plan = plan._replace(
         master=plan.master._replace(is_port_fixed=True),
-        nodes=tuple(node._replace(is_local=node.node_rank == node_rank) for node in plan.nodes),
+        nodes=with_stdin(
+            tuple(
+                node._replace(is_local=node.node_rank == node_rank, stdin_rank=None) for node in plan.nodes
+            ),
+            options,
+        ),
     )
     return Part(
         plan=plan,
         node=plan.nodes[node_rank],
-        identity=identify(
-            plan, job_id=options.rendezvous.job_id or "", token=environ.get(TOKEN_VARIABLE, "")
-        ),
+        identity=identify(plan, job_id=options.rendezvous.job_id or "", token=token_in(environ)),
         coordinator_port=None if is_alone or port == 0 else port,
         timeout_s=options.rendezvous.timeout_s,
     )
+
+
+def token_in(environ: Mapping[str, str]) -> str:
+    """What the nodes of this job prove to each other that they know; empty if they share nothing.
+
+    The number that a scheduler gave the job is no secret, but it keeps out what strays in from another job.
+    """
+    if environ.get(TOKEN_VARIABLE):
+        return environ[TOKEN_VARIABLE]
+    names = (MPIRUN_JOB,) if environ.get(MPIRUN_MARK) else SCHEDULER_JOBS
+    return next((f"{name}={environ[name]}" for name in names if environ.get(name)), "")
 
 
 def check_options(options: Options, console: Console) -> None:
@@ -128,7 +147,10 @@ def run_part(part: Part, console: Console) -> Verdict:
         )
     controller = Controller(
         part.own_plan,
-        connect=lambda node: LocalChannel(end_within_s=part.plan.kill_grace_s + LOCAL_STOP_MARGIN_S),
+        connect=lambda node: LocalChannel(
+            end_within_s=part.plan.kill_grace_s + LOCAL_STOP_MARGIN_S,
+            takes_stdin=node.stdin_rank is not None,
+        ),
         console=console,
         rest=member,
     )

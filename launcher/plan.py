@@ -24,13 +24,14 @@ class RankPlan(NamedTuple):
 
 
 class NodePlan(NamedTuple):
-    """One host's part of the job. `is_local` means no SSH: the host is this machine."""
+    """One host's part of the job. `is_local` means no SSH: the host is this machine. `stdin_rank` reads what we read."""
 
     node_rank: int
     host: Host
     is_local: bool
     devices: tuple[str, ...]  # one for each rank
     ranks: tuple[RankPlan, ...]
+    stdin_rank: int | None = None
 
 
 class Endpoint(NamedTuple):
@@ -68,6 +69,7 @@ class Plan(NamedTuple):
     save_pid: int | None = None  # of this process, if the agents are to write theirs into a file named for it
     preload: tuple[str, ...] = ()  # modules that each host imports once, to fork its workers from
     has_timings: bool = False  # the workers tell of their start
+    prepare_timeout_s: float = 600.0
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
 
     @property
@@ -118,6 +120,10 @@ def plan_nodes(
         num_local = len(one.devices)
         node_env: dict[str, str | int] = {
             **(env or {}),
+            "GROUP_RANK": node_rank,
+            "GROUP_WORLD_SIZE": len(selected),
+            "ROLE_NAME": "default",
+            "ROLE_WORLD_SIZE": world_size,
             "WORLD_SIZE": world_size,
             "LOCAL_SIZE": num_local,
             "LOCAL_WORLD_SIZE": num_local,
@@ -160,7 +166,7 @@ def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:
 
 
 def _plan_rank(rank: int, local_rank: int, node_env: Mapping[str, str | int], program: Program) -> RankPlan:
-    env: dict[str, str | int] = {"RANK": rank, "LOCAL_RANK": local_rank, **node_env}
+    env: dict[str, str | int] = {"RANK": rank, "LOCAL_RANK": local_rank, "ROLE_RANK": rank, **node_env}
     option = (f"--local_rank={local_rank}",) if program.takes_local_rank else ()
     return RankPlan(
         rank=rank,
@@ -203,5 +209,7 @@ def job_of(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "heartbeat_s": plan.heartbeat_s,
         "has_stacks": plan.stack_on_hang_s is not None,
         "save_pid": plan.save_pid,
+        "stdin_rank": node.stdin_rank,
+        "prepare_timeout_s": plan.prepare_timeout_s,
         "bind_cores": None if plan.bind_cores is None else list(plan.bind_cores),
     }

@@ -13,7 +13,7 @@ from .environment import EnvEntry
 from .errors import LaunchError
 from .frames import text_of
 from .options import Options
-from .plan import Endpoint, Plan, plan_nodes, plan_program
+from .plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
 from .pool import local_names, read_pool, select_hosts
 from .restart import Attempt, first_attempt
 from .wording import count
@@ -74,6 +74,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
     nodes = plan_nodes(
         attempt.hosts, program, local_names=local_names(options), env=_restart_env(options, attempt)
     )
+    nodes = with_stdin(nodes, options)
     first_port = DEFAULT_PORT if options.master_port is None else options.master_port
     return Plan(
         nodes=nodes,
@@ -98,9 +99,35 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         stack_on_hang_s=options.process.stack_on_hang_s,
         preload=options.start.preload,
         has_timings=options.start.shows_timings,
+        prepare_timeout_s=options.start.prepare_timeout_s,
         save_pid=os.getpid() if options.process.saves_pid else None,
         bind_cores=options.binding.cores,
     )
+
+
+def with_stdin(nodes: tuple[NodePlan, ...], options: Options) -> tuple[NodePlan, ...]:
+    """The nodes, one of which knows that a rank of its own reads our stdin, if there is such a rank.
+
+    Errors: LaunchError if the rank that was named is not in the job, or not on this machine
+    """
+    asked = options.process.stdin_rank
+    world_size = sum(len(node.ranks) for node in nodes)
+    rank = asked if asked is not None else 0 if world_size == 1 else None
+    if rank is None or not options.process.gives_stdin:
+        return nodes
+    if rank >= world_size:
+        raise LaunchError(
+            f"--stdin={rank}: the job has {count(world_size, 'rank')}; give 0 to {world_size - 1}"
+        )
+    found = next(node for node in nodes if any(one.rank == rank for one in node.ranks))
+    if not found.is_local:
+        if asked is None or options.rendezvous.no_ssh:  # there each node has the same options
+            return nodes
+        raise LaunchError(
+            f"--stdin={rank}: rank {rank} runs on {found.host.name}; allowed is a rank on this machine, whose input needs "
+            "no way; leave it out, or start dslaunch there"
+        )
+    return tuple(node._replace(stdin_rank=rank if node is found else None) for node in nodes)
 
 
 def _port_of(attempt: Attempt, first_port: int) -> int:
@@ -113,13 +140,12 @@ def _port_of(attempt: Attempt, first_port: int) -> int:
 
 
 def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
-    """What programs written for torchrun look at; nothing if the job would not start again."""
-    if not options.restart.is_on:
-        return {}
+    """What programs written for torchrun look at besides the numbers of ranks. Without restarts there are 0 of 0."""
     return {
         "TORCHELASTIC_RESTART_COUNT": str(attempt.num_restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(options.restart.max_restarts),
-        "TORCHELASTIC_RUN_ID": attempt.run_id,
+        "TORCHELASTIC_MAX_RESTARTS": str(options.restart.max_restarts if options.restart.is_on else 0),
+        "TORCHELASTIC_RUN_ID": attempt.run_id or options.rendezvous.job_id or "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 makes torch's store, not the agent
     }
 
 

@@ -34,7 +34,7 @@ def read_pool(options: Options, console: Console) -> tuple[Host, ...]:
                 f"CUDA_VISIBLE_DEVICES={visible} is not used: it speaks of this machine, and the hostfile {path} says "
                 "which devices each host has; choose with --include or devices= in the hostfile"
             )
-        hosts = read_hostfile(path)
+        hosts = read_hostfile(path, warn=console.warn)
         if not options.rendezvous.no_ssh:
             return _with_known_slots(hosts, options, console)
         unknown = [host.name for host in hosts if host.slots is None]

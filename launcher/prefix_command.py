@@ -29,11 +29,19 @@ class PrefixCommand(click.Command):
     """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too. Ambiguous or unknown: refused with a hint.
 
     `absent`: options of other launchers that this command does not have, each with what to do instead.
+    `groups`: titles and the parameter names below them, in the order of --help; what is in none stands under the last.
     """
 
-    def __init__(self, *args: Any, absent: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        absent: Mapping[str, str] | None = None,
+        groups: Mapping[str, tuple[str, ...]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._absent = absent or {}
+        self._groups = groups or {"Options": ()}
         self._own_help: click.Option | None = None
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
@@ -48,6 +56,21 @@ class PrefixCommand(click.Command):
                 help="Show this message and exit.",
             )
         return self._own_help
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every option below its group's title."""
+        last = list(self._groups)[-1]
+        title_of = {name: title for title, names in self._groups.items() for name in names}
+        place_of = {name: place for names in self._groups.values() for place, name in enumerate(names)}
+        records: dict[str, list[tuple[int, tuple[str, str]]]] = {title: [] for title in self._groups}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                name = parameter.name or ""
+                records[title_of.get(name, last)].append((place_of.get(name, len(place_of)), record))
+        for title, found in records.items():
+            with formatter.section(title):
+                formatter.write_dl([record for _, record in sorted(found, key=lambda one: one[0])])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = {
@@ -109,8 +132,8 @@ class PrefixCommand(click.Command):
         letters = word[1:]
         while letters:
             option, letters = options.get("-" + letters[0]), letters[1:]
-            if option is None:  # refused later, with the whole word
-                return [_Typed(word, [word], "")], False
+            if option is None:
+                raise self._no_short(word, options)
             # In full: click takes a short one for a long one first, and looks for others like it, which takes 2 ms.
             name = next((one for one in option.opts if one.startswith("--")), option.opts[0])
             if letters and not option.is_flag:
@@ -120,6 +143,22 @@ class PrefixCommand(click.Command):
             if not letters:
                 return typed, not option.is_flag
         return [_Typed(word, [word], "")], False
+
+    def _no_short(self, word: str, options: dict[str, click.Option]) -> click.UsageError:
+        """The refusal of a word with one dash, by what other launchers mean by it or by the long name it is perhaps."""
+        name = word.partition("=")[0]
+        if name in self._absent:
+            return click.UsageError(f"there is no option {name}: {self._absent[name]}")
+        import difflib  # here: it takes 1 ms
+
+        names = [one for one in options if one.startswith("--")]
+        close = difflib.get_close_matches("-" + name.replace("-", "_").replace("_", "-", 1), names, n=2)
+        close = close or sorted(
+            {one for one in options if len(one) == 2 and one[1].lower() == name[1].lower()}
+        )
+        return click.UsageError(
+            f"there is no option {name}; did you mean {' or '.join(close or ['--help for the list'])}?"
+        )
 
     def _full_name(self, word: str, options: dict[str, click.Option]) -> str:
         if word in options:

@@ -7,13 +7,14 @@ import errno
 import os
 
 from .frames import bytes_of, text_of
-from .lean import suppress
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 VENV_TIMEOUT_S = 60.0
+MAX_CLAIMS = 100
 _VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # the script's name goes this way, not on a command line
 _SOURCE_AND_PRINT = (
     '[ -r "$DSLAUNCH_VENV_SCRIPT" ] || { echo no such file >&2; exit 1; }; '
@@ -32,14 +33,21 @@ class Unprepared(Exception):
 class Prepared:
     """What every worker on this host shares: environment, interpreter, and what a person should know."""
 
-    def __init__(self, job: dict[str, Any], *, num_devices: int) -> None:
+    def __init__(
+        self, job: dict[str, Any], *, num_devices: int, says: Callable[[str], object] = lambda step: None
+    ) -> None:
+        """`says` is told each step before it begins: a file system that hangs may keep it for ever."""
         self.notes: list[str] = []
         self.env = _inherited_environment()
+        says(f"entering the folder {job['cwd']}")
         _enter_folder(self._in_home(job["cwd"]))
         self.python = job["python"] and self._in_home(job["python"])
         if job["venv_script"]:
+            says(f"sourcing --venv_script={job['venv_script']}")
             self._enter_venv(job["venv_script"], keeps_python=job["keeps_python"])
+        says(f"looking for {' and '.join(filter(None, (self.python, job['script']))) or 'nothing'}")
         _check_program(self.python, job["script"])
+        says("reading what this host has: cores, devices, ports")
         apply_environment(self.env, job["environment"])
         self.cores: list[list[int]] = []  # by local rank; empty if nobody is bound
         if job.get("bind_cores") is not None:
@@ -124,7 +132,7 @@ class Prepared:
             why = "is in use here" if is_busy else f"cannot be used here: {os.strerror(error.errno or 0)}"
             if is_fixed:
                 hint = ", or leave the option out if you gave it" if is_busy else ""
-                raise Unprepared(f"--master_port={wanted} {why}; choose another{hint}", exit_code=3) from None
+                raise Unprepared(f"--master_port={wanted} {why}; choose another{hint}", exit_code=2) from None
             self._port_claim = _claim_any()
             self.notes.append(f"port {wanted} {why}, so MASTER_PORT={self.master_port}")
 
@@ -256,6 +264,23 @@ class PortClaim:
 
 
 def _claim_any() -> PortClaim:
-    while True:
-        with suppress(OSError):
+    """Errors: Unprepared if no port is free"""
+    why = ""
+    for _ in range(MAX_CLAIMS):  # another job may have been promised the one that the kernel gives
+        try:
             return PortClaim(0)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+    raise Unprepared(
+        f"no port is free here for MASTER_PORT ({why}, tried {MAX_CLAIMS} times; the kernel gives those of "
+        f"net.ipv4.ip_local_port_range, {_port_range()}); end what holds them, or give --master_port",
+        exit_code=3,
+    )
+
+
+def _port_range() -> str:
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            return " to ".join(file.read().split())
+    except OSError:
+        return "which cannot be read here"

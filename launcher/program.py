@@ -19,13 +19,17 @@ def run() -> NoReturn:
     A thread of a connection that was given up may be inside a library then, which crashed a job that had ended well.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
-    from .cli import main  # here: it loads much
-
     code: int | str | None = 1
     try:
+        from .cli import main  # here: it loads much
+
         main()
     except SystemExit as end:
         code = end.code
+    except KeyboardInterrupt:  # while it was loaded; `main` deals with those that come later
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write("dslaunch: interrupted: nothing was started\n")
+        code = 130
     atexit._run_exitfuncs()  # pdsh, if it still runs
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there

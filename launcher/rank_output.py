@@ -96,6 +96,11 @@ class RankOutput:
                 body = head + body[:-1].replace(b"\n", b"\n" + head) + b"\n"
             self._writer.put(self._screens[stream].sink, body, on_done)
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where the log files of this attempt are."""
+        return self._files.places if self._files is not None else ()
+
     def flush(self) -> None:
         """Let no line wait for others that are the same."""
         if self._folding is not None:

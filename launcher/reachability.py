@@ -94,6 +94,11 @@ class MasterSearch:
         elif self.is_begun:
             self._try_default(frame)
 
+    def lose_first(self) -> None:
+        """Node 0 is lost. If it does not listen yet, none of the others will be asked to try."""
+        if self._listening is None:
+            self.is_over = True
+
     def _try_default(self, listening: Listening) -> None:
         own, names = listening.addresses, self._names_of_first
         given = self._plan.master.address is not None

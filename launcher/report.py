@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import LaunchError
+from .plain_file import mode_in, open_plain
 from .verdict import Verdict
 
 
@@ -47,12 +48,17 @@ class BegunAttempt:
         self.began_at = time.time()
         self._began = time.monotonic()  # a clock that nobody sets
 
+    @property
+    def duration_s(self) -> float:
+        """Seconds until now."""
+        return time.monotonic() - self._began
+
     def end(self, verdict: Verdict, decision: str = "") -> EndedAttempt:
         return EndedAttempt(
             number=self.number,
             hosts=self.hosts,
             began_at=self.began_at,
-            duration_s=time.monotonic() - self._began,
+            duration_s=self.duration_s,
             verdict=verdict,
             decision=decision,
         )
@@ -69,6 +75,8 @@ def check_place(path: Path, *, option: str) -> None:
     Errors: LaunchError if there is no folder for it, or something else of its name
     """
     folder = path.parent
+    if path.is_symlink() and not _is_of_system(folder):
+        raise LaunchError(f"{option}={path} is a symbolic link; give the file itself")
     if path.is_dir():
         raise LaunchError(f"{option}={path} is a folder; give the name of a file")
     if not folder.is_dir():
@@ -79,7 +87,19 @@ def check_place(path: Path, *, option: str) -> None:
 
 def write_report(path: Path, attempts: Sequence[EndedAttempt], *, option: str) -> None:
     """Errors: LaunchError that names the option which asked for it, if the file cannot be written"""
+    text = json.dumps(report_of(attempts), indent=2) + "\n"
     try:
-        path.write_text(json.dumps(report_of(attempts), indent=2) + "\n")
+        if _is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
+            path.write_text(text)
+            return
+        fd = open_plain(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode_in(str(path.parent)))
+        with open(fd, "w") as file:
+            file.write(text)
     except OSError as error:
         raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
+
+
+def _is_of_system(folder: Path) -> bool:
+    """Whether only the system makes names there, so that its links lead where the user means."""
+    found = folder.resolve()
+    return found == Path("/dev") or found.is_relative_to("/proc")

@@ -11,6 +11,7 @@ from .channel import Channel
 from .frames import Frame, Hello, Ping, Ready, encode
 from .link import Link
 from .plan import NodePlan
+from .pulse import Pulse
 
 HELLO_TIMEOUT_S = 60.0  # from an open connection to the agent's first word
 MAX_NAMED = 4
@@ -78,6 +79,8 @@ class Roster:
             for node in nodes
         )
         self._is_closed = threading.Event()
+        self._pulse: Pulse | None = None
+        self._of_machine: dict[str, list[HostState]] = {}
 
     def __iter__(self) -> Iterator[HostState]:
         return iter(self.hosts)
@@ -103,13 +106,25 @@ class Roster:
         for host in self.hosts:
             host.send(frame)
 
+    def greet(self, host: HostState, hello: Hello) -> HostState | None:
+        """Its agent runs. Returns a host that is the same machine and was given some of the same devices."""
+        host.hello = hello
+        others = self._of_machine.setdefault(hello.machine, []) if hello.machine else []
+        devices = set(host.plan.devices)
+        twin = next((one for one in others if not devices.isdisjoint(one.plan.devices)), None)
+        others.append(host)
+        return twin
+
     def ping_every(self, seconds: float) -> None:
         """From now on, in a thread of its own: a terminal that blocks our output must not make us look dead."""
+
+        pulse = self._pulse = Pulse(seconds)
 
         def ping() -> None:
             number = 0
             while not self._is_closed.wait(seconds if number else 0.0):
                 number += 1
+                pulse.beat()
                 for host in self.hosts:
                     if (
                         host.hello is not None
@@ -117,6 +132,19 @@ class Roster:
                         host.send(Ping(number))
 
         threading.Thread(target=ping, name="ping", daemon=True).start()
+
+    def forgive_standstill(self) -> float:
+        """If this process stood still, nobody's silence counts before now; returns for how long it did."""
+        gap_s = self._pulse.take_gap_s() if self._pulse is not None else 0.0
+        if gap_s:
+            for host in self.hosts:
+                host.link.forgive_silence()
+        return gap_s
+
+    def are_all_silent(self, for_s: float) -> bool:
+        """Whether nothing is heard of any of several hosts that a network leads to."""
+        others = [host for host in self.hosts if not host.plan.is_local and not host.is_over]
+        return len(others) > 1 and all(host.hello and host.link.silent_s() > for_s for host in others)
 
     def close(self) -> None:
         """End all streams and wait until nothing of them is left on this machine."""

@@ -42,6 +42,10 @@ def run(options: Options) -> int:
     except LaunchError:
         console.drain(LAST_WORDS_S)  # warnings that came before it
         raise
+    except KeyboardInterrupt:
+        if not console.has_begun:
+            raise
+        raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
 
 
 def _run(options: Options, console: Console) -> int:
@@ -110,7 +114,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
             reach.close()
         if options.start.shows_timings:
             console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), reach.summary()))))
-        console.report(verdict)
+        console.report(verdict, took_s=begun.duration_s)
         decision = decide(attempt, verdict, options.restart)
         if decision.why:
             console.say(decision.why)
@@ -158,7 +162,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     _warn_of_overruled(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
     verdict = run_owned(job, console)
-    console.report(verdict)
+    console.report(verdict, took_s=begun.duration_s)
     return _end(options, (begun.end(verdict),), console)
 
 
@@ -181,7 +185,7 @@ def _run_part(options: Options, console: Console) -> int:
     verdict = run_part(part, console)
     if options.start.shows_timings:
         console.say(describe_timings(verdict.phases_s))
-    console.report(verdict)
+    console.report(verdict, took_s=begun.duration_s)
     if where := where_its_words_are(verdict, part):
         console.error(where)
     return _end(options, (begun.end(verdict),), console)

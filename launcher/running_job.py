@@ -68,6 +68,5 @@ class RunningJob:
         self._console.drain(HOLD_DRAIN_S)
         self._roster.send(Hold(HOLD_S))
         stop_until_continued()
-        for host in self._roster:
-            host.link.forgive_silence()
+        self._roster.forgive_standstill()
         self._roster.send(Hold(0.0))

@@ -180,7 +180,10 @@ def _size(host: Host) -> str:
 
 def _parse_items(text: str, hosts: Sequence[Host], *, option: str) -> dict[str, tuple[_Item, ...]]:
     """What is said of each host, by its name."""
-    host_of = {host_key(host.name): host for host in hosts}
+    host_of: dict[str, Host] = {}
+    for host in hosts:
+        host_of.setdefault(host_key(host.name), host)
+    host_of.update((host.name, host) for host in hosts)  # names may differ in case only
     named: dict[str, tuple[_Item, ...]] = {}
     for piece in text.split("@"):
         for item in _parse_item(piece.strip(), text, host_of, option=option):
@@ -206,7 +209,7 @@ def _devices_of(items: Sequence[_Item]) -> frozenset[str]:
 
 
 def _parse_item(item: str, text: str, host_of: dict[str, Host], *, option: str) -> list[_Item]:
-    hosts = tuple(host_of.values())
+    hosts = tuple(dict.fromkeys(host_of.values()))
     example = f"{option} {_shown(hosts[0])}:0"
     if not item:
         raise LaunchError(
@@ -223,7 +226,7 @@ def _parse_item(item: str, text: str, host_of: dict[str, Host], *, option: str) 
     name, slots = match[1].strip(), match[2]
     found = []
     for one in _names(name, item, option=option):
-        host = host_of.get(host_key(one))
+        host = host_of.get(one) or host_of.get(host_key(one))
         if host is None:
             raise _unknown_host(one, item, hosts, option=option)
         found.append(_Item(option=option, text=item, host=host, slots=slots))

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import getpass
-import glob
+import os
 import re
-import shlex
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .errors import LaunchError
 from .hostfile import Host
-from .lean_paramiko import lean_paramiko
+from .openssh_config import Line, Me, Values, expand, family_of, read_file, settings_of, tokens_of
 from .options.hosts import SshOptions
 
-if TYPE_CHECKING:
-    import paramiko
-
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
-SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+USUAL_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))  # if none is named
 CONNECT_TIMEOUT_S = 10.0
-MAX_DEPTH = 8  # of jumps through jumps, and of files that include files
-_INCLUDE = re.compile(r"\s*include(?:\s+|\s*=\s*)(?P<patterns>.+?)\s*", re.IGNORECASE)
-_BLOCK = re.compile(
-    r"\s*(?:host|match)\b(?!\s*=?\s*(?:\*|all)\s*$)", re.IGNORECASE
-)  # all but `Host *`, `Match all`
-_EXEC = re.compile(r"\s*match\b.*\bexec\b", re.IGNORECASE)
-_SETTING = re.compile(r"(\w+)(?:\s*=\s*|\s+)(.+)")  # as paramiko takes a line apart
-_USED = frozenset(  # what makes a difference here
-    (
-        *("user", "port", "hostname", "hostkeyalias", "identityfile", "identitiesonly", "userknownhostsfile"),
-        *("stricthostkeychecking", "proxyjump", "proxycommand", "connecttimeout", "match"),
-        *("canonicalizehostname", "canonicalizemaxdots"),
-    )
-)
+MAX_DEPTH = 8  # of jumps through jumps
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
+_SECONDS = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 class Target(NamedTuple):
@@ -44,7 +31,7 @@ class Target(NamedTuple):
     address: str
     port: int
     user: str
-    identities: tuple[str, ...]  # private key files
+    identities: tuple[str, ...]  # private key files, those that are there and those that are not
     has_only_these_identities: bool
     host_key_name: str  # how known_hosts names it
     known_hosts: tuple[str, ...]
@@ -52,6 +39,8 @@ class Target(NamedTuple):
     proxy_command: str | None
     jumps: tuple[Target, ...]
     connect_timeout_s: float
+    family: socket.AddressFamily = socket.AF_UNSPEC  # of its address
+    agent: str | None = None  # the socket of the ssh-agent; empty: none
 
 
 class Configuration:
@@ -60,12 +49,8 @@ class Configuration:
     def __init__(self, options: SshOptions) -> None:
         """Errors: LaunchError if a file cannot be read."""
         self.options = options
+        self.me = Me(getpass.getuser(), str(Path.home()), socket.gethostname())
         self._files = _read_files(options)
-        lines = [line.strip() for _, lines in self._files for line in lines]
-        # Without use on most machines; so the connections are begun before paramiko is loaded: see dial.py.
-        self._is_of_use = not all(_says_nothing(line) for line in lines)
-        self._has_exec = any(_EXEC.match(line) for line in lines)
-        self._parsed: dict[tuple[str | None, int | None], paramiko.SSHConfig] = {}
 
     def resolve(self, host: Host) -> Target:
         """How to reach a host.
@@ -76,33 +61,11 @@ class Configuration:
         options = self.options
         return _resolve(host.name, host.user or options.user, host.port or options.port, self, depth=0)
 
-    def lookup(self, name: str, user: str | None, port: int | None) -> dict[str, str | list[str]]:
-        """What the files say of `name`, keys in lower case."""
-        if not self._is_of_use:
-            return {}
-        with lean_paramiko(needs_invoke=self._has_exec):
-            import paramiko  # here, because many jobs do not need it, or not yet: 50 ms
-
-        if (user, port) not in self._parsed:
-            self._parsed[user, port] = self._parse(user, port)
-        try:
-            return dict(self._parsed[user, port].lookup(name))
-        except (paramiko.SSHException, ImportError) as error:
-            raise LaunchError(f"ssh configuration: what it says of {name} cannot be used: {error}") from None
-
-    def _parse(self, user: str | None, port: int | None) -> paramiko.SSHConfig:
-        import paramiko  # as above
-
-        config = paramiko.SSHConfig()
-        if user or port:  # said first, so that %r and %p in a ProxyCommand mean them
-            said = [f"User {user}"] * bool(user) + [f"Port {port}"] * bool(port)
-            config.parse(["Host *", *said])
-        for path, lines in self._files:
-            try:
-                config.parse(lines)
-            except paramiko.ConfigParseError as error:
-                raise _unusable(path, error) from None
-        return config
+    def lookup(self, name: str, user: str | None, port: int | None) -> Values:
+        """What the files say of `name`, keys in lower case. Errors: LaunchError if that cannot be understood."""
+        given: Values = {key: (str(value),) for key, value in (("user", user), ("port", port)) if value}
+        found = settings_of(name, given, self._files, self.me)
+        return {**found, "port": (str(_port(found.get("port", ("22",))[0])),)}
 
 
 def _resolve(
@@ -114,30 +77,38 @@ def _resolve(
         )
     options = configuration.options
     found = configuration.lookup(name, user, port)
-    address = str(found.get("hostname", name))
-    real_port = port or int(_number(found, "port", 22))
-    if options.identity and not Path(options.identity).expanduser().is_file():
-        raise LaunchError(
-            f"--ssh_identity={options.identity}: there is no such file; give a private key, or leave the option out"
-        )
-    identities = [str(Path(options.identity).expanduser())] if options.identity else []
-    identities += [str(Path(one).expanduser()) for one in found.get("identityfile", ())]
-    jump = "" if str(found.get("proxyjump", "none")).lower() == "none" else str(found["proxyjump"])
-    command = str(found.get("proxycommand", "none"))
-    known_hosts = str(found.get("userknownhostsfile", USER_KNOWN_HOSTS)).split()
-    alias = str(found.get("hostkeyalias", address)).lower()
+    tokens = tokens_of(name, found, configuration.me)
+    address, real_port, login = (tokens[key] for key in "hpr")
+    jump, command = (found.get(key, ("none",))[0] for key in ("proxyjump", "proxycommand"))
+    alias = found["hostkeyalias"][0] if "hostkeyalias" in found else address
+    known_hosts = [
+        *(_path(one, tokens) for one in found.get("userknownhostsfile", USER_KNOWN_HOSTS.split())),
+        *(_path(one, tokens) for one in found.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS.split())),
+    ]
+    jumps = () if jump.lower() == "none" else _resolve_jumps(jump, configuration, depth=depth + 1)
+    if jumps and jumps[-1][:3] == (address, int(real_port), login):
+        raise LaunchError(f"ssh configuration: ProxyJump of {name} leads to {name} itself; is it a circle?")
+    has_own_timeout = options.connect_timeout_s is None and "connecttimeout" in found
     return Target(
         address=address,
-        port=real_port,
-        user=user or str(found.get("user", getpass.getuser())),
-        identities=tuple(identities),
+        port=int(real_port),
+        user=login,
+        identities=_identities(options, found, tokens),
         has_only_these_identities=_is_yes(found, "identitiesonly"),
-        host_key_name=alias if real_port == 22 or "hostkeyalias" in found else f"[{alias}]:{real_port}",
-        known_hosts=(*(str(Path(one).expanduser()) for one in known_hosts), *SYSTEM_KNOWN_HOSTS),
-        unknown_host_keys=_unknown_host_keys(str(found.get("stricthostkeychecking", "ask")).lower()),
-        proxy_command=None if command.lower() == "none" or jump else command,
-        jumps=_resolve_jumps(jump, configuration, depth=depth + 1),
-        connect_timeout_s=options.connect_timeout_s or _number(found, "connecttimeout", CONNECT_TIMEOUT_S),
+        host_key_name=alias.lower()
+        if real_port == "22" or "hostkeyalias" in found
+        else f"[{alias.lower()}]:{real_port}",
+        known_hosts=tuple(known_hosts),
+        unknown_host_keys=_unknown_host_keys(found.get("stricthostkeychecking", ("ask",))[0].lower()),
+        proxy_command=None
+        if command.lower() == "none"
+        else expand(command, {key: tokens[key] for key in "hnpr"}),
+        jumps=jumps,
+        connect_timeout_s=_seconds(found["connecttimeout"][0])
+        if has_own_timeout
+        else options.connect_timeout_s or CONNECT_TIMEOUT_S,
+        family=family_of(found),
+        agent=_agent(found, tokens),
     )
 
 
@@ -155,72 +126,72 @@ def _resolve_jump(text: str, configuration: Configuration, *, depth: int) -> Tar
     return _resolve(match["host"].strip("[]"), match["user"], port, configuration, depth=depth)
 
 
-def _says_nothing(line: str) -> bool:
-    """Whether a line is none, or a setting of no use here. What cannot be understood is left to paramiko to refuse."""
-    setting = _SETTING.match(line)
-    if setting is None:
-        return not line or line.startswith("#")
-    key = setting[1].lower()
-    return setting[2] == "*" if key == "host" else key not in _USED
+def _identities(options: SshOptions, found: Values, tokens: dict[str, str]) -> tuple[str, ...]:
+    """The option's key first. Without any that is named, those that ssh looks for."""
+    if options.identity and not Path(options.identity).expanduser().is_file():
+        raise LaunchError(
+            f"--ssh_identity={options.identity}: there is no such file; give a private key, or leave the option out"
+        )
+    given = [str(Path(options.identity).expanduser())] if options.identity else []
+    named = found.get("identityfile", () if given else USUAL_IDENTITIES)
+    return tuple(dict.fromkeys((*given, *(_path(one, tokens) for one in named if one.lower() != "none"))))
 
 
-def _read_files(options: SshOptions) -> list[tuple[Path, list[str]]]:
+def _agent(found: Values, tokens: dict[str, str]) -> str | None:
+    given = found.get("identityagent", ("SSH_AUTH_SOCK",))[0]
+    if given == "SSH_AUTH_SOCK":
+        return None
+    if given.lower() == "none":
+        return ""
+    return os.environ.get(given[1:], "") if re.fullmatch(r"\$\w+", given) else _path(given, tokens)
+
+
+def _path(text: str, tokens: dict[str, str]) -> str:
+    return str(Path(expand(text, tokens, has_variables=True)).expanduser())
+
+
+def _read_files(options: SshOptions) -> tuple[tuple[Line, ...], ...]:
     """The configuration files that are there, the first one counting most."""
-    given = [Path(options.config)] if options.config else [Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG]
+    own = Path("~/.ssh").expanduser()
+    given = [(own / "config", own), (SYSTEM_CONFIG, SYSTEM_CONFIG.parent)]
+    if options.config:
+        given = [(Path(options.config), own)]
     found = []
-    for path in given:
+    for path, folder in given:
         try:
-            found.append((path, _lines(path, depth=0)))
+            found.append(read_file(path, include_from=folder))
         except FileNotFoundError:
             if options.config:
                 raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise _unusable(path, error) from None
-    return found
+            raise LaunchError(f"{path}: cannot be used as an ssh configuration: {error}") from None
+    return tuple(found)
 
 
-def _unusable(path: Path, error: Exception) -> LaunchError:
-    return LaunchError(f"{path}: cannot be used as an ssh configuration: {error}")
+def _port(value: str) -> int:
+    if value.isdecimal() and 0 < int(value) <= 65535:
+        return int(value)
+    try:
+        return socket.getservbyname(value, "tcp")
+    except OSError:
+        raise LaunchError(
+            f"ssh configuration: port {value!r} is not a whole number from 1 to 65535"
+        ) from None
 
 
-def _lines(path: Path, *, depth: int) -> list[str]:
-    """The lines of a configuration file, with the files it includes in place (paramiko passes over Include).
-
-    Errors: LaunchError for an Include inside a Host block, where it would hold for some hosts only, or a circle
-    """
-    if depth > MAX_DEPTH:
-        raise LaunchError(f"{path}: Include leads through more than {MAX_DEPTH} files; is it a circle?")
-    found: list[str] = []
-    block = ""
-    for line in path.read_text().splitlines():
-        include = _INCLUDE.fullmatch(line)
-        if include is None:
-            block = line.strip() if _BLOCK.match(line) else block
-            found.append(line)
-            continue
-        if block:
-            raise LaunchError(
-                f"{path}: {line.strip()!r} inside {block!r} is not supported; put it at the top"
-            )
-        for pattern in shlex.split(include["patterns"]):
-            for name in sorted(glob.glob(str(Path("~/.ssh").expanduser() / Path(pattern).expanduser()))):
-                found += _lines(Path(name), depth=depth + 1)
-        found.append("Host *")  # what follows holds for all hosts again
-    return found
+def _seconds(value: str) -> float:
+    """As ssh takes them: `10`, `1m30s`; `none` is the time of ours."""
+    if value.lower() == "none":
+        return CONNECT_TIMEOUT_S
+    parts = _SECONDS.findall(value)
+    if not parts or "".join(map("".join, parts)) != value:
+        raise LaunchError(f"ssh configuration: connecttimeout {value!r} is not a whole number of seconds")
+    return sum(int(number) * _UNITS[unit.lower()] for number, unit in parts) or CONNECT_TIMEOUT_S
 
 
-def _number(found: dict[str, str | list[str]], key: str, default: float) -> float:
-    if key not in found:
-        return default
-    value = str(found[key])
-    if not value.isdecimal():
-        raise LaunchError(f"ssh configuration: {key} {value!r} is not a whole number")
-    return int(value)
-
-
-def _is_yes(found: dict[str, str | list[str]], key: str) -> bool:
-    return str(found.get(key, "no")).lower() == "yes"
+def _is_yes(found: Values, key: str) -> bool:
+    return found.get(key, ("no",))[0].lower() in ("yes", "true")
 
 
 def _unknown_host_keys(strict: str) -> str:
-    return {"no": "accept", "off": "accept", "accept-new": "add"}.get(strict, "refuse")
+    return {"no": "accept", "off": "accept", "false": "accept", "accept-new": "add"}.get(strict, "refuse")

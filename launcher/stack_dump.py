@@ -11,6 +11,7 @@ import os
 import time
 
 from .lean import suppress
+from .plain_file import open_plain, read_plain
 from .preparation import find_program
 from .process_tree import descendants
 from .worker_hook import SIGNAL
@@ -43,7 +44,9 @@ class StackDump:
             )
             return
         self._asked = next((one for one in (pid, *descendants(pid)) if file and catches(one, SIGNAL)), None)
-        self._start = os.path.getsize(file) if file and self._asked else 0
+        self._start = 0
+        with suppress(OSError):  # the worker may have removed it
+            self._start = os.path.getsize(file) if file and self._asked else 0
         if self._asked is not None:
             with suppress(ProcessLookupError):
                 os.kill(self._asked, SIGNAL)
@@ -60,7 +63,7 @@ class StackDump:
         import subprocess  # here: an agent that is not asked starts 1 ms sooner
 
         self._file = own_file
-        with open(own_file, "wb") as output:
+        with open(open_plain(own_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as output:
             self._spy = subprocess.Popen(
                 [program, b"dump", b"--subprocesses", b"--pid", b"%d" % pid],
                 env=env,
@@ -91,9 +94,8 @@ class StackDump:
 
     def _text(self) -> bytes:
         try:
-            with open(self._file or "", "rb") as file:
-                file.seek(self._start if self._spy is None else 0)
-                return file.read(MAX_TEXT_BYTES)
+            start = self._start if self._spy is None else 0
+            return read_plain(self._file or "", max_bytes=MAX_TEXT_BYTES, start=start)
         except OSError:
             return b""
 

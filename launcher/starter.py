@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from .frames import bytes_of
 from .preparation import Prepared, Unprepared
@@ -32,6 +33,7 @@ class Starter:
         self._pipe = folder.file("timings") if job.get("has_timings") else None
         self.milestones = self._listen_to_milestones()
         self._preloader = self._preload(job["preload"]) if job.get("preload") else None
+        self._stdin = _stdin_of_launcher() if job.get("stdin_rank") is not None else None
         self._hook = None
         if job.get("has_stacks") or (self.milestones is not None and self._preloader is None):
             self._hook = folder.file("hook")
@@ -52,7 +54,11 @@ class Starter:
 
             stacks_file = self._folder.file(f"stacks-{plan['rank']}")
             ask_for(env, stacks_file=stacks_file)
-        worker = self._fork(plan, env) or self._execute(plan, env)
+        has_stdin = plan["rank"] == self._job.get("stdin_rank") and self._stdin is not None
+        worker = (None if has_stdin else self._fork(plan, env)) or self._execute(
+            plan, env, stdin=self._stdin if has_stdin else None
+        )
+        worker.is_prompting = has_stdin and os.isatty(self._stdin or 0)
         worker.error_file, worker.stacks_file = error_file, stacks_file
         return worker
 
@@ -109,7 +115,7 @@ class Starter:
             self._preloader = None
             return None
 
-    def _execute(self, plan: dict[str, Any], env: dict[bytes, bytes]) -> Worker:
+    def _execute(self, plan: dict[str, Any], env: dict[bytes, bytes], *, stdin: int | None) -> Worker:
         if self._hook is not None:
             from .worker_hook import add_hook, ask_for
 
@@ -121,6 +127,7 @@ class Starter:
             env=env,
             is_verbatim=self._job.get("is_verbatim", False),
             cores=self._cores(env),
+            stdin=stdin,
         )
 
     def _argv(self, plan: dict[str, Any]) -> list[bytes]:
@@ -129,3 +136,12 @@ class Starter:
 
     def _cores(self, env: dict[bytes, bytes]) -> list[int] | None:
         return self._prepared.cores[int(env[b"LOCAL_RANK"])] if self._prepared.cores else None
+
+
+def _stdin_of_launcher() -> int | None:
+    """The descriptor that a launcher on this machine passed: backends/local.py."""
+    if len(sys.argv) < 2 or not sys.argv[1].isdigit():
+        return None
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)  # not for the other workers
+    return fd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from .frames import MAGIC, Decoder, Frame, ProtocolError, encode
+from .frames import MAGIC, Decoder, Frame, Problem, ProtocolError, encode
 from .lean import Selector
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -102,6 +102,10 @@ class Uplink:
                 self._obey(frame)
         except ProtocolError:
             self._hang_up()
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            why = f"its agent cannot do what it was told: {type(error).__name__}: {error}; is that the same dslaunch?"
+            self.send(Problem(why, 3))
+            self._end()
 
     def _hang_up(self) -> None:
         """The launcher is gone: nobody reads what we write."""

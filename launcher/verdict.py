@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .errors import EXIT_HOST
 from .frames import Exited
+from .host_names import folded
+from .rank_set import format_ranks
 
 
 class RankFailure(NamedTuple):
@@ -30,9 +35,13 @@ class RankFailure(NamedTuple):
     last_lines: tuple[str, ...] = ()
     last_lines_of: str = "stderr"  # or stdout, if it wrote nothing to stderr
 
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
     def describe(self) -> str:
         how = f"was killed by {signal_name(self.signal)}" if self.signal else f"exited with code {self.code}"
-        return f"rank {self.rank} on {self.host} (local rank {self.local_rank}, pid {self.pid}) {how}"
+        return f"{self.name} (local rank {self.local_rank}, pid {self.pid}) {how}"
 
 
 class HostFailure(NamedTuple):
@@ -52,6 +61,10 @@ class HostFailure(NamedTuple):
         """Whether another host might do better; a script that is missing is missing everywhere."""
         return self.exit_code == EXIT_HOST and not self.is_way_lost
 
+    @property
+    def name(self) -> str:
+        return self.host
+
     def describe(self) -> str:
         return f"{self.host}: {self.message}"
 
@@ -63,11 +76,30 @@ class OutputFailure(NamedTuple):
     at_s: float
     exit_code: int
 
+    @property
+    def name(self) -> str:
+        return "the output"
+
     def describe(self) -> str:
         return self.message
 
 
-Failure = RankFailure | HostFailure | OutputFailure
+class LauncherFailure(NamedTuple):
+    """This machine stood still, or its network is down: nothing is known against any host."""
+
+    message: str
+    at_s: float
+    exit_code: int = EXIT_HOST
+
+    @property
+    def name(self) -> str:
+        return "this machine"
+
+    def describe(self) -> str:
+        return self.message
+
+
+Failure = RankFailure | HostFailure | OutputFailure | LauncherFailure
 
 
 class Verdict(NamedTuple):
@@ -99,6 +131,28 @@ class Verdict(NamedTuple):
         }
 
 
+def describe_all(failures: Sequence[Failure]) -> list[str]:
+    """A sentence for each failure, in this order; hosts that failed for the same reason are in one sentence.
+
+    Reasons are the same if they differ only in the host's name and in numbers; the words are then those of the first.
+    """
+    groups: dict[object, list[Failure]] = {}
+    for place, one in enumerate(failures):
+        key: object = place
+        if isinstance(one, HostFailure):
+            key = re.sub("[0-9]+", "0", one.message.replace(one.host, "")), one.exit_code
+        groups.setdefault(key, []).append(one)
+    return [_describe_group(group) for group in groups.values()]
+
+
+def _describe_group(group: list[Failure]) -> str:
+    first = group[0]
+    if len(group) == 1 or not isinstance(first, HostFailure):
+        return first.describe()
+    reason = first.message.removeprefix(f"{first.host} ")  # whose port it is stands in front already
+    return f"{folded(one.name for one in group)}: {reason} ({len(group)} hosts)"
+
+
 def judge(
     failures: list[Failure],
     *,
@@ -106,24 +160,39 @@ def judge(
     interrupted_by: int | None,
     phases_s: dict[str, float],
     started_at: float | None = None,
+    ended_well: Mapping[int, float] = MappingProxyType({}),
 ) -> Verdict:
     """Tell the culprit from those who fell with it: the earliest failure, of those before all were told to stop.
 
     A host counts from when it was last heard of: a lost host makes ranks elsewhere fail long before it is known lost.
+    `ended_well`: when each rank that ended with 0 did so. A rank that waits for one of those in vain fails, and is told of it.
     """
     before_stop = [one for one in failures if stopped_at is None or one.at_s <= stopped_at]
     culprit = min(before_stop, key=lambda one: one.at_s, default=None)
+    left = {rank: at_s for rank, at_s in ended_well.items() if culprit is not None and at_s < culprit.at_s}
     # A rank that fails after the stop was told to; a host that fails after it may still run something.
     others = tuple(
         one for one in failures if one is not culprit and (one in before_stop or isinstance(one, HostFailure))
     )
     ended_at = culprit.at_s if culprit is not None else stopped_at
+    if isinstance(culprit, RankFailure) and left:
+        culprit = culprit._replace(evidence=(*culprit.evidence, _left_early(left, culprit)))
     return Verdict(
         culprit=culprit,
         others=others,
         interrupted_by=interrupted_by,
         phases_s=tuple(phases_s.items()),
         ran_s=None if started_at is None or ended_at is None else max(0.0, ended_at - started_at),
+    )
+
+
+def _left_early(left: Mapping[int, float], culprit: RankFailure) -> str:
+    """What it means that these ranks had ended with 0 when another one failed."""
+    ranks = f"rank{'s' if len(left) > 1 else ''} {format_ranks(left)}"
+    for_s = culprit.at_s - max(left.values())
+    return (
+        f"{ranks} had ended with 0 before, the last {for_s:.1f} s before: if rank {culprit.rank} still waited for "
+        f"{'them' if len(left) > 1 else 'it'}, the ranks had unequal numbers of batches, or left a loop at different steps"
     )
 
 
@@ -164,7 +233,8 @@ def _read(value: Any) -> Any:
 
 
 def _to_dict(failure: Failure) -> dict[str, Any]:
-    kind = {RankFailure: "rank", HostFailure: "host", OutputFailure: "output"}[type(failure)]
+    kinds = {RankFailure: "rank", HostFailure: "host", OutputFailure: "output", LauncherFailure: "launcher"}
+    kind = kinds[type(failure)]
     found = {"kind": kind, **failure._asdict()}
     if isinstance(failure, RankFailure) and failure.signal:
         found["signal_name"] = signal_name(failure.signal)

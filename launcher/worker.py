@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
 import time
 
 from .evidence import NUM_KEPT_LINES, NUM_LAST_LINES, Tail
+from .frames import text_of
 from .lean import signal, suppress
 from .output import LineBuffer
 from .process_tree import die_with_parent
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 READ_BYTES = 1 << 16
+MAX_WORD_BYTES = 32 * 4096  # of one argument or variable; MAX_ARG_STRLEN of Linux
+PROMPT_AFTER_S = 0.2
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)  # by the agent, never ignored
 
 
@@ -29,6 +33,7 @@ class Stream:
         self.is_open = True
         self.tail = Tail(NUM_KEPT_LINES if number == 2 else NUM_LAST_LINES)
         self._lines = LineBuffer(is_verbatim=is_verbatim)
+        self._read_at = 0.0
         self._last_bytes: int | None = None  # how many are still to be read, once the worker has ended
 
     def read(self) -> tuple[bytes, bool]:
@@ -42,7 +47,13 @@ class Stream:
             return self._noted(self._close()), False
         if self._last_bytes is not None:
             self._last_bytes -= len(data)
-        return self._noted(self._lines.add(data, now=time.monotonic())), True
+        self._read_at = time.monotonic()
+        return self._noted(self._lines.add(data, now=self._read_at)), True
+
+    def prompt(self, now: float) -> bytes:
+        """A line that was begun and left for a while, as a whole line: a question, to which the answer is awaited."""
+        is_left = self.is_open and now - self._read_at > PROMPT_AFTER_S
+        return self._noted(self._lines.begun()) if is_left else b""
 
     def _noted(self, lines: bytes) -> bytes:
         self.tail.add(lines)
@@ -72,6 +83,9 @@ class Worker:
         self.status: int | None = None
         self.ended_at = 0.0
         self.is_reported = False
+        self.is_prompting = (
+            False  # it reads a terminal, so it may wait for an answer to a line that does not end
+        )
         self.error_file: str | None = None  # where torch's @record writes
         self.stacks_file: str | None = None  # where its Python writes its stacks when asked
         self.is_out_of_memory = False
@@ -102,9 +116,11 @@ def spawn(
     env: dict[bytes, bytes],
     cores: Iterable[int] | None = None,
     is_verbatim: bool = False,
+    stdin: int | None = None,
 ) -> Worker:
     """Start one rank in a session of its own, in the present folder, on these CPUs. It dies when this process dies.
 
+    `stdin` is a descriptor to read from; None means that there is nothing to read.
     A program that cannot be executed is a worker that wrote why to stderr and exited 127.
     """
     parent = os.getpid()
@@ -115,7 +131,7 @@ def spawn(
         try:
             pid = os.fork()
             if pid == 0:
-                _become(argv, env, parent=parent, out=out, err=err, mask=mask, cores=cores)
+                _become(argv, env, parent=parent, fds=(stdin, out, err), mask=mask, cores=cores)
             return pid
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -145,13 +161,24 @@ def start_worker(rank: int, start: Callable[[int, int], int], *, is_verbatim: bo
     return Worker(rank=rank, pid=pid, streams=streams)
 
 
+def _largest(argv: list[bytes], env: dict[bytes, bytes]) -> str:
+    """What the kernel did not take: it has a limit for each and one for all."""
+    name, value = max(env.items(), key=lambda one: len(one[1]), default=(b"", b""))
+    if len(name) + len(value) + 2 > MAX_WORD_BYTES:
+        return f"the variable {text_of(name)} has {len(value)} bytes, and the kernel takes {MAX_WORD_BYTES} for one"
+    longest = max(map(len, argv))
+    if longest + 1 > MAX_WORD_BYTES:
+        return f"an argument has {longest} bytes, and the kernel takes {MAX_WORD_BYTES} for one; pass it in a file"
+    total = sum(map(len, argv)) + sum(len(name) + len(value) for name, value in env.items())
+    return f"all arguments and variables together have {total} bytes; see ulimit -s there"
+
+
 def _become(
     argv: list[bytes],
     env: dict[bytes, bytes],
     *,
     parent: int,
-    out: int,
-    err: int,
+    fds: tuple[int | None, int, int],
     mask: Iterable[int],
     cores: Iterable[int] | None,
 ) -> None:
@@ -163,7 +190,8 @@ def _become(
         for signum in (*HANDLED, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
         die_with_parent(parent, signal.SIGKILL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        stdin, out, err = fds
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin, 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
         if cores is not None:
@@ -172,6 +200,8 @@ def _become(
         os.execvpe(argv[0], argv, env)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
+        if error.errno == errno.E2BIG:
+            reason += f": {_largest(argv, env)}"
         os.write(2, b"dslaunch: cannot run %s: %s\n" % (argv[0], reason.encode()))
     finally:
         os._exit(127)

@@ -88,6 +88,14 @@ class WorkerGroup:
         for worker in self._workers:
             self._report_end_of(worker)
 
+    def send_prompts(self, now: float) -> None:
+        """What those who read a terminal wrote without a newline, and left."""
+        for worker in self._workers:
+            for stream in worker.streams if worker.is_prompting and not self._is_paused else ():
+                text = stream.prompt(now)
+                if text:
+                    self._send(Output(worker.rank, stream.number, text_of(text)))
+
     def ask_stacks(self, env: dict[bytes, bytes], folder: PrivateFolder) -> None:
         """Find out what each of them does, which takes a while; `send_stacks` says it then."""
         from .stack_dump import StackDump  # here: few jobs are asked

@@ -32,7 +32,7 @@ def _register_stacks(value):
     import faulthandler, fcntl, os
     number, _, path = value.partition(":")
     try:
-        low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 250)  # out of the way of what the program opens
         os.close(low)
         faulthandler.register(int(number), file=high, all_threads=True)
@@ -48,7 +48,7 @@ def _watch_collectives(path):
             told.add(phase)
             at = time.monotonic()
             try:
-                fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
                 os.write(fd, f"{os.environ.get('RANK', '')} {at!r} {phase}\\n".encode())
                 os.close(fd)
             except OSError:

@@ -6,6 +6,7 @@ jobs end without.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ from .optim.loss_scale import LossScaler
 from .weights import Weights
 from .zero.model import ShardedModel
 
+_log = logging.getLogger("dslaunch")
+
 
 class Checkpoints(Weights):
     """Any ZeRO stage, offload and number of ranks loads what any other has saved."""
@@ -46,6 +49,7 @@ class Checkpoints(Weights):
     _saver: Saver
     _preemption: Preemption | None
     _max_restarts: int
+    _num_waiting: int  # micro batches since the last optimizer step
 
     def save_checkpoint(
         self,
@@ -65,14 +69,25 @@ class Checkpoints(Weights):
         begun_at = perf_counter()
         from .checkpoint.save import SaveOptions, prepare  # here: see the top of this file
 
-        name = tag or f"global_step{self._progress.global_steps}"
+        name = f"global_step{self._progress.global_steps}" if tag is None else str(tag)
         options = SaveOptions(save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters)
+        self._warn_of_gradients()
         self._saver.wait()
-        prepared = prepare(
-            self._training(), open_store(save_dir), str(name), dict(client_state or {}), options
-        )
+        prepared = prepare(self._training(), open_store(save_dir), name, client_state, options)
         self._saver.save(prepared, is_async=self.settings.checkpoint.async_save, begun_at=begun_at)
         return True
+
+    def _warn_of_gradients(self) -> None:
+        """No checkpoint has gradients."""
+        if self._num_waiting and self.global_rank == 0:
+            steps = self.settings.gradient_accumulation_steps
+            _log.warning(
+                "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not saved, and who loads it begins that "
+                "step anew, with the data that follow; save after a step's last micro batch",
+                self._num_waiting,
+                steps,
+                self._progress.global_steps + 1,
+            )
 
     def load_checkpoint(
         self,
@@ -105,17 +120,27 @@ class Checkpoints(Weights):
             is_lenient=self.settings.origin.is_lenient,
         )
         self._saver.wait()
-        loaded = load_checkpoint(self._training(), open_store(load_dir), tag, plan)
+
+        def take_module(state: dict[str, Any]) -> None:
+            self.load_module_state_dict({"module": state}, custom_load_fn=custom_load_fn)
+
+        loaded = load_checkpoint(
+            self._training(is_load=True),
+            open_store(load_dir),
+            None if tag is None else str(tag),
+            plan,
+            take_module=None if custom_load_fn is None else take_module,
+        )
         if loaded is None:
             return None, None if plan.is_lenient else {}
         reader, saved = loaded
-        if custom_load_fn is not None:
-            self.load_module_state_dict({"module": reader.state_dict()}, custom_load_fn=custom_load_fn)
+        if plan.with_progress:  # accumulation starts afresh
+            self._num_waiting = 0
         self._comm.recorder.step = self._progress.global_steps + 1
         return reader.where, saved["client_state"]
 
-    def _training(self) -> Training:
-        self._model.offloaded.check_here("a checkpoint")
+    def _training(self, *, is_load: bool = False) -> Training:
+        self._model.offloaded.check_here("a checkpoint", is_load=is_load)
         self._model.before_gather()
         return Training(
             module=self.module,

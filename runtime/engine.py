@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -40,7 +41,10 @@ from .offload_states import OffloadStates
 from .optim.flat import FlatOptimizer
 from .optim.loss_scale import LossScaler
 from .optim.norm import clip_factor, global_grad_norm
-from .zero.leaf import is_leaf
+from .optim.overflow import has_overflow
+from .roll_call import RollCall
+from .skipped import SkippedSteps
+from .zero.leaf import mark_configured, z3_leaf_module
 from .zero.model import ShardedModel
 from .zero.offload_config import OffloadStateTypeEnum
 from .zero.policy import Placement, policy_for_stage
@@ -101,8 +105,10 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         )
         timeout = group_timeout() or worker.timeout
         self._watchdog = watch(self._comm, limit_s=worker.watchdog_s, timeout=timeout)
-        self._order_check = OrderCheck(self._comm, timeout=timeout) if worker.checks_order else None
+        self._order_check = None if mesh.world.is_alone else OrderCheck(self._comm, timeout=timeout)
+        self._checks_each_step = worker.checks_order
         self._offload = self._make_offload(optimizer)
+        mark_configured(module, config.zero.leaf_module)
         self._model = ShardedModel(
             module,
             policy=self._policy,
@@ -114,14 +120,25 @@ class Engine(Instruments, Checkpoints, OffloadStates):
                     prefetch_bucket=config.zero.prefetch_bucket_numel,
                 )
             ),
-            is_leaf=partial(is_leaf, config=config.zero.leaf_module),
+            is_leaf=lambda name, module: z3_leaf_module(module),
             device=device,
             comm=self._comm,
             offload=self._offload,
+            loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
         )
         self._scaler = LossScaler(config.loss_scaling)
         if optimizer is not None:
-            optimizer.attach(self._model.trained, comm=self._comm, scaler=self._scaler)
+            optimizer.attach(
+                self._model.trained,
+                comm=self._comm,
+                scaler=self._scaler,
+                look_for_overflow=self._look_for_overflow,
+            )
+            optimizer.clip_grad = config.gradient_clipping
+        self._roll_call = self._skipped = None
+        if optimizer is not None:
+            self._roll_call = RollCall(module, self._model, optimizer.param_groups, self._comm)
+            self._skipped = SkippedSteps(config, self._model.trained, self._comm)
         self._offload.begin()
         self._schedule = self._make_schedule()
         self._progress = Progress()
@@ -130,6 +147,9 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         save_dir = config.checkpoint.preemption_save_dir
         self._preemption = None if save_dir is None else Preemption(self._comm, save_dir=save_dir)
         self._model.before_change = self._saver.before_change
+        if self._order_check is not None:
+            self._model.residents.after_evaluation = partial(self._order_check.end_forward, device)
+        self._num_waiting = 0
         self._forced_boundary: bool | None = None
         self.is_compiled = False
         self._is_in_no_sync = False
@@ -140,14 +160,21 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         zero = self.settings.zero
         name = None if optimizer is None else optimizer.rule.name
         steps_by_part = optimizer is not None and optimizer.rule.steps_by_part
-        plan = plan_offload(zero, self._policy, self.device, optimizer=name, steps_by_part=steps_by_part)
+        plan = plan_offload(
+            zero,
+            self._policy,
+            self.device,
+            optimizer=name,
+            steps_by_part=steps_by_part,
+            is_lenient=self.settings.origin.is_lenient,
+        )
         if self.settings.checkpoint.async_save and plan.uses_disk:
             raise ConfigError(
                 'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one of them out'
             )
         groups = [] if optimizer is None else optimizer.param_groups
         trained = [one for group in groups for one in group["params"] if one.requires_grad]
-        num_trained = sum(param.numel() for param in trained)
+        num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # which is an error soon
         return make_offload(plan, zero, self.settings.aio, num_trained=num_trained, comm=self._comm)
 
     def _make_schedule(self) -> StepSchedule:
@@ -215,6 +242,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             "engine.backward()", (OffloadStateTypeEnum.lp_params, OffloadStateTypeEnum.lp_grads)
         )
         with self._clock.time("backward"):
+            if self._roll_call is not None:
+                self._roll_call.freezing.look()
             self._model.begin_backward()
             self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             self._model.end_backward()
@@ -276,7 +305,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
         Order:  a collective at a boundary
         Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has failed;
-                LossScaleError if fp16's loss scale would have to fall below its minimum
+                LossScaleError if fp16's loss scale would have to fall below its minimum; SkippedStepsError after
+                `max_skipped_steps` in a row
         """
         if self._is_in_no_sync:
             raise ConfigError(
@@ -291,11 +321,14 @@ class Engine(Instruments, Checkpoints, OffloadStates):
                 self._optimizer_step(lr_kwargs or {})
         self.tput_timer.stop(global_step=is_boundary, report_speed=self.global_rank == 0)
         self._progress.micro_steps += 1
+        self._num_waiting = 0 if is_boundary else self._num_waiting + 1
         # What may raise comes last: who catches it goes on with the next batch.
         if is_boundary:
             self._scaler.update(is_overflow=not self._was_step_applied)
             self._report_step()
             self._end_if_preempted()
+            if self._skipped is not None:
+                self._skipped.check()
         self._saver.check()
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -345,32 +378,62 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
     def _optimizer_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         optimizer = self.optimizer
-        if optimizer is None:
+        if optimizer is None or self._roll_call is None or self._skipped is None:
             raise ConfigError(
                 "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
             )
+        self._roll_call.call()
         self._model.finish_gradients()
         self._saver.before_change()
         scale = self._scaler.scale  # that of the backwards: it changes between steps only
-        self._grad_norm = global_grad_norm(self._model.trained, self._comm) / scale
-        self._was_step_applied = isfinite(self._grad_norm)
+        self._grad_norm = self._agree_on_norm(self._roll_call) / scale
+        is_finite = isfinite(self._grad_norm)
+        self._was_step_applied = is_finite or not self.settings.checks_overflow
         optimizer.overflow = not self._was_step_applied
+        self._model.take_writes()
         self._schedule.finish()
+        self._skipped.end_step(
+            self._progress.global_steps + 1,
+            is_finite=is_finite,
+            is_applied=self._was_step_applied,
+            loss_scale=scale,
+        )
         if self._was_step_applied:
-            factor = clip_factor(self._grad_norm, max_norm=self.settings.gradient_clipping)
-            self._update(optimizer, factor / scale)
+            max_norm = optimizer.clip_grad if is_finite else None
+            self._update(optimizer, clip_factor(self._grad_norm, max_norm=max_norm or 0.0) / scale)
         else:
             self._progress.skipped_steps += 1
+        self._roll_call.freezing.end_step(is_applied=self._was_step_applied)
         self._model.end_step()
         if self._was_step_applied and self.lr_scheduler is not None:
             self.lr_scheduler.step(**lr_kwargs)
         self._progress.global_steps += 1
         self._progress.global_samples += self.settings.train_batch_size
-        if self._order_check is not None:
+        if self._order_check is not None and self._checks_each_step:
             self._order_check.compare()
         self._comm.recorder.step = self._progress.global_steps + 1
         self._print_progress()
         activation.warn_if_never_called(self.settings.activation_checkpointing)
+
+    def _look_for_overflow(self) -> bool:
+        self.allreduce_gradients()  # a sum of finite numbers may be infinite
+        return has_overflow(self._model.trained, self._comm)
+
+    def _agree_on_norm(self, roll_call: RollCall) -> float:
+        """Return the norm of all gradients, after all ranks are seen to train the same, to have averaged the same, and all of it."""
+        trained, check = self._model.trained, self._order_check
+        note = [roll_call.note]
+        if check is not None:
+            check.finish()
+            note += [check.fingerprint, float(self._model.is_behind)]
+        norm, notes = global_grad_norm(trained, self._comm, note=note)
+        roll_call.settle([one[0] for one in notes])
+        if check is not None:
+            check.check([one[1] for one in notes])
+            if any(one[2] for one in notes):
+                self._model.catch_up()
+                norm, _ = global_grad_norm(trained, self._comm)
+        return norm
 
     def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
         update = optimizer.next_update(grad_scale)
@@ -458,6 +521,18 @@ class Engine(Instruments, Checkpoints, OffloadStates):
                 raise
             raise AttributeError(f"engine.{name}, which DeepSpeed has, is not here: {why}") from error
 
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self._refuse_copy()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        self._refuse_copy()
+
+    def _refuse_copy(self) -> NoReturn:
+        raise ConfigError(
+            "the engine was given to copy or pickle, and it is bound to this process, its ranks and their connections; take "
+            "engine.module_state_dict() for the weights, or engine.save_checkpoint() for all of it"
+        )
+
     def destroy(self) -> None:
         """Give up optimizer states and gradients; the module keeps its parameters and can still be used.
 
@@ -472,6 +547,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             self.monitor.close()
             self._model.release()
             self._offload.close()
+            self._comm.close()
             self.optimizer = None
             if self._watchdog is not None:
                 self._watchdog.stop()

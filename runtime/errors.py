@@ -1,4 +1,11 @@
-"""The runtime's errors that a user can cause: one line each, no traceback, and a fixed exit code."""
+"""The runtime's errors that a user can cause: one line each, no traceback, and a fixed exit code.
+
+What DeepSpeed raises in their place
+------------------------------------
+ValueError, AssertionError or RuntimeError, by place, for a config or a call that cannot be; the same three and FileNotFoundError for
+checkpoints. The classes here are all of those, so that the `except` clauses of programs written for DeepSpeed catch them.
+Source: DeepSpeed 0.19.8 runtime/config.py, runtime/engine.py, runtime/zero/partition_parameters.py, utils/zero_to_fp32.py
+"""
 
 from __future__ import annotations
 
@@ -12,12 +19,16 @@ class UserError(Exception):
     exit_code = 2
 
 
-class ConfigError(UserError):
+class ConfigError(UserError, ValueError, AssertionError, RuntimeError):
     """The ds_config, or an argument of `initialize()`, cannot be used."""
 
 
-class CheckpointError(UserError):
+class CheckpointError(UserError, ValueError, AssertionError, RuntimeError):
     """A checkpoint cannot be written, found or read."""
+
+
+class NoCheckpointError(CheckpointError, FileNotFoundError):
+    """There is none where one was looked for."""
 
 
 class CollectiveError(UserError):
@@ -34,6 +45,12 @@ class OffloadError(UserError):
 
 class LossScaleError(UserError):
     """float16 cannot hold the gradients, however small the loss scale is."""
+
+    exit_code = 1
+
+
+class SkippedStepsError(UserError):
+    """So many steps in a row were skipped that nothing is trained."""
 
     exit_code = 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -22,15 +21,15 @@ from .data import Loader
 from .engine import Engine
 from .errors import ConfigError, report_user_errors_in_one_line
 from .host_memory import keep_freed_memory
+from .log import logger as _log
 from .optim.choice import ClientOptimizer, ModelParameters, choose_optimizer
 from .optim.flat import FlatOptimizer
 from .optim.schedules import make_scheduler
 from .summary import summarize
+from .zero.policy import policy_for_stage
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 ClientScheduler = Any  # an object with step(), or a callable that makes one from the optimizer
-
-_log = logging.getLogger("dslaunch")
 
 
 def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
@@ -73,7 +72,11 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     source = _config_source(args, config, config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     worker = read_environment()
-    settings = load_config(source, world_size=dist.get_world_size(), is_lenient=is_lenient)
+    settings = load_config(
+        source, world_size=dist.get_world_size(), is_lenient=is_lenient, has_optimizer=optimizer is not None
+    )
+    if is_lenient:
+        settings = _with_precision_of(model, settings)
     device = choose_device(worker, index=getattr(args, "device_rank", None))
     if device.type == "cpu":
         keep_freed_memory()
@@ -156,6 +159,17 @@ def _config_source(
             "no ds_config; give initialize(config=...), or start the script with --deepspeed_config FILE"
         )
     return next(iter(present.values()))
+
+
+def _with_precision_of(model: nn.Module, config: Config) -> Config:
+    """Train a model in float16 as fp16.enabled has it, where optimizer states are sharded: DeepSpeed does."""
+    kinds = {param.dtype for param in model.parameters() if param.requires_grad and param.is_floating_point()}
+    is_said = config.fp16.enabled or config.bf16.enabled or config.torch_autocast.enabled
+    policy = policy_for_stage(config.zero.stage)
+    if is_said or kinds != {torch.float16} or not policy.is_sharded:
+        return config
+    _log.warning("the model is float16 and fp16.enabled is not set: it counts as true")
+    return config.model_copy(update={"fp16": config.fp16.model_copy(update={"enabled": True})})
 
 
 def _choose_scheduler(config: Config, given: ClientScheduler | None, optimizer: FlatOptimizer | None) -> Any:

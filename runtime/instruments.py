@@ -17,6 +17,7 @@ from .config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfig
 from .monitor import Event, MonitorMaster
 from .profiling.flops_profiler import FlopsProfiler
 from .readings import Readings
+from .skipped import SkippedSteps
 from .throughput import ThroughputTimer
 
 # As DeepSpeed's timers are called, and its events.
@@ -31,6 +32,7 @@ class Instruments(Readings):
     tput_timer: ThroughputTimer
     flops_profiler: FlopsProfiler | None
     _clock: Clock
+    _skipped: SkippedSteps | None
 
     def _install(self, config: Config, device: torch.device) -> None:
         """Open the monitors.
@@ -87,6 +89,8 @@ class Instruments(Readings):
 
     def _note_loss(self, part: Tensor) -> None:
         """Add a micro batch's part of the mean loss of a step. It stays on the device until the step has ended."""
+        if self._skipped is not None:
+            self._skipped.note_loss(part)
         if self._writes_events:
             part = part.detach().float()
             self._loss = part if self._loss is None else self._loss + part

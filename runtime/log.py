@@ -1,4 +1,7 @@
-"""The logger of dslaunch, and what programs say by it on some ranks."""
+"""The logger of dslaunch, and what programs say by it on some ranks.
+
+Its level is WARNING, as Python's logging has it, unless the program sets another one or the variable DSLAUNCH_LOG_LEVEL does.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ _LEVELS = {
 }
 
 logger = logging.getLogger("dslaunch")
+LEVEL_VARIABLE = "DSLAUNCH_LOG_LEVEL"
 
 
 @cache
@@ -136,6 +140,20 @@ def call_to_str(base: str, *args: object, **kwargs: object) -> str:
 def _log_dist_once(message: str, ranks: tuple[int, ...] | None, level: int) -> None:
     log_dist(message, ranks, level)
 
+
+def _follow_environment() -> None:
+    word = os.environ.get(LEVEL_VARIABLE)
+    if not word:
+        return
+    try:
+        set_log_level_from_string(word)
+    except ValueError:
+        logger.warning(
+            "%s=%r: must be one of %s; it counts as warning", LEVEL_VARIABLE, word, ", ".join(_LEVELS)
+        )
+
+
+_follow_environment()
 
 # Programs call them as the logger's own.
 logger.warning_once = warning_once  # type: ignore[attr-defined]

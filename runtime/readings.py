@@ -10,6 +10,7 @@ from torch import nn
 from .checkpoint.progress import Progress
 from .comm.collectives import Collectives
 from .config import Config
+from .config.deepspeed_view import DeepSpeedConfig
 from .optim.flat import FlatOptimizer
 from .optim.loss_scale import LossScaler
 from .zero.policy import Placement, Policy
@@ -30,6 +31,11 @@ class Readings:
     _comm: Collectives
     _grad_norm: float | None
     _was_step_applied: bool
+
+    @property
+    def _config(self) -> DeepSpeedConfig:
+        """Return the settings by the names that they have in DeepSpeed, for programs that read them there."""
+        return DeepSpeedConfig(self.settings)
 
     @property
     def micro_steps(self) -> int:
@@ -124,7 +130,7 @@ class Readings:
         return self.settings.gradient_accumulation_steps
 
     def gradient_clipping(self) -> float:
-        return self.settings.gradient_clipping
+        return self.settings.gradient_clipping if self.optimizer is None else self.optimizer.clip_grad or 0.0
 
     def steps_per_print(self) -> int | None:
         return self.settings.steps_per_print

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from .checkpoint.format import write_atomically
 from .checkpoint.output_plan import DEFAULT_SHARD_SIZE, SAFETENSORS
 from .comm.collectives import Collectives
+from .dry_run import NoCopies
 from .errors import CheckpointError, ConfigError
 from .weights_stream import WeightsStream, write_weights
 from .zero.model import ShardedModel
@@ -52,9 +54,41 @@ class Weights(nn.Module):
             )
         self._model.offloaded.check_here("load_state_dict()")
         with self._model.gathered():
+            # torch has written what fits when it raises for what does not; and one rank's file may be another's
+            self._check_together("load_state_dict()", lambda: self._try_load_state_dict(state_dict, strict))
             result = self.module.load_state_dict(state_dict, strict)
             self._model.take_edits()
         return result
+
+    def _try_load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        named = self.module.state_dict(keep_vars=True).items()
+        extra_state = deepcopy({name: value for name, value in named if not isinstance(value, Tensor)})
+        try:
+            with NoCopies():
+                self.module.load_state_dict(state_dict, strict)
+        except BaseException:
+            if extra_state:
+                self.module.load_state_dict(extra_state, strict=False)
+            raise
+
+    def _check_together(self, what: str, do: Callable[[], object]) -> None:
+        """Do it, and go on only if all ranks can.
+
+        Order:  a collective
+        Errors: what it raised on its rank, CheckpointError on others
+        """
+        problem: Exception | None = None
+        try:
+            do()
+        except Exception as error:
+            problem = error
+        own = None if problem is None else f"{type(problem).__name__}: {problem}"
+        told = self._comm.all_gather_objects(own, what=f"the success of {what}")
+        if problem is not None:
+            raise problem
+        for rank, text in enumerate(told):
+            if text is not None:
+                raise CheckpointError(f"{what} failed on rank {rank}, so no rank goes on with it: {text}")
 
     def module_state_dict(
         self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any
@@ -87,8 +121,14 @@ class Weights(nn.Module):
             self.load_state_dict(checkpoint["module"], strict)
             return
         self._model.offloaded.check_here("load_module_state_dict()")
+        what = "load_module_state_dict(custom_load_fn=...)"
         with self._model.gathered(), torch.no_grad():
-            custom_load_fn(src=checkpoint["module"], dst=self.module)
+            try:
+                self._check_together(what, lambda: custom_load_fn(src=checkpoint["module"], dst=self.module))
+            except BaseException:
+                if self._policy.parameters is not Placement.SHARDED:  # shards have not changed
+                    self._model.offloaded.barred = f"{what} has failed in the middle, so parameters are of no one state; load a checkpoint, or make a new engine"
+                raise
             self._model.take_edits()
 
     def save_16bit_model(

@@ -34,8 +34,14 @@ LAB_WAIT_S = 100  # for another test run on this machine to end; below the time 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _interrupts() -> None:
-    """Ctrl-C works in what the tests start, even if the tests themselves were started in the background (`&`, nohup)."""
+def _default_signals() -> None:
+    """What the tests start gets every signal, even if the tests themselves were started in the background (`&`, nohup).
+
+    A signal that is ignored stays ignored in children; one that has a handler, even one that does nothing, does not.
+    """
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

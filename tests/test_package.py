@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
@@ -15,11 +18,11 @@ import dslaunch
 from dslaunch import drop_in
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {"dslaunch": "dslaunch", "launcher": "dslaunch/launcher", "runtime": "dslaunch/runtime", "kernels": "dslaunch/kernels"}  # fmt: skip
+FOLDERS = {"package/dslaunch": "dslaunch", "launcher": "dslaunch/launcher", "runtime": "dslaunch/runtime", "kernels": "dslaunch/kernels"}  # fmt: skip
 NOT_PACKED = {".so", ".pyc"}
 NOT_SHIPPED = {".cpp", *NOT_PACKED}
 CPU_HEADERS = ("kernels/cpu/", "kernels/bindings/")  # compiled into the module; the others are for NVRTC
-LINKS = {"dslaunch/launcher", "dslaunch/runtime", "dslaunch/kernels"}
+LINKS = {"package/dslaunch/launcher", "package/dslaunch/runtime", "package/dslaunch/kernels"}
 
 
 def test_the_installed_version_is_the_one_in_the_source() -> None:
@@ -76,6 +79,17 @@ def test_the_wheel_holds_every_module_and_no_source_of_the_compiled_one(built: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_an_extra_is_a_feature_and_not_what_only_the_tests_need(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = archive.read(name).decode()
+    extras = {line.split()[1] for line in metadata.splitlines() if line.startswith("Provides-Extra:")}
+    assert extras == {"train", "cuda12", "cuda13", "demo"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_source_distribution_holds_all_that_the_wheel_is_made_of_and_each_folder_once(
     built: Path,
 ) -> None:
@@ -88,7 +102,7 @@ def test_the_source_distribution_holds_all_that_the_wheel_is_made_of_and_each_fo
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and path.suffix not in NOT_PACKED
     }
-    assert {name for name in names if name.split("/")[0] in FOLDERS} == sources
+    assert {name for name in names if name.startswith(tuple(f"{folder}/" for folder in FOLDERS))} == sources
     assert {"kernels/CMakeLists.txt", "kernels/bindings/module.cpp", "pyproject.toml", "LICENSE"} <= names
     assert not {name for name in names if any(name == link or name.startswith(f"{link}/") for link in LINKS)}
 
@@ -115,6 +129,55 @@ def test_an_unpacked_wheel_works_alone_and_loads_no_torch(built: Path, tmp_path:
         text=True,
     )
     assert done.stdout.split() == [dslaunch.__version__, str(tmp_path / "dslaunch/kernels/__init__.py")]
+
+
+@pytest.fixture
+def plain(built: Path, tmp_path: Path) -> Path:
+    """The Python of an environment into which dslaunch was installed by `pip install '.[train]'`, not editable.
+
+    What dslaunch depends on is taken from the environment of the tests, where no `.pth` file is read.
+    """
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv/bin/python"
+    (wheel,) = built.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", f"--python={python}", "install", "-q"]
+    subprocess.run([*pip, "--no-index", "--no-deps", str(wheel)], check=True)
+    (packages,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("installed", ["plain", "editable"])
+def test_the_first_example_runs_in_a_clone_whether_dslaunch_was_installed_plainly_or_editable(
+    installed: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    clone, python = ROOT, Path(sys.executable)
+    if installed == "plain":
+        clone, python = tmp_path / "clone", request.getfixturevalue("plain")
+        shutil.copytree(
+            ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "__pycache__")
+        )
+    done = subprocess.run(
+        [str(python.with_name("dslaunch")), "--num_gpus=2", "docs/examples/check_collectives.py"],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all_reduce" in done.stdout
+    asked = subprocess.run(
+        [str(python), "-c", "import dslaunch.kernels; print(dslaunch.kernels.__file__)"],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    home = ROOT if installed == "editable" else tmp_path / "venv"
+    assert Path(asked.stdout.strip()).is_relative_to(home)
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from ..bootstrap import READ_LOADER
 
 READ_BYTES = 1 << 18
 ERROR_TEXT_BYTES = 4096
+STATUS_WITHIN_S = 2.0  # after the end of the stream
+KILLED_WITHIN_S = 10.0
 
 
 class LocalChannel:
@@ -22,12 +24,15 @@ class LocalChannel:
 
     local_address = ""
 
-    def __init__(self, *, end_within_s: float) -> None:
+    def __init__(self, *, end_within_s: float, takes_stdin: bool = False) -> None:
+        """`takes_stdin`: a worker may read this process's input; its descriptor's number is the agent's first argument."""
         self._end_within_s = end_within_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
         self._errors_lock = threading.Lock()
+        stdin = [os.dup(0)] if takes_stdin and _has_input() else []
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-u", "-c", READ_LOADER],
+            [sys.executable, "-I", "-S", "-u", "-c", READ_LOADER, *map(str, stdin)],
+            pass_fds=stdin,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -35,12 +40,19 @@ class LocalChannel:
             env=_environment_we_got(),
             start_new_session=True,
         )
+        for fd in stdin:
+            os.close(fd)
         if self._process.stdin is None or self._process.stdout is None:
             raise AssertionError("Popen gave no pipes")
         self._in, self._out = self._process.stdin, self._process.stdout
 
     def read(self) -> bytes:
-        return os.read(self._out.fileno(), READ_BYTES)
+        if self._out.closed:
+            return b""
+        data = os.read(self._out.fileno(), READ_BYTES)
+        if not data:
+            self._out.close()  # here, for closed by another thread its number could be another file's while this one reads
+        return data
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -54,6 +66,12 @@ class LocalChannel:
             self._errors.seek(0, os.SEEK_END)
             self._errors.seek(max(0, self._errors.tell() - ERROR_TEXT_BYTES))
             return self._errors.read().decode("utf-8", "replace")
+
+    def exit_status(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(STATUS_WITHIN_S)
+            return status if status >= 0 else 128 - status
+        return None
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -72,7 +90,18 @@ class LocalChannel:
             for process in (keeper, *keeper.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel has it, in a file system that hangs
+            self._process.wait(KILLED_WITHIN_S)
+
+
+def _has_input() -> bool:
+    """Whether there is input that is ours: not a terminal that another job of the shell has now."""
+    if sys.stdin is None:
+        return False
+    try:
+        return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # a terminal that is not the one of our session: no shell shares it out
+        return True
 
 
 def _environment_we_got() -> dict[bytes, bytes]:

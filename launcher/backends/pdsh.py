@@ -188,7 +188,7 @@ class Pdsh:
         with self._changed:
             while place not in self._sockets:
                 if name in self._ended or self._process.poll() is not None:
-                    said = self.error_text(name).strip() or "nothing"
+                    said = "; ".join(self.error_text(name).split("\n")).strip() or "nothing"
                     raise LaunchError(
                         f"pdsh could not start an agent there; it said: {said}", exit_code=EXIT_HOST
                     )
@@ -237,7 +237,8 @@ class Pdsh:
             for process in (*top.children(recursive=True), top):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel has it, in a file system that hangs
+            self._process.wait(CLOSE_TIMEOUT_S)
         self._errors.join(CLOSE_TIMEOUT_S)
 
     def _stop_listening(self) -> None:
@@ -321,6 +322,9 @@ class PdshChannel:
 
     def error_text(self) -> str:
         return self._pdsh.error_text(self._host)
+
+    def exit_status(self) -> int | None:
+        return None
 
     def close(self) -> None:
         if self._is_closed:

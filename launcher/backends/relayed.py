@@ -177,6 +177,7 @@ class RelayedChannel:
         self._has_ended = False  # the command on the gateway
         self._is_closed = False
         self._error_text = ""
+        self._exit_status: int | None = None
 
     def read(self) -> bytes:
         """Errors: WayLost if the gateway is lost."""
@@ -209,6 +210,10 @@ class RelayedChannel:
     def error_text(self) -> str:
         with self._changed:
             return self._error_text
+
+    def exit_status(self) -> int | None:
+        with self._changed:
+            return self._exit_status
 
     def way_silent_s(self) -> float:
         return min(self._relay.silent_s(), MAX_EXCUSE_S)
@@ -252,8 +257,10 @@ class RelayedChannel:
             elif parcel.kind is Kind.GRANT:
                 self._credit += granted(parcel.payload)
             elif parcel.kind is Kind.ENDED:
-                code, text = json.loads(parcel.payload.decode())
-                self._error_text = text or (f"ssh ended with {code}" if code else "")
+                self._exit_status, text = _ending_of(parcel.payload)
+                self._error_text = text or (
+                    f"ssh ended with {self._exit_status}" if self._exit_status else ""
+                )
                 self._has_ended = True
             self._changed.notify_all()
 
@@ -287,3 +294,14 @@ class RelayedChannel:
             except OSError:
                 return  # its reader notices
             self._num_read = 0
+
+
+def _ending_of(payload: bytes) -> tuple[int, str]:
+    """The exit status of a command and its last words. Errors: ProtocolError if that is something else"""
+    try:
+        code, text = json.loads(payload.decode())
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"not how a command ends: {payload[:80]!r}") from error
+    if type(code) is not int or not isinstance(text, str):
+        raise ProtocolError(f"not how a command ends: {payload[:80]!r}")
+    return code, text

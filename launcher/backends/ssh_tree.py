@@ -17,8 +17,9 @@ from ..plan import NodePlan
 from ..ssh_config import Target
 from ..tree import Group, is_loopback
 from ..wording import count
+from .login import SshFiles
 from .relayed import Relay, RelayedChannel
-from .ssh import SshChannel, SshConnection, SshFiles
+from .ssh import SshChannel, SshConnection
 
 START_MARGIN_S = 20.0  # from a login to the first word of a Python: a login shell
 

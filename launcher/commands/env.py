@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..cli import dslaunch, job_options
+from ..cli import GROUPS, dslaunch, job_options
 from ..errors import LaunchError
 from ..prefix_command import PrefixCommand
 
@@ -24,6 +24,7 @@ No host is contacted, so nothing is said of what a host sets by itself.
 
 @click.command(
     cls=PrefixCommand,
+    groups=GROUPS,
     epilog=EPILOG,
     context_settings={
         "allow_interspersed_args": False,

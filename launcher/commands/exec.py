@@ -58,6 +58,7 @@ def command(**given: Any) -> int:
     from ..console import Console
     from ..each_host import EachHost, describe_failures
     from ..host_output import HostOutput
+    from ..options.process import ProcessOptions
     from ..planning import exact, make_plan
     from ..pool import choose_hosts, host_options
     from ..restart import Attempt
@@ -71,6 +72,7 @@ def command(**given: Any) -> int:
         venv_script=given["venv_script"],
         force_multi=given["force_multi"],
         kill_grace_s=given["kill_grace"],
+        process=ProcessOptions(gives_stdin=False),
     )
     once = tuple(one._replace(devices=("0",)) for one, _ in choose_hosts(options))
     plan = make_plan(options, Attempt(hosts=once, run_id=""))

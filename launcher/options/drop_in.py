@@ -8,7 +8,7 @@ import click
 
 from ..environment import EnvEntry
 
-VARIABLE = "DSLAUNCH_DROP_IN"  # each worker's Python reads it, see dslaunch/drop_in/__init__.py
+VARIABLE = "DSLAUNCH_DROP_IN"  # each worker's Python reads it, see package/dslaunch/drop_in/__init__.py
 MODES = ("auto", "always", "never")
 
 

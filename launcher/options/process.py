@@ -12,6 +12,8 @@ class ProcessOptions(NamedTuple):
 
     saves_pid: bool = False
     stack_on_hang_s: float | None = None  # None: no stacks; 0: only when asked for
+    stdin_rank: int | None = None  # who reads our stdin; None: the only rank, if it runs on this machine
+    gives_stdin: bool = True
 
 
 OPTIONS: tuple[click.Option, ...] = (
@@ -27,9 +29,18 @@ OPTIONS: tuple[click.Option, ...] = (
         help="If no rank writes anything for S seconds, print the Python stacks of all, and go on. 0: only when asked, by "
         "`dslaunch stacks PID` or Ctrl-\\.",
     ),
+    click.Option(
+        ["--stdin"],
+        type=click.IntRange(min=0),
+        metavar="RANK",
+        help="Let this rank, which must run on this machine, read what dslaunch reads: for a debugger, or a pipe.  "
+        "[default: the only rank of a job on this machine]",
+    ),
 )
 
 
 def read(given: dict[str, Any]) -> ProcessOptions:
     """The options of this file from all that were given, by parameter name."""
-    return ProcessOptions(saves_pid=given["save_pid"], stack_on_hang_s=given["stack_on_hang"])
+    return ProcessOptions(
+        saves_pid=given["save_pid"], stack_on_hang_s=given["stack_on_hang"], stdin_rank=given["stdin"]
+    )

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from .seconds import seconds
+
 
 class StartOptions(NamedTuple):
     """`window` counts the connections that are being made at the same time."""
@@ -13,6 +15,7 @@ class StartOptions(NamedTuple):
     window: int = 64
     shows_timings: bool = False
     preload: tuple[str, ...] = ()
+    prepare_timeout_s: float = 600.0
 
 
 def _module_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -39,11 +42,22 @@ OPTIONS: tuple[click.Option, ...] = (
         metavar="MODULES",
         help="Import these modules, e.g. torch, once on each host and fork its workers from there.",
     ),
+    click.Option(
+        ["--prepare_timeout"],
+        type=float,
+        default=StartOptions().prepare_timeout_s,
+        callback=seconds,
+        metavar="S",
+        help="Seconds in which a host must be ready to start: folder, --venv_script, --preload.  [default: 600]",
+    ),
 )
 
 
 def read(given: dict[str, Any]) -> StartOptions:
     """The options of this file from all that were given, by parameter name."""
     return StartOptions(
-        window=given["connect_window"], shows_timings=given["timings"], preload=given["preload"]
+        window=given["connect_window"],
+        shows_timings=given["timings"],
+        preload=given["preload"],
+        prepare_timeout_s=given["prepare_timeout"],
     )

@@ -69,7 +69,13 @@ def _diff(given: dict[str, Any]) -> int:
 def _prune(given: dict[str, Any]) -> int:
     store = open_store(given["folder"])
     listing.rows(store)  # says that there is none
-    for tag in doomed(store, keep_last=given["keep"]):
+    tags = doomed(store, keep_last=given["keep"])
+    if not tags:
+        count = len(store.tags())
+        print(
+            f"nothing to remove: {store.where} has {count} checkpoint{'' if count == 1 else 's'}, --keep {given['keep']}"
+        )
+    for tag in tags:
         if not given["dry_run"]:
             store.remove(tag)
         print(f"{'would remove' if given['dry_run'] else 'removed'} {store.where}/{tag}", flush=True)

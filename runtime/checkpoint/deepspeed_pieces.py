@@ -40,11 +40,27 @@ class Pieces:
 
         Shapes: out [n]
         """
-        stop = start + out.numel()
+        for piece, low, high in self._parts(start, out.numel()):
+            out[low - start : high - start].copy_(piece.values()[low - piece.start : high - piece.start])
+
+    def check(self, start: int, numel: int) -> None:
+        """See that the files have these elements.
+
+        Errors: CheckpointError
+        """
+        for piece, _, _ in self._parts(start, numel):
+            found = piece.values().numel()
+            if found != piece.numel:
+                raise CheckpointError(
+                    f"a tensor of shape {self.shape} has {found} elements where {piece.numel} belong; the checkpoint is damaged: "
+                    "load another one"
+                )
+
+    def _parts(self, start: int, numel: int) -> Iterator[tuple[Piece, int, int]]:
         for piece in self.pieces:
-            low, high = max(start, piece.start), min(stop, piece.start + piece.numel)
+            low, high = max(start, piece.start), min(start + numel, piece.start + piece.numel)
             if low < high:
-                out[low - start : high - start].copy_(piece.values()[low - piece.start : high - piece.start])
+                yield piece, low, high
 
     def whole(self) -> Tensor:
         """Return all of it, in host memory of its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,27 @@ class DeepSpeedReader:
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor."""
         return self._metadata
+
+    def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
+        """Open all files that `read` of these, and `tensor` of these names, take from; DeepSpeed writes no digests.
+
+        Errors: CheckpointError that names the file, or what is missing in it
+        """
+        wanted = [(run.name, run.start, run.numel) for shelf in shelves for run in shelf.runs]
+        wanted += [(name, 0, prod(self._tensors[name].shape)) for name in names]
+        try:
+            for name, start, numel in wanted:
+                self._tensors[name].check(start, numel)
+        except (
+            KeyError,
+            IndexError,
+            TypeError,
+            AttributeError,
+        ) as error:  # its files say other than 0.19.8's
+            raise CheckpointError(
+                f"{self.where} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; load it with the "
+                "DeepSpeed that wrote it, and save it with that of today"
+            ) from error
 
     @torch.no_grad()
     def read(self, shelves: Iterable[Shelf]) -> None:

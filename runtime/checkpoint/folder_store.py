@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
-from .store import MANIFEST, PARTIAL, REMOVED, REPLACED, Store, hidden, tag_of
+from .store import LATEST, MANIFEST, PARTIAL, REMOVED, REPLACED, Store, hidden, tag_of
 from .stream import DirectStream, Stream, naming
+
+_OUTPUT = "export-"
+_REPLACED_FILES = "replaced"
 
 
 class FolderStore(Store):
@@ -30,7 +35,7 @@ class FolderStore(Store):
 
     def partial_tags(self) -> list[str]:
         found = (path.name for path in self.root.glob(f".*{PARTIAL}") if path.is_dir())
-        return sorted(tag_of(name, PARTIAL) for name in found)
+        return sorted(tag_of(name, PARTIAL) for name in found if not name.startswith(f".{_OUTPUT}"))
 
     def folder_of(self, tag: str) -> str:
         # Between the two renames of `publish` the old one has no other name.
@@ -46,34 +51,49 @@ class FolderStore(Store):
         self._sweep()
         if partial.exists():
             shutil.rmtree(partial)
-        partial.mkdir()
-        self._claim = _claimed(partial)
+        self._own(partial)
+
+    def _own(self, folder: Path) -> None:
+        """Make a folder that no sweep removes."""
+        folder.mkdir()
+        self._claim = _claimed(folder)
+        if not folder.exists():  # between the two lines a sweep came to it
+            self._let_go()
+            self._own(folder)
 
     def _sweep(self) -> None:
         """Remove what saves that were killed have left."""
         for path in self.root.glob(".*"):
-            if path.name.endswith(REMOVED):
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name.endswith(REPLACED):
-                if (self.root / tag_of(path.name, REPLACED) / MANIFEST).exists():
-                    shutil.rmtree(path, ignore_errors=True)
-            elif path.name.endswith(PARTIAL) and path.is_dir():
-                claim = _claimed(path)
-                if claim is not None:
-                    shutil.rmtree(path, ignore_errors=True)
-                    os.close(claim)
+            if path.name.endswith(REMOVED) or (
+                path.name.endswith(REPLACED) and (self.root / tag_of(path.name, REPLACED) / MANIFEST).exists()
+            ):
+                with suppress(OSError):
+                    _remove(path)
+        self._sweep_partial(f".*{PARTIAL}")
 
-    def publish(self, folder: str, tag: str) -> None:
+    def _sweep_partial(self, pattern: str) -> None:
+        for path in self.root.glob(pattern):
+            claim = _claimed(path) if path.is_dir() else None
+            if claim is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(claim)
+
+    def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:
         final, replaced = self.root / tag, self.root / hidden(tag, REPLACED)
         _sync(self.root / folder)
-        if final.exists():
-            if replaced.exists():
-                shutil.rmtree(replaced)
-            final.rename(replaced)
-        (self.root / folder).rename(final)
-        _sync(self.root)
-        if replaced.exists():
-            shutil.rmtree(replaced)
+        with ExitStack() as undo:
+            if final.exists():
+                _remove(replaced)
+                final.rename(replaced)
+                undo.callback(replaced.rename, final)
+            (self.root / folder).rename(final)
+            undo.callback(final.rename, self.root / folder)
+            _sync(self.root)
+            if is_latest:
+                self.put(LATEST, tag.encode())
+            undo.pop_all()
+        with suppress(OSError):  # what stays of it counts for nothing, and goes with the next save
+            _remove(replaced)
         self._let_go()
 
     def abandon(self, tag: str) -> None:
@@ -86,6 +106,7 @@ class FolderStore(Store):
             os.close(claim)
 
     def stream(self, name: str, *, capacity: int) -> AbstractContextManager[Stream]:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         return DirectStream(self.root / name, capacity=capacity)
 
     def put(self, name: str, data: bytes) -> None:
@@ -102,7 +123,10 @@ class FolderStore(Store):
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
-            _sync(path.parent)
+            with suppress(
+                OSError
+            ):  # it is there: a power cut may bring back the one before, which is whole, too
+                _sync(path.parent)
 
     def open(self, name: str) -> IO[bytes]:
         return (self.root / name).open("rb", buffering=0)
@@ -120,21 +144,50 @@ class FolderStore(Store):
     def remove(self, tag: str) -> None:
         doomed = self.root / hidden(tag, REMOVED)
         for folder in (self.root / tag, self.root / hidden(tag, REPLACED)):
-            if doomed.exists():
-                shutil.rmtree(doomed)
-            if folder.exists():
+            _remove(doomed)
+            if os.path.lexists(folder):
                 folder.rename(doomed)  # at once: half of a checkpoint is none
-                shutil.rmtree(doomed)
+                _remove(doomed)
 
-    def partial_file(self, name: str) -> str:
-        path = (self.root / name).with_name(hidden(Path(name).name, PARTIAL))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return str(path.relative_to(self.root))
+    def begin_output(self) -> str:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._sweep_partial(f".{_OUTPUT}*{PARTIAL}")
+        folder = self.root / hidden(f"{_OUTPUT}{secrets.token_hex(4)}", PARTIAL)
+        self._own(folder)
+        return f"{folder.name}/"
 
-    def publish_file(self, name: str) -> None:
-        path = self.root / name
-        path.with_name(hidden(path.name, PARTIAL)).replace(path)
-        _sync(path.parent)
+    def publish_output(self, prefix: str, names: Sequence[str], stale: Sequence[str]) -> None:
+        folder = self.root / prefix
+        replaced = folder / _REPLACED_FILES
+        replaced.mkdir()
+        *others, last = names
+        with ExitStack() as undo:
+
+            def move(source: Path, target: Path) -> None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                source.rename(target)
+                undo.callback(target.rename, source)
+
+            # All old ones go before a new one comes, so that what ends this never leaves some of each.
+            for name in (*stale, *others):
+                with suppress(FileNotFoundError):
+                    move(self.root / name, replaced / name)
+            for name in others:
+                move(folder / name, self.root / name)
+            (self.root / last).parent.mkdir(parents=True, exist_ok=True)
+            (folder / last).replace(self.root / last)
+            undo.pop_all()
+        for parent in {(self.root / name).parent for name in names}:
+            with suppress(OSError):  # see `put`
+                _sync(parent)
+        shutil.rmtree(folder, ignore_errors=True)
+        self._let_go()
+
+    def abandon_output(self, prefix: str, names: Sequence[str]) -> None:
+        replaced = self.root / prefix / _REPLACED_FILES
+        if not any(path.is_file() for path in replaced.rglob("*")):  # those that could not be put back stay
+            shutil.rmtree(self.root / prefix, ignore_errors=True)
+        self._let_go()
 
     def delete(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
@@ -149,6 +202,14 @@ def _claimed(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder with what is in it, or a link to one and nothing else; one that is not there is no error."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
 
 
 def _sync(folder: Path) -> None:

@@ -32,6 +32,7 @@ training.pt:
 from __future__ import annotations
 
 import os
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -61,14 +62,18 @@ _MAPPINGS = (dict, OrderedDict, Counter)
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file under a temporary name, bring it to the disk, and only then give it its name."""
+    """Write a file under a temporary name of its own, bring it to the disk, and only then give it its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the name is as durable as the bytes

@@ -1,25 +1,51 @@
-"""Loading: every rank reads the boxes that its shards need anything of. Only parameters that are whole here are gathered."""
+"""Loading: every rank reads the boxes that its shards need anything of. Only parameters that are whole here are gathered.
+
+All or nothing
+--------------
+A failed load leaves the engine as it was, on all ranks. Before the first value is written every rank has read all that it needs once and
+compared it with its digests, has taken over what is no tensor of the model (which can be taken back), and knows that all others have.
+Then it reads again and writes in place: no second copy of a shard is in memory, and what is read again comes from the page cache.
+A read that fails then is tried again. If it goes on failing, no copy of the values from before is left: the engine is barred on all ranks, so
+whatever would use or save its values says so by name, until another load has succeeded.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..comm.collectives import Pending
 from ..errors import CheckpointError
 from ..optim.flat import FlatOptimizer
 from ..zero.sub_buffer import Member, SubBuffer
 from .opened import OpenCheckpoint, latest_tag, open_checkpoint
-from .rng import restore_rng_state
-from .shelf import MASTER, MODEL, PARAMETERS, STATE, PartShelves, model_name, shelf_of_tensors, state_name
+from .rest import take_rest
+from .shelf import (
+    MASTER,
+    MODEL,
+    PARAMETERS,
+    STATE,
+    PartShelves,
+    Shelf,
+    model_name,
+    shelf_of_tensors,
+    state_name,
+)
 from .store import LATEST, Store, is_tag
 from .training import Training
 
 _LISTED = 5  # names in one message
+_PAUSES_S = (0.1, 1.0)  # before a read that failed is tried again
+
+T = TypeVar("T")
 _log = logging.getLogger("dslaunch")
 
 
@@ -35,53 +61,76 @@ class LoadPlan:
     may_be_missing: bool = False  # a job that is started again after a failure finds nothing the first time
     is_lenient: bool = False  # a folder without `latest` is no error, as in DeepSpeed
 
+    def asked(self, tag: str | None) -> dict[str, Any]:
+        """Return what the user said, by the names of load_checkpoint()'s arguments."""
+        return {
+            "tag": tag,
+            "load_module_only": not self.with_progress,
+            "load_module_strict": self.strict,
+            "load_optimizer_states": self.with_optimizer,
+            "load_lr_scheduler_states": self.with_scheduler,
+            "custom_load_fn": not self.with_module,
+        }
+
 
 def load_checkpoint(
-    training: Training, store: Store, tag: str | None, plan: LoadPlan
+    training: Training,
+    store: Store,
+    tag: str | None,
+    plan: LoadPlan,
+    *,
+    take_module: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[OpenCheckpoint, dict[str, Any]] | None:
     """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt; None if there is none and may be.
 
-    Without a tag it is the one that `latest` names, and if that is damaged, the newest one that is not, with a warning. Nothing
-    is changed unless everything fits; where it turns out to be damaged later, another one has to be loaded.
+    Without a tag it is the one that `latest` names, and if that is damaged, the newest one that is not, with a warning. See "All or
+    nothing". `take_module` gets the module's whole state_dict, where the plan leaves that out.
     Order:  every rank must call this
-    Errors: CheckpointError, on every rank, if one of them cannot read it or it does not fit
+    Errors: CheckpointError, on every rank, if they ask for different things, one of them cannot read it, or it does not fit
     """
-    candidates = [tag] if tag is not None else _candidates(training, store, plan)
+    candidates = _candidates(training, store, tag, plan)
     if not candidates:
         return None
     for number, candidate in enumerate(candidates):
-        loaded, problem = _try_load(training, store, candidate, plan)
-        problems = training.comm.all_gather_objects(problem, what="the success of loading")
-        failed = next(((rank, one) for rank, one in enumerate(problems) if one is not None), None)
-        if failed is None and loaded is not None:
-            reader, saved = loaded
-            _share(training)
-            _apply_rest(training, saved, plan)
-            return reader, saved
-        rank, one = failed or (0, None)
-        text, is_damage = one or ("", False)
-        text = text if rank == 0 else f"on rank {rank}: {text}"
+        load = _Load(training, store, candidate, plan, take_module)
+        problem = load.run()
+        if problem is None:
+            return load.reader, load.saved
+        text, is_damage = problem
         if not is_damage or number + 1 == len(candidates):
-            raise CheckpointError(text)
+            raise CheckpointError(text) from load.cause
         if training.comm.mesh.world.index == 0:
             _log.warning("%s; trying %s, the one before", text, candidates[number + 1])
     raise AssertionError("there is always a candidate")
 
 
-def _candidates(training: Training, store: Store, plan: LoadPlan) -> list[str]:
-    """Return what may be loaded without a tag, best first; rank 0 looks, so that all try the same."""
-    found: list[str] | str | None = None
-    if training.comm.mesh.world.index == 0:
+def _candidates(training: Training, store: Store, tag: str | None, plan: LoadPlan) -> list[str]:
+    """Return what may be loaded, best first. Without a tag rank 0 looks, so that all try the same."""
+    found: list[str] | str = [] if tag is None else [tag]
+    if tag is None and training.comm.mesh.world.index == 0:
         try:
             found = _look(store, plan)
         except CheckpointError as error:
             found = str(error)
         except OSError as error:
             found = f"{store.where} cannot be read: {error}"
-    found = training.comm.all_gather_objects(found, what="which checkpoint to load")[0]
+    told = training.comm.all_gather_objects((plan.asked(tag), found), what="which checkpoint to load")
+    _check_asked([asked for asked, _ in told])
+    found = told[0][1]
     if isinstance(found, str):
         raise CheckpointError(found)
-    return found or []
+    return found
+
+
+def _check_asked(asked: list[dict[str, Any]]) -> None:
+    """See that all ranks want the same, since each reads a part of it."""
+    for rank, other in enumerate(asked):
+        for name, value in asked[0].items():
+            if other[name] != value:
+                raise CheckpointError(
+                    f"load_checkpoint() was given {name}={value!r} on rank 0 and {name}={other[name]!r} on rank {rank}; "
+                    "give all ranks the same"
+                )
 
 
 def _look(store: Store, plan: LoadPlan) -> list[str]:
@@ -113,25 +162,117 @@ def _look(store: Store, plan: LoadPlan) -> list[str]:
 _Problem = tuple[str, bool]  # what is wrong, and whether another checkpoint may be better
 
 
-def _try_load(
-    training: Training, store: Store, tag: str, plan: LoadPlan
-) -> tuple[tuple[OpenCheckpoint, dict[str, Any]] | None, _Problem | None]:
-    try:
-        reader = open_checkpoint(store, tag, groups=_group_names(training))
-        saved = reader.training()
-    except CheckpointError as error:
-        return None, (str(error), True)
-    except OSError as error:
-        return None, (f"{store.where}/{tag} cannot be read: {error}", True)
-    try:
-        _check(training, reader, saved, plan)
-    except CheckpointError as error:
-        return None, (str(error), False)
-    try:
-        _read(training, reader, saved, plan)
-    except CheckpointError as error:
-        return None, (str(error), True)
-    return (reader, saved), None
+class _Load:
+    """Of one checkpoint, in the steps of "All or nothing"."""
+
+    reader: OpenCheckpoint
+    saved: dict[str, Any]
+
+    def __init__(
+        self,
+        training: Training,
+        store: Store,
+        tag: str,
+        plan: LoadPlan,
+        take_module: Callable[[dict[str, Any]], object] | None,
+    ) -> None:
+        self._training, self._store, self._tag, self._plan = training, store, tag, plan
+        self._take_module = take_module
+        self._module_state: dict[str, Any] = {}
+        self.cause: Exception | None = None  # on the rank where it was raised
+
+    def run(self) -> _Problem | None:
+        """Return what went wrong on any rank; None if all have loaded it.
+
+        Order: a collective
+        """
+        with ExitStack() as undo:
+            problem = self._together("what a checkpoint holds", lambda: self._prepare(undo))
+            if problem is not None:
+                return problem
+            with self._barred():
+                problem = self._together("the success of reading", self._read)
+                problem = problem or self._together("the success of loading", self._share)
+            if problem is not None:
+                return f"{problem[0]}; until another one is loaded the engine cannot be used", problem[1]
+            undo.pop_all()
+        self._training.model.offloaded.barred = None
+        self._training.model.zero_gradients()
+        return None
+
+    def _together(self, what: str, do: Callable[[], object]) -> _Problem | None:
+        """Do it on all ranks, and return the first one's problem."""
+        own: _Problem | None = None
+        try:
+            do()
+        except Exception as error:
+            self.cause = error
+            own = self._describe(error)
+        problems = self._training.comm.all_gather_objects(own, what=what)
+        rank, found = next(((rank, one) for rank, one in enumerate(problems) if one is not None), (0, None))
+        if found is None or rank == 0:
+            return found
+        return f"on rank {rank}: {found[0]}", found[1]
+
+    def _describe(self, error: Exception) -> _Problem:
+        where = f"{self._store.where}/{self._tag}"
+        if isinstance(error, CheckpointError):
+            return str(error), not isinstance(error, _Unfit)
+        if isinstance(error, OSError):
+            return f"{where} cannot be read: {error}", True
+        return f"{where} cannot be taken over: {type(error).__name__}: {error}", False
+
+    def _prepare(self, undo: ExitStack) -> None:
+        """See that all that will be read is good and fits, and take over what is no tensor of the model."""
+        training, plan = self._training, self._plan
+        if not self._tag:
+            raise _Unfit(
+                f"tag {self._tag!r} is no name of a checkpoint; give one, or None for the one that {LATEST} names"
+            )
+        self.reader = open_checkpoint(self._store, self._tag, groups=_group_names(training))
+        self.saved = self.reader.training()
+        _check(training, self.reader, self.saved, plan)
+        _verify(training, self.reader, self.saved, plan)
+        take_rest(
+            training,
+            self.saved,
+            undo,
+            with_module=plan.with_module,
+            with_optimizer=plan.with_optimizer,
+            with_scheduler=plan.with_scheduler,
+            with_progress=plan.with_progress,
+        )
+
+    def _read(self) -> None:
+        _read(self._training, self.reader, self.saved, self._plan)
+        if self._take_module is not None:
+            self._module_state = _patiently(self.reader.state_dict)
+
+    def _share(self) -> None:
+        _share(self._training)
+        if self._take_module is not None:
+            self._take_module(self._module_state)
+
+    @contextmanager
+    def _barred(self) -> Iterator[None]:
+        """From the first value that is written to the knowledge that all ranks have all of them."""
+        offloaded = self._training.model.offloaded
+        was = offloaded.barred
+        offloaded.barred = None  # of a load before; this one replaces all that it has left
+        why = (
+            f"load_checkpoint() of {self._store.where}/{self._tag} has failed in the middle, so parameters and optimizer states are of no "
+            "one state; load a checkpoint, or make a new engine"
+        )
+        try:
+            yield
+        except BaseException:
+            offloaded.barred = was or why
+            raise
+        offloaded.barred = why  # until `run` knows better
+
+
+class _Unfit(CheckpointError):
+    """It is not what this run can load: another checkpoint of the same training will not be, either."""
 
 
 def _members(training: Training) -> Iterator[tuple[SubBuffer, Member]]:
@@ -168,9 +309,7 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
             there = weights.get(name, here)
             if here != there:
                 what = "parameter" if name in params else "buffer"
-                raise CheckpointError(
-                    f"{what} '{name}' has shape {there} in the checkpoint and {here} in the model"
-                )
+                raise _Unfit(f"{what} '{name}' has shape {there} in the checkpoint and {here} in the model")
     if plan.with_scheduler:
         _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:
@@ -183,7 +322,7 @@ def _check_scheduler(scheduler: Any, saved: dict[str, Any] | None) -> None:
         return
     ours = set(scheduler.state_dict())
     if ours and ours.isdisjoint(saved):
-        raise CheckpointError(
+        raise _Unfit(
             f"the checkpoint's scheduler remembers {_listed(set(saved))}, this run's {type(scheduler).__name__} "
             f"{_listed(ours)}; load with load_lr_scheduler_states=False"
         )
@@ -199,13 +338,13 @@ def _check_optimizer(
 ) -> None:
     advice = "load with load_optimizer_states=False to take the weights alone"
     if saved is None:
-        raise CheckpointError(f"the checkpoint has no optimizer; {advice}")
+        raise _Unfit(f"the checkpoint has no optimizer; {advice}")
     if optimizer.rule.name not in saved.get("names", (saved["name"],)):
-        raise CheckpointError(
+        raise _Unfit(
             f"the checkpoint's optimizer is {saved['name']}, this run's is {optimizer.rule.name}; {advice}"
         )
     if len(saved["groups"]) != len(optimizer.param_groups):
-        raise CheckpointError(
+        raise _Unfit(
             f"the checkpoint has {len(saved['groups'])} optimizer groups, this run {len(optimizer.param_groups)}; {advice}"
         )
     kinds = [name[len(STATE) :].rpartition(".") for name in shapes if name.startswith(STATE)]
@@ -216,7 +355,7 @@ def _check_optimizer(
 
 def _check_names(what: str, ours: set[str], theirs: set[str], *, strict: bool) -> None:
     if strict and ours != theirs:
-        raise CheckpointError(
+        raise _Unfit(
             f"{what} differ: only in the model: {_listed(ours - theirs)}; only in the checkpoint: "
             f"{_listed(theirs - ours)}; load_module_strict=False takes what both have"
         )
@@ -230,25 +369,35 @@ def _listed(names: set[str]) -> str:
 # ---- reading, each rank on its own
 
 
+def _verify(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], plan: LoadPlan) -> None:
+    """Read once all that `_read` will read."""
+    names: list[str] = []
+    kept: set[str] = set()
+    if plan.with_optimizer and training.optimizer is not None:
+        kept = set(saved["optimizer"]["state_names"])
+        world = training.comm.mesh.world
+        # What ranks read of these is the optimizer's to say: together they read all.
+        beside = [full for full, _, kind in _states_of(reader) if kind != MASTER and kind not in kept]
+        names += beside[world.index :: world.size]
+    if not plan.with_module:
+        names += [name for name in reader.tensors() if name.startswith(MODEL)]
+    shelves = [*_shelves(training, reader, plan, kept)]
+    if plan.with_module:
+        names += _beside_units(training, reader)
+    reader.check(shelves, names)
+
+
 @torch.no_grad()
 def _read(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], plan: LoadPlan) -> None:
     optimizer = training.optimizer if plan.with_optimizer else None
     if optimizer is not None:
         optimizer.rule.reset_states(saved["optimizer"]["state_names"])
-    source_of = _Sources(reader)
-    for unit in training.model.units:
-        for part in unit.parts:
-            kinds = [*part.states] if optimizer is not None and part.is_trained else []
-            sources = source_of if plan.with_module else source_of.states_only
-            reader.read([PartShelves(part).to_read(sources, kinds)])
+    for shelf in _shelves(training, reader, plan, ()):
+        _patiently(partial(reader.read, [shelf]))
     if plan.with_module:
-        others = {
-            model_name(name): value
-            for name, value in training.beside_units().items()
-            if isinstance(value, torch.Tensor) and model_name(name) in reader.tensors()
-        }
+        others = _beside_units(training, reader)
         shelf = shelf_of_tensors(others)
-        reader.read([shelf])
+        _patiently(partial(reader.read, [shelf]))
         for name, flat in shelf.flats().items():
             others[name].copy_(flat.view(others[name].shape))
     if optimizer is not None:
@@ -256,6 +405,45 @@ def _read(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pla
         optimizer.rule.load_beside(
             _Beside(reader, saved["optimizer"]["beside"], set(saved["optimizer"]["state_names"]))
         )
+
+
+def _shelves(
+    training: Training, reader: OpenCheckpoint, plan: LoadPlan, more_kinds: Iterable[str]
+) -> Iterator[Shelf]:
+    """What this rank's sub-buffers take; `more_kinds`: states that will be made."""
+    source_of = _Sources(reader)
+    sources = source_of if plan.with_module else source_of.states_only
+    for unit in training.model.units:
+        for part in unit.parts:
+            kinds = {*part.states, *more_kinds} if plan.with_optimizer and part.is_trained else ()
+            yield PartShelves(part).to_read(sources, sorted(kinds))
+
+
+def _beside_units(training: Training, reader: OpenCheckpoint) -> dict[str, Tensor]:
+    return {
+        model_name(name): value
+        for name, value in training.beside_units().items()
+        if isinstance(value, Tensor) and model_name(name) in reader.tensors()
+    }
+
+
+def _patiently(do: Callable[[], T]) -> T:
+    """Do it again where it fails: what is read has been read before, so that may pass."""
+    for pause_s in _PAUSES_S:
+        try:
+            return do()
+        except (CheckpointError, OSError) as error:
+            _log.warning("%s; it is read once more", error)
+            time.sleep(pause_s)
+    return do()
+
+
+def _states_of(reader: OpenCheckpoint) -> Iterator[tuple[str, str, str]]:
+    """The names of states: whole, the parameter's, the kind."""
+    for full in reader.tensors():
+        if full.startswith(STATE):
+            name, _, kind = full[len(STATE) :].rpartition(".")
+            yield full, name, kind
 
 
 class _Sources:
@@ -286,14 +474,15 @@ class _Beside(dict[str, dict[str, Any]]):
         super().__init__(plain)
         self._reader = reader
         self._tensors: dict[str, list[str]] = {}
-        for full in reader.tensors():
-            if full.startswith(STATE):
-                name, _, kind = full[len(STATE) :].rpartition(".")
-                if kind != MASTER and kind not in kept:
-                    self._tensors.setdefault(name, []).append(kind)
+        for _, name, kind in _states_of(reader):
+            if kind != MASTER and kind not in kept:
+                self._tensors.setdefault(name, []).append(kind)
 
     def get(self, name: str, default: Any = None) -> Any:
-        read = {kind: self._reader.tensor(state_name(name, kind)) for kind in self._tensors.get(name, ())}
+        read = {
+            kind: _patiently(partial(self._reader.tensor, state_name(name, kind)))
+            for kind in self._tensors.get(name, ())
+        }
         found = dict(super().get(name, {})) | read
         return found or default
 
@@ -310,38 +499,3 @@ def _share(training: Training) -> None:
                 gathers.append(training.comm.gather(part.values.flat, what=part.label))
     for gather in gathers:
         gather.wait()
-
-
-def _apply_rest(training: Training, saved: dict[str, Any], plan: LoadPlan) -> None:
-    if plan.with_module and saved["extra_state"]:
-        training.module.load_state_dict(saved["extra_state"], strict=False)
-    if plan.with_optimizer and training.optimizer is not None:
-        for group, hyper in zip(training.optimizer.param_groups, saved["optimizer"]["groups"], strict=True):
-            group.update(hyper)
-        if saved["loss_scale"] is not None:  # other precisions have none
-            training.scaler.load_state_dict(saved["loss_scale"])
-    if (
-        plan.with_scheduler
-        and saved["scheduler"] is not None
-        and hasattr(training.scheduler, "load_state_dict")
-    ):
-        training.scheduler.load_state_dict(saved["scheduler"])
-    if plan.with_progress:
-        steps = training.config.gradient_accumulation_steps
-        training.progress.restore(saved["progress"], gradient_accumulation_steps=steps)
-        if training.loader is not None and saved["data"] is not None:
-            training.loader.load_state_dict(saved["data"])
-        _apply_rng(training, saved["rng"])
-    training.model.zero_gradients()
-
-
-def _apply_rng(training: Training, states: Sequence[dict[str, Any]]) -> None:
-    world = training.comm.mesh.world
-    if len(states) == world.size:
-        restore_rng_state(states[world.index])
-    elif states and world.index == 0:  # DeepSpeed's have none
-        _log.warning(
-            "the checkpoint was written by %d ranks and is read by %d: random numbers do not continue where they were",
-            len(states),
-            world.size,
-        )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, NoCheckpointError
 from .store import MANIFEST, Store
 
 FORMAT = 2
@@ -66,12 +66,12 @@ def read_manifest(store: Store, tag: str) -> Manifest:
     where = f"{store.where}/{folder}"
     if store.size(f"{folder}/{MANIFEST}") is None:
         found = ", ".join(store.tags()) or "no checkpoint"
-        raise CheckpointError(
+        raise NoCheckpointError(
             f"{where} is no checkpoint: {MANIFEST} is not there; {store.where} holds {found}"
         )
     try:
         manifest = _from_json(json.loads(store.get(f"{folder}/{MANIFEST}")))
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise CheckpointError(
             f"{where}/{MANIFEST} cannot be read: {type(error).__name__}: {error}"
         ) from error
@@ -103,7 +103,11 @@ def _dump(found: Mapping[str, Any]) -> bytes:
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-def _from_json(found: dict[str, Any]) -> Manifest:
+def _from_json(found: Any) -> Manifest:
+    if not isinstance(found, dict) or _DIGEST not in found:
+        raise ValueError(
+            "it is no manifest of dslaunch's, which is an object with a digest: load another checkpoint"
+        )
     if found.pop(_DIGEST) != digest(_dump(found)):
         raise ValueError("it is not what was written: load another checkpoint")
     files = {name: tuple(Span(*span) for span in spans) for name, spans in found["files"].items()}

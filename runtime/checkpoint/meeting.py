@@ -74,6 +74,8 @@ class Meeting:
             if self._rank == 0:
                 store.delete_key(key)  # only rank 0 hears it, and it may be long
             return found
+        except CheckpointError:
+            raise
         except RuntimeError as error:  # torch's: the store is gone
             raise CheckpointError("rank 0 has ended, or its host is lost") from error
 

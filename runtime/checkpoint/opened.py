@@ -35,6 +35,9 @@ class OpenCheckpoint(Protocol):
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor; for names see shelf.py."""
 
+    def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
+        """See that what `read` of these, and `tensor` of these names, will read is there and as it was written; nothing is kept of it."""
+
     def read(self, shelves: Iterable[Shelf]) -> None:
         """Fill the runs of these; of a tensor of another dtype, with rounded values."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .output_plan import OutputFile, OutputPlan, Spec
-from .store import Store
+from .store import PARTIAL, Store
 from .stream import Stream
 
 _DTYPES = {
@@ -59,6 +59,7 @@ class Output:
         self._stack = ExitStack()
         self._stream: Stream | None = None
         self._done: list[str] = []
+        self._prefix: str | None = None  # of names before they are published
         self.where = f"{store.where}/{plan.index_name or plan.files[0].name}"
         for name, spec in ((name, spec) for file in plan.files for name, spec in file.specs.items()):
             if plan.is_safetensors and spec.dtype not in _DTYPES:
@@ -104,18 +105,18 @@ class Output:
     def _give_up(self, *failure: Any) -> None:
         begun = [self._file.name] if self._file is not None and self._stream is not None else []
         self._stack.__exit__(*failure)
-        for name in (*self._done, *begun):
-            self._store.delete(self._store.partial_file(name))
+        if self._prefix is not None:
+            self._store.abandon_output(self._prefix, [*self._done, *begun])
 
     def _begin(self) -> None:
         self._file = next(self._files)
+        if self._prefix is None:
+            self._prefix = self._store.begin_output()
         self._waiting = list(self._file.specs)[::-1]
         header = _header(self._file, self.plan.aliases) if self.plan.is_safetensors else b""
         around = len(header) + _AROUND_FILE + sum(_AROUND_TENSOR + 2 * len(name) for name in self._waiting)
         self._stream = self._stack.enter_context(
-            self._store.stream(
-                self._store.partial_file(self._file.name), capacity=self._file.num_bytes + around
-            )
+            self._store.stream(f"{self._prefix}{self._file.name}", capacity=self._file.num_bytes + around)
         )
         if header:
             self._stream.write(header)
@@ -145,15 +146,21 @@ class Output:
             self._end()
         if len(self._done) != len(self.plan.files):
             raise AssertionError(f"{len(self._done)} of {len(self.plan.files)} files are written")
-        for name in self._done:
-            self._store.publish_file(name)
+        if self._prefix is None:
+            raise AssertionError("no file was begun")
+        names = list(self._done)
         if self.plan.index_name is not None:
-            self._store.put(self.plan.index_name, json.dumps(self.plan.index(), indent=2).encode() + b"\n")
-        for name in self._store.files(""):
-            if self.plan.is_stale(
-                name.removeprefix(".").removesuffix(".partial")
-            ):  # a killed export leaves partial ones
-                self._store.delete(name)
+            names.append(self.plan.index_name)
+            index = json.dumps(self.plan.index(), indent=2).encode() + b"\n"
+            self._store.put(f"{self._prefix}{self.plan.index_name}", index)
+        self._store.publish_output(
+            self._prefix, names, [one for one in self._store.files("") if self._is_stale(one)]
+        )
+
+    def _is_stale(self, name: str) -> bool:
+        """Whether it is of another export, or one that was killed: of an older version, that left such partial files."""
+        is_partial = name.startswith(".") and name.endswith(PARTIAL)
+        return self.plan.is_stale(name) or (is_partial and self.plan.has_shape(name[1 : -len(PARTIAL)]))
 
 
 def _header(file: OutputFile, aliases: Mapping[str, str]) -> bytes:

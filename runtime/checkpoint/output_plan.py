@@ -120,9 +120,13 @@ class OutputPlan:
 
     def is_stale(self, name: str) -> bool:
         """Whether a file of this name is from another export to the same place, and would be taken for a part of this."""
-        shape = rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?{re.escape(self.suffix)}(\.index\.json)?"
         ours = {file.name for file in self.files} | {self.index_name}
-        return re.fullmatch(shape, name) is not None and name not in ours
+        return self.has_shape(name) and name not in ours
+
+    def has_shape(self, name: str) -> bool:
+        """Whether an export to the same place could have a file of this name."""
+        shape = rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?{re.escape(self.suffix)}(\.index\.json)?"
+        return re.fullmatch(shape, name) is not None
 
 
 def plan_output(

@@ -22,6 +22,11 @@ class Progress:
         """Return what a checkpoint keeps."""
         return asdict(self)
 
+    def become(self, other: Progress) -> None:
+        """Take all counters of another one."""
+        for name, value in asdict(other).items():
+            setattr(self, name, value)
+
     def restore(self, saved: dict[str, Any], *, gradient_accumulation_steps: int) -> None:
         """Take a checkpoint's counters; accumulation starts afresh, as its gradients are not saved."""
         self.global_steps = int(saved["global_steps"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from math import prod
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from ..errors import CheckpointError
 from .archive import SpanReader, tensor_in
-from .boxes import boxes_of
+from .boxes import Box, boxes_of
 from .format import TRAINING_FILE
 from .manifest import check_bytes, read_manifest
 from .shelf import MODEL, Run, Shelf
@@ -76,6 +77,11 @@ class CheckpointReader:
             self._metadata: Metadata = _Unpickler(io.BytesIO(self.file(METADATA))).load()
         except (pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{self.where}/{METADATA} cannot be read: {error}") from error
+        self._tensors = {
+            name: found
+            for name, found in self._metadata.state_dict_metadata.items()
+            if isinstance(found, TensorStorageMetadata)
+        }
 
     def file(self, name: str) -> bytes:
         """Return the bytes of a small file.
@@ -92,21 +98,33 @@ class CheckpointReader:
 
     def training(self) -> dict[str, Any]:
         """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
+        data = self.file(TRAINING_FILE)
         try:
-            found: dict[str, Any] = torch.load(
-                io.BytesIO(self.file(TRAINING_FILE)), map_location="cpu", weights_only=True
-            )
+            found: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise CheckpointError(f"{self.where}/{TRAINING_FILE} cannot be read: {error}") from error
         return found
 
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor."""
-        return {
-            name: found
-            for name, found in self._metadata.state_dict_metadata.items()
-            if isinstance(found, TensorStorageMetadata)
-        }
+        return self._tensors
+
+    def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
+        """Read all that `read` of these, and `tensor` of these names, will read, and compare it with its digests.
+
+        Errors: CheckpointError that names the file if it cannot be read or is damaged
+        """
+        wanted: dict[str, dict[int, None]] = {}
+        whole = (self._whole_run(name) for name in names)
+        for run in (*(run for shelf in shelves for run in shelf.runs), *whole):
+            for item in self._read_items(run, list(_boxes_of(run))):
+                info: _StorageInfo = self._metadata.storage_data[item.storage_index]
+                wanted.setdefault(info.relative_path, {})[info.offset] = None
+        for name, offsets in wanted.items():
+            spans = [self._spans[name, offset] for offset in sorted(offsets)]
+            with self._told(name), self._store.open(f"{self._folder}/{name}") as file:
+                for _ in self._reader.read(file, spans, where=f"{self.where}/{name}"):
+                    pass
 
     @torch.no_grad()
     def read(self, shelves: Iterable[Shelf]) -> None:
@@ -121,11 +139,14 @@ class CheckpointReader:
 
     def tensor(self, name: str) -> Tensor:
         """Return one whole tensor, in host memory."""
-        found = self.tensors()[name]
+        found = self._tensors[name]
         whole = torch.empty(found.size, dtype=found.properties.dtype)
-        run = Run(name=name, shape=tuple(found.size), start=0, numel=whole.numel(), flat=name, offset=0)
-        self._read_runs([run], {name: whole.view(-1)})
+        self._read_runs([self._whole_run(name)], {name: whole.view(-1)})
         return whole
+
+    def _whole_run(self, name: str) -> Run:
+        shape = tuple(self._tensors[name].size)
+        return Run(name=name, shape=shape, start=0, numel=prod(shape), flat=name, offset=0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the module's state_dict, whole and in host memory."""
@@ -156,21 +177,23 @@ class CheckpointReader:
 
     def _items(self, run: Run, flat: Tensor) -> Iterable[tuple[ReadItem, Tensor]]:
         """What has to be read for a run, and the tensor that each of it goes to."""
-        found = self.tensors()[run.name]
-        boxes = list(boxes_of(run.shape, run.start, run.start + run.numel, max_numel=max(1, run.numel)))
+        boxes = list(_boxes_of(run))
         places = {}
         for box in boxes:
             first = run.offset + box.start - run.start
             places[box.offsets] = flat[first : first + box.numel].view(box.sizes)
-        chunks = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in boxes]
-        for item in create_read_items_for_chunk_list(run.name, found, chunks):
+        for item in self._read_items(run, boxes):
             place = places[tuple(item.dest_index.offset or ())]
             for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
                 place = place.narrow(dim, offset, length)
             yield item, place
 
+    def _read_items(self, run: Run, boxes: Sequence[Box]) -> list[ReadItem]:
+        chunks = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in boxes]
+        return create_read_items_for_chunk_list(run.name, self._tensors[run.name], chunks)
+
     def _box(self, archive: memoryview, item: ReadItem) -> Tensor:
-        found, index = self.tensors()[item.storage_index.fqn], item.storage_index
+        found, index = self._tensors[item.storage_index.fqn], item.storage_index
         sizes = next(chunk.sizes for chunk in found.chunks if chunk.offsets == index.offset)
         return tensor_in(archive, dtype=found.properties.dtype, shape=sizes)
 
@@ -200,6 +223,10 @@ class _Told:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
             raise CheckpointError(f"{self._where} cannot be read: {error}") from error
+
+
+def _boxes_of(run: Run) -> Iterator[Box]:
+    return boxes_of(run.shape, run.start, run.start + run.numel, max_numel=max(1, run.numel))
 
 
 def _part(box: Tensor, item: ReadItem) -> Tensor:

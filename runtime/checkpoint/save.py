@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..config.value import show
 from ..errors import CheckpointError
 from ..optim.rule import ByName, hyper_parameters
 from .format import TRAINING_FILE, check_is_plain
@@ -24,7 +25,7 @@ from .meeting import Meeting
 from .rng import rng_state
 from .script import put_script
 from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
-from .store import LATEST, MANIFEST, Store, is_tag
+from .store import MANIFEST, Store, is_tag
 from .training import Training
 from .writer import METADATA, Written, make_metadata, spans_of, write_shelves
 
@@ -123,11 +124,17 @@ class Prepared:
             files[name] = (Span(0, len(data), digest(data)),)
         put_script(store)
         store.put(f"{folder}/{MANIFEST}", self.manifest.with_files(files).to_json())
-        store.publish(folder, self.tag)
-        if self.save_latest:
-            store.put(LATEST, self.tag.encode())
+        store.publish(folder, self.tag, is_latest=self.save_latest)
         if self.keep_last is not None:
-            prune(store, keep_last=self.keep_last)
+            try:
+                prune(store, keep_last=self.keep_last)
+            except OSError as error:
+                _log.warning(
+                    "%s is there, but older checkpoints than keep_last allows could not be removed: %s; remove them with "
+                    "`dslaunch checkpoint prune`",
+                    self.where,
+                    error,
+                )
 
     def _told(self, do: Callable[..., T], *args: Any) -> tuple[T | None, str | None]:
         """Return what it returns, and what went wrong: other ranks wait to hear of it."""
@@ -160,7 +167,11 @@ def doomed(store: Store, *, keep_last: int) -> list[str]:
 
 
 def prepare(
-    training: Training, store: Store, tag: str, client_state: dict[str, Any], options: SaveOptions
+    training: Training,
+    store: Store,
+    tag: str,
+    client_state: Mapping[str, Any] | None,
+    options: SaveOptions,
 ) -> Prepared:
     """Agree on the tag, and put together what rank 0 writes for all.
 
@@ -179,6 +190,7 @@ def prepare(
     parts = [part for unit in training.model.units for part in unit.parts]
     shelves = [PartShelves(part).to_write(left_out=left_out) for part in parts]
     problem: str | None = None
+    cause: Exception | None = None  # on rank 0
     small_files: dict[str, bytes] = {}
     others = training.beside_units()
     if gathered is not None:  # rank 0
@@ -192,13 +204,13 @@ def prepare(
             if state["optimizer"] is not None:
                 state["optimizer"]["beside"] = _merged([own for _, _, own in gathered])
             small_files = {TRAINING_FILE: _saved(state)}
-        except CheckpointError as error:
-            problem = str(error)
+        except Exception as error:  # the user's state_dict() may raise any; the others wait below
+            problem, cause = _problem(error), error
     shelves.append(shelf_of_tensors(beside_tensors))
     agreed = comm.all_gather_objects((problem, next(_NUMBERS), tag), what="what a checkpoint holds")
     problem, number, tag = agreed[0]
     if problem is not None:
-        raise CheckpointError(problem)
+        raise CheckpointError(problem) from cause
     return Prepared(
         meeting=Meeting(number, rank=comm.mesh.world.index, world_size=comm.mesh.world.size),
         store=store,
@@ -210,6 +222,15 @@ def prepare(
         small_files=small_files,
         save_latest=options.save_latest,
         keep_last=training.config.checkpoint.keep_last,
+    )
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, CheckpointError):
+        return str(error)
+    return (
+        f"the checkpoint cannot be put together on rank 0: {type(error).__name__}: {error}; look at client_state, and at "
+        "what state_dict() of the scheduler and of the data loader returns"
     )
 
 
@@ -252,9 +273,19 @@ def _manifest(training: Training, tag: str) -> Manifest:
 
 
 def _describe(
-    training: Training, client_state: dict[str, Any], others: Mapping[str, Any], left_out: frozenset[str]
+    training: Training,
+    client_state: Mapping[str, Any] | None,
+    others: Mapping[str, Any],
+    left_out: frozenset[str],
 ) -> dict[str, Any]:
     """Return what is in training.pt, but for random numbers and what the optimizer remembers beside its states."""
+    client_state = {} if client_state is None else client_state
+    if not isinstance(client_state, Mapping):
+        raise CheckpointError(
+            f"save_checkpoint(client_state={show(client_state)}): must be a dict of names and values, as load_checkpoint() "
+            'returns it; give e.g. {"epoch": 3}'
+        )
+    client_state = dict(client_state)
     has_state = hasattr(training.scheduler, "state_dict")
     extra_state = {name: value for name, value in others.items() if not isinstance(value, Tensor)}
     scheduler = training.scheduler.state_dict() if has_state else None

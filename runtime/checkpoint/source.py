@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import NoCheckpointError
 from .opened import OpenCheckpoint, is_checkpoint, latest_tag, open_checkpoint
 from .output_plan import Spec
 from .shelf import MASTER, MODEL, model_name, state_name
@@ -87,7 +87,7 @@ def locate(where: str | os.PathLike[str], tag: str | None) -> tuple[Store, str]:
     if is_checkpoint(store):
         parent, _, name = store.where.rstrip("/").rpartition("/")
         return open_store(parent or ("/" if store.where.startswith("/") else ".")), name
-    raise CheckpointError(
+    raise NoCheckpointError(
         f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a tag: the folder "
         f"holds {', '.join(store.tags()) or 'no checkpoint'}"
     )

@@ -68,13 +68,11 @@ def get_model_state_file(checkpoint_dir: _Where, zero_stage: int) -> str:
 def _deepspeeds(where: _Where, what: str) -> list[str]:
     """In the order of ranks; none if the folder has no checkpoint of DeepSpeed's."""
     folder = Path(where)
-    if not is_deepspeed(folder):
-        return []
     found = sorted(
         map(str, folder.glob(f"*_{what}.pt")),
         key=lambda path: [int(n) for n in _NUMBER.findall(Path(path).name)],
     )
-    if not found:
+    if not found and is_deepspeed(folder):
         raise CheckpointError(f"{folder} has no *_{what}.pt: it is of ZeRO stage 0, or damaged")
     return found
 

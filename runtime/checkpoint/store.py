@@ -6,7 +6,8 @@ On a file system
 ----------------
 A checkpoint comes into being in `.<tag>.partial` and gets its name when all of it is on the disk. One of the same tag is called
 `.<tag>.replaced` for a moment, and counts under its tag while there is no other. What a killed save leaves goes away with the next
-one; whoever writes holds a lock (flock) on its folder, so that of a save under way elsewhere stays.
+one; whoever writes holds a lock (flock) on its folder, so that of a save under way elsewhere stays. Files for other programs are
+written in `.export-<number>.partial` and renamed when all are there; what they replace waits in the same folder until then.
 
 At a URL
 --------
@@ -17,6 +18,7 @@ counts under the tag from when its manifest is there and the old one's is not, a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import IO
 
@@ -62,8 +64,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def publish(self, folder: str, tag: str) -> None:
-        """Let what was written into `folder`, the manifest last, be the checkpoint `tag`. For one rank."""
+    def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:
+        """Let what was written into `folder`, the manifest last, be the checkpoint `tag`, and `latest` name it. For one rank.
+
+        Errors: OSError; everything is as before then, where there are renames
+        """
 
     @abstractmethod
     def abandon(self, tag: str) -> None:
@@ -94,12 +99,22 @@ class Store(ABC):
         """Remove a checkpoint; one that is not there is no error."""
 
     @abstractmethod
-    def partial_file(self, name: str) -> str:
-        """Return the name to write a file under that is to be there when it is complete; its folder is there then."""
+    def begin_output(self) -> str:
+        """Return a prefix for the names of files that are to be there when all of them are complete; other writers have others.
+
+        Errors: OSError
+        """
 
     @abstractmethod
-    def publish_file(self, name: str) -> None:
-        """Let what was written under `partial_file(name)` be the file."""
+    def publish_output(self, prefix: str, names: Sequence[str], stale: Sequence[str]) -> None:
+        """Let what was written under `prefix` be these files, the last one last, and remove `stale` ones.
+
+        Errors: OSError; everything is as before then, where there are renames
+        """
+
+    @abstractmethod
+    def abandon_output(self, prefix: str, names: Sequence[str]) -> None:
+        """Give back the space of files that are not published. No error."""
 
     @abstractmethod
     def delete(self, name: str) -> None:

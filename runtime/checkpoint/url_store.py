@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import CheckpointError
 from .folder_store import FolderStore
-from .store import MANIFEST, PARTIAL, Store, hidden, tag_of
+from .store import LATEST, MANIFEST, PARTIAL, Store, hidden, tag_of
 from .stream import Stream
 
 
@@ -67,9 +67,11 @@ class UrlStore(Store):
         self._remove(partial)
         self._fs.makedirs(self._path(partial), exist_ok=True)
 
-    def publish(self, folder: str, tag: str) -> None:
+    def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:
         if folder != tag:
             self._copy(folder, tag)
+        if is_latest:
+            self.put(LATEST, tag.encode())
 
     def _copy(self, folder: str, tag: str) -> None:
         """Let what is in `folder` be in `tag`, and no longer there."""
@@ -120,11 +122,18 @@ class UrlStore(Store):
         if self._fs.exists(self._path(folder)):
             self._fs.rm(self._path(folder), recursive=True)
 
-    def partial_file(self, name: str) -> str:
-        return name  # an object is there when all of it is
+    def begin_output(self) -> str:
+        return ""  # an object is there when all of it is
 
-    def publish_file(self, name: str) -> None:
+    def publish_output(self, prefix: str, names: Sequence[str], stale: Sequence[str]) -> None:
+        for name in stale:
+            self.delete(name)
         self._fs.invalidate_cache()
+
+    def abandon_output(self, prefix: str, names: Sequence[str]) -> None:
+        for name in names:
+            with suppress(OSError):
+                self.delete(name)
 
     def delete(self, name: str) -> None:
         if self._fs.exists(self._path(name)):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .comms_log import process_log
-from .flight_recorder import Flight, FlightRecorder
+from .flight_recorder import PARAMETER_LANE, Flight, FlightRecorder
 from .mesh import Axis, Mesh
 from .meter import Meter
 
@@ -66,7 +66,15 @@ class Collectives:
         self.meter = Meter()
         self.recorder = FlightRecorder()
         self._log = process_log()
-        self._gather_axis = gather_axis or mesh.shard
+        self._own_gather_axis = gather_axis
+        # Called with `what` before gather_from() sends anything.
+        self.before_gather: Callable[[str], None] = nothing_before
+
+    def close(self) -> None:
+        """Give up the process groups that are this engine's own: only what goes to all ranks can be sent from then on."""
+        if self._own_gather_axis is not None:
+            self._own_gather_axis = self._own_gather_axis.without_group()
+        self.mesh = self.mesh.without_groups()
 
     def reduce(self, flat: Tensor, *, what: str) -> Pending:
         """Average `flat` over all ranks; only what this rank holds of gradients is meaningful afterwards.
@@ -81,6 +89,7 @@ class Collectives:
 
     def gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
         """Fill `flat` [n] with the `shard` [n/N] of every rank of the shard axis, in order."""
+        self.before_gather(what)
         return Pending(self._gather_from_steps(shard, flat, what))
 
     def gather_states(self, own: Tensor, *, what: str) -> Tensor:
@@ -111,17 +120,21 @@ class Collectives:
         flight.start(partial(dist.broadcast, tensor, src=source, group=world.group, async_op=True)).wait()
 
     def all_gather_float64(self, value: Tensor, *, what: str) -> Tensor:
-        """Return every rank's one number, [world] float64, in rank order."""
+        """Return every rank's numbers in rank order.
+
+        Shapes: value [] or [k] float64, the result [world] or [world, k]
+        """
+        gathered, pending = self.start_all_gather_float64(value, what=what)
+        pending.wait()
+        return gathered
+
+    def start_all_gather_float64(self, value: Tensor, *, what: str) -> tuple[Tensor, Pending]:
+        """As that; the numbers are there when the pending one has ended."""
         world = self.mesh.world
         if world.is_alone:
-            return value.view(1)
-        gathered = torch.empty(world.size, dtype=torch.float64, device=value.device)
-        sent_bytes = (world.size - 1) * value.nbytes
-        flight = self._begin("all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar")
-        flight.start(
-            partial(all_gather_single, gathered, value.view(1), group=world.group, async_op=True)
-        ).wait()
-        return gathered
+            return value.unsqueeze(0), Pending.done()
+        gathered = value.new_empty(world.size, *value.shape)
+        return gathered, Pending(self._all_gather_number_steps(value, gathered, what))
 
     def gather_to_first(self, shard: Tensor, *, what: str) -> Tensor | None:
         """Return the whole of a value of which each rank has its shard (see `gather_states`) on rank 0, None elsewhere."""
@@ -227,10 +240,23 @@ class Collectives:
             partial(all_gather_single, flat, _chunk(flat, axis), group=axis.group, async_op=True)
         )
 
+    def _all_gather_number_steps(self, value: Tensor, gathered: Tensor, what: str) -> _Steps:
+        world = self.mesh.world
+        sent_bytes = (world.size - 1) * value.nbytes
+        flight = self._begin("all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar")
+        yield flight.start(
+            partial(all_gather_single, gathered.view(-1), value.view(-1), group=world.group, async_op=True)
+        )
+
     def _gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> _Steps:
-        axis = self._gather_axis
+        axis = self._own_gather_axis or self.mesh.shard
         flight = self._begin(
-            "all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis), counted_as="parameters", lane=1
+            "all_gather",
+            flat,
+            what,
+            sent_bytes=_ring_bytes(flat, axis),
+            counted_as="parameters",
+            lane=PARAMETER_LANE,
         )
         yield flight.start(partial(all_gather_single, flat, shard, group=axis.group, async_op=True))
 
@@ -252,6 +278,10 @@ class Collectives:
             whole = None if tensor is None else nbytes
             stopwatch = self._log.stopwatch(op, what, nbytes=whole, sent_bytes=sent_bytes)
         return self.recorder.begin(op, what, nbytes=nbytes, lane=lane, stopwatch=stopwatch)
+
+
+def nothing_before(what: str) -> None:
+    """Nothing has to happen before something is gathered."""
 
 
 def _no_steps() -> _Steps:

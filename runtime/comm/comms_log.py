@@ -190,7 +190,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     rows = _PROCESS.rows()
     stragglers = _stragglers(rows, world_size) if show_straggler else None
     if rank == 0:
-        print(_table(rows), flush=True)
+        print(_table(rows) if rows else "no collective has been timed; one process sends nothing", flush=True)
         if stragglers is not None:
             print(_straggler_table(stragglers), flush=True)
     if not return_dict:

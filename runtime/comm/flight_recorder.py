@@ -15,6 +15,7 @@ from .comms_log import Stopwatch
 
 T = TypeVar("T")
 NUM_LANES = 2  # a lane is a communicator of its own: what the two send may pass each other in any way
+PARAMETER_LANE = 1
 _NUM_RECENT = 64  # more than two ranks can be apart
 
 

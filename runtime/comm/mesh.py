@@ -9,7 +9,7 @@ long as they have consecutive numbers. RANK alone decides; LOCAL_RANK may be any
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -31,6 +31,12 @@ class Axis:
     def is_alone(self) -> bool:
         """Whether this rank is the only one, so that there is nothing to send."""
         return self.size == 1
+
+    def without_group(self) -> Axis:
+        """Destroy its group, if it has one of its own: the group's threads and sockets end with the last reference to it."""
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+        return replace(self, group=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,11 @@ class Mesh:
         """Return the chunk of any rank."""
         replicate, shard = divmod(rank, self.shard.size)
         return shard * self.replicate.size + replicate
+
+    def without_groups(self) -> Mesh:
+        """Destroy the groups of the two axes; nothing is sent along them from then on."""
+        replicate, shard = self.replicate.without_group(), self.shard.without_group()
+        return replace(self, replicate=replicate, shard=shard)
 
 
 def make_mesh(*, shard_size: int, states_by_chunk: bool = False) -> Mesh:

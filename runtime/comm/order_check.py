@@ -1,39 +1,89 @@
-"""Whether all ranks did the same collectives in the same order: DSLAUNCH_DEBUG=collectives asks after every step.
+"""Whether all ranks did the same collectives in the same order.
 
-The ranks agree through the job's store, not by a collective: of ranks that went apart, none need ever meet in one again.
+Ranks that gather units of one size in different orders get each other's values, and nothing stops them. So a fingerprint of the
+order travels with the gradient norm, before a step changes anything; forwards without gradients send it beside the next forward.
+DSLAUNCH_DEBUG=collectives also asks after every step.
+
+The ranks agree on what to say through the job's store, not by a collective: of ranks that went apart, none need ever meet in
+one again.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..errors import CollectiveError
-from .collectives import Collectives
+from .collectives import Collectives, Pending
 from .flight_recorder import NUM_LANES, Collective
 
 _NUM_REMEMBERED = 10_000  # collectives, of which one step should have fewer
+_NUM_NAMED = 4
+_GRACE = timedelta(seconds=20)
+_SHORTEST_WAIT_S = 0.01
 
 
 class OrderCheck:
     """Of one engine."""
 
-    def __init__(self, comm: Collectives, *, timeout: timedelta) -> None:
-        """Order: every rank must construct its checks in the same order"""
+    def __init__(self, comm: Collectives, *, timeout: timedelta, grace: timedelta = _GRACE) -> None:
+        """A rank that is known to have gone another way is waited for no longer than `grace`.
+
+        Order: every rank must construct its checks in the same order
+        """
         self._comm = comm
-        self._timeout = timeout
+        self._timeout, self._grace = timeout, grace
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._store: Any = dist.distributed_c10d._get_default_store()
-        number = self._store.add(f"dslaunch/orders/{self._rank}", 1)
+        is_fake = dist.get_backend() == "fake"  # one process plays a rank of many; its store keeps nothing
+        number = 0 if is_fake else self._store.add(f"dslaunch/orders/{self._rank}", 1)
         self._prefix = f"dslaunch/order/{number}"
         self._num_asked = 0
         self._num_compared = (0,) * NUM_LANES
+        self._sent: tuple[Tensor, Pending] | None = None  # the fingerprints of all ranks then
         comm.recorder.remember(_NUM_REMEMBERED)
+
+    @property
+    def fingerprint(self) -> float:
+        """Of the order so far."""
+        return float(self._comm.meter.order_hash)
+
+    def check(self, fingerprints: Sequence[float]) -> None:
+        """See that those of all ranks, taken at the same place of the program, are equal.
+
+        Errors: CollectiveError, on every rank, that names the first collective that was not the same
+        """
+        before, self._num_compared = self._num_compared, self._comm.recorder.issued
+        if len(set(fingerprints)) > 1:
+            raise CollectiveError(self._describe(before))
+
+    def end_forward(self, device: torch.device) -> None:
+        """A forward without gradients has ended: no step will tell whether it was the same on all ranks.
+
+        Order:  a collective; where parameters were gathered, all ranks come here
+        Errors: as `check`, for the forward before
+        """
+        self.finish()
+        own = torch.tensor(self.fingerprint, dtype=torch.float64, device=device)
+        self._sent = self._comm.start_all_gather_float64(own, what="the order of collectives")
+
+    def finish(self) -> None:
+        """Check what the last forward without gradients has sent.
+
+        Errors: as `check`
+        """
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent[1].wait()
+            self.check(sent[0].tolist())
 
     def compare(self) -> None:
         """At a step's end, ask whether the step was the same on all ranks.
@@ -41,35 +91,44 @@ class OrderCheck:
         Order:  every rank must call this at each step's end
         Errors: CollectiveError, on every rank, that names the first collective that was not; or a rank that did not come
         """
-        recorder = self._comm.recorder
-        step, before = recorder.step, self._num_compared
-        recent = [one for one in recorder.recent() if one.number > before[one.lane]]
-        self._num_compared = recorder.issued
+        before, self._num_compared = self._num_compared, self._comm.recorder.issued
         order_hash = str(self._comm.meter.order_hash)
-        difference = self._agree(order_hash, lambda hashes: "" if len(set(hashes)) == 1 else "different")
-        if difference:
-            raise CollectiveError(
-                self._agree(json.dumps(recent), lambda texts: _first_difference(texts, step))
-            )
+        if self._agree(order_hash, lambda hashes: "" if len(set(hashes)) == 1 else "different"):
+            raise CollectiveError(self._describe(before))
 
-    def _agree(self, own: str, decide: Callable[[list[str]], str]) -> str:
-        """Return what rank 0 makes of every rank's text."""
+    def _describe(self, before: tuple[int, ...]) -> str:
+        recorder = self._comm.recorder
+        recent = [one for one in recorder.recent() if one.number > before[one.lane]]
+
+        def compare(texts: list[str]) -> str:
+            return _first_difference([json.loads(text) if text else None for text in texts], recorder.step)
+
+        return self._agree(json.dumps(recent), compare, grace=self._grace)
+
+    def _agree(self, own: str, decide: Callable[[list[str]], str], *, grace: timedelta | None = None) -> str:
+        """Return what rank 0 makes of every rank's text; a rank that does not come within `grace` has said ""."""
         self._num_asked += 1
         place = f"{self._prefix}/{self._num_asked}"
         self._store.set(f"{place}/{self._rank}", own)
         if self._rank == 0:
-            texts = [self._read(f"{place}/{rank}", rank) for rank in range(self._world_size)]
+            deadline = time.monotonic() + (grace or self._timeout).total_seconds()
+            texts = [
+                self._read(f"{place}/{rank}", rank, deadline, is_needed=grace is None)
+                for rank in range(self._world_size)
+            ]
             self._store.set(f"{place}/decision", decide(texts))
-        decision = self._read(f"{place}/decision", 0)
+        decision = self._read(f"{place}/decision", 0, time.monotonic() + self._timeout.total_seconds())
         if self._rank == 0:  # whoever asks anew has read the decision before
             for name in (*range(self._world_size), "decision"):
                 self._store.delete_key(f"{self._prefix}/{self._num_asked - 1}/{name}")
         return decision
 
-    def _read(self, key: str, rank: int) -> str:
+    def _read(self, key: str, rank: int, deadline: float, *, is_needed: bool = True) -> str:
         try:
-            self._store.wait([key], self._timeout)
+            self._store.wait([key], timedelta(seconds=max(_SHORTEST_WAIT_S, deadline - time.monotonic())))
         except RuntimeError:
+            if not is_needed:
+                return ""
             raise CollectiveError(
                 f"rank {rank} has not come to the end of step {self._comm.recorder.step}, at which rank {self._rank} has waited "
                 f"{self._timeout.total_seconds():.0f} s for it to compare their collectives; see what it does instead"
@@ -77,22 +136,34 @@ class OrderCheck:
         return str(self._store.get(key).decode())
 
 
-def _first_difference(texts: Sequence[str], step: int) -> str:
-    """Name it, as seen by rank 0 and the first rank that has another; `texts` are JSON of the collectives since the last step."""
-    orders = [[Collective(*one) for one in json.loads(text)] for text in texts]
-    for rank, order in enumerate(orders[1:], start=1):
+_ADVICE = "every rank must use the same units of the model, in the same order; look for a branch that depends on the rank or its data"
+
+
+def _first_difference(told: Sequence[list[Any] | None], step: int) -> str:
+    """Name it, as seen by rank 0 and the first rank that has another; each told its collectives since the last step."""
+    orders = [None if one is None else [Collective(*label) for label in one] for one in told]
+    first = orders[0]
+    if first is None:
+        raise AssertionError("rank 0 knows its own collectives")
+    known = [(rank, order) for rank, order in enumerate(orders) if order is not None]
+    for rank, order in known[1:]:
         for lane in range(NUM_LANES):
             pairs = zip_longest(
-                (one for one in order if one.lane == lane), (one for one in orders[0] if one.lane == lane)
+                (one for one in order if one.lane == lane), (one for one in first if one.lane == lane)
             )
             for place, (theirs, ours) in enumerate(pairs, start=1):
                 if theirs is None or ours is None or theirs.identity != ours.identity:
                     return (
                         f"rank {rank}'s collective {place} of step {step} was {_named(theirs, ours)}, rank 0's was "
-                        f"{_named(ours, theirs)}: every rank must use the same units of the model, in the same order; look for a branch that "
-                        "depends on the rank or its data"
+                        f"{_named(ours, theirs)}: {_ADVICE}"
                     )
-    return f"the ranks' collectives differ, but not in the last {len(orders[0])} of step {step}"
+    if None in orders:
+        last = ", ".join(map(str, first[-_NUM_NAMED:])) or "none at all"
+        return (
+            f"rank {orders.index(None)} did other collectives than rank 0 in step {step} and has not come to tell which; "
+            f"rank 0's last were {last}: {_ADVICE}"
+        )
+    return f"the ranks' collectives differ, but not in the last {len(first)} of step {step}"
 
 
 def _named(one: Collective | None, other: Collective | None) -> str:

@@ -22,7 +22,7 @@ from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
-from .value import Bool, DtypeName, Interval, Positive, Size
+from .value import Bool, Count, DtypeName, Interval, Positive, Size
 from .zero import ZeroConfig
 
 
@@ -51,6 +51,8 @@ class Config(Section):
     micro_batch_size: Positive = Field(alias="train_micro_batch_size_per_gpu")
     gradient_accumulation_steps: Positive
     gradient_clipping: Size = 0.0
+    max_skipped_steps: Count | None = None
+    """In a row; 0 is any number, None is 1000 where the loss is scaled, else 100."""
     steps_per_print: Interval = None
     wall_clock_breakdown: Bool = False
     dump_state: Bool = False
@@ -77,6 +79,11 @@ class Config(Section):
     def loss_scaling(self) -> Fp16Config:
         """How the loss is scaled, if it is."""
         return self.fp16 if self.fp16.enabled else self.torch_autocast.loss_scaling
+
+    @property
+    def checks_overflow(self) -> bool:
+        """Whether a step with gradients that are infinite or NaN is skipped."""
+        return self.bf16.check_grad_overflow or not self.bf16.enabled
 
     def describe(self) -> dict[str, Any]:
         """The configuration in effect, in DeepSpeed's spellings; `load_config` reads it back as the same Config."""

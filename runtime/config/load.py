@@ -14,10 +14,11 @@ from .activation import ActivationConfig
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config, Origin
 from .known_keys import keys_for
+from .lenient import relax
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
 from .source import read_source
-from .strict import Sifted, leave_out_autos, rename_old, sift
+from .strict import Sifted, rename_old, sift
 from .torch_scheduler import torch_scheduler, torch_scheduler_names, torch_scheduler_params
 from .value import PLAIN, show, show_name
 from .zero import ZeroConfig
@@ -185,13 +186,17 @@ def _joined(notes: dict[str, list[str]]) -> str:
 
 
 def load_config(
-    source: str | os.PathLike[str] | Mapping[str, Any], *, world_size: int, is_lenient: bool = False
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    world_size: int,
+    is_lenient: bool = False,
+    has_optimizer: bool = False,
 ) -> Config:
     """The configuration that `source` gives `world_size` ranks: a path, a dict, or base64 of JSON.
 
     A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is for programs
     that were written for DeepSpeed: a warning names the keys that are not known, or still say "auto", and they count as left
-    out; gradient_clipping that is left out is 1.0, as there.
+    out; gradient_clipping that is left out is 1.0, as there. `has_optimizer`: the program brings one.
     Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
@@ -201,7 +206,7 @@ def load_config(
     sifted = Sifted()
     problems = sifted.problems
     if is_lenient:
-        values = leave_out_autos(values, sifted)
+        values = relax(values, sifted, has_optimizer=has_optimizer)
     given = values
     if is_lenient and "gradient_clipping" not in values:
         values = {**values, "gradient_clipping": DEEPSPEED_CLIPPING}

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 
 from ..ops.lamb import FusedLamb
 from ..ops.lion import FusedLion
@@ -30,6 +30,36 @@ class AdamParams(Section):
     eps: Size = 1e-8
     weight_decay: Size = 0.0
     adam_w_mode: Bool = True
+    torch_adam: Bool = False
+    bias_correction: Bool = True
+    amsgrad: Bool = False
+    maximize: Bool = False
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether it is an Adam that only torch has."""
+        return self.amsgrad or self.maximize
+
+    @model_validator(mode="before")
+    @classmethod
+    def _torchs_decay(cls, given: Any) -> Any:
+        """With DeepSpeed `torch_adam` is a class of torch's, which has another default of its own."""
+        is_torchs_w = (
+            isinstance(given, dict)
+            and given.get("torch_adam") is True
+            and given.get("adam_w_mode") is not False
+        )
+        return {"weight_decay": 0.01, **given} if is_torchs_w else given
+
+    @model_validator(mode="after")
+    def _one_adam(self) -> AdamParams:
+        if self.is_torchs and not self.bias_correction:
+            key = "amsgrad" if self.amsgrad else "maximize"
+            raise ValueError(
+                f"optimizer.params.{key} true and bias_correction false do not go together: torch's Adam, which has the first, always "
+                "corrects; leave one out"
+            )
+        return self
 
 
 class MuonParams(Section):

@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from .section import Section
-from .value import Bool, Count, DtypeName, Positive, Size, choice
+from .value import Bool, DtypeName, LossScale, Positive, ScalePower, choice
 
 
 class Bf16Config(Section):
     """bfloat16 parameters and gradients with a float32 master copy; off means float32 throughout."""
 
     enabled: Bool = False
+    check_grad_overflow: Bool = True
+    """Skip a step whose gradients are infinite or NaN."""
 
 
 class Fp16Config(Section):
@@ -21,13 +23,13 @@ class Fp16Config(Section):
 
     enabled: Bool = False
     auto_cast: Bool = False
-    loss_scale: Size = 0.0
+    loss_scale: LossScale = 0.0
     """0: dynamic."""
-    initial_scale_power: Count = 16
+    initial_scale_power: ScalePower = 16
     loss_scale_window: Positive = 1000
     hysteresis: Positive = 2
     consecutive_hysteresis: Bool = False
-    min_loss_scale: Size = 1.0
+    min_loss_scale: LossScale = 1.0
 
 
 class DataTypesConfig(Section):

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict
 
 from .section import Section
-from .value import Beta, Bool, Count, Lrs, Number, Positive, Ratio, Size, Start, choice
+from .value import Bool, Count, Lrs, Moms, Number, Positive, Ratio, Size, Start, choice
 
-WarmupType = Annotated[Literal["log", "linear"], BeforeValidator(choice("log", "linear").read)]
+WARMUP_TYPES = ("log", "linear")
+WarmupType = Annotated[Literal["log", "linear"], BeforeValidator(choice(*WARMUP_TYPES).read)]
 
 
 class WarmupParams(Section):
@@ -47,8 +48,8 @@ class WarmupCosineParams(Section):
 class OneCycleParams(Section):
     """Up from cycle_min_lr to cycle_max_lr and back once, then decay; momentum moves the other way."""
 
-    cycle_min_lr: Size
-    cycle_max_lr: Size
+    cycle_min_lr: Lrs
+    cycle_max_lr: Lrs
     decay_lr_rate: Size = 0.0
     cycle_first_step_size: Positive = 2000
     cycle_second_step_size: Positive | None = None
@@ -56,8 +57,8 @@ class OneCycleParams(Section):
     cycle_second_stair_count: Count | None = None
     decay_step_size: Count = 0
     cycle_momentum: Bool = True
-    cycle_min_mom: Beta = 0.8
-    cycle_max_mom: Beta = 0.9
+    cycle_min_mom: Moms = 0.8
+    cycle_max_mom: Moms = 0.9
     decay_mom_rate: Number = 0.0
     last_batch_iteration: Start = -1
 

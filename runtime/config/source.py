@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
+import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import hjson
@@ -26,6 +28,7 @@ _DICT_NAME = "ds_config"
 _BASE64_NAME = "ds_config (base64)"
 _YAML_SUFFIXES = (".yaml", ".yml")
 _YAML_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")  # those not written
+_MAX_YAML_VALUES = 100_000  # aliases counted as often as they are used: a ds_config has a few hundred
 _YAML_NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _YAML_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None, ".inf": math.inf}
 _STANDARD = str.maketrans(
@@ -62,15 +65,22 @@ def _parse_json(text: str, source: str) -> Any:
         return hjson.loads(text, object_pairs_hook=_object)
     except hjson.HjsonDecodeError as error:
         where = f"{source}:{error.lineno}" if error.lineno else source
-        raise ConfigError(
-            f"{where}: {' '.join(error.msg.split())}; the file must be one JSON object"
-        ) from error
+        raise ConfigError(f"{where}: {_why_not_json(error)}; the file must be one JSON object") from error
+
+
+def _why_not_json(error: hjson.HjsonDecodeError) -> str:
+    """What hjson says, with the character that its message leaves out; a control character stands before the place it tells."""
+    before, here = error.doc[max(0, error.pos - 1) : error.pos], error.doc[error.pos : error.pos + 1]
+    if "control character" in error.msg:
+        escaped = json.dumps(before)[1:-1]
+        return f"a text holds a control character as it is; write {escaped} in its place"
+    return " ".join(error.msg.replace("%r", json.dumps(here)).split())
 
 
 def _parse_yaml(text: str, source: str) -> Any:
     try:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
-        return None if node is None else _yaml_value(node)
+        return None if node is None else _yaml_value(node, itertools.count(1))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
@@ -81,18 +91,23 @@ def _parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: {why}; the file must be one YAML mapping") from error
 
 
-def _yaml_value(node: yaml.Node) -> Any:
-    """What a node says. See "The scalars of YAML"; an alias is a copy."""
+def _yaml_value(node: yaml.Node, counted: Iterator[int]) -> Any:
+    """What a node says. See "The scalars of YAML"; an alias is a copy, and `counted` counts all values."""
+    if next(counted) > _MAX_YAML_VALUES:
+        raise yaml.MarkedYAMLError(
+            problem=f"with its aliases written out it has more than {_MAX_YAML_VALUES} values; write fewer aliases",
+            problem_mark=node.start_mark,
+        )
     if node.tag not in _YAML_TAGS:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         raise yaml.MarkedYAMLError(problem=f"the tag {tag} is not read", problem_mark=node.start_mark)
     if isinstance(node, yaml.SequenceNode):
-        return [_yaml_value(inner) for inner in node.value]
+        return [_yaml_value(inner, counted) for inner in node.value]
     if isinstance(node, yaml.MappingNode):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key is not a word", problem_mark=key.start_mark)
-        return _object([(key.value, _yaml_value(value)) for key, value in node.value])
+        return _object([(key.value, _yaml_value(value, counted)) for key, value in node.value])
     word: str = node.value
     if isinstance(node, yaml.ScalarNode) and node.style is not None:  # quoted, or a block of text
         return word
@@ -107,6 +122,8 @@ def _parse(text: str, source: str, parse: Callable[[str, str], Any]) -> dict[str
     try:
         values = parse(text, source)
         twice = _find(values, _TwiceGiven)
+    except ConfigError:
+        raise
     except RecursionError as error:
         raise ConfigError(f"{source}: objects or lists stand too deep inside each other") from error
     except (ValueError, OverflowError) as error:  # of int(): 5,000 digits, or JSON's 1e400

@@ -13,6 +13,7 @@ from .value import OBJECT, show, show_name
 _AUTO = "auto"
 _TOP = "the top level"
 _SHORT = "prefetch_bucket_size"
+_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +46,22 @@ def rename_old(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
     if isinstance(zero, bool):
         values["zero_optimization"] = {"stage": int(zero)}
         sifted.old_names.append(f'zero_optimization {show(zero)} (now {{"stage": {int(zero)}}})')
+    for old, new in _OFFLOADS.items():
+        zero = values.get("zero_optimization")
+        if isinstance(zero, dict) and zero.get(old) is True:
+            values["zero_optimization"] = _with_offload(zero, old, new, sifted)
     return values
+
+
+def _with_offload(zero: dict[str, Any], old: str, new: str, sifted: Sifted) -> dict[str, Any]:
+    zero = {name: value for name, value in zero.items() if name != old}
+    path = f"zero_optimization.{old}"
+    if zero.get(new) is not None:
+        sifted.problems[path] = f"{path} true is the old name of {new}, which is given too; keep {new}"
+    else:
+        zero[new] = {"device": "cpu"}
+        sifted.old_names.append(f'{path} true (now {new} {{"device": "cpu"}})')
+    return zero
 
 
 def _with_long_name(zero: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
@@ -96,6 +112,7 @@ class _Sieve:
             *(path[:dot] for path in keys for dot, letter in enumerate(path) if letter == "."),
         }
         self._sifted = sifted
+        self._listed: set[str] = set()  # sections whose names have been told
 
     def section(self, values: dict[str, Any], path: str, used: dict[str, Any]) -> None:
         """Sort the keys of the section at `path`; what is used goes into `used`."""
@@ -163,8 +180,10 @@ class _Sieve:
             parts.append("a comment starts with // and is no key")
         elif near:
             parts.append(f"did you mean {' or '.join(near)}?")
-        known = self._names_in(path, used_only=True) or names
-        parts.append(f"{'used at ' + _TOP if not path else path + ' takes'}: {', '.join(known)}")
+        if len(parts) == 1 and path not in self._listed:  # nothing better to say, and not said yet
+            self._listed.add(path)
+            known = self._names_in(path, used_only=True) or names
+            parts.append(f"{'used at ' + _TOP if not path else path + ' takes'}: {', '.join(known)}")
         return "; ".join(parts)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 _SHOWN_CHARACTERS = 80
+_LARGEST = 2**63 - 1  # of whole numbers: what counts elements, steps or bytes must fit into a machine's
 
 
 def show(value: object) -> str:
@@ -45,7 +46,8 @@ class Kind:
         Errors: ValueError, whose text follows key and value in the message.
         """
         if not self.accepts(value):
-            raise ValueError(f"is not {self.words}")
+            is_too_large = isinstance(value, int) and abs(value) > _LARGEST
+            raise ValueError(f"is not {self.words}" + (" and below 2**63" if is_too_large else ""))
         return self.convert(value)
 
 
@@ -59,9 +61,10 @@ def _is_number(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return (isinstance(value, int) and not isinstance(value, bool)) or (
+    is_whole = (isinstance(value, int) and not isinstance(value, bool)) or (
         isinstance(value, float) and value.is_integer()
     )
+    return is_whole and abs(value) <= _LARGEST  # type: ignore[arg-type]
 
 
 def _is_plain(value: Any) -> bool:
@@ -80,7 +83,7 @@ def _is_list_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, (list, tuple)) and len(value) > 0 and all(map(accepts, value))
 
 
-def _lr_or_list(value: Any) -> float | tuple[float, ...]:
+def _one_or_list(value: Any) -> float | tuple[float, ...]:
     return tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
 
 
@@ -116,6 +119,15 @@ INTERVAL = Kind(
 NUMBER = Kind(words="a number", accepts=_is_number, convert=float)
 SIZE = Kind(words="a number, 0 or above", accepts=_is_lr, convert=float)
 RATIO = Kind(words="a number from 0 to 1", accepts=lambda v: _is_number(v) and 0 <= v <= 1, convert=float)
+# The loss is multiplied in float32, whose largest power of two is 2 ** 127.
+SCALE_POWER = Kind(
+    words="a whole number from 0 to 127", accepts=lambda v: _is_whole(v) and 0 <= v <= 127, convert=int
+)
+LOSS_SCALE = Kind(
+    words="a number from 0 to 2 ** 127",
+    accepts=lambda v: _is_number(v) and 0 <= v <= 2.0**127,
+    convert=float,
+)
 BETA = Kind(words="a number from 0 to below 1", accepts=lambda v: _is_number(v) and 0 <= v < 1, convert=float)
 BETAS = Kind(
     words="a list of two numbers from 0 to below 1",
@@ -125,7 +137,12 @@ BETAS = Kind(
 LRS = Kind(
     words="a number, 0 or above, or a list with one for each parameter group",
     accepts=lambda value: _is_lr(value) or _is_list_of(_is_lr)(value),
-    convert=_lr_or_list,
+    convert=_one_or_list,
+)
+MOMS = Kind(
+    words="a number from 0 to below 1, or a list with one for each parameter group",
+    accepts=lambda value: BETA.accepts(value) or _is_list_of(BETA.accepts)(value),
+    convert=_one_or_list,
 )
 
 
@@ -156,9 +173,12 @@ Start = Annotated[int, BeforeValidator(START.read)]
 Number = Annotated[float, BeforeValidator(NUMBER.read)]
 Size = Annotated[float, BeforeValidator(SIZE.read)]
 Ratio = Annotated[float, BeforeValidator(RATIO.read)]
+ScalePower = Annotated[int, BeforeValidator(SCALE_POWER.read)]
+LossScale = Annotated[float, BeforeValidator(LOSS_SCALE.read)]
 Beta = Annotated[float, BeforeValidator(BETA.read)]
 Betas = Annotated[tuple[float, float], BeforeValidator(BETAS.read)]
 Text = Annotated[str, BeforeValidator(TEXT.read)]
 Integer = Annotated[int, BeforeValidator(INT.read)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(TEXTS.read)]
 Lrs = Annotated[float | tuple[float, ...], BeforeValidator(LRS.read)]
+Moms = Annotated[float | tuple[float, ...], BeforeValidator(MOMS.read)]

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from .offload import OffloadOptimizerConfig, OffloadParamConfig
 from .section import Section
-from .value import POSITIVE, Count, Texts
+from .value import POSITIVE, Bool, Count, Texts
 
 STAGES = (0, 1, 2, 3)
 
@@ -52,6 +52,8 @@ class ZeroConfig(Section):
     offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
     offload_param: OffloadParamConfig = OffloadParamConfig()
     leaf_module: LeafModuleConfig = LeafModuleConfig()
+    enable_sanity_checks: Bool = False
+    """Whether a program written for DeepSpeed is stopped where it writes to gathered parameters and the write is lost."""
     mics_shard_size: Annotated[int | None, BeforeValidator(_size_or_none)] = None
     """Ranks over which everything is sharded; None: all."""
     hpz_partition_size: Annotated[int | None, BeforeValidator(_hpz_or_none)] = Field(

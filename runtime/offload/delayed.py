@@ -44,6 +44,7 @@ class DelayedSteps(StepSchedule):
         self._num_forwards = 0
         for part in self._parts:
             part.before_use = lambda is_written: self.drain()
+            part.refuses_writes = "zero_optimization.offload_optimizer.delayed_update"
         model.before_gather = self.drain_unless_running
 
     def begin(self, update: Update) -> bool:

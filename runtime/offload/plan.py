@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..config.offload import OffloadParamConfig
+from ..config.offload import OffloadOptimizerConfig, OffloadParamConfig
 from ..config.zero import ZeroConfig
 from ..errors import ConfigError
 from ..zero.policy import Placement, Policy, Residence
@@ -64,12 +64,21 @@ class OffloadPlan:
 
 
 def plan_offload(
-    zero: ZeroConfig, policy: Policy, device: torch.device, *, optimizer: str | None, steps_by_part: bool
+    zero: ZeroConfig,
+    policy: Policy,
+    device: torch.device,
+    *,
+    optimizer: str | None,
+    steps_by_part: bool,
+    is_lenient: bool = False,
 ) -> OffloadPlan:
     """Return what `offload_optimizer` and `offload_param` say, for an optimizer of this name.
 
+    `is_lenient`: at a stage that does not shard them these have no effect, as with DeepSpeed, and a warning says so.
     Errors: ConfigError at a stage that does not shard them, or for an optimizer that does not step part by part
     """
+    if is_lenient:
+        zero = _without_effect(zero, policy)
     if zero.offload_param.is_on and policy.parameters is not Placement.SHARDED:
         raise ConfigError(
             f'{_SECTION}.offload_param.device "{zero.offload_param.device}": at stage {policy.stage} every rank has all '
@@ -110,6 +119,20 @@ def plan_offload(
         share=zero.offload_optimizer.ratio,
         has_host=has_memory_of_its_own(device),
     )
+
+
+def _without_effect(zero: ZeroConfig, policy: Policy) -> ZeroConfig:
+    """The section without what has nothing to offload at this stage."""
+    idle: dict[str, object] = {}
+    if zero.offload_param.is_on and policy.parameters is not Placement.SHARDED:
+        idle["offload_param"] = OffloadParamConfig()
+    if zero.offload_optimizer.is_on and policy.optimizer is not Placement.SHARDED:
+        idle["offload_optimizer"] = OffloadOptimizerConfig()
+    for name in idle:
+        logging.getLogger("dslaunch").warning(
+            "%s.%s has no effect at stage %d, where every rank has all of it", _SECTION, name, policy.stage
+        )
+    return zero.model_copy(update=idle)
 
 
 def _step_at(zero: ZeroConfig) -> tuple[str, StepAt]:

@@ -149,19 +149,31 @@ class BorrowedRule:
                 one.param.grad = grads[one.part].at(one.run).view(one.param.shape)
         if self._whole is not None:
             self._collect(self._whole, grads)
+        self._forget_frozen()
         for loan in self._loans:
             _step(loan, groups)
         if self._whole is not None:
             self._hand_back(self._whole)
-        for one in self._stand_ins:
-            one.param.grad = None
-            if one.loan.is_elementwise:
-                _adopt_states(one)
+        self._take_back()
         for part in self._parts:
             if part.has_separate_master:
                 part.param_shard.copy_(part.master)
             if after_part is not None:
                 after_part(part)
+
+    def _forget_frozen(self) -> None:
+        """A parameter without a gradient is left alone by torch's optimizers."""
+        for one in self._stand_ins:
+            if one.place in one.part.frozen:
+                one.param.grad = None
+
+    def _take_back(self) -> None:
+        for one in self._stand_ins:
+            one.param.grad = None
+            if one.run is not None:
+                _return_to_master(one, one.run)
+            if one.loan.is_elementwise:
+                _adopt_states(one)
 
     def _collect(self, whole: WholeTensors, grads: dict[SubBuffer, _Grads]) -> None:
         runs = [(whole.place(number), _run(fragment)) for number, fragment in whole.held]
@@ -271,6 +283,14 @@ def _local(loan: Loan, part: SubBuffer, place: int) -> Iterator[_StandIn]:
         if not loan.is_elementwise:
             one.param.data = values.view(_shape(one))
         yield one
+
+
+def _return_to_master(one: _StandIn, run: slice) -> None:
+    """Let the stand-in lie in the master again if the optimizer has given it other memory, by `p.data = ...`."""
+    values = one.part.master[run]
+    if one.param.data_ptr() != values.data_ptr():
+        values.copy_(one.param.detach().reshape(-1))
+        one.param.data = values.view(one.param.shape)
 
 
 def _run(fragment: Fragment) -> slice:

@@ -124,9 +124,7 @@ def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Modu
     if config is None:
         raise AssertionError("no optimizer in the ds_config")
     if isinstance(config.params, AdamParams):
-        defaults = config.params.model_dump()
-        rule = _adam_rule(adam_w_mode=defaults.pop("adam_w_mode"))
-        return FlatOptimizer(groups, defaults=defaults, rule=rule)
+        return _adam(config.params, groups)
     if isinstance(config.params, MuonParams):
         return _muon(config.params, groups, module)
     given = config.params.model_extra or {}
@@ -140,6 +138,16 @@ def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Modu
             f"{shown or 'optimizer.params'}: {config.type} does not take this: {error}"
         ) from error
     return _take_over(made)
+
+
+def _adam(params: AdamParams, groups: Groups) -> FlatOptimizer:
+    defaults = {name: getattr(params, name) for name in ("lr", "betas", "eps", "weight_decay")}
+    if params.is_torchs:
+        kind = torch.optim.AdamW if params.adam_w_mode else torch.optim.Adam
+        return _take_over(kind(groups, **defaults, amsgrad=params.amsgrad, maximize=params.maximize))
+    if not params.bias_correction:
+        defaults["bias_correction"] = False
+    return FlatOptimizer(groups, defaults=defaults, rule=_adam_rule(adam_w_mode=params.adam_w_mode))
 
 
 def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimizer:
@@ -202,7 +210,7 @@ def _take_over(client: torch.optim.Optimizer) -> FlatOptimizer:
     rule = _rule_of(client)
     # torch's schedulers warn if the optimizer they were made for never steps; ours steps in its place.
     client._opt_called = True  # type: ignore[attr-defined]
-    return FlatOptimizer(client.param_groups, defaults=client.defaults, rule=rule)
+    return FlatOptimizer(client.param_groups, defaults=client.defaults, rule=rule, client=client)
 
 
 def _rule_of(client: torch.optim.Optimizer) -> Rule:

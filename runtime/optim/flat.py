@@ -13,6 +13,7 @@ from ..comm.collectives import Collectives
 from ..errors import CheckpointError, ConfigError
 from ..offload.aside import Update, UpdatePart
 from ..zero.sub_buffer import SubBuffer
+from .deepspeed_names import DeepSpeedNames
 from .hooks import Hooks
 from .loss_scale import LossScaler
 from .rule import AfterPart, PartRule, Rule, hyper_parameters
@@ -22,35 +23,43 @@ from .rule import AfterPart, PartRule, Rule, hyper_parameters
 _ADD_PARAM_GROUP = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
-class FlatOptimizer(torch.optim.Optimizer):
+class FlatOptimizer(DeepSpeedNames):
     """A torch optimizer whose states are one tensor per sub-buffer and rank.
 
     `param_groups` hold the user's parameters and hyper-parameters; schedulers and users change lr there. Parameters
     that no group contains, and frozen ones, are left alone.
     """
 
-    def __init__(self, param_groups: list[dict[str, Any]], *, defaults: dict[str, Any], rule: Rule) -> None:
+    def __init__(
+        self,
+        param_groups: list[dict[str, Any]],
+        *,
+        defaults: dict[str, Any],
+        rule: Rule,
+        client: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """`client` is the optimizer that the program brings, if it does, with the same groups."""
         super().__init__(param_groups, defaults)
         self.param_groups = param_groups  # the very list, so a client's scheduler and we see the same lr
         self.rule = rule
         self.num_steps = 0  # applied, not skipped
-        self.overflow = False  # whether the last step was skipped, because gradients were infinite or NaN
         self.parameter_offload = Hooks()  # DeepSpeed's name for what gathers parameters
         self.parts: tuple[SubBuffer, ...] = ()
-        self._scaler: LossScaler | None = None
+        self._client = client
 
-    def attach(self, parts: Sequence[SubBuffer], *, comm: Collectives, scaler: LossScaler) -> None:
+    def attach(
+        self,
+        parts: Sequence[SubBuffer],
+        *,
+        comm: Collectives,
+        scaler: LossScaler,
+        look_for_overflow: Callable[[], bool] | None = None,
+    ) -> None:
         """Get ready to update this rank's shards."""
         self.parts = tuple(parts)
         self._scaler = scaler
+        self._look_for_overflow = look_for_overflow
         self.rule.attach(self.parts, self.param_groups, comm)
-
-    @property
-    def loss_scale(self) -> float:
-        """What losses are multiplied with before backward; 1 without fp16."""
-        return 1.0 if self._scaler is None else self._scaler.scale
-
-    cur_scale = loss_scale
 
     @property
     def states(self) -> tuple[dict[str, Tensor], ...]:
@@ -121,7 +130,7 @@ class FlatOptimizer(torch.optim.Optimizer):
 
 
 class _ShardedStates(Mapping[Any, Any]):
-    """In the place of states. A program that gathers state_dicts without need goes on; one that would keep this one is told so."""
+    """In the place of states. A program that gathers or saves state_dicts without need goes on; one that reads this one is told so."""
 
     def __getitem__(self, key: object) -> NoReturn:
         self._refuse()
@@ -132,8 +141,9 @@ class _ShardedStates(Mapping[Any, Any]):
     def __len__(self) -> NoReturn:
         self._refuse()
 
-    def __reduce__(self) -> NoReturn:
-        self._refuse()
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """In a pickle it is what it is here: a program may save all that it has, and what was loaded refuses to be read."""
+        return type(self), ()
 
     def _refuse(self) -> NoReturn:
         """Errors: CheckpointError"""

@@ -12,6 +12,8 @@ from ..zero.sub_buffer import SubBuffer
 from .formulas.formula import FlatArrays, Formula, Run
 from .rule import AfterPart, ByName, Groups
 
+_MISSED = "missed_steps"
+
 
 class FusedRule:
     """Updates each shard with one call of the formula.
@@ -44,11 +46,22 @@ class FusedRule:
                     self._begin(part)
 
     def beside(self) -> ByName:
-        """Nothing."""
-        return {}
+        """The steps that parameters have missed while they were frozen, if any has; all others are the engine's."""
+        if not any(part.missed for part in self._parts):
+            return {}
+        return {
+            member.name: {_MISSED: part.missed.get(place, 0)}
+            for part in self._parts
+            for place, member in enumerate(part.members)
+        }
 
     def load_beside(self, saved: ByName) -> None:
-        """Nothing: steps are the engine's."""
+        """Go on to count those."""
+        for part in self._parts:
+            found = {
+                place: saved.get(member.name, {}).get(_MISSED, 0) for place, member in enumerate(part.members)
+            }
+            part.missed = {place: int(missed) for place, missed in found.items() if missed}
 
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
@@ -80,7 +93,7 @@ def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:
         grads=ready.grads,
         states=ready.states,
         runs=tuple(
-            Run(offset=one.offset, numel=one.numel, group=groups[one.group], step=step)
+            Run(offset=one.offset, numel=one.numel, group=groups[one.group], step=step - one.missed)
             for one in ready.part.segments()
         ),
         param_out=ready.param_out,

@@ -7,14 +7,20 @@ Source: DeepSpeed 0.19.8 runtime/fp16/loss_scaler.py, `DynamicLossScaler`: the s
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from ..config.precision import Fp16Config
-from ..errors import LossScaleError
+from ..errors import ConfigError, LossScaleError
 
 
 class LossScaler:
-    """Constant if the config says a loss_scale above 0, and 1 without fp16; else it follows the gradients."""
+    """Constant if the config says a loss_scale above 0, and 1 without fp16; else it follows the gradients.
+
+    Programs read it as `optimizer.loss_scaler`, by DeepSpeed's names.
+    """
+
+    scale_factor = 2.0
 
     def __init__(self, config: Fp16Config) -> None:
         self._config = config
@@ -26,6 +32,54 @@ class LossScaler:
         self._num_steps = 0
         self._last_overflow = -1  # which step it was
         self._num_left = config.hysteresis  # overflows, this one included, until the scale is halved
+
+    @property
+    def cur_scale(self) -> float:
+        return self.scale
+
+    @cur_scale.setter
+    def cur_scale(self, scale: float) -> None:
+        """Errors: ConfigError unless it is a number above 0"""
+        is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if not is_number or not 0.0 < scale < inf:
+            raise ConfigError(f"loss scale {scale!r}: must be a number above 0; set e.g. 1024.0")
+        self.scale = float(scale)
+
+    @property
+    def loss_scale(self) -> float:
+        return self.scale
+
+    @property
+    def dynamic(self) -> bool:
+        return self.is_dynamic
+
+    @property
+    def cur_iter(self) -> int:
+        return self._num_steps
+
+    @property
+    def last_overflow_iter(self) -> int:
+        return self._last_overflow
+
+    @property
+    def scale_window(self) -> int:
+        return self._config.loss_scale_window
+
+    @property
+    def min_scale(self) -> float:
+        return self._config.min_loss_scale
+
+    @property
+    def delayed_shift(self) -> int:
+        return self._config.hysteresis
+
+    @property
+    def cur_hysteresis(self) -> int:
+        return self._num_left
+
+    @property
+    def consecutive_hysteresis(self) -> bool:
+        return self._config.consecutive_hysteresis
 
     def update(self, *, is_overflow: bool) -> None:
         """A step has ended; `is_overflow`: its gradients were not finite.
@@ -68,7 +122,7 @@ class LossScaler:
                 f"Current loss scale already at minimum ({config.min_loss_scale:g}), and the gradients are still not finite; "
                 "lower the learning rate, look for inf and NaN in the data, or train in bf16"
             )
-        self.scale = max(self.scale / 2.0, config.min_loss_scale)
+        self.scale = max(self.scale / self.scale_factor, config.min_loss_scale)
 
     def _grow(self, step: int) -> None:
         config = self._config
@@ -78,4 +132,4 @@ class LossScaler:
         if num_stable > 0 and num_stable % config.loss_scale_window == 0:
             if not config.consecutive_hysteresis:
                 self._num_left = config.hysteresis
-            self.scale *= 2.0
+            self.scale *= self.scale_factor

@@ -21,9 +21,12 @@ from .on_device import squared_norm_on_device
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the norm
 
 
-def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
-    """Return the 2-norm of all reduced gradients, before clipping; infinite or NaN if any gradient is.
+def global_grad_norm(
+    parts: Sequence[SubBuffer], comm: Collectives, *, note: Sequence[float] = ()
+) -> tuple[float, list[list[float]]]:
+    """Return the 2-norm of all reduced gradients, before clipping, infinite or NaN if any gradient is; and every rank's note.
 
+    The norm is infinite or NaN if any gradient is.
     Order: a collective
     """
     mesh = comm.mesh
@@ -35,12 +38,13 @@ def global_grad_norm(parts: Sequence[SubBuffer], comm: Collectives) -> float:
         if known is None
         for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
     ]
-    partial = torch.as_tensor(_total(squares, chunks), dtype=torch.float64, device=device)
-    partials = comm.all_gather_float64(partial, what="the gradient norm").tolist()
+    partial = torch.as_tensor(_total(squares, chunks), dtype=torch.float64, device=device).view(1)
+    own = torch.cat([partial, torch.tensor(note, dtype=torch.float64, device=device)])
+    said = comm.all_gather_float64(own, what="the gradient norm").tolist()
     total = 0.0
-    for _, square in sorted((mesh.chunk_of(rank), square) for rank, square in enumerate(partials)):
+    for _, square in sorted((mesh.chunk_of(rank), square) for rank, (square, *_) in enumerate(said)):
         total += square
-    return sqrt(total) if isfinite(total) else total
+    return sqrt(total) if isfinite(total) else total, [notes for _, *notes in said]
 
 
 def clip_factor(norm: float, *, max_norm: float) -> float:

@@ -93,8 +93,8 @@ class _Schedule:
             return [value] * num_groups
         if len(value) != num_groups:
             raise ConfigError(
-                f"scheduler.params.{name} {show(value)} has {len(value)} rates, the optimizer has {num_groups} "
-                "parameter groups; write one rate, or one for each group"
+                f"scheduler.params.{name} {show(value)} has {len(value)} numbers, the optimizer has {num_groups} "
+                "parameter groups; write one number, or one for each group"
             )
         return list(value)
 
@@ -258,8 +258,8 @@ class OneCycle(_Schedule):
     def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
         self,
         optimizer: torch.optim.Optimizer,
-        cycle_min_lr: float,
-        cycle_max_lr: float,
+        cycle_min_lr: Rates,
+        cycle_max_lr: Rates,
         decay_lr_rate: float = 0.0,
         cycle_first_step_size: int = 2000,
         cycle_second_step_size: int | None = None,
@@ -267,8 +267,8 @@ class OneCycle(_Schedule):
         cycle_second_stair_count: int | None = None,
         decay_step_size: int = 0,
         cycle_momentum: bool = True,
-        cycle_min_mom: float = 0.8,
-        cycle_max_mom: float = 0.9,
+        cycle_min_mom: Rates = 0.8,
+        cycle_max_mom: Rates = 0.9,
         decay_mom_rate: float = 0.0,
         last_batch_iteration: int = -1,
     ) -> None:
@@ -292,6 +292,11 @@ class OneCycle(_Schedule):
             last_batch_iteration=last_batch_iteration,
             **{name: value for name, value in optional.items() if value is not None},
         )
+        self.optimizer = optimizer
+        self.min_lrs = self._per_group("cycle_min_lr", params.cycle_min_lr)
+        self.max_lrs = self._per_group("cycle_max_lr", params.cycle_max_lr)
+        self.min_moms = self._per_group("cycle_min_mom", params.cycle_min_mom)
+        self.max_moms = self._per_group("cycle_max_mom", params.cycle_max_mom)
         self.first_size = params.cycle_first_step_size
         self.second_size = params.cycle_second_step_size or self.first_size
         self.first_stairs = params.cycle_first_stair_count
@@ -332,31 +337,35 @@ class OneCycle(_Schedule):
 
     def get_lr(self) -> list[float]:
         """The rate of each parameter group at t."""
-        low, high = self.params.cycle_min_lr, self.params.cycle_max_lr
         if self._decay_steps() > 0:
-            lr = low / self._decay(self.params.decay_lr_rate)
-        else:
-            lr = low + (high - low) * self._height(self.last_batch_iteration + 1)
-        return [lr] * len(self.optimizer.param_groups)
+            return [low / self._decay(self.params.decay_lr_rate) for low in self.min_lrs]
+        height = self._height(self.last_batch_iteration + 1)
+        return [low + (high - low) * height for low, high in zip(self.min_lrs, self.max_lrs, strict=True)]
 
     def get_mom(self) -> list[tuple[float, float]] | None:
         """The betas of each parameter group at t; None if momentum is left alone."""
         if not self.has_momentum:
             return None
-        low, high = self.params.cycle_min_mom, self.params.cycle_max_mom
-        if self.last_batch_iteration < 0:
-            momentum = low
-        elif self._decay_steps() > 0:
-            momentum = high * self._decay(self.params.decay_mom_rate)
+        if self._decay_steps() > 0:
+            moms = [high * self._decay(self.params.decay_mom_rate) for high in self.max_moms]
         else:
-            momentum = high - (high - low) * self._height(self.last_batch_iteration + 1)
-        return [(momentum, self._SECOND_BETA)] * len(self.optimizer.param_groups)
+            height = self._height(self.last_batch_iteration + 1)
+            moms = [
+                high - (high - low) * height for low, high in zip(self.min_moms, self.max_moms, strict=True)
+            ]
+        return [(momentum, self._SECOND_BETA) for momentum in moms]
 
     def _set(self) -> None:
         super()._set()
-        if (betas := self.get_mom()) is not None:
-            for group, pair in zip(self.optimizer.param_groups, betas, strict=True):
-                group["betas"] = pair
+        betas = self.get_mom()
+        if betas is None:
+            return
+        if (
+            self.last_batch_iteration < 0
+        ):  # get_mom() says what the cycle has there, which is not what it begins with
+            betas = [(momentum, self._SECOND_BETA) for momentum in self.min_moms]
+        for group, pair in zip(self.optimizer.param_groups, betas, strict=True):
+            group["betas"] = pair
 
 
 class LRRangeTest(_Schedule):

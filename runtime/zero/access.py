@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ConfigError
+from .buffer import place_of
 from .placeholder import FreedParameter
 from .residents import Residents, in_backward
 from .sub_buffer import SubBuffer
@@ -56,20 +57,26 @@ class Access:
         self._keeps = keeps
         self._residents = residents
         self._module = module
-        self._part_at = {
-            part.values.flat.untyped_storage()._cdata: (unit, part)
-            for unit in units
-            for part in unit.parts
-            if part.is_sharded
-        }
+        self._part_at: dict[int, tuple[Unit, SubBuffer]] = {}  # by the memory of its values
+        for unit in units:
+            for part in (part for part in unit.parts if part.is_sharded):
+                self._part_at[part.values.place] = (unit, part)
+                part.values.on_new_memory = functools.partial(self._note_memory, unit, part)
         self._unit_of = {
             id(member.param): unit for unit in units for part in unit.parts for member in part.members
         }
         self._root = units[-1]
         self._modules = tuple(_modules_of(units))
+        # Of the unit whose module ran last, the output that will tell that a backward comes to it.
+        self._last_output: tuple[Unit, Any] | None = None
         for one, unit, is_top in self._modules:
-            one.forward = _Forward(one, functools.partial(self._call, unit, one.forward, is_top))
-            one._parameters = _Parameters(one._parameters, self._lend)
+            if is_top or next(one.parameters(), None) is not None:
+                one.forward = _Forward(one, functools.partial(self._call, unit, is_top), unit)
+                one._parameters = _Parameters(one._parameters, self._lend)
+
+    def _note_memory(self, unit: Unit, part: SubBuffer, was: int) -> None:
+        del self._part_at[was]
+        self._part_at[part.values.place] = (unit, part)
 
     def release(self) -> None:
         """Take the nets away."""
@@ -86,38 +93,64 @@ class Access:
         """
         unit_of = {id(one): unit for one, unit, _ in self._modules}
         tops = [
-            (one, unit)
+            one
             for one, unit, is_top in self._modules
             if is_top and all(unit_of[id(below)] is unit for below in one.modules())
         ]
-        for one, unit in tops:
+        for one in tops:
             if isinstance(one.forward, _Forward):
-                compiled = torch.compile(one.forward.__wrapped__, **options)
-                one.forward.call = functools.partial(self._call, unit, compiled, True)
+                one.forward.inner = torch.compile(one.forward.__wrapped__, **options)
         return len(tops)
 
     # ---- 1: modules
 
-    def _call(self, unit: Unit, original: Callable[..., Any], is_top: bool, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or self._residents.is_inside(unit):
-            return original(*args, **kwargs)
+    def _call(self, unit: Unit, is_top: bool, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A forward of the unit, where none is under way."""
+        if is_top and self._residents.is_at(unit) and _is_ours(_top_hooks()):
+            return self._call_next(unit, original, args, kwargs)
         # A checkpoint counts what is saved when it computes again: there must be as many of our places as the first time.
         is_part_of_checkpoint = in_backward() and not is_top
-        net = nullcontext() if is_part_of_checkpoint else self._saved_values()
+        net = nullcontext() if is_part_of_checkpoint else self.saved_values()
+        if self._last_output is not None and self._last_output[0] is not unit:
+            self._watch_last_output()
         self._residents.enter(unit)
         try:
             with net:
                 output = original(*args, **kwargs)
+        except BaseException:
+            self._last_output = None
+            raise
         finally:
             self._residents.leave(unit)
         # What the root returns, another unit has returned just before, and that one's values are needed first.
         if torch.is_grad_enabled() and not is_part_of_checkpoint and unit is not self._root:
-            self._watch_output(output, unit)
+            self._last_output = unit, output
+        if not self._residents.num_forwards:
+            self._watch_last_output()
+            self._residents.end_forward()
+        return output
+
+    def _call_next(self, unit: Unit, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A forward of the unit to which another one has just come: nothing comes, and nothing goes."""
+        self._residents.num_forwards += 1
+        unit.num_forwards += 1
+        try:
+            output = original(*args, **kwargs)
+        finally:
+            unit.num_forwards -= 1
+            self._residents.num_forwards -= 1
+        if torch.is_grad_enabled() and unit is not self._root:
+            self._last_output = unit, output
         return output
 
     # ---- 2: outputs
 
-    def _watch_output(self, output: Any, unit: Unit) -> None:
+    def _watch_last_output(self) -> None:
+        """Modules of one unit that come one after the other have one output for all of them."""
+        if self._last_output is None:
+            return
+        (unit, output), self._last_output = self._last_output, None
+
         def arrive(grad: Tensor) -> None:
             self._hold_if_a_graph_is_made()
             self._residents.arrive(unit)
@@ -132,14 +165,15 @@ class Access:
 
     # ---- 3: saved values
 
-    def _saved_values(self) -> AbstractContextManager[object]:
+    def saved_values(self) -> AbstractContextManager[object]:
+        """Have autograd save the places of what lies in a unit's memory, and bring the unit where it needs the values."""
         below = _top_hooks()
-        if below is not None and getattr(below[0], "_is_dslaunch", False):
+        if _is_ours(below):
             return nullcontext()
         pack_below, unpack_below = below or (None, None)
 
         def pack(tensor: Tensor) -> Any:
-            found = self._part_at.get(tensor.untyped_storage()._cdata)
+            found = self._part_at.get(place_of(tensor))
             if found is None:
                 return tensor if pack_below is None else (pack_below(tensor),)
             unit, part = found
@@ -169,16 +203,20 @@ class Access:
 
 
 class _Forward:
-    """What a module's `forward` is: the same signature, and `call` in its place."""
+    """What a module's `forward` is: the same signature, inside `call` unless a forward of the module's unit is under way."""
 
-    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
+    def __init__(self, module: nn.Module, call: Callable[..., Any], unit: Unit) -> None:
         self._module = module
-        self.call = call
+        self._call = call
+        self._unit = unit
+        self.inner: Callable[..., Any] = module.forward  # or compiled
         self.__wrapped__: Callable[..., Any] = module.forward
         functools.update_wrapper(self, module.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
+        if torch.compiler.is_compiling() or self._unit.num_forwards:
+            return self.inner(*args, **kwargs)
+        return self._call(self.inner, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The forward of the copy, which is a plain module."""
@@ -233,6 +271,10 @@ def _modules_of(units: Sequence[Unit]) -> Iterator[tuple[nn.Module, Unit, bool]]
                 if id(one) not in seen:
                     seen.add(id(one))
                     yield one, unit, one is top
+
+
+def _is_ours(hooks: tuple[_Pack, _Unpack] | None) -> bool:
+    return hooks is not None and getattr(hooks[0], "_is_dslaunch", False)
 
 
 def _top_hooks() -> tuple[_Pack, _Unpack] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,12 +18,22 @@ class FlatBuffer:
 
     def __init__(self, layout: FlatLayout, *, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
-        self.flat = torch.zeros(layout.numel, dtype=dtype, device=device)  # [numel]
-        self._nbytes = self.flat.nbytes
+        # called when `flat` and `views` are other tensors, with what `place` was before
+        self.on_new_memory: Callable[[int], object] = _nothing
+        self._place(torch.zeros(layout.numel, dtype=dtype, device=device))
+
+    def _place(self, flat: Tensor) -> None:
+        self.flat = flat  # [numel]
+        self._nbytes = flat.nbytes
         self.views: tuple[Tensor, ...] = tuple(
-            self.flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in layout.slots
+            flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in self.layout.slots
         )
-        self._num_references = num_users(self.flat)
+        self._num_references = num_users(flat)
+
+    @property
+    def place(self) -> int:
+        """A number for the memory, which tensors that lie in it share, whether it is given back or not."""
+        return place_of(self.flat)
 
     def free(self) -> None:
         """Give the memory back; the views stay, and must not be read before `allocate`."""
@@ -38,13 +50,30 @@ class FlatBuffer:
         return is_free
 
     def allocate(self) -> None:
-        """Take memory again; what is in it is to be overwritten."""
+        """Take memory again; what is in it is to be overwritten.
+
+        A tensor of the program's that lies in what could not be given back keeps that memory and its values: ours is new then.
+        """
+        if num_users(self.flat) > self._num_references:
+            was = self.place
+            self._place(torch.empty_like(self.flat))
+            self.on_new_memory(was)
         self.flat.untyped_storage().resize_(self._nbytes)
 
     def shard(self, index: int, *, num_shards: int) -> Tensor:
         """Return the view [numel / num_shards] of one shard."""
         start, stop = self.layout.shard_range(index, num_shards=num_shards)
         return self.flat[start:stop]
+
+
+def _nothing(place: int) -> None:
+    """There is nobody to tell."""
+
+
+def place_of(tensor: Tensor) -> int:
+    """Return `FlatBuffer.place` of the memory that a tensor lies in."""
+    place: int = tensor.untyped_storage()._cdata
+    return place
 
 
 def num_users(tensor: Tensor) -> int:

@@ -13,13 +13,14 @@ from enum import Enum
 from itertools import count
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from ..comm.mesh import Axis
 from .gathered import GatheredParameters
 
-_IDS = count(1)  # in the order in which parameters are sharded, so the same on every rank
+_IDS = count()  # in the order in which parameters are sharded, so the same on every rank
+_ID_OF: Any = WeakTensorKeyDictionary()  # parameter -> its id, which zero.Init and initialize() agree on
 
 
 class ZeroParamStatus(Enum):
@@ -30,29 +31,33 @@ class ZeroParamStatus(Enum):
     INFLIGHT = 3  # of DeepSpeed; values that are on their way count as not available here
 
 
-def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, group: dist.ProcessGroup | None) -> None:
+def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, axis: Axis) -> None:
     """Describe a parameter of which this rank keeps `shard`, 1-D; without elements where others have them all.
+
+    `axis` has the ranks that share it.
 
     Order: every rank must attach to the same parameters in the same order
     """
     handle = _Handle(param)
+    if param not in _ID_OF:
+        _ID_OF[param] = next(_IDS)
     vars(param).update(
-        ds_id=getattr(param, "ds_id", None) or next(_IDS),
+        ds_id=_ID_OF[param],
         ds_shape=param.shape,
         ds_numel=param.numel(),
         ds_tensor=shard,
         ds_persist=not is_sharded,  # whole on every rank at any time
-        ds_process_group=group,  # None: the default group, which nobody may hold (see mesh.py)
+        ds_process_group=axis.group,  # None: the default group, which nobody may hold (see mesh.py)
+        ds_zero_partition_rank=axis.index,
+        ds_zero_partition_world_size=axis.size,
+        ds_active_sub_modules=set(),  # hooks of DeepSpeed's note users there; ours have other ways, see access.py
         all_gather=handle.all_gather,
         partition=handle.partition,
+        partition_numel=handle.partition_numel,
+        ds_summary=handle.summary,
         __getstate__=handle.state_of_others,
     )
     vars(param).setdefault("ds_status", ZeroParamStatus.AVAILABLE)
-
-
-def set_status(param: nn.Parameter, *, is_here: bool) -> None:
-    """Say whether the values are here."""
-    vars(param)["ds_status"] = ZeroParamStatus.AVAILABLE if is_here else ZeroParamStatus.NOT_AVAILABLE
 
 
 def detach(param: nn.Parameter) -> None:
@@ -69,8 +74,13 @@ _NAMES = (
     "ds_status",
     "ds_persist",
     "ds_process_group",
+    "ds_zero_partition_rank",
+    "ds_zero_partition_world_size",
+    "ds_active_sub_modules",
     "all_gather",
     "partition",
+    "partition_numel",
+    "ds_summary",
     "__getstate__",  # what pickle asks
 )
 
@@ -92,7 +102,7 @@ class _Handle:
                 one.all_gather()
         elif self._open is None:
             self._open = GatheredParameters(self._owner())
-            self._open.__enter__()
+            self._open.open()
 
     def partition(
         self, param_list: Iterable[Any] | None = None, hierarchy: int = 0, has_been_updated: bool = False
@@ -108,6 +118,29 @@ class _Handle:
         elif self._open is not None:
             gathered, self._open = self._open, None
             gathered.close(modifier_rank=0 if has_been_updated else None)
+
+    def partition_numel(self) -> int:
+        """How many elements of it this rank keeps: as many as `ds_tensor` has."""
+        numel: int = vars(self._owner())["ds_tensor"].numel()
+        return numel
+
+    def summary(self) -> dict[str, Any]:
+        """What it is at the moment, for who prints it."""
+        param = self._owner()
+        known = vars(param)
+        return {
+            "id": known["ds_id"],
+            "status": known["ds_status"].name,
+            "numel": param.numel(),
+            "ds_numel": known["ds_numel"],
+            "shape": tuple(param.shape),
+            "ds_shape": tuple(known["ds_shape"]),
+            "requires_grad": param.requires_grad,
+            "grad_shape": None if param.grad is None else tuple(param.grad.shape),
+            "persist": known["ds_persist"],
+            "active_sub_modules": known["ds_active_sub_modules"],
+            "ds_tensor.shape": known["ds_tensor"].shape,
+        }
 
     def state_of_others(self) -> dict[str, Any]:
         """The parameter's attributes that are not ours."""

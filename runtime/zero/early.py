@@ -95,7 +95,7 @@ class Early:
             self.shard = self.shard.to(dtype)
         if self.shard is not None and self._placeholder is not None:
             placeholder, self._placeholder = self._placeholder, None
-            placeholder.take_away(self.shard.new_empty(()).expand(param.shape))
+            placeholder.take_away(param, self.shard.new_empty(()).expand(param.shape))
             self._hide()
         else:
             param.data = param.detach().to(dtype)
@@ -146,19 +146,19 @@ class Early:
         flat = self.shard.new_empty(self.init.comm.mesh.shard.size * self.shard.numel())
         self.init.comm.gather_from(self.shard, flat, what=f"parameter '{self.name}'").wait()
         placeholder, self._placeholder = self._placeholder, None
-        placeholder.take_away(flat[: param.numel()].view(param.shape))
+        placeholder.take_away(param, flat[: param.numel()].view(param.shape))
         self._version = param._version
 
     def _hide(self) -> None:
         if self.shard is not None and self.is_whole:
             param = self.param
             self._placeholder = Placeholder(self.name, param, dtype=param.dtype, device=param.device)
-            self._placeholder.put()
+            self._placeholder.put(param)
 
     def _describe(self) -> None:
         axis = self.init.comm.mesh.shard
         shard = self.param.detach().view(-1) if self.shard is None else self._unpadded()
-        ds_attributes.attach(self.param, shard=shard, is_sharded=not axis.is_alone, group=axis.group)
+        ds_attributes.attach(self.param, shard=shard, is_sharded=not axis.is_alone, axis=axis)
 
     def _broadcast(self, rank: int) -> None:
         param = self.param

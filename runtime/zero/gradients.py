@@ -26,6 +26,14 @@ class Gradients(ABC):
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter]) -> None:
         self._names, self._params = tuple(names), tuple(params)
         self._is_here = True
+        self._watches_own = self.was_own_bad = False
+
+    def watch_own(self, is_on: bool) -> None:
+        """From now on, look whether what this rank makes is finite before the ranks average it, or not; it costs a pass."""
+        self._watches_own, self.was_own_bad = is_on, False
+
+    def look_at_own(self) -> None:  # noqa: B027  # who is alone makes the average
+        """What this rank has made is there, and not averaged yet."""
 
     @abstractmethod
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
@@ -75,6 +83,11 @@ class Gradients(ABC):
     @abstractmethod
     def put_on(self) -> None:
         """Undo that. What autograd made of parameters meanwhile is added."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether they are not taken off."""
+        return self._is_here
 
     def _check_here(self) -> None:
         if not self._is_here:
@@ -155,6 +168,10 @@ class FlatGradients(Gradients):
     def flat(self) -> Tensor:
         """[numel] What the ranks average in place."""
         return self._whole.flat
+
+    def look_at_own(self) -> None:
+        if self._watches_own:
+            self.was_own_bad = self.was_own_bad or not bool(torch.isfinite(self.flat).all())
 
     @property
     @abstractmethod

@@ -52,6 +52,10 @@ class Init:
     Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `Init`
     """
 
+    loses_writes = (
+        False  # to write to gathered parameters without a modifier_rank is no error, see GatheredParameters
+    )
+
     def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
         self,
         module: nn.Module | None = None,
@@ -76,6 +80,7 @@ class Init:
         linear keeps no copies here.
         """
         self.is_enabled = enabled and _asks_for_sharding(config_dict_or_path, config)
+        self.has_lost_writes = False  # and a warning has said so
         self._depth = 0
         self._hooks: list[Any] = []
         self._whole: dict[Early, nn.Parameter] = {}  # what is to be sharded, held so that no rank's can die

@@ -11,8 +11,8 @@ slots by rows; nothing below it would change, since everybody asks for slots, se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 SLOT_BYTES = 16  # the widest load of a CPU or GPU lane that a misaligned start would split
@@ -31,11 +31,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of elements of one shard that belong to one optimizer group; `offset` counts from the shard's start."""
+    """A run of elements of one shard that belong to one optimizer group; `offset` counts from the shard's start.
+
+    `missed` counts the optimizer steps that have left it alone.
+    """
 
     group: int
     offset: int
     numel: int
+    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,27 @@ class FlatLayout:
             if low < high:
                 found.append(Segment(group=group, offset=low - start, numel=high - low))
         return tuple(found)
+
+    def segments_of(
+        self, index: int, *, num_shards: int, frozen: frozenset[int], missed: Mapping[int, int]
+    ) -> tuple[Segment, ...]:
+        """Return `segments` without the slots at places in `frozen`, and apart those that have `missed` steps, by place."""
+        start, _ = self.shard_range(index, num_shards=num_shards)
+        apart = sorted({*frozen, *missed}, key=lambda place: self.slots[place].offset)
+        found: list[Segment] = []
+        for segment in self.segments(index, num_shards=num_shards):
+            here, end = segment.offset, segment.offset + segment.numel
+            for place in apart:
+                first = self.slots[place].offset - start
+                low, high = max(first, here), min(first + self.slots[place].numel, end)
+                if low >= high:
+                    continue
+                found.append(replace(segment, offset=here, numel=low - here))
+                if place not in frozen:
+                    found.append(replace(segment, offset=low, numel=high - low, missed=missed[place]))
+                here = high
+            found.append(replace(segment, offset=here, numel=end - here))
+        return tuple(segment for segment in found if segment.numel)
 
     def fragment(self, slot: Slot, index: int, *, num_shards: int | None = None) -> Fragment | None:
         """Return the part of `slot` that shard `index` holds, or None."""

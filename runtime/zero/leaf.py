@@ -9,6 +9,11 @@ from torch import nn
 
 from ..config.zero import LeafModuleConfig
 
+_EXPERTS = tuple(
+    f"transformers.models.{family}.modeling_{family}.{name}SparseMoeBlock"
+    for family, name in (("mixtral", "Mixtral"), ("qwen2_moe", "Qwen2Moe"), ("qwen3_moe", "Qwen3Moe"))
+)
+"""What is marked where the ds_config's leaf_module leaves `classes` out, as in DeepSpeed."""
 _MARKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 Class = type[nn.Module] | str  # a class, or its name with or without its module
@@ -78,13 +83,15 @@ def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
     return [one for one in model.modules() if one in _MARKED]
 
 
-def is_leaf(name: str, module: nn.Module, config: LeafModuleConfig) -> bool:
-    """Whether this module is marked, or named in the ds_config."""
-    return (
-        module in _MARKED
-        or name in config.names
+def mark_configured(model: nn.Module, config: LeafModuleConfig) -> None:
+    """Mark the modules that the ds_config names; where it names no classes, the blocks of experts in `_EXPERTS`."""
+    classes = config.classes if "classes" in config.model_fields_set else _EXPERTS
+    _MARKED.update(
+        module
+        for name, module in model.named_modules()
+        if name in config.names
         or any(name.endswith(suffix) for suffix in config.name_suffixes)
-        or not _names_of(type(module)).isdisjoint(config.classes)
+        or not _names_of(type(module)).isdisjoint(classes)
     )
 
 

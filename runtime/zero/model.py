@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from zlib import crc32
 
@@ -25,6 +25,7 @@ from .reducer import make_reducer
 from .residents import Residents
 from .sub_buffer import NO_GROUP, Member, SubBuffer
 from .unit import Unit, UnitState
+from .writes import Turns
 
 TRAINED_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -48,16 +49,21 @@ class ShardedModel:
         device: torch.device,
         comm: Collectives,
         offload: Offload,
+        loses_writes: bool = False,
     ) -> None:
         """Cut `module` into units; `groups` are the optimizer's. A dtype that is None keeps what each parameter or buffer has.
+
+        `loses_writes`: to write to gathered parameters without a modifier_rank is no error, see GatheredParameters.
 
         Errors: ConfigError if the ranks hold different models, or a trained parameter has a dtype we cannot train
         """
         self.policy = policy
         self.comm = comm
+        self.loses_writes, self.has_lost_writes = loses_writes, False  # as in zero.Init
         # Called before anything but a step changes what is behind the parameters: shards, masters and states.
         self.before_change: Callable[[], None] = _nothing
         self._module = module
+        _check_no_complex(module)
         plans = cut_into_units(module, max_numel=max_unit_numel, is_leaf=is_leaf)
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
@@ -79,12 +85,15 @@ class ShardedModel:
             )
             for plan, run in zip(plans, members, strict=True)
         )
-        self._residents = Residents(self.units)
+        self.residents = Residents(self.units)
         is_sharded = any(part.is_sharded for unit in self.units for part in unit.parts)
-        self._access = Access(module, self.units, self._residents, keeps=self) if is_sharded else None
+        self._access = Access(module, self.units, self.residents, keeps=self) if is_sharded else None
         _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
         self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
         self._reducer = make_reducer(self.trained, comm)
+        watched = [part for unit in self.units for part in unit.parts if part.has_copies]
+        self._copied = tuple(watched)
+        self._turns = Turns([part.writes for part in watched])
         # called before parameters are gathered for somebody else than the model; a collective
         self.before_gather: Callable[[], None] = _nothing
         self.offloaded = Offloaded([part for unit in self.units for part in unit.parts])
@@ -98,17 +107,17 @@ class ShardedModel:
         """
         if not self._reducer.is_coalescing:
             self._adopt_gradients()
-        self._residents.begin_backward()
+        self.residents.begin_backward()
         self._reducer.begin_backward()
 
     def end_backward(self) -> None:
         """Autograd has come to its end."""
-        self._residents.end_backward()
+        self.residents.end_backward()
         self._reducer.end_backward()
 
     def end_step(self) -> None:
         """The gradients have been used: set them to zero, and keep of sharded parameters nothing but the shards."""
-        self._residents.end_step()
+        self.residents.end_step()
         self.zero_gradients()
 
     def zero_gradients(self) -> None:
@@ -128,7 +137,33 @@ class ShardedModel:
         Errors: as begin_backward
         """
         self._adopt_gradients()
+        if self.policy.gradients is Placement.REPLICATED:  # sharded ones are averaged in the backward
+            for part in self.trained:
+                part.gradients.look_at_own()
         self._reducer.finish()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether gradients came after this rank had averaged them, so that `catch_up` is due on all ranks."""
+        return self._reducer.is_behind
+
+    def settle(self) -> None:
+        """Let gradients be the averages of all that the backwards gave, also of what came late.
+
+        Order: a collective, at most once after each backward
+        """
+        if not self._reducer.is_settled:
+            own = torch.tensor(float(self.is_behind), dtype=torch.float64, device=self.trained[0].device)
+            if bool(self.comm.all_gather_float64(own, what="whether gradients came late").any()):
+                self.catch_up()
+            self._reducer.is_settled = True
+
+    def catch_up(self) -> None:
+        """Average what came late, on any rank.
+
+        Order: a collective
+        """
+        self._reducer.catch_up()
 
     def coalesced(self) -> AbstractContextManager[None]:
         """Average the gradients of all backwards inside once, at the end.
@@ -172,7 +207,7 @@ class ShardedModel:
         """
         self.offloaded.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
         self.before_gather()
-        with self._residents.held(self.units if units is None else units):
+        with self.residents.held(self.units if units is None else units):
             yield
 
     def take_edits(self) -> None:
@@ -182,9 +217,28 @@ class ShardedModel:
             for part in unit.parts:
                 part.take_edits()
 
+    def take_writes(self) -> None:
+        """Take over what the program has written to parameters that are here, before the optimizer updates what they are copies of."""
+        self._turns.go_on()
+        for part in self._copied:
+            part.take_writes()
+            if part.is_sharded:  # what is here is from before the step
+                part.writes.forget()
+
+    def forget_writes(self, units: Iterable[Unit]) -> None:
+        """What was written to these parameters does not count, where no forward is under way that may have done it."""
+        for unit in units:
+            if not unit.num_forwards:
+                for part in unit.parts:
+                    part.writes.forget()
+
+    def saved_values(self) -> AbstractContextManager[object]:
+        """Have autograd save the places of sharded parameters that are used inside, instead of their values."""
+        return nullcontext() if self._access is None else self._access.saved_values()
+
     def free_idle(self) -> None:
         """Keep of sharded parameters nothing but the shards, where nobody uses more."""
-        self._residents.free_idle()
+        self.residents.free_idle()
 
     def offload(self, kinds: Sequence[OffloadStateTypeEnum], *, pin_memory: bool, non_blocking: bool) -> None:
         """Move these states to host memory until `reload`.
@@ -220,7 +274,7 @@ class ShardedModel:
 
     def lend(self, unit: Unit) -> None:
         """Have this unit here until the forward that is under way ends."""
-        self._residents.lend(unit)
+        self.residents.lend(unit)
 
     def release(self) -> None:
         """Free gradients and masters; every rank has all parameters from then on.
@@ -230,7 +284,7 @@ class ShardedModel:
         self.reload()
         if self._access is not None:
             self._access.release()
-            self._residents.hold_all()
+            self.residents.hold_all()
         for member in (member for unit in self.units for part in unit.parts for member in part.members):
             ds_attributes.detach(member.param)
         self._reducer.release()
@@ -249,7 +303,7 @@ class ShardedModel:
                 own = part.layout.fragment(slot, axis.index, num_shards=axis.size)
                 start, numel = (own.offset_in_shard, own.numel) if own else (0, 0)
                 shard = part.param_shard[start : start + numel]
-                ds_attributes.attach(member.param, shard=shard, is_sharded=part.is_sharded, group=axis.group)
+                ds_attributes.attach(member.param, shard=shard, is_sharded=part.is_sharded, axis=axis)
 
     def _adopt_gradients(self) -> None:
         for part in self.trained:
@@ -294,6 +348,16 @@ def _parts(
         )
         for (dtype, _), run in by_role.items()
     ]
+
+
+def _check_no_complex(module: nn.Module) -> None:
+    """Flat buffers hold real numbers: a complex parameter would stay as it is."""
+    for name, param in module.named_parameters():
+        if param.is_complex() and param.requires_grad:
+            raise ConfigError(
+                f"parameter '{name}' is {param.dtype}; trained parameters are float32 or bfloat16: hold it as float32, as "
+                "torch.view_as_real() gives it, and call torch.view_as_complex() in the forward, or freeze it"
+            )
 
 
 def _check_trained_dtypes(units: Iterable[Sequence[Member]], param_dtype: torch.dtype | None) -> None:

@@ -8,12 +8,13 @@ accelerator, where the bytes only go from one place in host memory to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from .offload_config import OffloadStateTypeEnum as Kind
 from .sub_buffer import SubBuffer
 
@@ -47,6 +48,10 @@ class Parked:
         # The device's allocator may give this memory away at once: whoever gets it comes later in the same stream.
         tensor.untyped_storage().resize_(0)
 
+    def let_go(self) -> None:
+        """Give the memory up again; the bytes are still here."""
+        self._tensor.untyped_storage().resize_(0)
+
     def bring_back(self, *, non_blocking: bool) -> None:
         """Take the memory again, and the bytes."""
         self._tensor.untyped_storage().resize_(self._host.numel())
@@ -59,12 +64,15 @@ class Offloaded:
     def __init__(self, parts: Sequence[SubBuffer]) -> None:
         self._parts = tuple(parts)
         self._parked: dict[Kind, list[Parked]] = {}
+        self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
 
-    def check_here(self, what: str, kinds: Sequence[Kind] = KINDS) -> None:
-        """`what` needs these.
+    def check_here(self, what: str, kinds: Sequence[Kind] = KINDS, *, is_load: bool = False) -> None:
+        """`what` needs these. `is_load`: it replaces all of them.
 
-        Errors: ConfigError if one of them is in host memory
+        Errors: ConfigError if one of them is in host memory; CheckpointError if they are of no one state
         """
+        if self.barred is not None and not is_load:
+            raise CheckpointError(f"{what} cannot go on: {self.barred}")
         missing = [kind.value for kind in kinds if kind in self._parked]
         if missing:
             raise ConfigError(
@@ -74,24 +82,34 @@ class Offloaded:
 
     @torch.no_grad()
     def move_out(self, kinds: Sequence[Kind], *, pin_memory: bool, non_blocking: bool) -> None:
-        """Let these go; those that are gone stay so. No sharded parameter may be here as a whole."""
-        for kind in kinds:
-            if kind not in self._parked:
+        """Let these go, or none of them; those that are gone stay so. No sharded parameter may be here as a whole."""
+        wanted = [kind for kind in kinds if kind not in self._parked]
+        try:
+            for kind in wanted:
                 parked = self._parked[kind] = []
                 for tensor in self._memories(kind):
                     parked.append(Parked(tensor, pin_memory=pin_memory, non_blocking=non_blocking))
+        except BaseException:  # there is no host memory left
+            begun = {kind: self._parked.pop(kind) for kind in wanted if kind in self._parked}
+            self._bring_back(begun, non_blocking=False)
+            raise
 
     @torch.no_grad()
     def move_in(self, *, non_blocking: bool) -> None:
-        """Have all of them again."""
-        for parked in self._parked.values():
-            for one in parked:
+        """Have all of them again; where that fails, none."""
+        self._bring_back(self._parked, non_blocking=non_blocking)
+        self._parked = {}
+
+    def _bring_back(self, parked: Mapping[Kind, Sequence[Parked]], *, non_blocking: bool) -> None:
+        with ExitStack() as undo:  # the device may be full
+            for one in (one for of_kind in parked.values() for one in of_kind):
+                undo.callback(one.let_go)
                 one.bring_back(non_blocking=non_blocking)
-        kinds, self._parked = set(self._parked), {}
+            undo.pop_all()
         for part in self._parts:
-            if Kind.lp_params in kinds and not part.is_sharded:
+            if Kind.lp_params in parked and not part.is_sharded and part.is_covered:
                 part.show()
-            if Kind.lp_grads in kinds and part.is_trained:
+            if Kind.lp_grads in parked and part.is_trained and not part.gradients.is_here:
                 part.gradients.put_on()
 
     def _memories(self, kind: Kind) -> Iterator[Tensor]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .home import early_of
@@ -102,7 +104,9 @@ def _merge(plans: list[UnitPlan], *, max_numel: int) -> tuple[UnitPlan, ...]:
 
 
 def _check_storage(params: dict[str, nn.Parameter]) -> None:
-    name_at: dict[int, str] = {}
+    runs: dict[
+        int, list[tuple[int, int, str]]
+    ] = {}  # by storage: first and last element of each, and its name
     for name, param in params.items():
         if isinstance(param, nn.parameter.UninitializedParameter):
             raise ConfigError(f"parameter '{name}' has no shape yet; run the model once before initialize()")
@@ -113,9 +117,28 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
         early = early_of(param)
         if early is not None and not early.is_whole:
             continue  # its values were put into a memory of their own
-        address = param.data_ptr()
-        if param.numel() and name_at.setdefault(address, name) != name:
+        if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
             raise ConfigError(
-                f"parameters '{name_at[address]}' and '{name}' share their storage but are two objects; tie them by "
-                "assigning one nn.Parameter to both modules"
+                f"parameter '{name}' is expanded: several of its elements are the same number in memory, which no optimizer can "
+                "step; expand it in the forward, or make it with .clone()"
             )
+        if param.numel():
+            first = int(param.storage_offset())
+            last = first + sum(
+                int((size - 1) * stride) for size, stride in zip(param.shape, param.stride(), strict=True)
+            )
+            runs.setdefault(param.untyped_storage().data_ptr(), []).append((first, last, name))
+    for own in runs.values():
+        for (_, last, name), (first, _, other) in combinations(sorted(own), 2):
+            if first <= last and _have_common_elements(params[name], params[other]):
+                raise ConfigError(
+                    f"parameters '{name}' and '{other}' share their storage but are two objects; tie them by "
+                    "assigning one nn.Parameter to both modules"
+                )
+
+
+def _have_common_elements(one: Tensor, other: Tensor) -> bool:
+    """Of two in one storage; columns of a matrix have none."""
+    elements = torch.arange(one.untyped_storage().nbytes() // one.itemsize)
+    places = [elements.as_strided(each.shape, each.stride(), each.storage_offset()) for each in (one, other)]
+    return bool(torch.isin(*places).any())

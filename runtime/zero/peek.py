@@ -2,7 +2,7 @@
 
 They work at every stage. Of a parameter that no engine trains the getters return None. Those with `full` are collectives: all
 ranks must call them, in the same order, and each moves the parameter's whole sub-buffer once. Those with `local` are not; a
-rank's part is 1-D, the run of the parameter's elements that its shard holds, and None if it holds none.
+rank's part is 1-D, the run of the parameter's elements that its shard holds, which may be none.
 Source: DeepSpeed 0.19.8 utils/tensor_fragment.py, of the same names
 """
 
@@ -76,6 +76,7 @@ def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
         for shard in (home.part.master, home.part.param_shard):
             _write_own(home, shard, value)
     if home.unit.state is UnitState.LIVE:
+        home.part.writes.forget()
         home.unit.free()
 
 
@@ -170,8 +171,8 @@ def safe_get_local_grad(param: nn.Parameter) -> Tensor | None:
     if home is None:
         return None
     (whole,) = _averages(home, [home.place])
-    bounds = _bounds(home)
-    return None if bounds is None else whole.reshape(-1)[bounds[1] : bounds[1] + bounds[2]]
+    _, start, numel = _bounds(home)
+    return whole.reshape(-1)[start : start + numel]
 
 
 @torch.no_grad()
@@ -199,6 +200,7 @@ def _trained(param: nn.Parameter) -> Home | None:
 
 def _averages(home: Home, places: Sequence[int]) -> list[Tensor]:
     home.model.check_averaged()
+    home.model.settle()
     return home.part.gradients.averages(places, home.model.comm)
 
 
@@ -221,8 +223,7 @@ def _to_write(param: nn.Parameter, value: Tensor) -> Home:
 
 def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
     home = _must_be_trained(param)
-    bounds = _bounds(home)
-    numel = 0 if bounds is None else bounds[2]
+    _, _, numel = _bounds(home)
     if value.numel() != numel:
         raise ConfigError(f"this rank holds {numel} elements of parameter '{home.name}', not {value.numel()}")
     home.model.before_change()
@@ -270,22 +271,23 @@ def _whole(home: Home, shard: Tensor) -> Tensor:
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 
 
-def _bounds(home: Home) -> tuple[int, int, int] | None:
-    """Where this rank's part begins in its shard and in the parameter, and its length; None if it has none."""
+def _bounds(home: Home) -> tuple[int, int, int]:
+    """Where this rank's part begins in its shard and in the parameter, and its length, 0 if it has none."""
     part = home.part
     slot = part.layout.slots[home.place]
     fragment = part.layout.fragment(slot, part.shard_index, num_shards=part.num_shards)
-    if fragment is None:
-        return None
-    return fragment.offset_in_shard, fragment.offset_in_param, fragment.numel
+    return (
+        (0, 0, 0)
+        if fragment is None
+        else (fragment.offset_in_shard, fragment.offset_in_param, fragment.numel)
+    )
 
 
-def _own(home: Home, shard: Tensor) -> Tensor | None:
-    bounds = _bounds(home)
-    return None if bounds is None else shard[bounds[0] : bounds[0] + bounds[2]].clone()
+def _own(home: Home, shard: Tensor) -> Tensor:
+    start, _, numel = _bounds(home)
+    return shard[start : start + numel].clone()
 
 
 def _write_own(home: Home, shard: Tensor, value: Tensor) -> None:
-    bounds = _bounds(home)
-    if bounds is not None:
-        shard[bounds[0] : bounds[0] + bounds[2]].copy_(value.reshape(-1))
+    start, _, numel = _bounds(home)
+    shard[start : start + numel].copy_(value.reshape(-1))

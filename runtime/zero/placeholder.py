@@ -8,13 +8,12 @@ sentence, and neither wrong numbers nor a crash in memory that was given back.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import TensorWeakRef
 
 from ..errors import ConfigError
 from . import ds_attributes
@@ -171,43 +170,60 @@ class Placeholder:
     """One parameter's data while it is freed, and whether somebody has written to it."""
 
     def __init__(self, name: str, param: nn.Parameter, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._name, self._param = name, TensorWeakRef(param)
+        self.name = name
         # A subclass has a meaning of its own, which another class would take from it.
-        self._is_plain = type(param) is nn.Parameter
-        self._nan = torch.full((), float("nan"), dtype=dtype, device=device).expand(param.shape)
-        self._version = 0
+        self.is_plain = type(param) is nn.Parameter
+        self.nan = torch.full((), float("nan"), dtype=dtype, device=device).expand(param.shape)
+        self.address = self.nan.data_ptr()
+        self.version = 0
 
-    def put(self) -> None:
-        """Let it stand for the values."""
-        param = self._owner()
-        param.data = self._nan
-        self._version = param._version
-        if self._is_plain:
-            param.__class__ = FreedParameter
-        ds_attributes.set_status(param, is_here=False)
+    def put(self, param: nn.Parameter) -> None:
+        """Let it stand for the values; the caller gives the parameter, which a placeholder does not keep alive."""
+        put_all((self,), (param,))
 
-    def take_away(self, values: Tensor) -> None:
+    def take_away(self, param: nn.Parameter, values: Tensor) -> None:
         """Let the parameter have its values again.
 
         Errors: ConfigError if somebody has written to it meanwhile
         """
-        param = self._owner()
-        if self._is_plain:
-            param.__class__ = nn.Parameter
-        is_written = param._version != self._version or param.data_ptr() != self._nan.data_ptr()
-        param.data = values
-        ds_attributes.set_status(param, is_here=True)
-        if is_written:
-            raise ConfigError(
-                f"parameter '{self._name}' was written while its values were sharded over the ranks or offloaded, so that is lost; "
-                "write inside `with dslaunch.zero.GatheredParameters([param], modifier_rank=0):`"
-            )
+        take_away_all((self,), (param,), (values,))
 
-    def _owner(self) -> nn.Parameter:
-        param = self._param()
-        if not isinstance(param, nn.Parameter):
-            raise AssertionError(f"the placeholder of {self._name} outlived it")
-        return param
+
+# The two that follow run for every parameter in every pass: hence loops without calls, over what was looked up before.
+
+
+def put_all(placeholders: Sequence[Placeholder], params: Sequence[nn.Parameter]) -> None:
+    """Let each placeholder stand for the values of its parameter."""
+    status = ds_attributes.ZeroParamStatus.NOT_AVAILABLE
+    for placeholder, param in zip(placeholders, params, strict=True):
+        param.data = placeholder.nan
+        placeholder.version = param._version
+        if placeholder.is_plain:
+            param.__class__ = FreedParameter
+        param.__dict__["ds_status"] = status
+
+
+def take_away_all(
+    placeholders: Sequence[Placeholder], params: Sequence[nn.Parameter], values: Sequence[Tensor]
+) -> None:
+    """Let the parameters have these values.
+
+    Errors: ConfigError if somebody has written to one meanwhile
+    """
+    status = ds_attributes.ZeroParamStatus.AVAILABLE
+    written = None
+    for placeholder, param, value in zip(placeholders, params, values, strict=True):
+        if placeholder.is_plain:
+            param.__class__ = nn.Parameter
+        if param._version != placeholder.version or param.data_ptr() != placeholder.address:
+            written = written or placeholder
+        param.data = value
+        param.__dict__["ds_status"] = status
+    if written is not None:
+        raise ConfigError(
+            f"parameter '{written.name}' was written while its values were sharded over the ranks or offloaded, so that is lost; "
+            "write inside `with dslaunch.zero.GatheredParameters([param], modifier_rank=0):`"
+        )
 
 
 def _values_of(param: Tensor, dtype: torch.dtype) -> FreedValues:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from ..config import Config
 from ..errors import ConfigError
+from .policy import Placement, policy_for_stage
+
+_log = logging.getLogger("dslaunch")
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -25,7 +29,8 @@ class Precision:
 def precision_of(config: Config) -> Precision:
     """Return what the ds_config says.
 
-    Errors: ConfigError for sums in a dtype that is neither float32 nor the model's
+    Where gradients are not sharded they are added up in the dtype of the model, or in float32.
+    Errors: ConfigError for sums in another dtype there; of a program written for DeepSpeed a warning, at stage 1
     """
     parameters: torch.dtype | None = None
     if config.fp16.enabled or config.bf16.enabled:
@@ -33,10 +38,20 @@ def precision_of(config: Config) -> Precision:
     names = config.data_types
     sums = None if names.grad_accum_dtype is None else _DTYPES[names.grad_accum_dtype]
     model = parameters or torch.float32
-    if sums not in (None, torch.float32, model):
-        raise ConfigError(
-            f"data_types.grad_accum_dtype {sums} is neither float32 nor the model's dtype, {model}; write one of these"
+    policy = policy_for_stage(config.zero.stage)
+    if sums not in (None, torch.float32, model) and policy.gradients is not Placement.SHARDED:
+        if not (config.origin.is_lenient and policy.is_sharded):
+            raise ConfigError(
+                f"data_types.grad_accum_dtype {sums} is neither float32 nor the model's dtype, {model}; at stage {policy.stage} write "
+                "one of these"
+            )
+        _log.warning(
+            "data_types.grad_accum_dtype %s is not done at stage %d: gradients are added up in %s",
+            sums,
+            policy.stage,
+            model,
         )
+        sums = None
     return Precision(
         parameters=parameters,
         buffers=None if names.buffer_dtype is None else _DTYPES[names.buffer_dtype],

@@ -1,9 +1,8 @@
 """When the gradients of a model are averaged over the ranks, and in which order.
 
 At the boundary, all are, in definition order. In every backward, each sub-buffer is as soon as autograd has finished it, so
-that its memory is free for the next; but every rank must ask for the same collectives in the same order, and which
-parameters a rank's data reaches, and when, may differ. So all follow the order in which rank 0 finished in the first
-backward, and whoever has finished something else waits with it; what a backward does not reach is zero, and goes at its end.
+that its memory is free for the next, in an order that is the same on all ranks (schedule.py). What a backward does not reach
+is zero.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..comm.collectives import Collectives, Pending
-from ..errors import ConfigError
+from ..comm.collectives import Collectives, Pending, nothing_before
 from .gradients import FlatGradients
+from .residents import in_backward
+from .schedule import Schedule
 from .sharded_gradients import ShardedGradients
 from .sub_buffer import SubBuffer
 
@@ -30,6 +30,7 @@ class Reducer(Protocol):
     """Order: a collective, one way or the other"""
 
     is_coalescing: bool  # inside `coalesced`: gradients are this rank's own
+    is_settled: bool  # all ranks have asked since the last backward whether one of them is behind
 
     def begin_backward(self) -> None:
         """A backward of the engine's is about to run."""
@@ -42,6 +43,13 @@ class Reducer(Protocol):
 
     def coalesced(self) -> AbstractContextManager[None]:
         """Of all backwards inside, the sum is averaged, once, at the end."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this rank needs `catch_up`; after `finish`."""
+
+    def catch_up(self) -> None:
+        """Where any rank is behind: average what came late."""
 
     def average_all(self) -> None:
         """At a boundary: every rank has all averages afterwards, where it has room for them. Another finish() is due."""
@@ -57,6 +65,8 @@ class BoundaryReducer:
     """All at the boundary."""
 
     is_coalescing = False
+    is_settled = True
+    is_behind = False
 
     def __init__(self, parts: Sequence[SubBuffer], comm: Collectives) -> None:
         self._parts = tuple(parts)
@@ -78,6 +88,9 @@ class BoundaryReducer:
         """It is so in any case."""
         return nullcontext()
 
+    def catch_up(self) -> None:
+        """Nothing comes late."""
+
     def average_all(self) -> None:
         self.finish()
         for part in self._parts:
@@ -91,19 +104,20 @@ class BoundaryReducer:
 
 
 class BackwardReducer:
-    """Each sub-buffer in every backward, while that goes on."""
+    """Each sub-buffer in every backward, while that goes on; see [Note: one order on all ranks]."""
 
     def __init__(self, parts: Sequence[SubBuffer], comm: Collectives) -> None:
         self._parts = tuple(parts)
+        self._gradients = tuple(_sharded(part) for part in parts)
         self._comm = comm
         self._queue = _Queue(comm)
-        self._order: tuple[int, ...] = ()  # places of parts; empty until a first backward has shown it
-        self._num_expected: dict[int, int] = {}  # hand-ins, by place; reentrant checkpointing makes them more
-        self._num_handed_in: dict[int, int] = {}  # in this backward, by place, the last one last
-        self._num_asked = 0  # of the order
+        self._schedule = Schedule(len(self._parts))
         self._is_engines = False  # this backward has somebody who calls end_backward
         self._is_under_way = False
+        self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
         self.is_coalescing = False
+        self.is_settled = True
+        comm.before_gather = self._before_gather
         self._hooks = [
             member.param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(place, place_in_part)
@@ -119,12 +133,18 @@ class BackwardReducer:
     def end_backward(self) -> None:
         if self.is_coalescing:
             return
-        for place in self._places[self._num_asked :]:
+        self._ask_due()
+        rest = self._schedule.take_rest()
+        for place in rest:
             self._ask(place)
         self._queue.drain()
-        if not self._order:
-            self._learn_order()
-        self._reset()
+        if self._schedule.is_to_learn:
+            seen = self._comm.all_gather_objects(self._schedule.seen, what="the order of gradients")
+            self._schedule.learn(seen, rest)
+        else:
+            self._schedule.note_missed(rest)
+        self._end()
+        self.is_settled = False
 
     def finish(self) -> None:
         """Every backward has left averages, but for one whose end autograd did not tell, as it failed before."""
@@ -143,23 +163,46 @@ class BackwardReducer:
             raise
         finally:
             self.is_coalescing = False
-        for place in self._places:
-            gradients = _sharded(self._parts[place])
+            self._end()
+        for place in reversed(range(len(self._parts))):
             for place_in_part, member in enumerate(self._parts[place].members):
                 if member.param.grad is not None:
-                    gradients.hand_in(place_in_part)
+                    self._gradients[place].hand_in(place_in_part)
             self._ask(place)
         self._queue.drain()
-        self._reset()
+
+    @property
+    def is_behind(self) -> bool:
+        return self._schedule.is_behind or bool(self._late)
+
+    def catch_up(self) -> None:
+        """Order: a collective"""
+        self.is_settled = True
+        everywhere = self._comm.all_gather_objects(self._late, what="gradients that came late")
+        late = sorted({place for places in everywhere for place in places})
+        self._schedule.note_outdated(late)
+        for place in late:
+            self._ask(place)
+        self._queue.drain()
+
+    @property
+    def _late(self) -> list[int]:
+        """Between backwards: places that got gradients after they were averaged."""
+        return [place for place, gradients in enumerate(self._gradients) if gradients.is_begun]
 
     def average_all(self) -> None:
         """Every backward has averaged what it made, and no rank has room for all of it."""
 
     def forget(self) -> None:
-        self._queue.abandon()
-        self._reset()
+        if not self.is_coalescing and (self._is_engines or self._is_under_way):
+            self._ask_due()  # so that all ranks that failed here have asked for the same
+            self._queue.abandon()
+            for gradients in self._gradients:
+                gradients.forget()
+        self._end()
 
     def release(self) -> None:
+        self._comm.before_gather = nothing_before
         for hook in self._hooks:
             hook.remove()
 
@@ -176,61 +219,69 @@ class BackwardReducer:
         return hand_in
 
     def _hand_in(self, place: int, place_in_part: int) -> None:
-        self._watch_end()
-        if place in self._order[: self._num_asked]:
-            raise _late(self._parts[place], place_in_part)
-        _sharded(self._parts[place]).hand_in(place_in_part)
-        self._num_handed_in[place] = self._num_handed_in.pop(place, 0) + 1
-        self._go_on()
+        if not self._is_under_way:
+            self._begin()
+        if self._schedule.was_asked(place):
+            self._queue.finish(self._parts[place])  # its memory is in use until then
+        self._gradients[place].hand_in(place_in_part)
+        self._schedule.hand_in(place)
+        if self._gradients[place].is_complete:
+            self._ask_finished()
 
-    @property
-    def _places(self) -> tuple[int, ...]:
-        return self._order or tuple(reversed(range(len(self._parts))))
-
-    def _watch_end(self) -> None:
+    def _begin(self) -> None:
         """Of a backward that the user runs without the engine, autograd tells the end."""
-        if not self._is_under_way and not self._is_engines:
+        if not self._is_engines:
             torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
         self._is_under_way = True
 
-    def _go_on(self) -> None:
-        """Ask for what is next, as far as it is finished."""
-        while self._num_asked < len(self._order) and self._is_finished(self._order[self._num_asked]):
-            self._num_asked += 1
-            self._ask(self._order[self._num_asked - 1])
+    def _before_gather(self, what: str) -> None:
+        """All ranks are about to gather this."""
+        if self.is_coalescing or not (self._is_engines or self._is_under_way or self._is_users_backward()):
+            return
+        self._ask_due()
+        self._schedule.pass_gather(what)
+
+    def _is_users_backward(self) -> bool:
+        """Whether autograd runs a backward that ends in parameters, which the engine was not told of; it has begun then."""
+        task = torch._C._current_graph_task_id()
+        if not in_backward() or task == self._foreign_task:
+            return False
+        if any(_is_reached(member.param) for part in self._parts for member in part.members):
+            self._begin()
+            return True
+        self._foreign_task = task
+        return False
+
+    def _ask_finished(self) -> None:
+        """Ask for what is due in this segment, as far as this rank has finished it."""
+        while self._schedule.next_due is not None and self._is_finished(self._schedule.next_due):
+            self._ask(self._schedule.take_due())
 
     def _is_finished(self, place: int) -> bool:
-        is_complete = _sharded(self._parts[place]).is_complete
-        return is_complete and self._num_handed_in[place] >= self._num_expected.get(place, 0)
+        return self._gradients[place].is_complete and self._schedule.has_all(place)
+
+    def _ask_due(self) -> None:
+        """Ask for all that is due in this segment."""
+        while self._schedule.next_due is not None:
+            self._ask(self._schedule.take_due())
 
     def _ask(self, place: int) -> None:
-        part = self._parts[place]
-        _sharded(part).complete()
-        self._queue.put(part)
+        self._gradients[place].complete()
+        self._queue.put(self._parts[place])
 
-    def _learn_order(self) -> None:
-        seen = self._comm.all_gather_objects(self._num_handed_in, what="the order of gradients")
-        for counts in seen:
-            for place, count in counts.items():
-                self._num_expected[place] = max(count, self._num_expected.get(place, 0))
-        finished = [place for place, count in seen[0].items() if count >= len(self._parts[place].members)]
-        rest = [place for place in reversed(range(len(self._parts))) if place not in finished]
-        self._order = (*finished, *rest)
-
-    def _reset(self) -> None:
-        for part in self._parts:
-            _sharded(part).forget()
-        self._num_handed_in.clear()
-        self._num_asked = 0
+    def _end(self) -> None:
+        self._schedule.begin()
         self._is_engines = self._is_under_way = False
 
 
-def _late(part: SubBuffer, place_in_part: int) -> ConfigError:
-    return ConfigError(
-        f"parameter '{part.members[place_in_part].name}' got more gradients in this backward than in the first one, after "
-        "what it had was averaged over the ranks: reentrant activation checkpointing uses it more often now; write "
-        "use_reentrant=False, or use stage 0 or 1"
-    )
+def _is_reached(param: nn.Parameter) -> bool:
+    """Whether the backward that autograd runs adds to its gradient."""
+    with torch._C.DisableTorchFunctionSubclass():
+        node = torch.autograd.graph.get_gradient_edge(param).node
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # torch.autograd.grad() returns it instead
+        return False
 
 
 class _Queue:
@@ -247,6 +298,11 @@ class _Queue:
 
     def drain(self) -> None:
         while self._under_way:
+            self._finish_first()
+
+    def finish(self, part: SubBuffer) -> None:
+        """Up to this one."""
+        while any(one is part for one, _ in self._under_way):
             self._finish_first()
 
     def abandon(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -26,6 +26,10 @@ _AHEAD = 2  # units that are kept if they come next; the first of them is gather
 def in_backward() -> bool:
     """Whether autograd runs this: a hook of it, or a forward that is computed again."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _nothing() -> None:
+    """Nothing has to happen afterwards."""
 
 
 class Route:
@@ -58,9 +62,12 @@ class Residents:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = tuple(units)
+        # Called when a forward without gradients, in which units were gathered, has come to its end; a collective.
+        self.after_evaluation: Callable[[], None] = _nothing
+        self._has_gathered = False
         self._route = Route()
         self._current: Unit | None = None
-        self._in_use: Counter[Unit] = Counter()  # forwards under way
+        self.num_forwards = 0  # under way
         self._held: Counter[Unit] = Counter()
         self._lent: set[Unit] = set()  # to whoever asked, until the forward or the backward ends
         self._is_engines = False  # this backward has somebody who calls end_backward
@@ -68,36 +75,44 @@ class Residents:
 
     # ---- forward
 
-    def is_inside(self, unit: Unit) -> bool:
-        """Whether a forward of this unit is under way."""
-        return self._in_use[unit] > 0
-
     @property
     def is_running(self) -> bool:
         """Whether any forward is under way, or a backward."""
-        return self._in_use.total() > 0 or in_backward()
+        return self.num_forwards > 0 or in_backward()
+
+    def is_at(self, unit: Unit) -> bool:
+        """Whether a forward is under way that has just come to this unit, and all of it is here."""
+        return self.num_forwards > 0 and unit is self._current and unit.state is UnitState.LIVE
 
     def enter(self, unit: Unit) -> None:
         """A forward of this unit begins."""
         is_again = in_backward()
-        if not is_again and not self._in_use.total():
+        if not is_again and not self.num_forwards:
             self._route.begin()
+            self._has_gathered = False
             self._current = None
             self._is_engines = self._is_end_awaited = False  # of a backward that failed
-        self._in_use[unit] += 1
+        unit.num_forwards += 1
+        self.num_forwards += 1
         # An operation of the backward that computes this again may have values of any unit at hand.
         self._come(unit, may_free=not is_again)
 
     def leave(self, unit: Unit) -> None:
         """It has ended."""
-        self._in_use[unit] -= 1
-        if not self._in_use.total() and not in_backward():
+        unit.num_forwards -= 1
+        self.num_forwards -= 1
+        if not self.num_forwards and not in_backward():
             self._lent.clear()
             self._current = None  # a backward comes to it anew
             if torch.is_grad_enabled():
                 self._free_but(self._route.ahead())
             else:
                 self._free_all()
+
+    def end_forward(self) -> None:
+        """A forward that was left has not failed."""
+        if self._has_gathered and not (self.num_forwards or in_backward() or torch.is_grad_enabled()):
+            self.after_evaluation()
 
     # ---- backward
 
@@ -112,6 +127,8 @@ class Residents:
 
     def need(self, unit: Unit) -> None:
         """Some operation is about to use this unit; others that it uses stay, too."""
+        if unit is self._current and unit.state is UnitState.LIVE:
+            return
         if in_backward():
             self._watch_end()
         self._come(unit, may_free=False)
@@ -149,7 +166,7 @@ class Residents:
         finally:
             for unit in units:
                 self._held[unit] -= 1
-            idle = [unit for unit in units if not self._held[unit] and not self._in_use[unit]]
+            idle = [unit for unit in units if not self._held[unit] and not unit.num_forwards]
             for unit in idle:
                 unit.free()
             self._wait_for(idle)
@@ -174,6 +191,7 @@ class Residents:
         ahead = self._route.ahead()
         if may_free:
             self._free_but((unit, *ahead))
+        self._has_gathered = self._has_gathered or unit.state is UnitState.FREED
         unit.start_gather()
         if ahead:
             ahead[0].start_gather()
@@ -199,7 +217,9 @@ class Residents:
 
     def _free_but(self, kept: Sequence[Unit]) -> None:
         for unit in self._units:
-            if not (unit in kept or self._in_use[unit] or self._held[unit] or unit in self._lent):
+            if unit.is_gone or unit.num_forwards:
+                continue
+            if not (unit in kept or self._held[unit] or unit in self._lent):
                 unit.free()
 
     def _watch_end(self) -> None:

@@ -85,25 +85,35 @@ class ShardedGradients(FlatGradients):
         self._is_here = True
 
     @property
+    def is_begun(self) -> bool:
+        """Whether there are gradients that the ranks have not averaged."""
+        return self._is_allocated
+
+    @property
     def is_complete(self) -> bool:
         """Whether autograd has finished every parameter's gradient in this backward."""
         return len(self._arrived) == len(self._params)
 
-    @torch.no_grad()
     def hand_in(self, place: int) -> None:
         """Autograd has finished the gradient of the parameter at `place`; reentrant checkpointing does so twice."""
-        self._begin()
+        if torch.is_grad_enabled():  # a backward that makes a graph
+            with torch.no_grad():
+                self.hand_in(place)
+            return
+        if not self._is_allocated:
+            self._begin()
         param, view = self._params[place], self._whole.views[place]
-        if param.grad is None:
+        grad = param.grad
+        if grad is None:
             grad = torch.zeros((), dtype=view.dtype, device=view.device)
-        else:
-            grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        elif grad.is_sparse:
+            grad = grad.to_dense()
         if place in self._arrived:
             view.add_(grad)
         else:
             view.copy_(grad)
+            self._arrived.add(place)
         param.grad = None
-        self._arrived.add(place)
 
     @torch.no_grad()
     def complete(self) -> None:
@@ -112,6 +122,7 @@ class ShardedGradients(FlatGradients):
         for place, view in enumerate(self._whole.views):
             if place not in self._arrived:
                 view.zero_()
+        self.look_at_own()
 
     def _begin(self) -> None:
         """Have a flat buffer, of which nothing is zeroed that is overwritten anyway."""
@@ -135,8 +146,10 @@ class ShardedGradients(FlatGradients):
         self._is_allocated = False
 
     def adopt(self) -> None:
-        for name, param in zip(self._names, self._params, strict=True):
-            if param.grad is not None:
+        with torch._C.DisableTorchFunctionSubclass():  # freed parameters would ask Python
+            grads = [param.grad for param in self._params]
+        for name, grad in zip(self._names, grads, strict=True):
+            if grad is not None:
                 raise ConfigError(
                     f"parameter '{name}' was given a gradient by hand, but this ZeRO stage shards gradients: they are what "
                     "backward adds up, and p.grad is None outside it; let the loss say it, or use stage 0 or 1"
@@ -154,8 +167,9 @@ class ShardedGradients(FlatGradients):
     def zero(self) -> None:
         self._check_here()
         self.forget()
-        for param in self._params:
-            param.grad = None
+        with torch._C.DisableTorchFunctionSubclass():
+            for param in self._params:
+                param.grad = None
         if not self._is_zero:
             self._shard.zero_()
         self._is_zero = True

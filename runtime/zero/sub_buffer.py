@@ -25,9 +25,10 @@ from .gradient_kinds import make_gradients
 from .gradients import Gradients
 from .home import early_of
 from .layout import Segment, plan_layout
-from .placeholder import Placeholder
+from .placeholder import Placeholder, put_all, take_away_all
 from .policy import Placement, Policy
 from .precision import Precision
+from .writes import Writes, check_in_place, differences, first_changed
 
 NO_GROUP = -1  # a parameter that no optimizer group contains
 
@@ -74,6 +75,7 @@ class SubBuffer:
         offload: Offload,
     ) -> None:
         self.members = tuple(members)
+        self._params = tuple(member.param for member in members)
         self.label = f"unit '{unit}'"
         self.is_trained = members[0].is_trained
         self.home = offload.home_of(
@@ -95,13 +97,17 @@ class SubBuffer:
         self.shard_index, self.num_shards = mesh.state_index, mesh.num_states
         self.values = FlatBuffer(self.layout, dtype=dtype, device=device)
         self._placeholders: tuple[Placeholder, ...] = ()
+        self.is_covered = False  # the parameters are placeholders
         # what this rank holds of the parameters between their uses; param_shard is a part of it
         self.kept = self.values.flat
+        self.writes = Writes(member.param for member in self.members)
         self.states: dict[str, Tensor] = {}  # [shard] float32 by name: the optimizer's, beside the master
         self._param_shard: Tensor | None = None
         self._master = self._take_over(comm)
         if self.is_sharded:
             self._keep_shard_only()
+        elif self.has_separate_master:
+            self.writes.note()
         self._state_spill = offload.make_spill(self.home.states, self._stored)
         self._param_spill = offload.make_spill(self.home.parameters, self._stored_params)
         # the memory of what a disk takes is another each time
@@ -111,7 +117,11 @@ class SubBuffer:
         self.finish_out()
         # place -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
         self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
+        # places of members that the coming step leaves alone, and how many steps have done so before
+        self.frozen: frozenset[int] = frozenset()
+        self.missed: dict[int, int] = {}
         self.made_aside: MadeAside | None = None
+        self.refuses_writes: str | None = None  # the key that makes them impossible
         # called before somebody outside the step uses master or states; the argument: they will be written
         self.before_use: Callable[[bool], None] | None = None
         self._gradients: Gradients | None = None
@@ -129,7 +139,7 @@ class SubBuffer:
                 is_alone=mesh.world.is_alone,
                 home=self.home,
                 offload=offload,
-                norm_run=self._own_run(mesh.chunk_index, num_chunks=mesh.world.size),
+                norm_run=self.own_run(mesh.chunk_index, num_chunks=mesh.world.size),
             )
 
     @property
@@ -146,9 +156,10 @@ class SubBuffer:
 
     def grad_chunk(self, index: int, *, num_chunks: int) -> Iterator[Tensor]:
         """Return a part of this rank's shard of the reduced gradients, in pieces: chunk `index` of the whole buffer's."""
-        return (piece for _, piece in self.gradients.pieces(*self._own_run(index, num_chunks=num_chunks)))
+        return (piece for _, piece in self.gradients.pieces(*self.own_run(index, num_chunks=num_chunks)))
 
-    def _own_run(self, index: int, *, num_chunks: int) -> tuple[int, int]:
+    def own_run(self, index: int, *, num_chunks: int) -> tuple[int, int]:
+        """Return where chunk `index` of the whole buffer begins and ends in this rank's shard."""
         start, stop = self.layout.shard_range(index, num_shards=num_chunks)
         own_start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
         return start - own_start, stop - own_start
@@ -181,8 +192,9 @@ class SubBuffer:
         if not self.has_separate_master:
             return None
         own, pinned = self.param_shard, self.home.pins_states
-        # Padding is no segment's, so nobody writes it.
-        return torch.zeros(own.numel(), dtype=own.dtype, device=self.master.device, pin_memory=pinned)
+        # Padding is no segment's, so nobody writes it; nor what the step leaves alone.
+        out = torch.zeros(own.numel(), dtype=own.dtype, device=self.master.device, pin_memory=pinned)
+        return out.copy_(own) if self.frozen else out
 
     def allocate_states(self, names: Sequence[str]) -> None:
         """Have zeros in the states of these names, and no other."""
@@ -236,8 +248,12 @@ class SubBuffer:
         return {"parameters": self.kept}
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return this rank's runs of equal optimizer group."""
-        return self.layout.segments(self.shard_index, num_shards=self.num_shards)
+        """Return this rank's runs of equal optimizer group, but for what the step leaves alone."""
+        if not self.frozen and not self.missed:
+            return self.layout.segments(self.shard_index, num_shards=self.num_shards)
+        return self.layout.segments_of(
+            self.shard_index, num_shards=self.num_shards, frozen=self.frozen, missed=self.missed
+        )
 
     def adopt_gradients(self) -> None:
         """Take over what the user did to `p.grad`; see `Gradients.adopt`.
@@ -247,14 +263,7 @@ class SubBuffer:
         if self.is_sharded:  # whoever converts or moves a freed parameter is told so at once
             self.gradients.adopt()
             return
-        for member, value in zip(self.members, self.values.views, strict=True):
-            param = member.param
-            if param.data_ptr() != value.data_ptr() or param.dtype != value.dtype:
-                raise ConfigError(
-                    f"parameter '{member.name}' is {param.dtype} on {param.device} in memory of its own: initialize() "
-                    f"had placed it in a flat {value.dtype} buffer on {value.device}; convert or move the model before "
-                    "initialize(), and later change a parameter's values only in place"
-                )
+        check_in_place(self)
         self.gradients.adopt()
 
     # What follows, up to `refresh_master`, is for parameters that are not always here: sharded or offloaded.
@@ -294,8 +303,9 @@ class SubBuffer:
 
         Errors: ConfigError if somebody has written to one meanwhile
         """
-        for placeholder, view in zip(self._placeholders, self.values.views, strict=True):
-            placeholder.take_away(view)
+        self.is_covered = False
+        take_away_all(self._placeholders, self._params, self.values.views)
+        self.writes.note()
 
     @torch.no_grad()
     def cover(self) -> None:
@@ -304,11 +314,16 @@ class SubBuffer:
             Placeholder(member.name, member.param, dtype=view.dtype, device=view.device)
             for member, view in zip(self.members, self.values.views, strict=True)
         )
-        for placeholder in self._placeholders:
-            placeholder.put()
+        put_all(self._placeholders, self._params)
+        self.is_covered = True
 
     def hide(self) -> bool:
-        """Let the parameters be placeholders, and give the memory back; return whether it could be."""
+        """Let the parameters be placeholders, and give the memory back; return whether it could be.
+
+        What was written to them meanwhile is taken over.
+        """
+        self.take_writes()
+        self.writes.forget()
         self.cover()
         return self.values.free_unless_referred_to()
 
@@ -324,17 +339,70 @@ class SubBuffer:
             return not torch.equal(self._own_values().to(self.kept.device), self.kept)
 
     @torch.no_grad()
-    def take_edits(self) -> None:
-        """Take into this rank's shard, and into the master, what was written to the parameters while they were here."""
+    def take_edits(self, *, keeps_masters: bool = False) -> None:
+        """Take into this rank's shard, and into the master, what was written to the parameters while they were here.
+
+        `keeps_masters`: masters of elements that were not written keep the bits that the parameter has no room for.
+        """
         with self.here(is_written=True):
             if self.is_sharded:
                 self.kept.copy_(self._own_values())
-            self.refresh_master()
+            self.writes.must_compare = False
+            if not self.is_sharded:
+                self.writes.note()
+            if not keeps_masters:
+                self.refresh_master()
+            elif self.has_separate_master:
+                new = self.param_shard.to(self.master.device)
+                self.master.copy_(torch.where(new != self.master.to(new.dtype), new.float(), self.master))
+
+    @torch.no_grad()
+    def take_writes(self) -> None:
+        """Take over, as `take_edits`, what the program has written by itself, if anything. Not a collective.
+
+        Each rank takes its own shard from what it has written itself: ranks that write the same have what one process would.
+        Errors: ConfigError where an update of the same values is under way
+        """
+        writes = self.writes
+        if not writes.are_due():
+            return
+        writes.must_compare, is_counted = False, writes.are_counted
+        if self.refuses_writes is not None:
+            if is_counted:
+                raise ConfigError(
+                    f"a parameter of {self.label} ('{self.members[0].name}' is the first of them) was written by the program, and "
+                    f"{self.refuses_writes} has an update of it under way; leave that out"
+                )
+            return
+        if is_counted:
+            check_in_place(self)
+        if is_counted or not self._spills:  # to read a disk for it costs too much
+            known = self._known_values()
+            changed = differences(*known)
+            if changed is not None:
+                if not is_counted:
+                    writes.say(first_changed(self, changed))
+                self.take_edits(keeps_masters=True)
+        writes.note()
+
+    def _known_values(self) -> tuple[Tensor, Tensor]:
+        """What this rank's parameters are, [kept] or [shard], and what they are known to be."""
+        if self.is_sharded:
+            with self._params_here():
+                return self._own_values().to(self.kept.device), self.kept
+        with self.here():
+            new = self.param_shard.to(self.master.device)
+            return new, self.master.to(new.dtype)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether what a program writes to the parameters must be taken into shards or masters."""
+        return self.is_sharded or self.has_separate_master
 
     def load(self, place: int, whole: Tensor) -> None:
         """Set the member at `place` to values of its shape, wherever they lie."""
         if not self.is_sharded:
-            self.members[place].param.copy_(whole)
+            self.values.views[place].copy_(whole)  # not the parameter, whose writes are the program's
             return
         axis = self._comm.mesh.shard
         with self._params_here(is_written=True):

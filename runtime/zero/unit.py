@@ -33,6 +33,7 @@ class Unit:
             SubBuffer
         ] = []  # freed, but for the memory, in which somebody else has tensors
         self.num_gathers = 0
+        self.num_forwards = 0  # of its modules, under way
 
     @property
     def is_sharded(self) -> bool:
@@ -84,6 +85,11 @@ class Unit:
             elif not part.hide():
                 self._referred_to.append(part)
         self.state = UnitState.FREED
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether `free` has nothing to do."""
+        return self.state is UnitState.FREED and not self._referred_to
 
     @property
     def is_referred_to(self) -> bool:

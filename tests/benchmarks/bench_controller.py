@@ -83,6 +83,9 @@ class MemoryChannel:
     def error_text(self) -> str:
         return ""
 
+    def exit_status(self) -> int | None:
+        return None
+
     def close(self) -> None:
         self._answers.put(b"")
 

@@ -1,6 +1,6 @@
 """A training step at each ZeRO stage, beside torch's DDP and fully_shard and beside DeepSpeed: on CPUs, over gloo.
 
-    python tests/benchmarks/bench_zero.py [--publish]
+    python tests/benchmarks/bench_zero.py [--publish] [--shape SHAPE]
 
 Each tool has processes of its own, as it has where it is used, and those that are compared take turns, with the same model, batches and AdamW,
 in float32; the last losses of all must agree. Nothing here fails on a time. --publish writes the tables and the picture into docs/benchmarks.md.
@@ -23,7 +23,7 @@ sys.path.insert(0, str(CHECKOUT))
 from tests.benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
 from tests.benchmarks.launch_peers import why_no_deepspeed  # noqa: E402
 from tests.benchmarks.team import Team  # noqa: E402
-from tests.benchmarks.zero_worker import SHAPES, STEPS, TOOLS, Turn  # noqa: E402
+from tests.benchmarks.zero_worker import MANY_SMALL, SHAPES, STEPS, TOOLS, Turn  # noqa: E402
 
 WORKER = Path(__file__).with_name("zero_worker.py")
 GUIDE = CHECKOUT / "docs" / "benchmarks.md"
@@ -38,6 +38,7 @@ TOGETHER = (
     ("dslaunch 2", "DeepSpeed 2"),
     ("FSDP2", "dslaunch 3", "DeepSpeed 3"),
 )
+SMALL_TOGETHER = (("DDP", "FSDP2", "dslaunch 2", "dslaunch 3", "DeepSpeed 2", "DeepSpeed 3"),)
 AGREE = 1e-3  # the losses of 24 steps of AdamW, whose roundings differ
 
 # (shape, ranks, ours, peer, at most)
@@ -46,7 +47,9 @@ GOALS = (
     *(("comm-bound", ranks, "dslaunch 3", "DeepSpeed 3", 0.7) for ranks in (2, 4)),
     *(("compute-bound", ranks, "dslaunch 3", "FSDP2", 1.0) for ranks in (2, 4)),
     *(("compute-bound", ranks, "dslaunch 3", "DeepSpeed 3", 1.0) for ranks in (2, 4)),
-    *((shape, 1, "dslaunch 0", "torch", 1.03) for shape in SHAPES),
+    *((shape, 1, "dslaunch 0", "torch", 1.03) for shape in SHAPES if shape != MANY_SMALL),
+    (MANY_SMALL, 2, "dslaunch 3", "dslaunch 2", 1.2),
+    *((MANY_SMALL, 2, "dslaunch 3", peer, 1.0) for peer in ("FSDP2", "DeepSpeed 3")),
 )
 
 Found = dict[tuple[str, int], dict[str, Turn]]  # by shape and number of ranks, and by tool
@@ -82,12 +85,20 @@ def _median(seen: list[Turn]) -> Turn:
     return Turn(*(statistics.median(values) for values in zip(*seen, strict=True)))
 
 
-def measure_all(tools: Collection[str]) -> Found:
+def _groups(shape: str, num_ranks: int) -> Sequence[Sequence[str]]:
+    if shape == MANY_SMALL:  # as many ranks as a small machine has cores: Python is what takes the time
+        return SMALL_TOGETHER if num_ranks == 2 else ()
+    return ALONE if num_ranks == 1 else TOGETHER
+
+
+def measure_all(tools: Collection[str], shapes: Collection[str] = tuple(SHAPES)) -> Found:
     found: Found = {}
-    for shape in SHAPES:
+    for shape in shapes:
         for num_ranks in RANKS:
-            found[shape, num_ranks] = {}
-            for group in ALONE if num_ranks == 1 else TOGETHER:
+            groups = _groups(shape, num_ranks)
+            if groups:
+                found[shape, num_ranks] = {}
+            for group in groups:
                 turns = measure(shape, num_ranks, [tool for tool in group if tool in tools])
                 found[shape, num_ranks] |= turns
                 times = ", ".join(f"{tool} {turn.s * 1e3:.0f} ms" for tool, turn in turns.items())
@@ -122,7 +133,7 @@ def _rows(found: Found, value: Callable[[Turn], float]) -> list[tuple[str, ...]]
 def _goal_rows(found: Found) -> list[tuple[str, ...]]:
     rows = []
     for shape, ranks, ours, peer, limit in GOALS:
-        times = found[shape, ranks]
+        times = found.get((shape, ranks), {})
         if peer in times:
             ratio = times[ours].s / times[peer].s
             missed = " (missed)" if ratio > limit else ""
@@ -168,9 +179,14 @@ def draw(found: Found, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
-    is_published = parser.parse_args().publish
+    parser.add_argument("--shape", choices=tuple(SHAPES), help="measure this one alone, and publish nothing")
+    given = parser.parse_args()
+    is_published = given.publish and given.shape is None
     missing = why_no_deepspeed()
-    found = measure_all([tool for tool in TOOLS if not (missing and tool.startswith("DeepSpeed"))])
+    found = measure_all(
+        [tool for tool in TOOLS if not (missing and tool.startswith("DeepSpeed"))],
+        tuple(SHAPES) if given.shape is None else (given.shape,),
+    )
     text = markdown(found, missing)
     print(f"\n{text}")
     if is_published:

@@ -24,17 +24,22 @@ VOCABULARY = 512
 
 
 class Shape(NamedTuple):
-    """A GPT and the batch that each rank takes."""
+    """A model and the batch that each rank takes."""
 
     width: int
     blocks: int
     batch: int
     sequence: int
+    layers: int = 0  # of a block, each a few modules that compute next to nothing; 0: a block of a GPT
 
 
+MANY_SMALL = "many small modules"
 SHAPES = {
     "comm-bound": Shape(width=512, blocks=6, batch=1, sequence=8),  # 19 million parameters, 8 tokens
     "compute-bound": Shape(width=256, blocks=4, batch=8, sequence=128),  # 3.4 million parameters, 1024 tokens
+    MANY_SMALL: Shape(
+        width=16, blocks=10, batch=1, sequence=8, layers=50
+    ),  # 1,000 parameters in 2,000 modules
 }
 ADAMW = {"lr": 1e-4, "weight_decay": 0.01}
 
@@ -56,11 +61,27 @@ class Block(nn.Module):
         return result
 
 
+class Small(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.act, self.drop = nn.Linear(width, width), nn.Tanh(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.drop(self.act(self.linear(x)))
+        return result
+
+
+def _block(shape: Shape) -> nn.Module:
+    if shape.layers:
+        return nn.Sequential(*(Small(shape.width) for _ in range(shape.layers)))
+    return Block(shape.width)
+
+
 class Gpt(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, shape.width)
-        self.blocks = nn.ModuleList(Block(shape.width) for _ in range(shape.blocks))
+        self.blocks = nn.ModuleList(_block(shape) for _ in range(shape.blocks))
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, VOCABULARY, bias=False)
 

@@ -125,6 +125,7 @@ def test_no_script_knows_whose_deepspeed_it_gets() -> None:
         assert not any(name.startswith("dslaunch") for name in imports)
 
 
+@pytest.mark.timeout(300)  # nine trainings, one after the other
 def test_the_commands_run_as_shown(sections: Sections) -> None:
     """By dslaunch, and by its command of DeepSpeed's name."""
     by_name = {Path(words[0]).name: words for words in COMMANDS}

@@ -18,6 +18,7 @@ import pytest
 
 from dslaunch.launcher.devices import count_accelerators
 from dslaunch.runtime.config import load_config
+from tests.exhaustive import few
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLES = CHECKOUT / "docs" / "examples"
@@ -193,7 +194,10 @@ def test_train_digits_learns_the_digits(one_process: tuple[list[float], float]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "preload", "num_epochs"), [(0, DIGITS_IMPORTS, 8), (1, DIGITS_IMPORTS, 2)])
+@pytest.mark.parametrize(
+    ("stage", "preload", "num_epochs"),
+    few([(0, DIGITS_IMPORTS, 8), (1, DIGITS_IMPORTS, 2)], lambda stage, preload, num_epochs: stage == 1),
+)
 def test_two_ranks_train_digits_as_one_process_does_step_by_step(
     one_process: tuple[list[float], float], tmp_path: Path, stage: int, preload: str, num_epochs: int
 ) -> None:
@@ -226,7 +230,9 @@ def test_accumulated_micro_batches_give_the_losses_of_whole_batches(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "stage"), [("fp32", 1), ("bf16", 0)])
+@pytest.mark.parametrize(
+    ("precision", "stage"), few([("fp32", 1), ("bf16", 0)], lambda precision, stage: stage == 1)
+)
 def test_train_chars_prints_its_progress_and_writes_metrics_and_memory(
     tmp_path: Path, precision: str, stage: int
 ) -> None:
@@ -251,7 +257,9 @@ def test_train_chars_prints_its_progress_and_writes_metrics_and_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["train_digits.py", "train_chars.py"])
+@pytest.mark.parametrize(
+    "program", few(["train_digits.py", "train_chars.py"], lambda program: program == "train_digits.py")
+)
 def test_a_training_without_a_config_says_which_one_to_give(program: str) -> None:
     done = launch(EXAMPLES / program, num_ranks=1)
     assert done.returncode == 2

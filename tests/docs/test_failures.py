@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.report import BegunAttempt, report_of
-from dslaunch.launcher.verdict import HostFailure, OutputFailure, RankFailure, Verdict, judge
+from dslaunch.launcher.verdict import HostFailure, LauncherFailure, OutputFailure, RankFailure, Verdict, judge
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GUIDE = (CHECKOUT / "docs" / "guide-failures.md").read_text()
@@ -120,8 +120,9 @@ def test_the_report_names_its_kinds() -> None:
         RankFailure(rank=0, local_rank=0, host="w", pid=1, code=139, signal=11, at_s=1.0),
         HostFailure(host="w", message="m", at_s=1.0),
         OutputFailure(message="m", at_s=1.0, exit_code=2),
+        LauncherFailure(message="m", at_s=1.0),
     )
     report = Verdict(culprit=None, others=failures, interrupted_by=None, phases_s=()).to_dict()
-    assert [one["kind"] for one in report["others"]] == ["rank", "host", "output"]
+    assert [one["kind"] for one in report["others"]] == ["rank", "host", "output", "launcher"]
     assert report["others"][0]["signal_name"] == "SIGSEGV (11)"
     assert all(f'`"{one["kind"]}"`' in GUIDE for one in report["others"])

@@ -39,6 +39,7 @@ OTHER_PROGRAMS = {
     **dict.fromkeys(
         ("deepspeed_config_file", "num_machines", "num_processes", "use_deepspeed"), "accelerate"
     ),
+    "group": "pip",
     "nproc_per_node": "torchrun",
     "strict": "mypy",
 }
@@ -63,6 +64,13 @@ def documents() -> list[Path]:
 
 
 DOCUMENTS = documents()
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    text = CODE.sub("", (CHECKOUT / "README.md").read_text())
+    linked = {Path(one or other).name for one, other in LINK.findall(text)}
+    pages = {path.name for path in (CHECKOUT / "docs").glob("*.md")} - {"CHANGELOG.md"}
+    assert pages <= linked, sorted(pages - linked)
 
 
 def name_of(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NUM_STEPS = 6
+WANTED = "cases.json"  # in the folder of a job: the names of the cases that are to be run
 SAVED_STEP = 3  # the step after which the states are saved
 
 
@@ -53,5 +54,17 @@ CASES: tuple[Case, ...] = (
     *(Case(stage=stage, is_offloaded=True, is_resumed=stage == 3) for stage in (2, 3)),
     Case(stage=2, way="warmup", is_offloaded=True),
     Case(stage=LAUNCHED_STAGE, way="dummy", is_launched=True, is_resumed=True),
+)
+FEW = (  # one or two of each kind: the cases of `make test`
+    "stage0-fp32-client",
+    "stage3-fp32-client",
+    "stage2-bf16-client",
+    "stage2-fp32-dummy",
+    "stage3-bf16-dummy",
+    "stage3-fp32-callable",
+    "stage2-fp32-warmup",
+    "stage3-fp32-client-offload",
+    "stage2-fp32-warmup-offload",
+    "stage3-fp32-dummy-launched",
 )
 REFERENCES: tuple[Case, ...] = tuple(dict.fromkeys(case.reference for case in CASES))

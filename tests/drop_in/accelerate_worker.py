@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import DeepSpeedPlugin, DummyOptim, DummyScheduler, InitProcessGroupKwargs, set_seed
-from accelerate_cases import CASES, NUM_STEPS, REFERENCES, SAVED_STEP, Case
+from accelerate_cases import CASES, NUM_STEPS, REFERENCES, SAVED_STEP, WANTED, Case
 from small_training import (
     EPSILON,
     EVAL,
@@ -210,7 +210,9 @@ def main() -> None:
     launched = dict(os.environ)
     environ = {name: value for name, value in launched.items() if not name.startswith("ACCELERATE_")}
     gc.freeze()  # the libraries' own objects are many, and accelerate collects garbage twice a case
-    for case in (*REFERENCES, *CASES):
+    names = json.loads((folder / WANTED).read_text())
+    cases = [case for case in CASES if case.name in names]
+    for case in (*REFERENCES, *cases):
         begin = time.perf_counter()
         start_from = launched if case.is_launched else environ
         os.environ.clear()

@@ -37,6 +37,17 @@ def command_of(program: str, *, world_size: int, script: Path, more: tuple[str, 
     return [str(BIN / program), *numbered, *more, str(script)]
 
 
+def ask_for_cases(request: pytest.FixtureRequest, path: Path) -> None:
+    """Write down the cases of this file's tests that are to be run: those with a marker may have been left out."""
+    cases = [
+        item.callspec.params["case"].name
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
+        if "case" in item.callspec.params
+    ]
+    path.write_text(json.dumps(sorted(set(cases))))
+
+
 class Job:
     """What came out of one job, which ran all cases."""
 

@@ -14,9 +14,11 @@ import lightning.pytorch.strategies.deepspeed as pl_deepspeed
 import torch
 from cases import main, world_size
 from lightning.fabric import Fabric
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.strategies.parallel import ParallelStrategy
 from lightning.pytorch.utilities.deepspeed import convert_zero_checkpoint_to_fp32_state_dict
+from lightning.pytorch.utilities.model_summary import DeepSpeedSummary
 from tiny import STEPS, config, numbers
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -216,6 +218,47 @@ def fabric(folder: Path, *, stage: int | None) -> dict[str, Any]:
     return {"losses": losses, "seen": state["seen"]}
 
 
+class Summaries(pl.Callback):
+    """What Lightning's summary of a sharded model counts, when training begins."""
+
+    def __init__(self) -> None:
+        self.whole, self.here = 0, 0
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        summary = DeepSpeedSummary(module)
+        self.whole, self.here = summary.total_parameters, sum(summary.parameters_per_layer)
+
+
+def defaults(folder: Path, *, stage: int | None) -> dict[str, Any]:
+    """With whatever Lightning does by default: a summary, checkpoints, a logger, a progress bar."""
+    pl.seed_everything(0)
+    module, seen = Module(), Summaries()
+    path = folder / f"defaults {stage}"
+    strategy: ParallelStrategy = (
+        DDPStrategy(process_group_backend="gloo")
+        if stage is None
+        else CpuDeepSpeedStrategy(stage=stage, process_group_backend="gloo")
+    )
+    runs = pl.Trainer(
+        default_root_dir=path,
+        accelerator="cpu",
+        devices=world_size(),
+        strategy=strategy,
+        max_steps=STEPS,
+        callbacks=[] if stage is None else [seen],
+        logger=CSVLogger(path),  # what the default one is depends on whether tensorboard is installed
+    )
+    runs.fit(module, loader())
+    saved = Path(runs.checkpoint_callback.best_model_path)  # type: ignore[union-attr]
+    whole = sum(param.numel() for param in module.parameters())
+    return {
+        "losses": module.losses,
+        "counts": [seen.whole, seen.here],
+        "whole": whole,
+        "is_saved": saved.exists(),
+    }
+
+
 CASES = {
     "ddp": partial(fit, name="ddp", stage=None),
     "stage 1": partial(fit, name="one", stage=1),
@@ -225,6 +268,8 @@ CASES = {
     "ddp, resumed": partial(fit, name="ddp again", stage=None, resumes="ddp"),
     "stage 2, resumed": partial(fit, name="two again", stage=2, resumes="two"),
     "stage 3, resumed": partial(fit, name="three again", stage=3, is_late=True, resumes="late"),
+    "ddp, defaults": partial(defaults, stage=None),
+    "stage 3, defaults": partial(defaults, stage=3),
     "validated, ddp": partial(validate, stage=None, trained="ddp"),
     "validated, stage 2": partial(validate, stage=2, trained="two"),
     "validated, stage 3": partial(validate, stage=3, trained="late"),

@@ -70,8 +70,8 @@ class MasterAdamW(torch.optim.AdamW):
                 param.copy_(copy)
 
 
-def make_qwen() -> Any:
-    """The same small model every time."""
+def make_qwen(*, is_tied: bool = True) -> Any:
+    """The same small model every time; `is_tied`: what reads a token is what writes one."""
     set_seed(0)
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -82,7 +82,7 @@ def make_qwen() -> Any:
             num_attention_heads=4,
             num_key_value_heads=2,
             initializer_range=0.1,
-            tie_word_embeddings=True,
+            tie_word_embeddings=is_tied,
         )
     )
 

@@ -8,16 +8,18 @@ import sys
 
 import pytest
 
-from tests.drop_in.accelerate_cases import CASES, LAUNCHED_STAGE, NUM_STEPS, SAVED_STEP, Case
+from tests.drop_in.accelerate_cases import CASES, FEW, LAUNCHED_STAGE, NUM_STEPS, SAVED_STEP, WANTED, Case
 from tests.drop_in.guide_jobs import (
     HERE,
     LIMIT_S,
     Job,
+    ask_for_cases,
     command_of,
     largest_difference,
     requires_hugging_face,
     run,
 )
+from tests.exhaustive import few
 
 pytestmark = [requires_hugging_face, pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 30)]
 
@@ -46,11 +48,12 @@ DS_CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
+def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[int, Job]:
     """All cases on one process and on two."""
     commands = {}
     for world_size in (1, 2):
         folder = tmp_path_factory.mktemp(f"accelerate{world_size}")
+        ask_for_cases(request, folder / WANTED)
         (folder / "ds_config.json").write_text(json.dumps(DS_CONFIG))
         commands[folder] = command_of(
             "accelerate",
@@ -64,12 +67,19 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
     return dict(enumerate(run(commands, PYTHONPATH=shown.stdout.strip()), 1))
 
 
+def is_one_of_few(case: Case) -> bool:
+    return case.name in FEW
+
+
+every_case = pytest.mark.parametrize("case", few(CASES, is_one_of_few), ids=lambda case: case.name)
+
+
 @pytest.fixture(params=(1, 2))
 def job(request: pytest.FixtureRequest, jobs: dict[int, Job]) -> Job:
     return jobs[request.param]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_case
 def test_every_step_is_that_of_plain_torch(job: Job, case: Case) -> None:
     ours, theirs = job.results[case.name], job.results[case.reference.name]
     assert len(ours["steps"]) == len(theirs["steps"]) == NUM_STEPS
@@ -83,7 +93,7 @@ def test_every_step_is_that_of_plain_torch(job: Job, case: Case) -> None:
     assert ours["steps"][0][0] - ours["last"] > 20 * BF16  # it has learnt more than tolerances let pass
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_case
 def test_the_model_that_is_saved_is_the_one_that_was_trained(job: Job, case: Case) -> None:
     ours = job.results[case.name]
     assert ours["plain"] == "Qwen2ForCausalLM"
@@ -96,7 +106,9 @@ def test_the_model_that_is_saved_is_the_one_that_was_trained(job: Job, case: Cas
         assert largest_difference(weights, job.weights(case.name, "bare")) == 0
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.is_resumed], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", few([case for case in CASES if case.is_resumed], is_one_of_few), ids=lambda case: case.name
+)
 def test_a_run_goes_on_from_saved_states_as_if_it_had_not_stopped(job: Job, case: Case) -> None:
     ours = job.results[case.name]
     assert ours["resumed"] == ours["steps"][SAVED_STEP:]

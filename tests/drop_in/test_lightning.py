@@ -13,9 +13,7 @@ from tests.drop_in.jobs import WORLD_SIZES, Found, assert_close, assert_same_wei
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        find_spec("lightning") is None, reason="needs lightning: pip install 'dslaunch[drop-in]'"
-    ),
+    pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning: pip install --group drop-in"),
 ]
 LOSS_RELATIVE = 1e-6
 WEIGHT_ABSOLUTE = 3e-7
@@ -86,3 +84,16 @@ def test_a_model_that_is_made_in_configure_model_is_sharded_at_once(found: Found
         True
     ] * world_size
     assert [one["was_sharded"] for one in of_case(found, world_size, "stage 3")] == [False] * world_size
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_stage_3_with_lightnings_defaults_trains_sums_up_and_saves(found: Found, world_size: int) -> None:
+    results, expected = (
+        of_case(found, world_size, "stage 3, defaults"),
+        of_case(found, world_size, "ddp, defaults"),
+    )
+    for result, other in zip(results, expected, strict=True):
+        assert_close(result["losses"], other["losses"], relative=LOSS_RELATIVE)
+        assert result["counts"][0] == other["whole"]
+        assert result["is_saved"]
+    assert sum(result["counts"][1] for result in results) == expected[0]["whole"]

@@ -24,7 +24,9 @@ meanings are served here, and whose they are. How a program finds it, and what e
 
 - **works**: the same call, the same meaning.
 - **mapped**: ours in its place, with the difference that stands beside it.
-- **refused**: not here; who asks for it is told so, and why, in one line. `hasattr()` says no.
+- **refused**: not here. It can be imported and named all the same, also as a type or as a base class, and so can every name of every
+  module of DeepSpeed's that is refused as a whole: a program imports more than it uses. Calling it, or doing anything with a
+  constant, raises NotImplementedError with its name and the reason. `hasattr()` says no.
 
 A name that starts with an underscore is served where a library that people use needs it.
 """
@@ -65,6 +67,8 @@ def module_table(module: Module) -> list[str]:
     for row in module.rows:
         cells.setdefault((row.fate, note_of(row)), []).extend(row.names)
     rows = [f"| {fate} | {listed(names)} | {note} |" for (fate, note), names in cells.items()]
+    if module.why is not None:
+        rows.append(f"| refused | all others | {module.why}: [{module.topic}](#{anchor(module.topic)}) |")
     return [f"\n### `{module.name}`\n", "| | names | |", "|---|---|---|", *rows]
 
 
@@ -104,14 +108,14 @@ def anchor(topic: str) -> str:
 
 
 def page() -> str:
-    served = [module for module in MODULES.values() if module.why is None and module.rows]
+    served = [module for module in MODULES.values() if module.rows]
     lines = [HEAD, "## What there is, by module", *(line for one in served for line in module_table(one))]
     lines += ["\n## What there is not\n"]
     for topic, text in TOPICS.items():
         lines += [f"### {topic}\n", f"{text}\n"]
         by_reason: dict[str, list[str]] = {}
         for module in MODULES.values():
-            if module.why is not None and module.topic == topic:
+            if module.why is not None and module.topic == topic and not module.rows:
                 by_reason.setdefault(module.why, []).append(module.name)
             for row in module.rows:
                 if row.topic == topic and topic != INSIDE:  # those are above, with their modules

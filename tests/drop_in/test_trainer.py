@@ -11,14 +11,19 @@ from tests.drop_in.guide_jobs import (
     HERE,
     LIMIT_S,
     Job,
+    ask_for_cases,
     command_of,
     largest_difference,
     requires_hugging_face,
     run,
 )
-from tests.drop_in.trainer_cases import CASES, NUM_STEPS, SAVED_STEP, Case
+from tests.drop_in.trainer_cases import CASES, FEW, NUM_STEPS, SAVED_STEP, WANTED, Case
+from tests.exhaustive import few
 
 pytestmark = [requires_hugging_face, pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 30)]
+
+
+VOCAB, WIDTH = 64, 32  # of small_training.py, which only the workers import
 
 
 class Tolerance(NamedTuple):
@@ -42,7 +47,7 @@ def tolerance(case: Case) -> Tolerance:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
+def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[int, Job]:
     """All cases on one process, which torchrun starts, and on two, which dslaunch starts."""
     script = HERE / "trainer_worker.py"
     commands = {
@@ -53,12 +58,21 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
             "dslaunch", world_size=2, script=script, more=("--preload=torch,transformers.trainer",)
         ),
     }
+    for folder in commands:
+        ask_for_cases(request, folder / WANTED)
     return dict(enumerate(run(commands, DSLAUNCH_DROP_IN="always"), 1))
 
 
 @pytest.fixture(params=(1, 2))
 def job(request: pytest.FixtureRequest, jobs: dict[int, Job]) -> Job:
     return jobs[request.param]
+
+
+def is_one_of_few(case: Case) -> bool:
+    return case.name in FEW
+
+
+every_case = pytest.mark.parametrize("case", few(CASES, is_one_of_few), ids=lambda case: case.name)
 
 
 def check_steps(ours: list[Any], theirs: list[Any], limit: Tolerance) -> None:
@@ -69,7 +83,7 @@ def check_steps(ours: list[Any], theirs: list[Any], limit: Tolerance) -> None:
         assert norm == pytest.approx(norm_there, rel=limit.norm, abs=0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_case
 def test_every_step_and_evaluation_is_that_of_plain_torch(job: Job, case: Case) -> None:
     ours, theirs = job.results[case.name], job.results[case.reference.name]
     assert len(ours["steps"]) == NUM_STEPS
@@ -78,7 +92,7 @@ def test_every_step_and_evaluation_is_that_of_plain_torch(job: Job, case: Case) 
     assert ours["steps"][0][0] - ours["last"] > 20 * BF16.loss  # it has learnt more than tolerances let pass
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_case
 def test_the_model_that_is_saved_is_the_one_that_was_trained(job: Job, case: Case) -> None:
     ours = job.results[case.name]
     assert ours["loaded"] == pytest.approx(ours["last"], abs=tolerance(case).saved, rel=0)
@@ -86,7 +100,9 @@ def test_the_model_that_is_saved_is_the_one_that_was_trained(job: Job, case: Cas
     assert difference <= tolerance(case).weight
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.is_resumed], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", few([case for case in CASES if case.is_resumed], is_one_of_few), ids=lambda case: case.name
+)
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(job: Job, case: Case) -> None:
     ours = job.results[case.name]
     assert ours["resumed"] == ours["steps"][SAVED_STEP:]
@@ -115,3 +131,14 @@ def test_what_is_generated_is_the_same_to_the_token(job: Job, stage: int) -> Non
     assert ours["predicted"] == theirs["predicted"]
     assert ours["by_hand"] == theirs["by_hand"]
     assert len({tuple(row) for row in ours["predicted"]}) > 1
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_a_model_that_gets_more_tokens_trains_saves_and_loads_at_stage_3(job: Job, name: str) -> None:
+    ours, theirs = job.results["add_tokens-3"][name], job.results["add_tokens-None"][name]
+    check_steps(ours["steps"], theirs["steps"], FP32)
+    assert ours["is_tied"] is theirs["is_tied"] is (name == "tied")
+    for values, expected in zip(ours["weights"], theirs["weights"], strict=True):
+        assert len(values) == (VOCAB + 7) * WIDTH
+        assert values == pytest.approx(expected, abs=FP32.weight, rel=0)
+    assert ours["loaded"] == pytest.approx(theirs["loaded"], abs=FP32.loss, rel=0)

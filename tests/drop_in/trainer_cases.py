@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NUM_STEPS = 6
+WANTED = "cases.json"  # in the folder of a job: the names of the cases that are to be run
 SAVED_STEP = 4  # the step whose checkpoint a second run resumes from
 
 
@@ -66,5 +67,20 @@ CASES: tuple[Case, ...] = (
     ),
     Case(stage=3, bf16=True, offload=("optimizer", "param"), is_resumed=True),
     *(Case(stage=3, bf16=bf16, is_loaded=True) for bf16 in (False, True)),
+)
+FEW = (  # one or two of each kind: the cases of `make test`
+    "stage1-fp32-ds-optimizer-ds-scheduler",
+    "stage3-fp32-ds-optimizer-ds-scheduler",
+    "stage2-bf16-ds-optimizer-ds-scheduler",
+    "stage3-fp16-ds-optimizer-ds-scheduler",
+    "stage0-fp32-hf-optimizer-hf-scheduler",
+    "stage2-fp32-hf-optimizer-hf-scheduler",
+    "stage3-bf16-hf-optimizer-hf-scheduler",
+    "stage3-fp32-ds-optimizer-hf-scheduler",
+    "stage2-fp32-hf-optimizer-ds-scheduler",
+    "stage2-bf16-ds-optimizer-ds-scheduler-offload-optimizer",
+    "stage3-fp32-hf-optimizer-hf-scheduler-offload-optimizer",
+    "stage3-bf16-ds-optimizer-ds-scheduler-offload-optimizer-offload-param",
+    "stage3-bf16-ds-optimizer-ds-scheduler-loaded",
 )
 REFERENCES: tuple[Case, ...] = tuple(dict.fromkeys(case.reference for case in CASES))

@@ -32,7 +32,7 @@ from small_training import (
     tidy_up,
     warmup_factor,
 )
-from trainer_cases import CASES, NUM_STEPS, REFERENCES, SAVED_STEP, Case
+from trainer_cases import CASES, NUM_STEPS, REFERENCES, SAVED_STEP, WANTED, Case
 from transformers import (
     GenerationConfig,
     Qwen2ForCausalLM,
@@ -266,10 +266,39 @@ def generate(stage: int | None, folder: Path, environ: dict[str, str]) -> Result
     return {"predicted": predicted.tolist(), "by_hand": by_hand.tolist()}
 
 
+def add_tokens(stage: int | None, folder: Path, environ: dict[str, str]) -> Result:
+    """Train a model that is loaded and then gets more tokens, its two embeddings tied and not; load what it saves."""
+    result: Result = {}
+    for is_tied in (True, False):
+        name = "tied" if is_tied else "untied"
+        case = Case(stage=stage, ds_optimizer=False, ds_scheduler=False)
+        saved = folder / f"tokens-{name}-{stage}"
+        args = make_arguments(case, saved, eval_strategy="no")
+        start = folder / f"{'start' if is_tied else 'untied'}{RANK}"
+        model = Qwen2ForCausalLM.from_pretrained(start, dtype=torch.float32)
+        set_seed(2)
+        model.resize_token_embeddings(VOCAB + 7)
+        losses = Losses()
+        trainer = Trainer(model, args, train_dataset=TRAIN, callbacks=[losses])
+        trainer.train()
+        trainer.save_model(str(saved / "model"))
+        tidy_up(environ, trainer.accelerator)
+        again = Qwen2ForCausalLM.from_pretrained(saved / "model", dtype=torch.float32) if RANK == 0 else None
+        result[name] = {
+            "steps": losses.steps,
+            "weights": again
+            and [again.lm_head.weight.ravel().tolist(), again.model.embed_tokens.weight.ravel().tolist()],
+            "is_tied": again and again.lm_head.weight is again.model.embed_tokens.weight,
+            "loaded": again and loss_of_saved(saved / "model"),
+        }
+    return result
+
+
 EXTRAS: tuple[tuple[Any, tuple[int | None, ...]], ...] = (
     (keep_best, (None, 1, 2, 3)),
     (only_evaluate, (None, 3)),
     (generate, (None, 2, 3)),
+    (add_tokens, (None, 3)),
 )
 
 
@@ -277,8 +306,11 @@ def main() -> None:
     folder, results = Path(sys.argv[-1]), {}  # a launcher puts --local_rank before it
     environ = dict(os.environ)
     gc.freeze()  # the libraries' own objects are many, and accelerate collects garbage twice a case
-    make_model(REFERENCES[0], folder).save_pretrained(folder / f"start{RANK}")
-    for case in (*REFERENCES, *CASES):
+    make_qwen().save_pretrained(folder / f"start{RANK}")
+    make_qwen(is_tied=False).save_pretrained(folder / f"untied{RANK}")
+    names = json.loads((folder / WANTED).read_text())
+    cases = [case for case in CASES if case.name in names]
+    for case in (*REFERENCES, *cases):
         begin = time.perf_counter()
         results[case.name] = train(case, folder, environ)
         results[case.name]["seconds"] = time.perf_counter() - begin

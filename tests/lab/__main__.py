@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from .entry import LOGIN_ENV
 from .host import Host
 from .lab import CHECKOUT, SLOTS, Lab
 from .place import LabError, Place
@@ -98,7 +99,10 @@ def _exec(arguments: argparse.Namespace) -> int:
     argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not argv:
         raise LabError("no command given; say what to run on the host, e.g. exec head -- bash")
-    env = {"TERM": os.environ["TERM"]} if "TERM" in os.environ else {}
+    # The environment's commands are at hand, `dslaunch` first of all: this is where somebody types.
+    env = {"PATH": f"{os.path.dirname(os.path.abspath(sys.executable))}:{LOGIN_ENV['PATH']}"}
+    if "TERM" in os.environ:
+        env["TERM"] = os.environ["TERM"]
     process = Lab.attach(arguments.name).host(arguments.host).popen(argv, env=env)
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -155,33 +159,38 @@ def _status(arguments: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m tests.lab", description=EXAMPLES, formatter_class=raw)
-    parser.add_argument(
-        "--name", default=Place().name, help="of another lab than the usual one; the tests use `tests`"
-    )
+    name_help = "of another lab than the usual one; the tests use `tests`"
+    parser.add_argument("--name", default=Place().name, help=name_help)
+    named = argparse.ArgumentParser(add_help=False)  # the same behind the command
+    named.add_argument("--name", default=argparse.SUPPRESS, help=name_help)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="make a head and N nodes; 0 is `down`; replaces a lab made by hand")
+    up = commands.add_parser(
+        "up", parents=[named], help="make a head and N nodes; 0 is `down`; replaces a lab made by hand"
+    )
     up.add_argument("num_hosts", type=int, metavar="N")
     up.set_defaults(command=_up)
-    down = commands.add_parser("down", help="take the lab down, with everything that runs in it")
+    down = commands.add_parser(
+        "down", parents=[named], help="take the lab down, with everything that runs in it"
+    )
     down.set_defaults(command=_down)
-    execute = commands.add_parser("exec", help="run a command on a host, in your terminal")
+    execute = commands.add_parser("exec", parents=[named], help="run a command on a host, in your terminal")
     execute.add_argument("host", metavar="HOST")
     execute.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...")
     execute.set_defaults(command=_exec)
-    ps = commands.add_parser("ps", help="list the processes of jobs, of one host or of all")
+    ps = commands.add_parser("ps", parents=[named], help="list the processes of jobs, of one host or of all")
     ps.add_argument("host", nargs="?", metavar="HOST")
     ps.set_defaults(command=_ps)
     kinds = "\n".join(
         f"  {kind:<15}{inspect.getdoc(getattr(Host, kind.replace('-', '_')))}" for kind in FAULTS
     )
     fault = commands.add_parser(
-        "fault", help="make something go wrong on a host", epilog=kinds, formatter_class=raw
+        "fault", parents=[named], help="make something go wrong on a host", epilog=kinds, formatter_class=raw
     )
     fault.add_argument("host", metavar="HOST")
     fault.add_argument("kind", metavar="KIND")
     fault.add_argument("argument", nargs="?", metavar="ARG")
     fault.set_defaults(command=_fault)
-    status = commands.add_parser("status", help="list the hosts and how they are")
+    status = commands.add_parser("status", parents=[named], help="list the hosts and how they are")
     status.set_defaults(command=_status)
     return parser
 

@@ -197,7 +197,7 @@ def by_hand(*argv: str) -> int:
 
 @pytest.mark.slow
 def test_the_lab_by_hand(own_lab: Callable[..., Lab], capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_hand("up", "2") == 0
+    assert main(["up", "--name", SELF, "2"]) == 0
     told = capsys.readouterr().out
     assert "node2     10.77.0.3" in told
     assert f"hostfile  {Lab.attach(SELF).hostfile} " in told
@@ -209,14 +209,14 @@ def test_the_lab_by_hand(own_lab: Callable[..., Lab], capsys: pytest.CaptureFixt
     told = capsys.readouterr().out
     assert [line.split()[2] for line in told.splitlines()[1:4]] == ["up", "up", "unplugged"]
     assert by_hand("up", "0") == 0
-    assert by_hand("down") == 0
+    assert main(["down", "--name", SELF]) == 0
     assert capsys.readouterr().out == "down: 3 hosts\nno lab was up\n"
 
 
 @pytest.mark.slow
 def test_exec_by_hand_ends_with_the_status_of_the_command(own_lab: Callable[..., Lab]) -> None:
     own_lab(1).detach()
-    for command, status in (("hostname; exit 7", 7), ("kill -TERM $$", 143)):
+    for command, status in (("hostname; exit 7", 7), ("kill -TERM $$", 143), ("dslaunch --version", 0)):
         argv = [sys.executable, "-m", "tests.lab", "--name", SELF, "exec", "node1", "--", "sh", "-c", command]
         done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (status, "")

@@ -69,6 +69,7 @@ class Job:
         env: Mapping[str, str] | None = None,
         shell: str = 'exec "$@"',
         stdout: int | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self.folder = folder
         self._mark = f"{MARK}={uuid.uuid4()}".encode()
@@ -83,7 +84,7 @@ class Job:
                 ["/bin/sh", "-c", shell, "sh", sys.executable, "-m", "dslaunch", *words],
                 cwd=folder,
                 env={**base, name: value},
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
                 start_new_session=True,

@@ -71,6 +71,9 @@ class MemoryHost:
     def error_text(self) -> str:
         return ""
 
+    def exit_status(self) -> int | None:
+        return None
+
     def close(self) -> None:
         self.is_closed = True
         self._to_read.put(b"")

@@ -36,10 +36,13 @@ def test_a_node_of_the_same_job_that_is_not_there_yet_takes_part() -> None:
 @pytest.mark.parametrize(
     ("refusal", "why"),
     [
-        (judged(protocol=PROTOCOL + 1), "it speaks protocol 2, node 0 speaks 1; install"),
-        (judged(replace(MINE, token="x")), "its DSLAUNCH_TOKEN is not node 0's"),
-        (judged(mine=replace(MINE, token="x")), "its DSLAUNCH_TOKEN is not node 0's"),
-        (judged(replace(MINE, job_id="x")), "its --job_id is 'x', node 0's is ''; it belongs to another job"),
+        (judged(protocol=PROTOCOL + 1), "it speaks protocol 3, node 0 speaks 2; install"),
+        (judged(replace(MINE, token="x")), "its DSLAUNCH_TOKEN, or the scheduler's number of its job"),
+        (judged(mine=replace(MINE, token="x")), "its DSLAUNCH_TOKEN, or the scheduler's number of its job"),
+        (
+            judged(replace(MINE, job_id="x")),
+            "its --job_id is 'x', and node 0's is another; it belongs to another job",
+        ),
         (judged(node_rank=3), "there is no node 3, only 0 to 2"),
         (judged(node_rank=-1), "there is no node -1, only 0 to 2"),
         (judged(node_rank=0), "node 0 is here already, from here; every node needs its own --node_rank"),
@@ -64,6 +67,17 @@ def test_nodes_that_were_started_differently_are_a_mismatch(refusal: Refusal | N
     assert refusal is not None
     assert refusal.why.startswith(why)
     assert refusal.is_mismatch
+    assert not refusal.is_proven
+    assert "3 hosts" not in refusal.told
+
+
+def test_a_node_that_knows_the_token_is_told_both_sides() -> None:
+    mine = replace(MINE, token="x")
+    refusal = judged(replace(mine, hosts_digest="x", hosts="2 hosts"), mine=mine)
+    assert refusal is not None
+    assert refusal.is_proven
+    assert refusal.told == refusal.why
+    assert "node 1 has 2 hosts; node 0 has 3 hosts" in refusal.told
 
 
 def test_the_token_is_looked_at_before_what_a_stranger_says_of_the_job() -> None:

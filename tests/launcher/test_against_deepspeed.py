@@ -242,7 +242,7 @@ DEVIATIONS = (
     ),
     Deviation(
         "text after the slots",
-        "DeepSpeed passes over it; we read keys there, and refuse what is none",
+        "DeepSpeed passes over it; we read keys there, refuse a slip of one, and pass over the rest with a warning",
         (WE_REFUSE,),
         lambda case: any(_rest(one) for one in case.code),
     ),
@@ -254,8 +254,8 @@ DEVIATIONS = (
     ),
     Deviation(
         "slots=0, or more than 4096",
-        "DeepSpeed takes any number; a host without a slot is a mistake",
-        (WE_REFUSE,),
+        "DeepSpeed takes any number, and keeps a host without ranks; we leave that host out",
+        (WE_REFUSE, OTHERS),
         lambda case: any(
             not 1 <= int(one) <= 4096 for one in re.findall(r"slots=(\d+)", "\n".join(case.code))
         ),

@@ -60,6 +60,7 @@ class FakeHost:
 
     def __init__(self, change: Change = lambda frame: None, *, first: bytes = b"") -> None:
         self._change = change
+        self.first = first
         self._to_read: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._decoder = Decoder()
         self._has_source = False
@@ -81,6 +82,9 @@ class FakeHost:
 
     def error_text(self) -> str:
         return ""
+
+    def exit_status(self) -> int | None:
+        return None
 
     def close(self) -> None:
         self.is_closed = True
@@ -161,7 +165,7 @@ def test_what_one_host_does_wrong_is_its_own() -> None:
     assert [host.problem for host in facts.hosts[1:4]] == [
         "n1 port 22 refused the connection",
         "the connection broke: No route to host",
-        "a frame of 4294967295 bytes; at most 67108864 are allowed",
+        "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed",
     ]
     assert facts.hosts[4].wrong == (("cwd", "problem is 7"),)
     assert facts.hosts[5].problem.startswith("not a frame: ")

@@ -243,6 +243,8 @@ def test_prune_removes_what_its_dry_run_shows(run: Path, capsys: pytest.CaptureF
     ended = Ended(capsys, "prune", run, "--keep", 1)
     assert (ended.code, ended.out) == (0, f"removed {run}/{STEPS[1]}\n")
     assert open_store(run).tags() == [STEPS[0], STEPS[2]]
+    ended = Ended(capsys, "prune", run, "--keep", 2)
+    assert (ended.code, ended.out) == (0, f"nothing to remove: {run} has 2 checkpoints, --keep 2\n")
 
 
 def test_export_writes_the_weights(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,7 @@ OPTIONS = [
     # launcher/options/process.py
     ("--save_pid",),
     ("--stack_on_hang",),
+    ("--stdin",),
     # launcher/options/drop_in.py
     ("--drop_in",),
     # launcher/options/backend.py
@@ -87,6 +88,7 @@ OPTIONS = [
     ("--connect_window",),
     ("--timings",),
     ("--preload",),
+    ("--prepare_timeout",),
     # launcher/options/tree.py
     ("--tree_above",),
     ("--tree_radix",),
@@ -437,6 +439,19 @@ def test_the_help_names_every_option_with_a_sentence(word: str, capsys: pytest.C
     assert all(line.isascii() and len(line) <= 120 for line in text.splitlines())
 
 
+def test_the_help_has_every_option_below_a_title_and_the_common_ones_first() -> None:
+    named = [name for names in cli.GROUPS.values() for name in names]
+    taken = {one.name for one in cli.dslaunch.params if isinstance(one, click.Option)}
+    assert sorted(named) == sorted(taken | {"help"})
+    with click.Context(cli.dslaunch, info_name="dslaunch") as context:
+        text = cli.dslaunch.get_help(context)
+    assert [line[:-1] for line in text.splitlines() if line[:-1] in cli.GROUPS] == list(cli.GROUPS)
+    places = [
+        text.index(word) for word in ("--hostfile", "--num_gpus", "--module", "--log_dir", "--ssh_port")
+    ]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("given", [["--module", "--no_python"]])
 def test_options_that_contradict_each_other(
     given: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -526,3 +541,40 @@ def test_short_options_and_help_look_for_no_translation(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            "chekc",
+            "'chekc' is no command, and no script of that name is here; did you mean `dslaunch check`?",
+        ),
+        ("stack 77", "did you mean `dslaunch stacks`?"),
+        ("-np 2 t.py", "there is no option -np: write --num_gpus=N for N processes on each host"),
+        ("-n 2 t.py", "there is no option -n: write --num_gpus=N"),
+        ("-N 2 t.py", "there is no option -N: write --num_nodes=N"),
+        ("-num_gpus=2 t.py", "there is no option -num_gpus; did you mean --num_gpus"),
+        ("-M t.py", "there is no option -M; did you mean -m?"),
+        ("-~ t.py", "there is no option -~; did you mean --help for the list?"),
+    ],
+)
+def test_what_was_perhaps_meant_is_said(
+    words: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_a_script_that_is_called_almost_like_a_command_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chekc").touch()
+    monkeypatch.setattr(run, "run", lambda options: 0)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["chekc"])
+    assert ended.value.code == 0, capsys.readouterr().err

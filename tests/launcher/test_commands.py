@@ -28,7 +28,7 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint"})
+    "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint", "completion"})
 )  # one asks a job that has its hosts, the others are about this machine
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command

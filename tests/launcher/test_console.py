@@ -8,6 +8,7 @@ import pty
 import re
 import threading
 import time
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -17,8 +18,10 @@ from dslaunch.launcher import console as console_module
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.frames import text_of
+from dslaunch.launcher.options.logs import LogOptions
 from dslaunch.launcher.prefix import Origin
 from dslaunch.launcher.verdict import HostFailure, RankFailure, Verdict
+from dslaunch.launcher.wording import shown_time
 
 ORIGINS = (
     Origin("w0", 0, 0, 0),
@@ -189,11 +192,11 @@ def test_a_long_wait_in_a_pipe_is_said_at_longer_and_longer_intervals(
     assert max(after - before for before, after in itertools.pairwise(said)) < 75
 
 
-def test_the_report_names_at_most_four_of_those_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_of_many_that_are_waited_for_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(time, "monotonic", lambda: 50.0)
     screen.console.progress("prepared", 9, [f"w{place}" for place in range(6)], 40.0)
-    assert screen.err == b"dslaunch: 3 of 9 hosts prepared, waiting for w0, w1, w2, w3 and 2 more (10 s)\n"
+    assert screen.err == b"dslaunch: 3 of 9 hosts prepared, waiting for w[0-5] (10 s)\n"
 
 
 RANK = "rank 0 on w0 (local rank 0, pid 7) exited with code 1"
@@ -202,7 +205,7 @@ RANK = "rank 0 on w0 (local rank 0, pid 7) exited with code 1"
 @pytest.mark.parametrize(
     ("failures", "lines"),
     [
-        ((), []),
+        ((), ["dslaunch: 4 workers ended with code 0 after 0.8 s"]),
         ((rank(0),), [f"dslaunch: {RANK}; it failed first"]),
         (
             (rank(0, "Traceback", "caf\udcc3"), rank(1)),
@@ -217,7 +220,7 @@ RANK = "rank 0 on w0 (local rank 0, pid 7) exited with code 1"
         ((host("w0"),), ["dslaunch: w0: refused the connection"]),
         (
             tuple(host(f"w{place}") for place in range(8)),
-            [f"dslaunch: w{place}: refused the connection" for place in range(8)],
+            ["dslaunch: w[0-7]: refused the connection (8 hosts)"],
         ),
         (
             (host("w1"), rank(0, "Traceback")),
@@ -244,9 +247,54 @@ def test_the_last_word_is_who_failed_first(
 ) -> None:
     screen = Screen()
     culprit, others = (failures[0], failures[1:]) if failures else (None, ())
-    screen.console.report(Verdict(culprit=culprit, others=others, interrupted_by=None, phases_s=()))
+    screen.console.report(
+        Verdict(culprit=culprit, others=others, interrupted_by=None, phases_s=()), took_s=0.81
+    )
     assert screen.out == b""
     assert screen.err.decode("utf-8", "replace").splitlines() == lines
+
+
+def test_an_interrupted_job_did_not_end_well() -> None:
+    screen = Screen()
+    screen.console.report(Verdict(culprit=None, others=(), interrupted_by=2, phases_s=()), took_s=1.0)
+    assert screen.err == b""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_last_line_says_where_the_log_files_are(tmp_path: Path, code: int) -> None:
+    err = io.BytesIO()
+    logs = LogOptions(log_dir=str(tmp_path), each_rank_dir=str(tmp_path / "each"))
+    console = Console(log_level="info", logs=logs, out=io.BytesIO(), err=err)
+    console.begin(ORIGINS)
+    culprit = rank(3, code=code) if code else None
+    console.report(Verdict(culprit=culprit, others=(), interrupted_by=None, phases_s=()), took_s=1.0)
+    assert console.drain(10)
+    assert err.getvalue().decode().splitlines()[1:] == [
+        f"dslaunch: log files: {(tmp_path / 'latest').resolve()}/attempt_0",
+        f"dslaunch: log files: {tmp_path}/each",
+    ]
+
+
+def test_on_a_terminal_lines_break_between_words() -> None:
+    err = Terminal()
+    console = console_of(io.BytesIO(), err)
+    words = [f"word-{place}" for place in range(40)]
+    console.warn(" ".join(words) + " " + "x" * 100)
+    assert console.drain(10)
+    lines = re.sub(r"\x1b\[\d*m", "", err.getvalue().decode().removeprefix("\r\x1b[K")).splitlines()
+    assert len(lines) > 4
+    assert max(map(len, lines[:-1])) <= 80
+    assert lines[-1] == "    " + "x" * 100  # nowhere to break it
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert " ".join(lines).split() == ["dslaunch:", "warning:", *words, "x" * 100]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (99.4, "99 s"), (99.6, "1 min 40 s"), (3599.6, "1 h 0 min"), (11000, "3 h 3 min")],
+)  # fmt: skip
+def test_a_time_is_shown_in_the_units_of_people(seconds: float, text: str) -> None:
+    assert shown_time(seconds) == text
 
 
 def test_evidence_stands_before_the_traceback_and_the_traceback_instead_of_the_last_lines() -> None:
@@ -264,7 +312,7 @@ def test_evidence_stands_before_the_traceback_and_the_traceback_instead_of_the_l
         traceback=("Traceback", "E"),
         last_lines=("bye",),
     )
-    screen.console.report(Verdict(culprit=culprit, others=(), interrupted_by=None, phases_s=()))
+    screen.console.report(Verdict(culprit=culprit, others=(), interrupted_by=None, phases_s=()), took_s=0.81)
     assert screen.err.decode().splitlines() == [
         "dslaunch: rank 3 on w0 (local rank 1, pid 7) was killed by SIGKILL (9); it failed first",
         "dslaunch: evidence: the kernel killed it for memory (cgroup limit 512 MiB)",

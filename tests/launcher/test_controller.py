@@ -11,7 +11,7 @@ import time
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher import roster
+from dslaunch.launcher import controller, roster
 from dslaunch.launcher.channel import Channel
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.controller import Controller
@@ -78,7 +78,7 @@ def run(*hosts: MemoryHost | Exception, heartbeat_s: float = 60.0) -> tuple[Verd
     began = time.monotonic()
     verdict = Controller(plan, connect=connect, console=console).run()
     assert time.monotonic() - began < WITHIN_S
-    console.report(verdict)
+    console.report(verdict, took_s=1.0)
     console.drain()
     assert all(host.is_closed for host in hosts if isinstance(host, MemoryHost))
     return verdict, err.getvalue().decode()
@@ -99,8 +99,8 @@ UP = [Started(2, 102), Started(3, 103)]
 WRONG = [  # of the host with ranks 2 and 3
     (LaunchError("n1 port 22 refused the connection"), "n1 port 22 refused the connection"),
     (OSError(113, "No route to host"), "the connection broke: No route to host"),
-    (first(MAGIC, b"\xff\xff\xff\xff"), "a frame of 4294967295 bytes; at most 67108864 are allowed"),
-    (first(b"Welcome!\n", b""), "the connection ended before the job did"),
+    (first(MAGIC, b"\xff\xff\xff\xff"), "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
+    (first(b"Welcome!\n", b""), "no agent started there: the connection ended, and its last words are 'Welcome!'; a command"),
     (first(MAGIC, b"\0\0\0\2[]"), "not a frame: b'[]'"),
     (first(MAGIC, b"\0\0\0\x0b[\"Done\",{}]"), "not a frame: b'[\"Done\",{}]'"),
     (first(MAGIC, Ready(0, [])), "its agent sent Ready before Hello"),
@@ -192,7 +192,7 @@ def test_a_host_that_comes_after_another_has_failed_is_heard_too() -> None:
     early = MemoryHost((2, 3), after(Prepare, problem))
     verdict, said = run(MemoryHost((0, 1)), early, LateHost(early, (4, 5), problem))
     assert verdict.exit_code == 3
-    assert said.splitlines() == [f"dslaunch: {name}: no Python at /own/python3" for name in ("n1", "n2")]
+    assert said.splitlines() == ["dslaunch: n[1-2]: no Python at /own/python3 (2 hosts)"]
 
 
 def test_an_answer_that_was_not_asked_for_changes_nothing() -> None:
@@ -271,3 +271,52 @@ def test_whatever_a_host_says_ends_in_a_verdict(kind: type, said: list[Frame | b
     failed = [one for one in (verdict.culprit, *verdict.others) if one is not None]
     assert verdict.exit_code == 0 or failed
     assert all(one.host == "n1" for one in failed if isinstance(one, HostFailure | RankFailure))
+
+
+def test_a_first_host_that_is_lost_when_it_is_ready_and_does_not_listen_ends_the_wait_of_all() -> None:
+    def dies(frame: Frame | None) -> list[Frame | bytes] | None:
+        if isinstance(frame, Ping) and frame.number > 3:  # all others are ready by then
+            return [b""]
+        return [] if isinstance(frame, Listen) else None
+
+    hosts = [MemoryHost((2 * one, 2 * one + 1), code=None) for one in (1, 2)]
+    verdict, said = run(MemoryHost((0, 1), dies), *hosts, heartbeat_s=1.0)
+    assert verdict.exit_code == 3
+    assert isinstance(verdict.culprit, HostFailure)
+    assert verdict.culprit.host == "n0"
+    assert "n0: the connection ended before the job did" in said
+
+
+@pytest.mark.parametrize(
+    ("place", "change"), [(0, after(Listen)), (1, after(Reach))], ids=["does not listen", "does not try"]
+)
+def test_a_host_that_lives_but_does_not_answer_is_given_up(
+    place: int, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "ANSWER_TIMEOUT_S", 0.3)
+    hosts = [MemoryHost((2 * one, 2 * one + 1), code=None) for one in range(3)]
+    hosts[place] = MemoryHost((2 * place, 2 * place + 1), change)
+    verdict, said = run(*hosts)
+    assert verdict.exit_code == 3
+    assert f"n{place}: its agent did not answer within 0.3 s, and the job waits for all to be reached" in said
+    assert said.count("did not answer within") == 1
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_one_machine_under_two_names_is_refused_before_anything_starts(place: int) -> None:
+    hello = first(MAGIC, HELLO._replace(hostname="box", machine="boot-7 box"))
+    hosts = [MemoryHost((2 * one, 2 * one + 1), code=None) for one in range(3)]
+    for one in (0, place):
+        hosts[one] = MemoryHost((2 * one, 2 * one + 1), hello, code=None)
+    verdict, said = run(*hosts)
+    assert verdict.exit_code == 2
+    names = {f"n0 and n{place}", f"n{place} and n0"}
+    assert any(
+        f"{pair} are one machine, box, and both have slot 0, 1; give a machine one" in said for pair in names
+    )
+    assert not any(isinstance(frame, Start) for host in hosts for frame in host.heard)
+
+
+def test_a_host_that_does_not_say_which_machine_it_is_takes_part() -> None:
+    verdict, _ = run(*(MemoryHost((2 * one, 2 * one + 1)) for one in range(2)))
+    assert verdict.exit_code == 0

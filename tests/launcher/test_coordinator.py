@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from dslaunch.launcher.console import Console
 from dslaunch.launcher.coordinator import Coordinator
 from dslaunch.launcher.news import (
     Beat,
+    Challenge,
     End,
     Ended,
     Failed,
@@ -27,9 +29,11 @@ from dslaunch.launcher.news import (
     Joined,
     News,
     NewsDecoder,
+    Proof,
     Ready,
     Refused,
     Welcome,
+    both,
     encode_news,
 )
 
@@ -39,6 +43,7 @@ SOON_S = 10.0
 IDENTITY = Identity(
     job_id="", token="", names=("a", "b", "c"), hosts="3 hosts", hosts_digest="h", program_digest="p"
 )
+PROVEN = replace(IDENTITY, token="s3cret")
 RANK_FAILURE = Failed(2, 5, 1, 77, 3, 0, "", 0.0)
 T = TypeVar("T", bound=News)
 Begin = Callable[..., Coordinator]
@@ -76,7 +81,9 @@ class Peer:
         return True
 
     def join(self, rank: int, identity: Identity = IDENTITY, **changes: object) -> Peer:
-        nonce = self.take(Welcome).nonce
+        nonce = both(self.take(Welcome).nonce, "mine")
+        self.send(Challenge("mine"))
+        assert self.take(Proof).proof == PROVEN.coordinator_proof(nonce) or not identity.token
         join = identity.join(rank, nonce=nonce, heartbeat_s=30.0)
         self.send(join._replace(**changes))  # type: ignore[arg-type]
         return self
@@ -112,9 +119,9 @@ class Meeting:
         self._sockets.append(sock)
         return Peer(sock)
 
-    def members(self, *ranks: int) -> list[Peer]:
+    def members(self, *ranks: int, identity: Identity = IDENTITY) -> list[Peer]:
         """These nodes, all joined and ready."""
-        peers = [self.connect().join(rank) for rank in ranks]
+        peers = [self.connect().join(rank, identity) for rank in ranks]
         for peer in peers:
             peer.take(Joined)
             peer.send(Ready())
@@ -281,12 +288,15 @@ def test_those_who_do_not_come_are_named(meeting: Meeting) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"protocol": 2}, "it speaks protocol 2, node 0 speaks 1"),
-        ({"job_id": "other"}, "its --job_id is 'other', node 0's is ''"),
-        ({"proof": "00"}, "its DSLAUNCH_TOKEN is not node 0's"),
+        ({"protocol": 3}, "it speaks protocol 3, node 0 speaks 2"),
+        ({"job_id": "other"}, "its --job_id is 'other', and node 0's is another"),
+        (
+            {"proof": "00"},
+            "its DSLAUNCH_TOKEN, or the scheduler's number of its job where that is not set, is not ",
+        ),
         ({"node_rank": 3}, "there is no node 3, only 0 to 2"),
         ({"node_rank": -1}, "there is no node -1, only 0 to 2"),
-        ({"node_rank": 0}, "node 0 is here already, from 127.0.0.1; every node needs its own --node_rank"),
+        ({"node_rank": 0}, "node 0 is here already"),
     ],
 )
 def test_who_does_not_belong_is_refused_and_the_job_goes_on(
@@ -299,13 +309,28 @@ def test_who_does_not_belong_is_refused_and_the_job_goes_on(
 
 
 def test_with_a_token_only_those_who_know_it_get_in(meeting: Meeting) -> None:
-    identity = Identity(
-        job_id="", token="s3cret", names=("a",), hosts="", hosts_digest="h", program_digest="p"
-    )
-    meeting.begin(identity=identity)
+    meeting.begin(identity=PROVEN)
     assert "DSLAUNCH_TOKEN" in meeting.connect().join(0).refusal()
-    member = meeting.connect().join(0, identity)
+    member = meeting.connect().join(0, PROVEN)
     member.take(Joined)
+
+
+def test_an_answer_of_one_side_does_not_serve_the_other_or_another_connection(meeting: Meeting) -> None:
+    meeting.begin(identity=PROVEN)
+    peer = meeting.connect()
+    nonce = both(peer.take(Welcome).nonce, "mine")
+    peer.send(Challenge("mine"))
+    theirs = peer.take(Proof).proof
+    join = PROVEN.join(1, nonce=nonce, heartbeat_s=30.0)
+    assert theirs != join.proof
+    peer.send(join._replace(proof=theirs))
+    assert "DSLAUNCH_TOKEN" in peer.refusal()
+    other = meeting.connect()
+    other.take(Welcome)
+    other.send(Challenge("mine"))
+    other.take(Proof)
+    other.send(join)
+    assert "DSLAUNCH_TOKEN" in other.refusal()
 
 
 @pytest.mark.parametrize(
@@ -315,18 +340,40 @@ def test_with_a_token_only_those_who_know_it_get_in(meeting: Meeting) -> None:
         ({"program_digest": "other"}, "program mismatch: node 1 was started with another script"),
     ],
 )  # fmt: skip
-def test_a_mismatch_ends_all_with_2(meeting: Meeting, changes: dict[str, object], message: str) -> None:
-    (member,) = meeting.begin().members(0)
-    stranger = meeting.connect().join(1, **changes)
-    refused = stranger.take(Refused)
+def test_a_mismatch_of_a_node_that_knows_the_token_ends_all_with_2(
+    meeting: Meeting, changes: dict[str, object], message: str
+) -> None:
+    (member,) = meeting.begin(identity=PROVEN).members(0, identity=PROVEN)
+    theirs = replace(PROVEN, **changes)  # type: ignore[arg-type]
+    refused = meeting.connect().join(1, theirs).take(Refused)
     assert message in refused.message
     assert refused.exit_code == 2
     told = member.take(Failed)
     assert message in told.message
     assert (told.node_rank, told.code) == (1, 2)
-    late = meeting.connect().join(2)
+    late = meeting.connect().join(2, PROVEN)
     late.take(Joined)
     assert late.take(Failed).code == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hosts_digest": "other", "hosts": ""}, "hostfile mismatch: node 1 has another one"),
+        ({"program_digest": "other"}, "program mismatch: node 1 was started with another script"),
+        ({"node_rank": 0}, "node 0 is here already; every node"),
+    ],
+)
+def test_a_stranger_without_a_token_is_refused_and_forgotten_and_told_no_names(
+    meeting: Meeting, changes: dict[str, object], message: str
+) -> None:
+    members = meeting.begin().members(0)
+    refusal = meeting.connect().join(1, **changes).refusal()
+    assert message in refusal
+    assert "3 hosts" not in refusal
+    assert "127.0.0.1" not in refusal
+    poll(lambda: "was refused" in meeting.said)
+    assert_job_unharmed(meeting, members)
 
 
 def test_a_mismatch_does_not_end_a_job_that_runs(meeting: Meeting) -> None:
@@ -401,8 +448,11 @@ def test_who_does_not_read_is_dropped(meeting: Meeting) -> None:
     ours, theirs = socket.socketpair()
     with ours, contextlib.closing(coordinator._connections):
         coordinator.adopt(theirs)
-        peer = Peer(ours).join(1)
+        peer = Peer(ours)
+        nonce = both(peer.take(Welcome).nonce, "mine")
+        peer.send(Challenge("mine"), IDENTITY.join(1, nonce=nonce, heartbeat_s=30.0))
         coordinator._connections.serve(SOON_S)
+        peer.take(Proof)
         peer.take(Joined)
         member = coordinator._members[1]
         message = Failed(2, -1, -1, 0, 1, 0, "x" * 400, 0.0)
@@ -423,11 +473,11 @@ def test_garbage_never_harms_the_job(fuzzed: Meeting, chunks: list[bytes]) -> No
             stranger.sock.sendall(chunk)
         stranger.sock.shutdown(socket.SHUT_WR)
     assert stranger.is_closed()
-    assert fuzzed.connect().take(Welcome).protocol == 1
+    assert fuzzed.connect().take(Welcome).protocol == 2
 
 
 frames = st.sampled_from(
-    [Go(), End(), Ready(), Ended(), Beat(), Joined(1.0), Welcome(1, "x"), Refused("x", 2)]
+    [Go(), End(), Ready(), Ended(), Beat(), Joined(1.0), Welcome(1, "x"), Refused("x", 2), Challenge("x")]
 )
 joins = st.builds(
     Join,

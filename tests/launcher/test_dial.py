@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,16 +119,72 @@ def test_a_host_that_does_not_answer_is_given_up_when_the_time_is_over() -> None
             one.close()
 
 
+def test_a_host_that_answered_in_time_is_reached_however_late_we_look(sshd: socket.socket) -> None:
+    """We may have been stopped, or busy with loading, for longer than the host may take."""
+    begun = Dial(HOP._replace(port=port_of(sshd), connect_timeout_s=1e-9))
+    begun.begin()
+    accepted, peer = sshd.accept()
+    with accepted, begun.finish() as sock:
+        assert sock.getsockname() == peer
+
+
+def known_as(
+    monkeypatch: pytest.MonkeyPatch, *addresses: tuple[socket.AddressFamily, tuple[Any, ...]]
+) -> None:
+    found = [(family, socket.SOCK_STREAM, 0, "", address) for family, address in addresses]
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda name, port, family, *_: [one for one in found if family in (0, one[0])]
+    )
+
+
 def test_the_next_address_of_a_host_is_tried_when_the_first_fails(
     sshd: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [
-        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.2", port))
-        for port in (free_port(), port_of(sshd))
-    ]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    ports = (free_port(), port_of(sshd))
+    known_as(monkeypatch, *((socket.AF_INET, ("127.0.0.2", port)) for port in ports))
     with dial(HOP) as sock:
         assert sock.getpeername() == sshd.getsockname()
+
+
+def test_an_address_that_is_silent_holds_up_the_next_for_a_moment_only(
+    sshd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.2", 0), backlog=0) as full:
+        waiting = [Dial(HOP._replace(port=port_of(full))) for _ in range(2)]
+        for one in waiting:
+            one.begin()
+        silent = (socket.AF_INET, ("127.0.0.2", port_of(full)))
+        known_as(monkeypatch, silent, silent, (socket.AF_INET, sshd.getsockname()))
+        began = time.monotonic()
+        with dial(HOP) as sock:
+            assert sock.getpeername() == sshd.getsockname()
+        assert time.monotonic() - began < HOP.connect_timeout_s / 2
+        for one in waiting:
+            one.close()
+
+
+def test_the_other_kind_of_address_does_not_wait_for_all_of_the_first(
+    sshd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = (socket.AF_INET6, ("100::1", 22, 0, 0))
+    known_as(monkeypatch, nowhere, nowhere, nowhere, (socket.AF_INET, sshd.getsockname()))
+    assert [family for family, _ in Dial(HOP)._addresses][:3] == [
+        socket.AF_INET6,
+        socket.AF_INET,
+        socket.AF_INET6,
+    ]
+    with dial(HOP) as sock:
+        assert sock.family == socket.AF_INET
+
+
+def test_the_kind_of_address_that_the_configuration_wants_is_the_only_one_tried(
+    sshd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known_as(monkeypatch, (socket.AF_INET6, ("::1", free_port(), 0, 0)), (socket.AF_INET, sshd.getsockname()))
+    with dial(HOP._replace(family=socket.AF_INET)) as sock:
+        assert sock.family == socket.AF_INET
+    with pytest.raises(LaunchError):
+        dial(HOP._replace(family=socket.AF_INET6))
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def begins(*answers: Frame | bytes) -> Change:
 
 WRONG = [  # of the host with node rank 1
     (LaunchError("n1 port 22 refused the connection"), "n1 port 22 refused the connection"),
-    (begins(b"\xff\xff\xff\xff"), "a frame of 4294967295 bytes; at most 67108864 are allowed"),
+    (begins(b"\xff\xff\xff\xff"), "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
     (begins(HELLO, Done(0)), "its agent sent Done before the start"),
     (begins(HELLO, Output(1, 1, "x\n")), "its agent sent Output before the start"),
     (lambda frame: [Problem("no", 0)] if isinstance(frame, Prepare) else None,

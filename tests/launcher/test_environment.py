@@ -210,6 +210,7 @@ def exports(
 def test_the_shell_gives_what_its_prefixes_select(folders: tuple[Path, Path]) -> None:
     taken = {
         "AZUREML_RUN_ID": "r",
+        "DSLAUNCH_LOG_LEVEL": "info",
         "DLTS_JOB_ID": "j",
         "MASTER_HOST": "m",
         "MLFLOW_TRACKING_URI": "u",
@@ -223,8 +224,10 @@ def test_the_shell_gives_what_its_prefixes_select(folders: tuple[Path, Path]) ->
     home, cwd = folders
     environ = {**left, **taken, "PYTHONPATH": "/old:/older"}
     expected = {**taken, "PYTHONPATH": f"{cwd}:/old:/older"}
+    sources = {"PYTHONPATH": "the working folder, then the shell"}
     assert exported(environ, cwd=str(cwd), home=home, file_name=None) == tuple(
-        EnvEntry(name=name, value=(expected[name],), source="the shell") for name in sorted(expected)
+        EnvEntry(name=name, value=(expected[name],), source=sources.get(name, "the shell"))
+        for name in sorted(expected)
     )
 
 
@@ -232,7 +235,7 @@ def test_the_shell_gives_what_its_prefixes_select(folders: tuple[Path, Path]) ->
 def test_the_folder_is_always_on_the_python_path(folders: tuple[Path, Path], environ: dict[str, str]) -> None:
     home, cwd = folders
     assert exported(environ, cwd=str(cwd), home=home, file_name=None) == (
-        EnvEntry(name="PYTHONPATH", value=(str(cwd),), source="the shell"),
+        EnvEntry(name="PYTHONPATH", value=(str(cwd),), source="the working folder"),
     )
 
 

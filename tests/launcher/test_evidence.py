@@ -322,3 +322,36 @@ def test_what_torch_recorded_comes_before_what_stands_in_stderr(tmp_path: Path) 
     path.unlink()
     found = evidence_of(EXITED_WITH_1, facts=[], is_out_of_memory=False, error_file=str(path), **tails(err))
     assert (found["message"], found["traceback"]) == ("", PLAIN)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_an_error_file_that_is_no_file_is_neither_followed_nor_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    if kind == "link":
+        (tmp_path / "other.json").write_text('{"message": "of another"}')
+        path.symlink_to(tmp_path / "other.json")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    assert read_error_file(str(path)) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("train.py: error: unrecognized arguments: --local_rank=0", True),
+        ("hostname: unrecognized option '--local_rank=0'", True),
+        ("Error: No such option: --local_rank", True),
+        ("FATAL Flags parsing error: Unknown command line flag 'local_rank'", True),
+        ("local_rank 0 starts", False),
+        ("unrecognized arguments: --lr=1", False),
+    ],
+)
+def test_a_program_that_does_not_know_local_rank_is_told_how_to_leave_it_out(
+    line: str, is_told: bool
+) -> None:
+    err = Tail(10)
+    err.add(f"usage: train.py\n{line}\n".encode())
+    found = evidence_of(2 << 8, facts=[], is_out_of_memory=False, error_file=None, out=Tail(10), err=err)
+    assert any("--no_local_rank" in one for one in found["evidence"]) == is_told

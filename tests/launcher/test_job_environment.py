@@ -82,7 +82,7 @@ def test_a_busy_port_that_was_asked_for_is_refused(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         job = start("say('started')", f"--master_port={port}")
-        assert job.wait() == 3
+        assert job.wait() == 2
     assert job.err == (
         f"dslaunch: localhost: --master_port={port} is in use here; choose another, or leave the option out if you gave it\n"
     )

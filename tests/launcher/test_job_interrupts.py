@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -96,5 +97,36 @@ def test_what_an_interrupt_ends_before_the_workers_start_has_not_failed(start: S
     poll((tmp_path / "sourcing").exists, "the venv script")
     job.signal(signal.SIGINT)
     assert job.wait(AT_ONCE_S) == 130
-    assert (job.out, job.err) == ("", "")
+    assert job.out == ""
+    assert job.err.endswith("dslaunch: SIGINT (2): nothing was started\n")
+    assert "failed" not in job.err
     job.assert_nothing_is_left()
+
+
+def test_an_interrupt_while_the_program_is_loaded_is_one_line(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "click.py").write_text("import time\nopen('loading', 'w').close()\ntime.sleep(60)\n")
+    job = start("say('ready')", env={"PYTHONPATH": str(tmp_path / "slow")})
+    poll(lambda: (tmp_path / "loading").exists(), "the import")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert job.err == "dslaunch: interrupted: nothing was started\n"
+
+
+def test_an_interrupt_while_hosts_are_connected_says_that_nothing_was_started(
+    start: Start, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        (tmp_path / "hosts").write_text(f"127.0.0.1 slots=1 port={port}\n")
+        job = start("say('ready')", "-H", "hosts", "--force_multi")
+        silent.settimeout(60)
+        connection = silent.accept()[0]
+        job.signal(signal.SIGINT)
+        assert job.wait() == 130
+        connection.close()
+    assert job.err.splitlines()[-1] in (
+        "dslaunch: SIGINT (2): nothing was started",
+        "dslaunch: interrupted: nothing was started",  # before the job watches signals
+    )
+    assert "Traceback" not in job.err

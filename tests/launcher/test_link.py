@@ -35,6 +35,9 @@ class MemoryChannel:
     def error_text(self) -> str:
         return ""
 
+    def exit_status(self) -> int | None:
+        return None
+
     def close(self) -> None:
         self.chunks.put(b"")
 

@@ -21,6 +21,8 @@ from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.options.logs import LogOptions, read
 from tests.launcher.local_job import AT_ONCE_S, WORKER, Job, assert_short, poll
 
+PIPE_AS_DISK = f'python=$1; shift 3; exec "$python" {Path(__file__).with_name("pipe_as_disk.py")} "$@"'
+
 
 def read_words(*words: str) -> LogOptions:
     return read(dslaunch.make_context("dslaunch", [*words, "train.py"]).params)
@@ -328,6 +330,7 @@ def test_a_slow_disk_slows_the_workers_and_loses_nothing(start: Start, tmp_path:
         """,
         "--log_dir=logs",
         "--tee=none",
+        shell=PIPE_AS_DISK,
     )
     poll((tmp_path / "progress").exists, "the start of the worker")
     path = run_folder(job) / "attempt_0" / "rank000.stdout.log"
@@ -375,7 +378,7 @@ while True:
 
 @pytest.mark.slow
 def test_a_second_interrupt_gives_up_a_disk_that_does_not_answer(start: Start, tmp_path: Path) -> None:
-    job = start(FLOOD, "--log_dir=logs", "--tee=none")
+    job = start(FLOOD, "--log_dir=logs", "--tee=none", shell=PIPE_AS_DISK)
     read = unread(job)
     (tmp_path / "go").touch()
     poll((tmp_path / "full").exists, "a pipe that stays full")
@@ -410,6 +413,7 @@ def test_a_job_is_not_over_before_its_files_are_written(start: Start, tmp_path: 
         for _ in range(200): say('x' * 1000)
         """,
         "--log_dir=logs",
+        shell=PIPE_AS_DISK,
     )
     read = unread(job)
     (tmp_path / "go").touch()
@@ -493,11 +497,14 @@ def test_a_failure_at_the_start_erases_the_line(start: Start, tmp_path: Path) ->
     )
     screen.read_until(lambda data: b"hosts prepared" in data, "the line")
     (tmp_path / "go").touch()
-    screen.read_until(lambda data: data.endswith(b"\n"), "the reason")
+    screen.read_until(lambda data: data.endswith(b"stderr\r\n"), "the reason")
     assert job.wait() == 3
     left = re.sub(rb"[^\n]*\r\x1b\[K", b"", screen.data)
-    assert left.startswith(b"dslaunch: localhost: --venv_script=venv.sh ended with 4")
-    assert left.count(b"\n") == 1
+    assert left.decode().split("\r\n") == [  # 80 columns
+        "dslaunch: localhost: --venv_script=venv.sh ended with 4: it wrote nothing to",
+        "    stderr",
+        "",
+    ]
     screen.close()
 
 
@@ -510,7 +517,8 @@ def test_an_interrupt_at_the_start_erases_the_line(start: Start, tmp_path: Path)
     )
     screen.read_until(lambda data: b"hosts prepared" in data, "the line")
     job.signal(signal.SIGINT)
-    screen.read_until(lambda data: data.endswith(b"\r\x1b[K"), "the end of the line")
+    last = b"\r\x1b[Kdslaunch: SIGINT (2): nothing was started\r\n"
+    screen.read_until(lambda data: data.endswith(last), "the last line, in the place of the one before")
     assert job.wait() == 130
     screen.close()
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -83,7 +85,7 @@ def test_something_else_called_latest_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
     (tmp_path / "latest" / "mine").touch()
     files = begun(tmp_path)
-    assert files.warning == f"{tmp_path}/latest does not point to this run: Is a directory"
+    assert files.warning == f"{tmp_path}/latest does not point to this run: it is there already and not ours"
     assert (tmp_path / "latest" / "mine").exists()
 
 
@@ -206,3 +208,50 @@ def test_a_call_is_made_when_all_parts_are_done() -> None:
     assert made == []
     one()
     assert made == [0]
+
+
+def modes(folder: Path) -> set[int]:
+    return {stat.S_IMODE(one.stat().st_mode) for one in folder.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("of_folder", "of_files"), [(0o755, 0o600), (0o777, 0o640), (0o2750, 0o640), (0o700, 0o600)]
+)
+def test_only_this_user_reads_the_files_unless_the_folder_was_made_for_others(
+    of_folder: int, of_files: int, tmp_path: Path
+) -> None:
+    tmp_path.chmod(of_folder)
+    files = RankFiles(log_dir=str(tmp_path), each_rank_dir=str(tmp_path / "each"))
+    files.begin([0])
+    assert files.folder is not None
+    assert modes(files.folder) == {of_files}
+    inherits = of_folder & stat.S_ISGID
+    assert modes(tmp_path / "each") == {of_files if inherits else 0o600}
+    assert files.finish(10)
+
+
+def test_a_log_file_that_another_user_planted_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs.os.path, "lexists", lambda path: False)  # planted after we looked
+    for second in range(3):
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(time.time() + second))
+        (tmp_path / f"{name}_rank0.log").symlink_to(tmp_path / "precious")
+    files = RankFiles(log_dir=None, each_rank_dir=str(tmp_path))
+    with pytest.raises(LaunchError, match="cannot write to"):
+        files.begin([0])
+    assert not (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_latest_that_is_not_ours_stays(kind: str, tmp_path: Path) -> None:
+    link = tmp_path / "latest"
+    (tmp_path / "mine").write_text("years of work")
+    if kind == "file":
+        link.write_text("years of work")
+    else:
+        link.symlink_to("mine")
+    files = begun(tmp_path)
+    assert "latest does not point to this run: it is there already and not ours" in files.warning
+    assert link.read_text() == "years of work"
+    assert files.finish(10)

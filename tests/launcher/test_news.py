@@ -12,6 +12,7 @@ from dslaunch.launcher.news import (
     MAX_FRAME_BYTES,
     MAX_TEXT,
     Beat,
+    Challenge,
     End,
     Ended,
     Failed,
@@ -21,6 +22,7 @@ from dslaunch.launcher.news import (
     Joined,
     News,
     NewsDecoder,
+    Proof,
     Ready,
     Refused,
     Welcome,
@@ -35,6 +37,8 @@ numbers = st.integers(min_value=-(2**53), max_value=2**53)
 times = st.floats(allow_nan=False, allow_infinity=False)
 any_news = st.one_of(
     st.builds(Welcome, numbers, texts),
+    st.builds(Challenge, texts),
+    st.builds(Proof, texts),
     st.builds(Refused, texts, numbers),
     st.builds(Joined, times),
     st.builds(Join, numbers, texts, numbers, texts, texts, texts, times, texts),
@@ -120,8 +124,8 @@ def test_text_of_a_stranger_does_no_harm_on_a_terminal() -> None:
     text = "\x1b[31mred\n\ud800\u202e" + "x" * 10000
     (news,) = NewsDecoder().feed(framed(json.dumps(["Refused", text, 2]).encode()))
     assert isinstance(news, Refused)
-    assert news.message.startswith("?[31mred???x")
-    assert len(news.message) == MAX_TEXT
+    assert news.message.startswith("red ??x")
+    assert len(news.message) == MAX_TEXT + len("...")
 
 
 def test_who_does_not_know_the_token_cannot_prove_it() -> None:

@@ -146,7 +146,9 @@ def test_a_cut_link_ends_all_within_the_heartbeat(job: Job, place: int, named: s
 
 def test_a_hostfile_that_differs_ends_all_with_2(job: Job) -> None:
     (job.folder / "other").write_text("node1 slots=2\nnode2 slots=2\nnode3 slots=1\n")
-    commands = [job.start(0, "work.py"), job.start(1, "work.py"), job.start(2, "-H", "other", "work.py")]
+    env = {"DSLAUNCH_TOKEN": "s3cret"}
+    commands = [job.start(place, "work.py", env=env) for place in (0, 1)]
+    commands.append(job.start(2, "-H", "other", "work.py", env=env))
     assert codes(commands) == [2, 2, 2]
     message = (
         "hostfile mismatch: node 2 has 3 hosts, 5 ranks: node1:0,1 node2:0,1 node3:0; "

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslaunch.launcher.part import whole_verdict
+from dslaunch.launcher.news import PROTOCOL, Go, Join, Joined, News, NewsDecoder, Proof, Welcome, encode_news
+from dslaunch.launcher.part import token_in, whole_verdict
 from dslaunch.launcher.verdict import RankFailure, Verdict
 
 pytestmark = pytest.mark.slow
@@ -237,7 +239,7 @@ def test_a_busy_coordinator_port_is_said_by_all_and_the_job_runs(nodes: Nodes) -
 def test_a_busy_master_port_is_an_error_on_all(nodes: Nodes) -> None:
     with socket.create_server(("", nodes.port)):
         first, second = nodes.both("work.py")
-        assert (first.wait(), second.wait()) == (3, 3)
+        assert (first.wait(), second.wait()) == (2, 2)
     for node in (first, second):
         assert f"--master_port={nodes.port} is in use here" in node.err
     assert first.out == second.out == ""
@@ -247,7 +249,9 @@ def test_a_wrong_token_keeps_a_node_out_and_the_job_goes_on(nodes: Nodes) -> Non
     first = nodes.start(0, "work.py", env={"DSLAUNCH_TOKEN": "right"})
     wrong = nodes.start(1, "work.py", env={"DSLAUNCH_TOKEN": "wrong"})
     assert wrong.wait() == 2
-    assert "its DSLAUNCH_TOKEN is not node 0's" in wrong.err
+    assert (
+        "its DSLAUNCH_TOKEN, or the scheduler's number of its job where that is not set, is not" in wrong.err
+    )
     second = nodes.start(1, "work.py", env={"DSLAUNCH_TOKEN": "right"})
     assert (first.wait(), second.wait()) == (0, 0), first.err + second.err
     assert "a node at 127.0.0.1 that called itself node 1 was refused" in first.err
@@ -255,8 +259,9 @@ def test_a_wrong_token_keeps_a_node_out_and_the_job_goes_on(nodes: Nodes) -> Non
 
 
 def test_other_arguments_are_a_mismatch_and_not_shown(nodes: Nodes) -> None:
-    first = nodes.start(0, "work.py", "--password=a")
-    second = nodes.start(1, "work.py", "--password=b")
+    env = {"SLURM_JOB_ID": "77"}
+    first = nodes.start(0, "work.py", "--password=a", env=env)
+    second = nodes.start(1, "work.py", "--password=b", env=env)
     assert (first.wait(), second.wait()) == (2, 2)
     for node in (first, second):
         assert (
@@ -264,6 +269,77 @@ def test_other_arguments_are_a_mismatch_and_not_shown(nodes: Nodes) -> None:
             in node.err
         )
         assert "password" not in node.err
+
+
+def test_without_a_token_a_node_with_another_hostfile_is_sent_away_and_the_others_wait(nodes: Nodes) -> None:
+    (nodes.folder / "other").write_text("alpha slots=2\nbeta slots=7\n")
+    first = nodes.start(0, "work.py")
+    wrong = nodes.start(1, "-H", "other", "work.py")
+    assert wrong.wait() == 2
+    assert "hostfile mismatch: node 1 has another one than node 0; give all nodes the same" in wrong.err
+    assert "(this node has 2 hosts, 9 ranks: alpha:0,1 beta:0,1,2,3,4,5,6)" in wrong.err
+    second = nodes.start(1, "work.py")
+    assert (first.wait(), second.wait()) == (0, 0), first.err + second.err
+    assert "hostfile mismatch: node 1 has another one; node 0 has 2 hosts, 3 ranks" in first.err
+
+
+class Impostor:
+    """Answers as a coordinator that does not know the token, and keeps what it was told."""
+
+    def __init__(self, port: int) -> None:
+        self.heard: list[News] = []
+        self._server = socket.create_server(("", port))
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with self._server.accept()[0] as sock:
+                    self._answer(sock)
+
+    def _answer(self, sock: socket.socket) -> None:
+        sock.settimeout(10)
+        sock.sendall(encode_news(Welcome(PROTOCOL, "n")) + encode_news(Proof("00")))
+        decoder = NewsDecoder()
+        while data := sock.recv(1 << 16):
+            news = decoder.feed(data)
+            self.heard += news
+            if any(isinstance(one, Join) for one in news):
+                sock.sendall(encode_news(Joined(30.0)) + encode_news(Go()))
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(10)
+
+
+def test_a_coordinator_that_does_not_know_the_token_starts_nothing_and_hears_no_names(nodes: Nodes) -> None:
+    impostor = Impostor(nodes.port + 1)
+    try:
+        node = nodes.start(1, "--rendezvous_timeout=2", "work.py", env={"DSLAUNCH_TOKEN": "right"})
+        assert node.wait() == 3
+    finally:
+        impostor.close()
+    assert node.out == ""
+    assert "it does not know this job's token, so it is not node 0" in node.err
+    assert "alpha" not in repr(impostor.heard)
+
+
+@pytest.mark.parametrize(
+    ("environ", "token"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "7", "PMIX_NAMESPACE": "step"}, "SLURM_JOB_ID=7"),
+        ({"SLURM_JOB_ID": "7", "SLURM_HET_JOB_ID": "6"}, "SLURM_HET_JOB_ID=6"),
+        ({"SLURM_JOB_ID": "7", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "n"}, "PMIX_NAMESPACE=n"),
+        ({"SLURM_JOB_ID": "7", "OMPI_COMM_WORLD_SIZE": "2"}, ""),
+        ({"PBS_JOBID": "7.head"}, "PBS_JOBID=7.head"),
+        ({"SLURM_JOB_ID": "7", "DSLAUNCH_TOKEN": "mine"}, "mine"),
+    ],
+)
+def test_the_token_is_what_all_nodes_of_the_job_share(environ: dict[str, str], token: str) -> None:
+    assert token_in(environ) == token
 
 
 def test_one_node_needs_no_coordinator_and_no_address(nodes: Nodes) -> None:

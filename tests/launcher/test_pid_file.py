@@ -35,6 +35,34 @@ def test_a_file_that_was_left_is_replaced(text: str, tmp_path: Path) -> None:
     assert Path(write_pid_file(77, 78, folder=str(tmp_path))).read_text() == "78"
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_file_of_ours_stays_and_is_not_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "77.deepspeed"
+    if kind == "link":
+        (tmp_path / "precious").write_text("years of work")
+        path.symlink_to(tmp_path / "precious")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    why = "symbolic link" if kind == "link" else "regular file"
+    with pytest.raises(OSError, match=why):
+        write_pid_file(77, 78, folder=str(tmp_path))
+    assert os.path.lexists(path)
+    if kind == "link":
+        assert (tmp_path / "precious").read_text() == "years of work"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_stays(tmp_path: Path) -> None:
+    path = tmp_path / "77.deepspeed"
+    path.write_text("none")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(OSError, match="belongs to another user"):
+        write_pid_file(77, 78, folder=str(tmp_path))
+    assert path.read_text() == "none"
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []

@@ -100,6 +100,7 @@ def test_every_rank_and_every_local_rank_is_there_once(num_slots: list[int]) -> 
 
 def test_each_rank_gets_its_place_in_the_job_as_variables() -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    as_torchrun = ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
     table = [tuple(dict(one.env)[name] for name in names) for node in planned(2, 3) for one in node.ranks]
     assert table == [
         ("0", "0", "5", "2", "2", "0", "2"),
@@ -108,7 +109,16 @@ def test_each_rank_gets_its_place_in_the_job_as_variables() -> None:
         ("3", "0", "5", "3", "3", "1", "2"),
         ("4", "1", "5", "3", "3", "1", "2"),
     ]
-    assert {name for node in planned(2, 3) for one in node.ranks for name, _ in one.env} == set(names)
+    table = [
+        tuple(dict(one.env)[name] for name in as_torchrun) for node in planned(2, 1) for one in node.ranks
+    ]
+    assert table == [
+        ("0", "2", "default", "0", "3"),
+        ("0", "2", "default", "1", "3"),
+        ("1", "2", "default", "2", "3"),
+    ]
+    given = {name for node in planned(2, 3) for one in node.ranks for name, _ in one.env}
+    assert given == {*names, *as_torchrun}
 
 
 def test_slots_left_out_do_not_count() -> None:
@@ -207,7 +217,7 @@ def test_only_node_0_chooses_the_port() -> None:
 
 if __name__ == "__main__":  # python tests/launcher/test_plan.py: write the golden files anew
     made = whole_plan()
-    (GOLDEN / "plan.json").write_text(made.to_json() + "\n")
+    (GOLDEN / "plan.json").write_text(json.dumps(as_objects(made), indent=2) + "\n")
     (GOLDEN / "jobs.json").write_text(
         json.dumps([job_of(made, node) for node in made.nodes], indent=2) + "\n"
     )

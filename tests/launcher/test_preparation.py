@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -14,6 +15,7 @@ from dslaunch.launcher import listener, preparation
 from dslaunch.launcher.environment import EnvEntry, expand
 from dslaunch.launcher.frames import bytes_of, text_of
 from dslaunch.launcher.preparation import Prepared, Unprepared, apply_environment, find_program
+from tests.launcher.local_job import Job
 
 
 @pytest.fixture(autouse=True)
@@ -255,7 +257,7 @@ def test_a_busy_port_that_was_asked_for_is_refused(job: dict[str, Any], busy_por
     job.update(master_port=busy_port, is_port_fixed=True)
     assert refusal(job) == (
         f"--master_port={busy_port} is in use here; choose another, or leave the option out if you gave it",
-        3,
+        2,
     )
 
 
@@ -297,7 +299,7 @@ def test_a_port_that_only_root_may_use_is_not_called_busy(
 
     monkeypatch.setattr(listener, "listen_on_all", forbid)
     job.update(master_port=80, is_port_fixed=True)
-    assert refusal(job) == ("--master_port=80 cannot be used here: Permission denied; choose another", 3)
+    assert refusal(job) == ("--master_port=80 cannot be used here: Permission denied; choose another", 2)
 
 
 def test_a_node_that_is_not_the_first_looks_at_no_port(job: dict[str, Any]) -> None:
@@ -435,3 +437,35 @@ def test_a_python_that_is_missing_here_may_come_from_the_venv(job: dict[str, Any
     (tmp_path / "bin" / "python").touch(0o755)
     write_venv(job, f"PATH={tmp_path}/bin:$PATH\n")
     assert Prepared(job, num_devices=0).python == f"{tmp_path}/bin/python"
+
+
+def test_where_no_port_is_free_that_is_said_and_nothing_waits_for_one(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoPort:
+        def __init__(self, port: int) -> None:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(preparation, "PortClaim", NoPort)
+    message, exit_code = refusal({**job, "master_port": 29500})
+    assert message.startswith(
+        "no port is free here for MASTER_PORT (Address already in use, tried 100 times; "
+    )
+    assert "net.ipv4.ip_local_port_range, " in message
+    assert exit_code == 3
+
+
+@pytest.mark.slow
+def test_a_host_that_does_not_get_ready_is_given_up_with_the_step_it_is_at(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "venv.sh").write_text("read line < never\n")  # as a script on a file system that hangs
+    os.mkfifo(tmp_path / "never")
+    job = Job(tmp_path, ["--prepare_timeout=1", "--venv_script=venv.sh", "train.py"])
+    try:
+        assert job.wait() == 3
+    finally:
+        job.end()
+    assert (
+        "localhost: not prepared within --prepare_timeout=1 s: still sourcing --venv_script=venv.sh"
+        in job.err
+    )

@@ -40,6 +40,9 @@ class FakeChannel:
     def error_text(self) -> str:
         return self._error
 
+    def exit_status(self) -> int | None:
+        return None
+
     def close(self) -> None:
         self.is_closed.set()
 
@@ -76,9 +79,13 @@ def test_every_host_is_answered_for_in_the_given_order() -> None:
     assert list(probe(nodes(5), saying(channels)).items()) == [
         (0, hello("n0")),
         (1, "n1 port 22 refused the connection"),
-        (2, "the agent ended: sh: no python"),
+        (
+            2,
+            "no agent started there: the connection ended, and its last words are 'sh: no python'; "
+            "a command must run there and print nothing of its own: test with ssh HOST true",
+        ),
         (3, "the connection broke: No route to host"),
-        (4, "a frame of 4294967295 bytes; at most 67108864 are allowed"),
+        (4, "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
     ]
 
 

@@ -114,3 +114,34 @@ def test_a_place_that_cannot_take_a_report_is_refused_before_the_job(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(LaunchError, match="you may not write there"):
         check_place(tmp_path / "new.json", option="--report")
+
+
+def test_only_this_user_reads_the_report_unless_its_folder_was_made_for_others(tmp_path: Path) -> None:
+    for mode, expected in ((0o755, 0o600), (0o777, 0o640)):
+        tmp_path.chmod(mode)
+        path = tmp_path / f"{mode:o}.json"
+        write_report(path, (SECOND,), option="--report")
+        assert path.stat().st_mode & 0o777 == expected
+
+
+def test_a_report_goes_through_no_link_and_waits_for_no_reader(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("years of work")
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe.json"
+    link.symlink_to(tmp_path / "precious")
+    os.mkfifo(pipe)
+    with pytest.raises(LaunchError, match=r"link.json is a symbolic link; give the file itself"):
+        check_place(link, option="--report")
+    for path, why in ((link, "it is a symbolic link"), (pipe, "it is no regular file")):
+        with pytest.raises(LaunchError, match=why):
+            write_report(path, (SECOND,), option="--report")
+    assert (tmp_path / "precious").read_text() == "years of work"
+
+
+def test_a_report_may_go_to_what_the_shell_made_of_a_pipe(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    path = Path(f"/dev/fd/{write}")
+    check_place(path, option="--report")
+    write_report(path, (SECOND,), option="--report")
+    assert json.loads(os.read(read, 1 << 16))["exit_code"] == 0
+    os.close(read)
+    os.close(write)

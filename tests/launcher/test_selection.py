@@ -449,3 +449,10 @@ def test_any_visible_devices_are_read_or_refused(value: str) -> None:
     except LaunchError:
         return
     assert len(set(devices)) == len(devices)
+
+
+def test_a_host_is_named_as_it_is_spelled_where_names_differ_in_case_only() -> None:
+    hosts = (Host(name="Node1", slots=1), Host(name="node1", slots=2))
+    assert [one.host.name for one in select(hosts, include="Node1")] == ["Node1"]
+    assert [one.host.name for one in select(hosts, include="node1")] == ["node1"]
+    assert [one.host.name for one in select(hosts, exclude="node1")] == ["Node1"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import getpass
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def test_without_any_configuration_the_defaults_of_ssh_hold(home: Path) -> None:
         address="w0",
         port=22,
         user=getpass.getuser(),
-        identities=(),
+        identities=tuple(f"{home}/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519")),
         has_only_these_identities=False,
         host_key_name="w0",
         known_hosts=(
@@ -226,6 +227,14 @@ def test_the_first_jump_may_need_a_proxy_command(home: Path) -> None:
     [
         ("Host w0\n Port many", "ssh configuration: port 'many' is not a whole number"),
         ("Host w0\n ConnectTimeout 1.5", "ssh configuration: connecttimeout '1.5' is not a whole number"),
+        ("Port 0", "ssh configuration: port '0' is not a whole number from 1 to 65535"),
+        ("AddressFamily ipv4", "ssh configuration: addressfamily 'ipv4' is none of any, inet, inet6"),
+        ("User a b", "config:1: cannot be used as an ssh configuration: user takes one value, and 2 are given: 'a b'"),
+        ("Match localnetwork 10.0.0.0/8", "Match localnetwork is not supported; allowed are all, final, canonical, "),
+        ("Match host", "Match host has no value"),
+        ("ProxyCommand nc %x", "ssh configuration: 'nc %x': %x has no meaning there; allowed are %% %h %n %p %r"),
+        ("IdentityFile ${NO_SUCH}/a", "ssh configuration: '${NO_SUCH}/a': there is no variable NO_SUCH; set it"),
+        ("CanonicalizeHostname yes\nCanonicalizePermittedCNAMEs *:*", "CanonicalizePermittedCNAMEs is not supported"),
         ("Host w0\n ProxyJump a\nHost a\n ProxyJump w0", "leads through more than 8 hosts; is it a circle?"),
         ("Host *\n ProxyJump gate", "leads through more than 8 hosts; is it a circle?"),
         ("Host w0\n ProxyJump a:b", "ProxyJump 'a:b' is not [user@]host[:port]"),
@@ -274,58 +283,66 @@ def test_a_file_is_read_once_for_all_hosts(home: Path) -> None:
     assert [(one.user, one.port) for one in found] == [("ada", 2222), ("bob", 2222), ("bob", 22)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "user", "is_invoke_loaded"),
+    ("config", "user"),
     [
-        ('Match exec "true"\n User from-exec\n', "from-exec", True),
-        ('Match host w0 exec "false"\n User from-exec\nHost *\n User other\n', "other", True),
-        ("Host *\n User plain\n", "plain", False),
-        ("", getpass.getuser(), False),
+        ('Match exec "true"\n User from-exec\n', "from-exec"),
+        ('Match host w0 exec "false"\n User from-exec\nHost *\n User other\n', "other"),
+        ('Match host w1 exec "touch %d/was-run"\n User from-exec\nHost *\n User other\n', "other"),
+        ('Match exec "exit $(test %h = w0 && echo 0 || echo 1)"\n User from-exec\n', "from-exec"),
     ],
 )
-def test_a_match_exec_is_run_and_what_runs_it_is_not_loaded_otherwise(
-    config: str, user: str, is_invoke_loaded: bool, tmp_path: Path
+def test_the_command_of_a_match_is_run_where_what_stands_before_it_holds(
+    config: str, user: str, home: Path
 ) -> None:
-    (tmp_path / "config").write_text(config)
+    assert reached(home, config).user == user
+    assert not (home / "was-run").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        ("CanonicalizeHostname yes", "address", "w0"),
+        ("CanonicalizeHostname yes\nCanonicalDomains lan up\nHost w0.up\n User there", "user", "there"),
+        ("CanonicalizeHostname yes\nCanonicalDomains up\nCanonicalizeMaxDots 0", "address", "w0.up"),
+        ("CanonicalizeHostname yes\nCanonicalDomains up\nProxyJump none\nProxyCommand nc", "address", "w0"),
+        ("CanonicalizeHostname always\nCanonicalDomains up\nProxyCommand nc", "address", "w0.up"),
+        ("CanonicalizeHostname yes\nCanonicalDomains up\nMatch canonical\n Port 7", "port", 7),
+        ("Match final host w0.lan\n User last\nHost w0\n HostName %h.lan", "user", "last"),
+        ("Tag blue\nMatch tagged blue\n User ada", "user", "ada"),
+        ("IdentityFile none", "identities", ()),
+        ("IdentityAgent none", "agent", ""),
+        ("IdentityAgent ~/agent", "agent", "{home}/agent"),
+        ("IdentityAgent SSH_AUTH_SOCK", "agent", None),
+        ("Host w1\n Include {home}/.ssh/more", "user", getpass.getuser()),
+        ("Host w0\n Include {home}/.ssh/more\n Port 7", "user", "included"),
+        ("Match host w0\n Include {home}/.ssh/more\n Port 7", "port", 7),
+    ],
+)
+def test_what_ssh_does_with_a_rarer_line_is_done(
+    config: str, field: str, value: object, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / ".ssh" / "more").write_text("User included\nHost other\n User other\n")
+    known = socket.getaddrinfo
+
+    def domain_name_system(name: Any, *given: Any, **more: Any) -> Any:
+        return known("127.0.0.1" if name == "w0.up." else name, *given, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", domain_name_system)
+    found = getattr(reached(home, config.format(home=home)), field)
+    assert found == (value.format(home=home) if isinstance(value, str) else value)
+
+
+def test_a_configuration_does_not_load_paramiko(tmp_path: Path) -> None:
+    """So that the connections are begun before that: it takes as long as several logins."""
+    (tmp_path / "config").write_text('Host *\n User ada\nMatch exec "true"\n Port 7\n')
     program = f"""
 import sys
 from dslaunch.launcher.hostfile import Host
 from dslaunch.launcher.options.hosts import SshOptions
-from dslaunch.launcher.lean_paramiko import lean_paramiko
 from dslaunch.launcher.ssh_config import Configuration
-print(Configuration(SshOptions(config={str(tmp_path / "config")!r})).resolve(Host(name="w0", slots=1)).user)
-with lean_paramiko():
-    import dslaunch.launcher.backends.ssh
-print("invoke" in sys.modules)
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ran.stdout.split() == [user, str(is_invoke_loaded)], ran.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "is_paramiko_loaded"),
-    [
-        ("", False),
-        ("# User ada\n\nHost *\n  SendEnv LANG LC_*\n  HashKnownHosts yes\n", False),
-        ("Host=*\nServerAliveInterval=5\n", False),
-        ("Host *\n  User ada\n", True),
-        ("Host w0\n  ForwardAgent no\n", True),
-        ("CanonicalizeHostname no\n", True),
-    ],
-)
-def test_a_configuration_that_says_nothing_of_use_is_not_given_to_paramiko(
-    config: str, is_paramiko_loaded: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "config").write_text(config)
-    program = f"""
-import sys
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.options.hosts import SshOptions
-from dslaunch.launcher.ssh_config import Configuration
-Configuration(SshOptions(config={str(tmp_path / "config")!r})).resolve(Host(name="w0", slots=1))
+print(Configuration(SshOptions(config={str(tmp_path / "config")!r})).resolve(Host(name="w0", slots=1)).port)
 print("paramiko" in sys.modules)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ran.stdout.split() == [str(is_paramiko_loaded)], ran.stderr
+    assert ran.stdout.split() == ["7", "False"], ran.stderr

@@ -79,7 +79,7 @@ def test_an_agent_killed_by_9_is_a_lost_host(lab: Lab, folder: Path) -> None:
     _, agent = keeper_and_agent(lab.host("node2"))
     os.kill(agent, signal.SIGKILL)
     assert command.wait() == 3
-    assert "dslaunch: node2: the connection ended before the job did" in command.err
+    assert "dslaunch: node2: the agent ended: it was killed by SIGKILL" in command.err
     assert_clean(lab)
 
 

@@ -5,7 +5,15 @@ import signal
 
 import pytest
 
-from dslaunch.launcher.verdict import HostFailure, RankFailure, Verdict, judge, signal_name
+from dslaunch.launcher.verdict import (
+    Failure,
+    HostFailure,
+    RankFailure,
+    Verdict,
+    describe_all,
+    judge,
+    signal_name,
+)
 
 
 def rank(number: int, at_s: float, *, code: int = 1, signum: int = 0) -> RankFailure:
@@ -27,7 +35,6 @@ def host(name: str, at_s: float, *, exit_code: int = 3) -> HostFailure:
 
 R0, R1, R2 = rank(0, 10.0, code=7), rank(1, 11.0), rank(2, 12.0)
 LOST = host("w1", 9.0)
-Failure = RankFailure | HostFailure
 
 
 @pytest.mark.parametrize(
@@ -157,3 +164,43 @@ def test_a_verdict_as_json() -> None:
         "interrupted_by": "SIGINT (2)",
         "phases_s": {},
     }
+
+
+def test_ranks_that_had_ended_well_before_the_culprit_failed_are_named_with_what_that_means() -> None:
+    culprit = RankFailure(rank=3, local_rank=3, host="a", pid=1, code=1, signal=0, at_s=20.0)
+    verdict = judge(
+        [culprit],
+        stopped_at=21.0,
+        interrupted_by=None,
+        phases_s={},
+        ended_well={0: 12.0, 1: 15.5, 2: 20.5},
+    )
+    assert isinstance(verdict.culprit, RankFailure)
+    assert verdict.culprit.evidence == (
+        "ranks 0-1 had ended with 0 before, the last 4.5 s before: if rank 3 still waited for them, the ranks had unequal "
+        "numbers of batches, or left a loop at different steps",
+    )
+    assert verdict.exit_code == 1
+
+
+def test_a_culprit_that_fails_before_all_others_end_is_told_nothing_of_them() -> None:
+    culprit = RankFailure(rank=0, local_rank=0, host="a", pid=1, code=1, signal=0, at_s=5.0)
+    verdict = judge([culprit], stopped_at=9.0, interrupted_by=None, phases_s={}, ended_well={1: 6.0})
+    assert verdict.culprit == culprit
+
+
+def test_hosts_that_failed_for_the_same_reason_are_one_sentence() -> None:
+    why = "port 22 did not answer within 10 s; is the host up and not behind a firewall?"
+    failures: list[Failure] = [
+        HostFailure(host=f"node{number}", message=f"node{number} {why}", at_s=1.0) for number in range(33, 65)
+    ]
+    failures.insert(3, HostFailure(host="node9", message="node9 port 22 refused the connection", at_s=1.0))
+    failures += [
+        HostFailure(host=f"n{number}", message=f"cannot reach 10.0.0.{number}: no route", at_s=2.0)
+        for number in (4, 2)
+    ]
+    assert describe_all(failures) == [
+        f"node[33-64]: {why} (32 hosts)",
+        "node9: node9 port 22 refused the connection",
+        "n[2,4]: cannot reach 10.0.0.4: no route (2 hosts)",
+    ]

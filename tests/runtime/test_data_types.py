@@ -32,13 +32,15 @@ class OneNumber(nn.Module):
 def _summed(rank: int, stage: int, changes: dict[str, Any]) -> tuple[Tensor, torch.dtype]:
     model = OneNumber()
     config = {
-        **make_config(stage=stage, bf16=BF16, optimizer={"type": "SGD", "params": {"lr": 1.0}}, **changes),
+        **make_config(
+            stage=stage, optimizer={"type": "SGD", "params": {"lr": 1.0}}, **{"bf16": BF16, **changes}
+        ),
         "train_batch_size": NUM_MICRO_BATCHES * _world_size(),
         "gradient_accumulation_steps": NUM_MICRO_BATCHES,
     }
     engine, *_ = dslaunch.initialize(model=model, config=config)
     for micro in range(NUM_MICRO_BATCHES):
-        x = torch.full((8,), 1.0 if micro == 0 else 2.0**-9, dtype=torch.bfloat16)
+        x = torch.full((8,), 1.0 if micro == 0 else 2.0**-9, dtype=model.weight.dtype)
         engine.backward(engine(x))
         engine.step()
     master = dslaunch.zero.safe_get_full_fp32_param(model.weight)
@@ -67,6 +69,37 @@ def test_bfloat16_sums_lose_what_is_small(ranks: Ranks) -> None:
     for stage, world_size, changes in ((1, 1, {}), (1, 2, {}), (2, 2, in_bf16), (3, 2, in_bf16)):
         for master, _ in ranks(_summed, stage, changes, world_size=world_size):
             assert torch.equal(master, torch.full((8,), -1.0 / NUM_MICRO_BATCHES))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_sums_of_float16_are_as_exact_as_that_where_gradients_are_sharded(
+    ranks: Ranks, stage: int, bf16: bool
+) -> None:
+    """2 to the -9th is added up in float16, which has three bits more than bfloat16, without a loss."""
+    changes: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp16"}, "bf16": {"enabled": bf16}}
+    for master, _ in ranks(_summed, stage, changes, world_size=2):
+        assert torch.allclose(master, torch.full((8,), -EXACT), rtol=2**-10, atol=0)
+        assert not torch.equal(master, torch.full((8,), -1.0 / NUM_MICRO_BATCHES))
+
+
+def _summed_for_deepspeed(rank: int) -> bool:
+    """At stage 1 gradients are added up as the model has them, and a program for DeepSpeed is not stopped for that."""
+    masters = []
+    for sums in ("bf16", None):
+        engine, *_ = dslaunch.initialize(
+            model=(model := make_model()),
+            config=make_config(stage=1, data_types={"grad_accum_dtype": sums}),
+            is_lenient=True,
+        )
+        train_engine(engine, steps=2)
+        masters.append(snapshot(model.named_parameters()))
+    assert_same_bits(*masters)
+    return True
+
+
+def test_narrow_sums_at_stage_1_are_a_warning_to_programs_for_deepspeed(ranks: Ranks) -> None:
+    assert ranks(_summed_for_deepspeed, world_size=2) == [True, True]
 
 
 @pytest.mark.parametrize("stage", [1, 3])

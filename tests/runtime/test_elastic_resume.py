@@ -40,6 +40,8 @@ for step in range(engine.global_steps, STEPS):
     if engine.global_steps % EVERY == 0:
         engine.save_checkpoint("checkpoints")
     if step == LOST_AFTER and attempt == "0" and engine.world_size > 1:
+        while pathlib.Path("checkpoints/latest").read_text() != "global_step10":  # its save runs beside training
+            time.sleep(0.01)
         pathlib.Path(f"here-{rank}").touch()
         time.sleep(600)  # until the launcher ends it
 engine.destroy()

@@ -7,6 +7,9 @@ import contextlib
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +108,23 @@ def test_a_call_as_text() -> None:
     assert log.call_to_str("load", 1, "a") == "load(1, 'a')"
     assert log.call_to_str("load", 1, tag="b", n=None) == "load(1, tag='b', n=None)"
     assert log.call_to_str("load", tag="b") == "load(tag='b')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("", []),
+        ("info", ["[Rank -1] hello"]),
+        ("loud", ["DSLAUNCH_LOG_LEVEL='loud': must be one of debug, info, warning, error, critical; it counts as warning"]),
+    ],
+)  # fmt: skip
+def test_a_variable_says_from_which_level_on_messages_are_shown(level: str, shown: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from dslaunch.utils import log_dist; log_dist('hello', ranks=[0])"],
+        env={**os.environ, "DSLAUNCH_LOG_LEVEL": level},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.split("] ", 3)[-1] for line in done.stderr.splitlines()] == shown

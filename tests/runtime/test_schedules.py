@@ -174,6 +174,33 @@ def test_one_cycle_moves_the_first_beta_against_the_rate() -> None:
     assert {second for _, second in trace} == {0.99}
 
 
+def test_one_cycle_says_the_momentum_of_the_cycle_before_its_first_step() -> None:
+    """As DeepSpeed does, whose groups have the smallest one then."""
+    optimizer = make_optimizer()
+    scheduler = make("OneCycle", CYCLE4, optimizer)
+    assert isinstance(scheduler, OneCycle)
+    assert scheduler.get_mom() == [(0.9, 0.99)]
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
+
+
+def test_one_cycle_takes_a_rate_and_a_momentum_for_each_group() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]
+    optimizer = torch.optim.AdamW(groups)
+    lists = {
+        "cycle_min_lr": [0.1, 0.2],
+        "cycle_max_lr": [1, 2],
+        "cycle_min_mom": [0.5, 0.6],
+        "cycle_max_mom": 0.9,
+    }
+    scheduler = make("OneCycle", {**lists, "cycle_first_step_size": 4}, optimizer)
+    scheduler.step()
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.55, 1.1])
+    assert [group["betas"][0] for group in optimizer.param_groups] == pytest.approx([0.7, 0.75])
+    with pytest.raises(ConfigError, match=r"scheduler.params.cycle_max_lr \[1.0, 2.0, 3.0\] has 3 numbers"):
+        make("OneCycle", {**lists, "cycle_max_lr": [1, 2, 3]}, optimizer)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_one_cycle_can_leave_momentum_alone(
     kind: Callable[..., torch.optim.Optimizer], caplog: pytest.LogCaptureFixture
@@ -223,14 +250,14 @@ def test_a_scheduler_of_torch_is_that_of_torch() -> None:
         (
             "WarmupLR",
             {"warmup_min_lr": [0, 0, 0]},
-            "scheduler.params.warmup_min_lr [0.0, 0.0, 0.0] has 3 rates, the optimizer has 2 parameter groups; "
-            "write one rate, or one for each group",
+            "scheduler.params.warmup_min_lr [0.0, 0.0, 0.0] has 3 numbers, the optimizer has 2 parameter groups; "
+            "write one number, or one for each group",
         ),
         (
             "LRRangeTest",
             {"lr_range_test_min_lr": [1]},
-            "scheduler.params.lr_range_test_min_lr [1.0] has 1 rates, the optimizer has 2 parameter groups; "
-            "write one rate, or one for each group",
+            "scheduler.params.lr_range_test_min_lr [1.0] has 1 numbers, the optimizer has 2 parameter groups; "
+            "write one number, or one for each group",
         ),
         (
             "StepLR",

@@ -248,7 +248,9 @@ def test_a_step_sends_the_parameters_as_often_as_the_stage_says(
             ranks(_train, {**bf16, "stage": stage}, steps, world_size=world_size)[0] for steps in (1, 3)
         )
         sent = {kind: three["bytes"][kind] - one["bytes"][kind] for kind in three["bytes"]}
-        assert sent.pop("scalar") == 2 * 8 * (world_size - 1)  # the norm: a float64 to every other rank
+        assert sent.pop("scalar") == 2 * 4 * 8 * (
+            world_size - 1
+        )  # the norm and three notes, to every other rank
         assert sent.pop("broadcast") == 0
         padded = ranks(_padded, stage, element_bytes == 2, world_size=world_size)[0]
         # Stage 3 gathers in forward and again in backward, but for the units that the backward begins with.

@@ -39,17 +39,20 @@ OPTIMIZER = (
         types=("Muon",),
     ),
     refused("optimizer.params.per_head_muon", note="each matrix is taken whole", types=("Muon",)),
-    refused(
+    used(
         "optimizer.params.bias_correction",
-        off=(True,),
-        note="pass an optimizer of your own to initialize()",
-        types=_ADAM,
+        "true if left out; false: the moments are used as they are, from the first step on",
+        *_ADAM,
     ),
-    refused(
-        "optimizer.params.amsgrad", note="pass torch.optim.AdamW(amsgrad=True) to initialize()", types=_ADAM
+    used(
+        "optimizer.params.amsgrad",
+        "true: torch's own Adam or AdamW, with the largest second moment so far; false if left out",
+        *_ADAM,
     ),
-    refused(
-        "optimizer.params.maximize", note="pass torch.optim.AdamW(maximize=True) to initialize()", types=_ADAM
+    used(
+        "optimizer.params.maximize",
+        "true: torch's own Adam or AdamW, which goes up instead of down; false if left out",
+        *_ADAM,
     ),
     refused("optimizer.params.differentiable", note="no gradient flows through a step"),
     refused("optimizer.params.fp32_optimizer_states", off=(True,), note="states are always float32"),
@@ -59,7 +62,11 @@ OPTIMIZER = (
         off=(),
         note="write it as gradient_clipping at the top level",
     ),
-    hint("optimizer.params.torch_adam", BOOL, "there is one Adam", types=_ADAM),
+    used(
+        "optimizer.params.torch_adam",
+        "there is one Adam; true: weight_decay that is left out is that of torch.optim.AdamW, 0.01",
+        *_ADAM,
+    ),
     hint("optimizer.params.set_grad_none", BOOL, "always so", types=(*_ADAM, "Lion")),
     hint(
         "optimizer.params.capturable",

@@ -8,7 +8,10 @@ from ..value import ANY, BOOL, DTYPE, INT, POSITIVE, SIZE, TEXT, TEXTS
 PRECISION = (
     used("bf16.enabled", "bfloat16 parameters and gradients with a float32 master copy (old name: bfloat16)"),
     hint("bf16.immediate_grad_update", BOOL, "data_types.grad_accum_dtype says where gradients are added up"),
-    hint("bf16.check_grad_overflow", BOOL, "inf and NaN are always looked for", quiet=(True,)),
+    used(
+        "bf16.check_grad_overflow",
+        "skip a step whose gradients are infinite or NaN; true if left out. False: it is applied, without clipping",
+    ),
     refused(
         "bf16.bf16_master_weights_and_grads",
         note="masters are always float32; offload_optimizer or a higher stage makes room",

@@ -10,6 +10,11 @@ TRAINING = (
     used("train_micro_batch_size_per_gpu", "samples for one forward and backward on one rank"),
     used("gradient_accumulation_steps", "forward and backward passes for one optimizer step"),
     used("gradient_clipping", "largest global gradient norm; 0 or left out: no clipping"),
+    used(
+        "max_skipped_steps",
+        "an error after so many steps in a row whose gradients are infinite or NaN; 0: any number; 1000 if left out where the loss "
+        "is scaled, else 100; ours, not DeepSpeed's",
+    ),
     used("steps_per_print", "optimizer steps between two lines of progress; 0 or left out: none"),
     used(
         "wall_clock_breakdown", "rank 0 prints what forward, backward and step took, for each optimizer step"

@@ -41,7 +41,11 @@ ZERO = (
     hint("zero_optimization.ignore_unused_parameters", BOOL, "always so"),
     hint("zero_optimization.load_from_fp32_weights", BOOL, "always so"),
     hint("zero_optimization.elastic_checkpoint", BOOL, "any checkpoint loads at any world size"),
-    hint("zero_optimization.enable_sanity_checks", BOOL, "what is checked is always checked"),
+    used(
+        "zero_optimization.enable_sanity_checks",
+        "true: a program that imports `deepspeed` is stopped where it writes to gathered parameters without a modifier_rank; "
+        "false, if left out: that is a warning. Programs of dslaunch's own are always stopped",
+    ),
     used(
         "zero_optimization.sub_group_size",
         "with states on NVMe, largest number of elements that are updated together; else without effect",
@@ -116,8 +120,18 @@ ZERO = (
         BOOL,
         "Muon's states lie where the parameters do",
     ),
-    refused("zero_optimization.cpu_offload", note="write offload_optimizer with device cpu"),
-    refused("zero_optimization.cpu_offload_param", note="write offload_param with device cpu"),
+    hint(
+        "zero_optimization.cpu_offload",
+        BOOL,
+        "true: the old name of offload_optimizer with device cpu, which it then is",
+        quiet=(False,),
+    ),
+    hint(
+        "zero_optimization.cpu_offload_param",
+        BOOL,
+        "true: the old name of offload_param with device cpu, which it then is",
+        quiet=(False,),
+    ),
     hint("zero_optimization.cpu_offload_use_pin_memory", BOOL, "offload_optimizer.pin_memory says it"),
     used(
         "zero_optimization.offload_optimizer.device",

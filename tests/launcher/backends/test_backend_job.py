@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.exhaustive import few
 from tests.lab import Lab, procfs
 from tests.launcher.backends.programs import left_over, need, start_slurm
 from tests.launcher.command import Command
@@ -124,7 +125,9 @@ def test_chosen_slots_of_hosts_in_an_order_of_their_own(back: Back) -> None:
     assert {one["MASTER_PORT"] for one in found} == {"4000"}
 
 
-@pytest.mark.parametrize(("how", "code"), [("3", 3), ("SIGKILL", 137)])
+@pytest.mark.parametrize(
+    ("how", "code"), few([("3", 3), ("SIGKILL", 137)], lambda how, code: how == "SIGKILL")
+)
 def test_the_first_failure_ends_all_and_its_code_is_the_job_s(back: Back, how: str, code: int) -> None:
     command = back.start("fail.py", how)
     assert command.wait(30) == code, command.err + command.out
@@ -139,7 +142,11 @@ def test_the_first_failure_ends_all_and_its_code_is_the_job_s(back: Back, how: s
 
 
 @pytest.mark.parametrize(
-    ("signals", "code"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGTERM] * 2, 143)]
+    ("signals", "code"),
+    few(
+        [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGTERM] * 2, 143)],
+        lambda signals, code: len(signals) == 2,
+    ),
 )
 def test_signals_are_passed_on_and_nothing_is_left(
     back: Back, signals: list[signal.Signals], code: int

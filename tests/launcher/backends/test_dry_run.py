@@ -64,7 +64,7 @@ def test_a_dry_run_prints_the_exact_command_line(
         ("--launcher=openmpi --kill_grace=5", "what you gave of --kill_grace has no effect"),
         ("--launcher=mpich --force_multi", "what you gave of --force_multi has no effect"),
         ("--launcher=slurm --ssh_port=22", "what you gave of --ssh_port, --ssh_user, "),
-        ("--launcher=impi --timings", "what you gave of --connect_window, --timings, --preload has no effect"),
+        ("--launcher=impi --timings", "what you gave of --connect_window, --timings, --preload, --prepare_timeout has"),
         ("--launcher=mvapich --max_restarts=1", "what you gave of --max_restarts, "),
         ("--launcher=openmpi --spares=1", "leave it out, and let the batch system start the job again, or a loop in its"),
         ("--launcher=slurm --elastic_training", "and let Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in"),

@@ -7,8 +7,10 @@ from typing import Any, cast
 
 import paramiko
 import pytest
+from paramiko.buffered_pipe import BufferedPipe
 
-from dslaunch.launcher.backends.ssh import SshChannel, SshConnection, _transport
+from dslaunch.launcher.backends.login import new_transport
+from dslaunch.launcher.backends.ssh import SshChannel, SshConnection
 
 
 class Broken:
@@ -19,6 +21,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self._error = error
         self.is_released = False
+        self.in_buffer = self.in_stderr_buffer = BufferedPipe()
 
     def run(self, command: str) -> Any:
         return self
@@ -54,6 +57,6 @@ def test_what_cannot_be_sent_is_an_os_error_and_the_end_is_silent(error: Excepti
 def test_a_cipher_that_needs_no_mac_is_asked_for_first_and_none_is_left_out() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        found = _transport(ours).get_security_options().ciphers
+        found = new_transport(ours).get_security_options().ciphers
     assert "-gcm@" in found[0]
     assert set(found) == set(paramiko.Transport._preferred_ciphers)

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import subprocess
-from functools import partial
 from pathlib import Path
 
-import paramiko
 import pytest
 
-from dslaunch.launcher.backends.ssh import SshFiles
+from dslaunch.launcher.backends.login import SshFiles, UnusableKey
 
 
-def make_key(path: Path, passphrase: str) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-f", path, "-N", passphrase], check=True)
-
-
-def read(files: SshFiles, path: Path, kind: type[paramiko.PKey] = paramiko.Ed25519Key) -> paramiko.PKey:
-    return files.private_key(str(path), kind, partial(kind.from_private_key_file, str(path)))
+def make_key(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-f", path, "-N", passphrase], check=True)
+    return path
 
 
 def test_a_key_is_read_once_for_all_connections(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    make_key(path, "")
+    path = make_key(tmp_path / "key")
     files = SshFiles()
-    key = read(files, path)
+    key = files.private_key(str(path))
     path.unlink()
-    assert read(files, path) is key
-    with pytest.raises(FileNotFoundError):
-        read(SshFiles(), path)
+    assert files.private_key(str(path)) is key
+    with pytest.raises(UnusableKey, match="there is no "):
+        SshFiles().private_key(str(path))
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+def test_every_usual_kind_of_key_is_read(kind: str, tmp_path: Path) -> None:
+    assert SshFiles().private_key(str(make_key(tmp_path / "key", kind=kind))).can_sign()
 
 
 def test_what_is_wrong_with_a_key_is_said_to_every_connection(tmp_path: Path) -> None:
-    make_key(tmp_path / "encrypted", "secret")
-    make_key(tmp_path / "plain", "")
+    open_to_all = make_key(tmp_path / "open")
+    open_to_all.chmod(0o644)
+    (tmp_path / "text").write_text("no key")
+    (tmp_path / "text").chmod(0o600)
     files = SshFiles()
-    for _ in range(2):
-        with pytest.raises(paramiko.PasswordRequiredException):
-            read(files, tmp_path / "encrypted")
-        with pytest.raises(paramiko.SSHException):
-            read(files, tmp_path / "plain", paramiko.RSAKey)
-    assert read(files, tmp_path / "plain").can_sign()
-
-
-def test_paramiko_asks_for_keys_in_the_way_that_is_answered_once() -> None:
-    """The name is private to paramiko: where it is another one, every connection reads its keys again."""
-    assert hasattr(paramiko.SSHClient, "_key_from_filepath")
+    for path, why in (
+        (make_key(tmp_path / "encrypted", "secret"), "is encrypted: ssh-add "),
+        (open_to_all, f"has mode 0644, which lets others use it: chmod 600 {open_to_all}"),
+        (tmp_path / "text", "is no private key that can be used: "),
+        (tmp_path, "Is a directory"),
+    ):
+        for _ in range(2):
+            with pytest.raises(UnusableKey, match=why):
+                files.private_key(str(path))

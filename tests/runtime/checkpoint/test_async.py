@@ -267,9 +267,9 @@ def _one_after_the_other(rank: int, folder: str) -> list[str]:
     seen: list[str] = []
     publish = FolderStore.publish
 
-    def noted(self: FolderStore, folder: str, tag: str) -> None:
+    def noted(self: FolderStore, folder: str, tag: str, *, is_latest: bool) -> None:
         seen.append(tag)
-        publish(self, folder, tag)
+        publish(self, folder, tag, is_latest=is_latest)
 
     FolderStore.publish = noted  # type: ignore[method-assign]
     try:

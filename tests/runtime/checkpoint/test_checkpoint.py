@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +106,25 @@ def _refusals(rank: int, folder: str) -> list[str]:
     refused(lambda: sgd.load_checkpoint(root))
     assert_same_bits(before, snapshot(other.module.state_dict()))
     refused(lambda: engine.save_checkpoint(root, client_state={"best": {"model": Other}}))
+    refused(lambda: engine.save_checkpoint(root, client_state=[1]))  # type: ignore[arg-type]
+    refused(lambda: engine.save_checkpoint(root, tag=""))
+    refused(lambda: engine.load_checkpoint(root, tag=""))
+    _with_manifest(engine, root, "[1]", lambda: refused(lambda: engine.load_checkpoint(root, tag="list")))
     if rank == 0:
         (root / "global_step0" / "training.pt").write_bytes(b"not a checkpoint")
     torch.distributed.barrier()
     refused(lambda: engine.load_checkpoint(root))
     assert [group["lr"] for group in engine.optimizer.state_dict()["param_groups"]] == engine.get_lr()
-    refused(lambda: pickle.dumps(engine.optimizer.state_dict()))
+    refused(lambda: list(pickle.loads(pickle.dumps(engine.optimizer.state_dict()))["state"]))
     return messages
+
+
+def _with_manifest(engine: Any, root: Path, text: str, do: Callable[[], object]) -> None:
+    if engine.global_rank == 0:
+        (root / "list").mkdir()
+        (root / "list" / "manifest.json").write_text(text)
+    torch.distributed.barrier()
+    do()
 
 
 def test_refusals_say_what_was_looked_for_and_what_differs(ranks: Ranks, tmp_path: Path) -> None:
@@ -122,6 +135,10 @@ def test_refusals_say_what_was_looked_for_and_what_differs(ranks: Ranks, tmp_pat
         "parameter 'blocks.1.weight' has shape (17, 15) in the checkpoint and (18, 15) in the model",
         "the checkpoint's optimizer is AdamW, this run's is SGD; load with load_optimizer_states=False",
         "client_state['best']['model'] is a builtins.type",
+        "save_checkpoint(client_state=[1]): must be a dict of names and values, ",
+        "tag '' is no name of a folder; ",
+        "tag '' is no name of a checkpoint; give one, or None for the one that latest names",
+        f"{tmp_path}/list/manifest.json cannot be read: ValueError: it is no manifest of dslaunch's, ",
         f"{tmp_path}/global_step0/training.pt has 16 bytes instead of ",
         'optimizer.state_dict()["state"] would be this rank\'s shard',
     )

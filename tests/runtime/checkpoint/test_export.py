@@ -203,6 +203,28 @@ def test_masters_are_exported_as_float32_to_the_bit_and_tied_ones_once(saved: Sa
     assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
 
 
+def test_a_conversion_that_was_killed_does_not_stop_the_next(saved: Saved, tmp_path: Path) -> None:
+    (tmp_path / ".pytorch_model.bin.partial").touch()  # as older versions left it
+    (tmp_path / ".export-01234567.partial").mkdir()
+    (tmp_path / ".export-01234567.partial" / "pytorch_model.bin").touch()
+    zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(saved.checkpoints, tmp_path)
+    assert os.listdir(tmp_path) == ["pytorch_model.bin"]
+    assert_same_bits(torch.load(tmp_path / "pytorch_model.bin"), saved.masters)
+
+
+def _convert(rank: int, checkpoints: str, out: str) -> None:
+    zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(checkpoints, out, max_shard_size=SHARD)
+
+
+def test_two_ranks_convert_into_the_same_folder_at_once(ranks: Ranks, saved: Saved, tmp_path: Path) -> None:
+    ranks(_convert, str(saved.checkpoints), str(tmp_path), world_size=2)
+    index = json.loads((tmp_path / "pytorch_model.bin.index.json").read_text())
+    files = set(index["weight_map"].values())
+    assert sorted(os.listdir(tmp_path)) == sorted({*files, "pytorch_model.bin.index.json"})
+    found = {name: value for file in files for name, value in torch.load(tmp_path / file).items()}
+    assert_same_bits(found, saved.masters)
+
+
 def test_16_bits_are_those_that_the_model_trained_with(saved: Saved, tmp_path: Path) -> None:
     export(open_source(saved.checkpoints), tmp_path, ExportOptions(dtype=torch.bfloat16))
     assert_same_bits(load_folder(tmp_path), without(saved.params, HEAD))

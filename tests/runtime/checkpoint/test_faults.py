@@ -121,9 +121,9 @@ def _vanishing(rank: int, root: Path) -> Undo:
     """The folder is gone when the shards are there."""
     publish, elsewhere = FolderStore.publish, root.with_name("elsewhere")
 
-    def late(self: FolderStore, folder: str, tag: str) -> None:
+    def late(self: FolderStore, folder: str, tag: str, *, is_latest: bool) -> None:
         root.rename(elsewhere)
-        publish(self, folder, tag)
+        publish(self, folder, tag, is_latest=is_latest)
 
     FolderStore.publish = late  # type: ignore[method-assign]
 
@@ -408,3 +408,10 @@ def test_a_file_that_would_run_a_program_is_refused_and_not_run(tmp_path: Path, 
     assert said.startswith(f"{tmp_path}/tag/{name} cannot be read: ")
     assert f"{os.system.__module__}.system" in said
     assert not trace.exists()
+
+
+def test_a_manifest_that_is_nested_too_deep_is_a_damaged_one(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"manifest\.json cannot be read: RecursionError"):
+        CheckpointReader(open_store(tmp_path), "deep")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.exhaustive import few
 from tests.runtime.checkpoint.killed_saves import ALL, BEFORE, KEPT, NEVER, POINTS, run_all
 
 
@@ -32,7 +33,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("is_async", "tag"), [(False, None), (False, "last"), (True, "last")])
+@pytest.mark.parametrize(
+    ("is_async", "tag"),
+    few([(False, None), (False, "last"), (True, "last")], lambda is_async, tag: tag is not None),
+)
 def test_a_save_that_is_killed_at_any_point_leaves_a_good_checkpoint(
     warm: Pool, folder: Path, is_async: bool, tag: str | None
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from tests.exhaustive import few
 from tests.runtime.checkpoint.states import make, run, whole_state
 from tests.runtime.models import assert_same_bits
 from tests.runtime.offload.homes import pretended
@@ -25,6 +27,9 @@ class Row(NamedTuple):
     parameters: str = "none"  # offload_param.device
     is_apart: bool = False  # the CPU counts as an accelerator
     bf16: bool = True
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def name(self) -> str:
@@ -108,8 +113,16 @@ def _another_world(number: int, world_size: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("row", [*AT_HOME, *FLOAT32], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    ("row", "world_size"),
+    few(
+        itertools.product([*AT_HOME, *FLOAT32], WORLDS),
+        lambda row, world_size: (
+            world_size == (row.stage + 1 if row.bf16 else 2) or (row == Row(3) and world_size == 2)
+        ),
+    ),
+    ids=str,
+)
 def test_any_stage_and_world_reads_what_any_other_wrote(
     ranks: Ranks, root: Path, row: Row, world_size: int
 ) -> None:
@@ -124,8 +137,11 @@ def test_any_stage_and_world_reads_what_any_other_wrote(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("row", AWAY, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    ("row", "world_size"),
+    few(itertools.product(AWAY, [1, 2, 3]), lambda row, world_size: world_size == 2),
+    ids=str,
+)
 def test_so_does_an_engine_whose_values_are_elsewhere(
     ranks: Ranks, root: Path, row: Row, world_size: int
 ) -> None:

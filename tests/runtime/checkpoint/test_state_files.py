@@ -77,10 +77,12 @@ def test_the_folder_of_checkpoints_stands_for_the_newest(saved: Path) -> None:
 def test_files_of_deepspeed_are_returned_in_the_order_of_ranks(tmp_path: Path) -> None:
     for rank in (10, 2, 0):
         (tmp_path / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    ranks = [
+        Path(file).name.split("_")[4] for file in get_optim_files(tmp_path)
+    ]  # before there is a model's file
+    assert ranks == ["0", "2", "10"]
     model = tmp_path / "mp_rank_00_model_states.pt"
     model.touch()
-    ranks = [Path(file).name.split("_")[4] for file in get_optim_files(tmp_path)]
-    assert ranks == ["0", "2", "10"]
     assert get_model_state_file(tmp_path, 2) == str(model)
     assert get_model_state_files(tmp_path) == [str(model)]
 

@@ -91,7 +91,7 @@ def _save(store: Store, tag: str, content: bytes) -> None:
     with store.stream(f"{folder}/shard", capacity=len(content)) as stream:
         stream.write(content)
     store.put(f"{folder}/{MANIFEST}", content)
-    store.publish(folder, tag)
+    store.publish(folder, tag, is_latest=False)
     store.put(LATEST, tag.encode())
 
 

@@ -1,4 +1,4 @@
-"""With DSLAUNCH_DEBUG=collectives a step that was not the same on all ranks is an error that says where."""
+"""A step that was not the same on all ranks is an error that says where, before anything is updated."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 
+import dslaunch
 from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.mesh import make_mesh
 from dslaunch.runtime.comm.order_check import OrderCheck
@@ -16,9 +17,9 @@ from tests.runtime.comm.test_watchdog import Blocks, make_engine, train_step
 from tests.runtime.ranks import Ranks
 
 
-def _train(rank: int, stage: int, order: tuple[int, ...]) -> tuple[int, str]:
+def _train(rank: int, stage: int, order: tuple[int, ...], is_debug: bool) -> tuple[int, str]:
     """Steps that passed, and the error of the first that did not. Rank 2 takes the units in this order."""
-    os.environ["DSLAUNCH_DEBUG"] = "collectives"
+    os.environ["DSLAUNCH_DEBUG"] = "collectives" if is_debug else ""
     try:
         engine = make_engine(stage)
     finally:
@@ -31,18 +32,53 @@ def _train(rank: int, stage: int, order: tuple[int, ...]) -> tuple[int, str]:
         try:
             train_step(engine)
         except CollectiveError as error:
+            assert engine.global_steps == step
             return step, str(error)
     return 5, ""
 
 
+def _evaluate(rank: int, order: tuple[int, ...]) -> list[str]:
+    """The error of each forward without gradients, and of one that no other rank takes part in."""
+    engine = make_engine(3)
+    model = engine.module
+    assert isinstance(model, Blocks)
+    train_step(engine)
+    with dslaunch.zero.GatheredParameters(model.parameters()), torch.no_grad():
+        if rank == 0:
+            model(torch.ones(1, 8))  # gathers nothing, so no rank is waited for
+    said = []
+    for number in range(2):
+        if rank == 2 and number == 0:
+            model.order = order
+        try:
+            with torch.no_grad():
+                engine(torch.ones(1, 8))
+            said.append("")
+        except CollectiveError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_forward_without_gradients_in_another_order_is_an_error_at_the_next_one(ranks: Ranks) -> None:
+    results = ranks(_evaluate, (0, 1, 2, 4, 3, 5), world_size=3)
+    assert results == [results[0]] * 3
+    first, second = results[0]
+    assert first == ""
+    assert second.startswith("rank 2's collective ")
+    assert "all_gather of unit 'blocks." in second
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_steps_that_are_the_same_pass_at_every_stage(ranks: Ranks, stage: int) -> None:
-    assert ranks(_train, stage, (0, 1, 2, 3, 4, 5), world_size=3) == [(5, "")] * 3
+    assert ranks(_train, stage, (0, 1, 2, 3, 4, 5), True, world_size=3) == [(5, "")] * 3
 
 
-def test_units_of_one_size_in_another_order_do_not_hang_and_are_found_after_the_step(ranks: Ranks) -> None:
+@pytest.mark.parametrize("is_debug", [False, True])
+def test_units_of_one_size_in_another_order_do_not_hang_and_are_found_before_the_step(
+    ranks: Ranks, is_debug: bool
+) -> None:
     """Without the check they would exchange each other's values in silence."""
-    results = ranks(_train, 3, (0, 1, 2, 4, 3, 5), world_size=3)
+    results = ranks(_train, 3, (0, 1, 2, 4, 3, 5), is_debug, world_size=3)
     assert results == [results[0]] * 3, "every rank says the same"
     step, message = results[0]
     assert step == 0
@@ -102,6 +138,27 @@ def _alone(rank: int) -> str:
     with pytest.raises(CollectiveError) as caught:
         check.compare()
     return str(caught.value)
+
+
+def _apart(rank: int) -> str:
+    comm = Collectives(make_mesh(shard_size=1))
+    check = OrderCheck(comm, timeout=timedelta(seconds=20), grace=timedelta(seconds=1))
+    comm._begin("all_gather", torch.empty(1), f"unit '{rank // 2}'").run(lambda: None)
+    if rank == 2:
+        return ""
+    with pytest.raises(CollectiveError) as caught:
+        check.check([1.0, 1.0, 2.0])
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_rank_that_went_another_way_and_waits_there_is_named_by_the_others(ranks: Ranks) -> None:
+    first, second, _ = ranks(_apart, world_size=3)
+    assert first == second
+    assert first.startswith(
+        "rank 2 did other collectives than rank 0 in step 1 and has not come to tell which; rank 0's last were "
+        "all_gather of unit '0': every rank must use the same units"
+    )
 
 
 @pytest.mark.slow

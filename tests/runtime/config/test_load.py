@@ -88,6 +88,12 @@ ADAM = {"lr": 2e-5, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
         ({"fp16": {"enabled": False, "loss_scale": 0, "min_loss_scale": 0.0}}, "bf16.enabled", False),
         ({"zero_optimization": {"offload_optimizer": {"device": "none", "pin_memory": True}}}, "zero.stage", 0),
         ({"zero_optimization": {"cpu_offload": False, "offload_param": None}}, "zero.stage", 0),
+        ({"zero_optimization": {"cpu_offload": True}}, "zero.offload_optimizer.device", "cpu"),
+        ({"zero_optimization": {"cpu_offload_param": True}}, "zero.offload_param.device", "cpu"),
+        ({"optimizer": {"type": "Adam", "params": {"torch_adam": True}}}, "optimizer.params.weight_decay", 0.01),
+        ({"optimizer": {"type": "Adam", "params": {"torch_adam": True, "weight_decay": 0}}}, "optimizer.params.weight_decay", 0.0),
+        ({"optimizer": {"type": "Adam", "params": {"torch_adam": True, "adam_w_mode": False}}}, "optimizer.params.weight_decay", 0.0),
+        ({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": [0, 1], "cycle_max_lr": 2, "cycle_min_mom": [0.1, 0.2]}}}, "scheduler.params.cycle_min_mom", (0.1, 0.2)),
         ({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": False}}}}, "zero.stage", 0),
     ],
 )  # fmt: skip
@@ -111,20 +117,20 @@ def test_a_config_never_changes() -> None:
 
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
-    "gradient_clipping, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
+    "gradient_clipping, max_skipped_steps, steps_per_print, wall_clock_breakdown, dump_state, dataloader_drop_last, optimizer, scheduler, bf16, "
     "fp16, torch_autocast, data_types, communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
     "tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
-ADAM_TAKES = "optimizer.params takes: lr, weight_decay, betas, eps, adam_w_mode"
+ADAM_TAKES = "optimizer.params takes: lr, weight_decay, betas, eps, adam_w_mode, bias_correction, amsgrad, maximize, torch_adam"
 
 BAD = [
     # a value that is not allowed
     ({"gradient_clipping": -1}, "gradient_clipping -1 is not a number, 0 or above"),
     ({"gradient_clipping": "1.0"}, 'gradient_clipping "1.0" is not a number, 0 or above'),
     ({"gradient_clipping": float("nan")}, "gradient_clipping NaN is not a number, 0 or above"),
-    ({"gradient_clipping": 10**400}, f"gradient_clipping 1{'0' * 79}... is not a number, 0 or above"),
+    ({"gradient_clipping": 10**400}, f"gradient_clipping 1{'0' * 79}... is not a number, 0 or above and below 2**63"),
     ({"train_batch_size": 0}, "train_batch_size 0 is not a whole number above 0"),
     ({"train_batch_size": 8.5}, "train_batch_size 8.5 is not a whole number above 0"),
     ({"train_batch_size": True}, "train_batch_size true is not a whole number above 0"),
@@ -139,7 +145,8 @@ BAD = [
     ({"zero_optimization": {"stage": "1"}}, 'zero_optimization.stage "1" is not a ZeRO stage; there are 0, 1, 2 and 3'),
     ({"zero_optimization": {"stage": True}}, "zero_optimization.stage true is not a ZeRO stage; there are 0, 1, 2 and 3"),
     ({"zero_optimization": {"overlap_comm": 1}}, "zero_optimization.overlap_comm 1 is not true or false"),
-    ({"fp16": {"enabled": False, "loss_scale": "big"}}, 'fp16.loss_scale "big" is not a number, 0 or above'),
+    ({"fp16": {"enabled": True, "initial_scale_power": 2000}}, "fp16.initial_scale_power 2000 is not a whole number from 0 to 127"),
+    ({"fp16": {"enabled": False, "loss_scale": "big"}}, 'fp16.loss_scale "big" is not a number from 0 to 2 ** 127'),
     ({"checkpoint": {"tag_validation": "loud"}}, 'checkpoint.tag_validation "loud" is not "Ignore", "Warn" or "Fail"'),
     # optimizer
     ({"optimizer": "Adam"}, 'optimizer "Adam" is not an object: { ... }'),
@@ -149,7 +156,7 @@ BAD = [
     ({"optimizer": {"type": "onebitadam"}}, 'optimizer.type "onebitadam" compresses gradients to one bit, which is not available in this version; take Adam or Lamb, with ZeRO'),
     ({"optimizer": {"type": "MuSGD"}}, 'optimizer.type "MuSGD" is of the package mup: make it there and pass it to initialize(optimizer=...)'),
     ({"optimizer": {"type": "LBFGS"}}, 'optimizer.type "LBFGS" runs forward and backward itself, which engine.step() has no place for; take another'),
-    ({"optimizer": {"type": "Lamb", "params": {"max_coef": 0.3}}}, "optimizer.params.max_coef is not a known key; did you mean max_coeff or min_coeff?; optimizer.params takes: lr, bias_correction, betas, eps, eps_inside_sqrt, weight_decay, max_coeff, min_coeff"),
+    ({"optimizer": {"type": "Lamb", "params": {"max_coef": 0.3}}}, "optimizer.params.max_coef is not a known key; did you mean max_coeff or min_coeff?"),
     ({"optimizer": {"type": "Adagrad", "params": {"lr": float("inf")}}}, "optimizer.params.lr Infinity is not what a JSON file can hold"),
     ({"optimizer": {"type": "AdamW", "params": {"lr": "2e-5"}}}, 'optimizer.params.lr "2e-5" is not a number, 0 or above'),
     ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}}, "optimizer.params.betas [0.9, 1] is not a list of two numbers from 0 to below 1"),
@@ -157,8 +164,7 @@ BAD = [
     ({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": False}}}, 'optimizer.params.adam_w_mode false contradicts optimizer.type "AdamW"; write the type "Adam" for weight decay in the gradient'),
     ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}, f"optimizer.params.max_grad_norm 1.0 {NOT_HERE}; write it as gradient_clipping at the top level"),
     ({"optimizer": {"type": "SGD", "params": {"max_grad_norm": 0}}}, f"optimizer.params.max_grad_norm 0 {NOT_HERE}; write it as gradient_clipping at the top level"),
-    ({"optimizer": {"type": "Adam", "params": {"bias_correction": False}}}, f"optimizer.params.bias_correction false {NOT_HERE}; true is; pass an optimizer of your own to initialize()"),
-    ({"optimizer": {"type": "Adam", "params": {"amsgrad": True}}}, f"optimizer.params.amsgrad true {NOT_HERE}; false is; pass torch.optim.AdamW(amsgrad=True) to initialize()"),
+    ({"optimizer": {"type": "Adam", "params": {"bias_correction": False, "amsgrad": True}}}, "optimizer.params.amsgrad true and bias_correction false do not go together: torch's Adam, which has the first, always corrects; leave one out"),
     # scheduler
     ({"scheduler": {"type": "WarmupLr"}}, 'scheduler.type "WarmupLr" is not a known scheduler; did you mean "WarmupLR"? known: SCHEDULERS'),
     ({"scheduler": {"type": "LambdaLR"}}, 'scheduler.type "LambdaLR" needs a function, which no config can hold; pass lr_scheduler to initialize()'),
@@ -166,8 +172,8 @@ BAD = [
     ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}, "scheduler.params.warmup_num_steps 0 is not a whole number above 0"),
     ({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}}, 'scheduler.params.warmup_type "cosine" is not "log" or "linear"'),
     ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": []}}}, "scheduler.params.warmup_max_lr [] is not a number, 0 or above, or a list with one for each parameter group"),
-    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 10}}}, "scheduler.params.warmup_steps is not a known key; did you mean warmup_num_steps or warmup_type?; scheduler.params takes: last_batch_iteration, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type"),
-    ({"scheduler": {"type": "StepLR", "params": {"gama": 0.1}}}, "scheduler.params.gama is not a known key; did you mean gamma?; scheduler.params takes: STEP_LR\nds_config: scheduler.params.step_size is missing"),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 10}}}, "scheduler.params.warmup_steps is not a known key; did you mean warmup_num_steps or warmup_type?"),
+    ({"scheduler": {"type": "StepLR", "params": {"gama": 0.1}}}, "scheduler.params.gama is not a known key; did you mean gamma?\nds_config: scheduler.params.step_size is missing"),
     ({"scheduler": {"type": "StepLR", "params": {"step_size": 1, "gamma": math.inf}}}, "scheduler.params.gamma Infinity is not what a JSON file can hold"),
     # refused by name
     ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, f"fp16.fp16_master_weights_and_grads true {NOT_HERE}; false is; masters are always float32; offload_optimizer or a higher stage makes room"),
@@ -184,7 +190,8 @@ BAD = [
     ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}, "offload_param": {"device": "nvme", "nvme_path": "/x"}}}, 'zero_optimization.offload_param.device "nvme" and zero_optimization.offload_optimizer.super_offload do not go together: what the step writes would have to be read from the disk first; keep one'),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "delayed_update": {"enabled": True, "warmup_steps": -1}}}}, "zero_optimization.offload_optimizer.delayed_update.warmup_steps -1 is not a whole number, 0 or above"),
     ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, 'zero_optimization.offload_optimizer.device "gpu" is not "none", "cpu" or "nvme"'),
-    ({"zero_optimization": {"cpu_offload": True}}, f"zero_optimization.cpu_offload true {NOT_HERE}; false is; write offload_optimizer with device cpu"),
+    ({"zero_optimization": {"cpu_offload": True, "offload_optimizer": {}}}, "zero_optimization.cpu_offload true is the old name of offload_optimizer, which is given too; keep offload_optimizer"),
+    ({"zero_optimization": {"cpu_offload": 1}}, "zero_optimization.cpu_offload 1 is not true or false"),
     ({"zero_optimization": {"zero_hpz_partition_size": 2.5}}, "zero_optimization.zero_hpz_partition_size 2.5 is not a number of ranks, 1 or above; -1 or 0: off"),
     ({"zero_optimization": {"zero_hpz_partition_size": 8, "mics_shard_size": 4}}, "zero_optimization.mics_shard_size 4 and zero_hpz_partition_size 8 are two ways to share; keep one"),
     ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
@@ -209,19 +216,20 @@ BAD = [
     ({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}}, f'zero_optimization.zeropp_loco_param {{"err_beta": 0.8}} {NOT_HERE}; {{}} is; {REMOVED}: leave it out'),
     ({"gradient_allreduce_op": "SUM"}, f'gradient_allreduce_op "SUM" {NOT_HERE}; "mean" is; for a sum, multiply the loss by the number of ranks'),
     # keys that are not known
-    ({"train_batch_sise": 8}, f"train_batch_sise is not a known key; did you mean train_batch_size?; {TOP}"),
-    ({"Gradient_Clipping": 1}, f"Gradient_Clipping is not a known key; did you mean gradient_clipping?; {TOP}"),
-    ({"max_grad_norm": 1}, f"max_grad_norm is not a known key; did you mean gradient_clipping at the top level?; {TOP}"),
-    ({"_comment": "hi"}, f"_comment is not a known key; a comment starts with // and is no key; {TOP}"),
-    ({"stage": 1}, f"stage is not a known key; it is known as zero_optimization.stage; {TOP}"),
+    ({"train_batch_sise": 8}, "train_batch_sise is not a known key; did you mean train_batch_size?"),
+    ({"Gradient_Clipping": 1}, "Gradient_Clipping is not a known key; did you mean gradient_clipping?"),
+    ({"max_grad_norm": 1}, "max_grad_norm is not a known key; did you mean gradient_clipping at the top level?"),
+    ({"_comment": "hi"}, "_comment is not a known key; a comment starts with // and is no key"),
+    ({"stage": 1}, "stage is not a known key; it is known as zero_optimization.stage"),
     ({"xyz": None}, f"xyz is not a known key; {TOP}"),
+    ({"xyz": None, "zyx": 1}, f"xyz is not a known key; {TOP}\nds_config: zyx is not a known key"),
     ({"": 1}, f" is not a known key; {TOP}"),
     ({"a\nb": 1}, f'"a\\nb" is not a known key; {TOP}'),
-    ({"bf16.enabled": True}, f"bf16.enabled is not a known key; write it as the key enabled inside bf16; {TOP}"),
-    ({"bf16": {"loss_scale": 0}}, "bf16.loss_scale is not a known key; it is known as fp16.loss_scale or amp.loss_scale; bf16 takes: enabled"),
-    ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?; zero_optimization takes: stage, reduce_bucket_size, stage3_prefetch_bucket_size, sub_group_size, mics_shard_size, zero_hpz_partition_size, leaf_module, offload_optimizer, offload_param"),
-    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?; zero_optimization.offload_optimizer takes: device, nvme_path, pin_memory, ratio, super_offload, delayed_update"),
-    ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}}, "optimizer.scheduler is not a known key; it is known as scheduler; optimizer takes: type, params"),
+    ({"bf16.enabled": True}, "bf16.enabled is not a known key; write it as the key enabled inside bf16"),
+    ({"bf16": {"loss_scale": 0}}, "bf16.loss_scale is not a known key; it is known as fp16.loss_scale or amp.loss_scale"),
+    ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?"),
+    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}}, "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?"),
+    ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}}, "optimizer.scheduler is not a known key; it is known as scheduler"),
     ({"bfloat16": {}, "bf16": {}}, "bfloat16 is the old name of bf16, which is given too; keep bf16"),
 ]  # fmt: skip
 
@@ -286,7 +294,7 @@ def test_every_auto_that_is_left_is_listed_in_one_line() -> None:
     )
     assert message_of({"train_batch_size": 8, "bf16": {"on": "auto"}}).splitlines() == [
         'ds_config: "auto" is left in bf16.on; write values: only a trainer can fill it in',
-        "ds_config: bf16.on is not a known key; bf16 takes: enabled",
+        "ds_config: bf16.on is not a known key; bf16 takes: enabled, check_grad_overflow",
     ]
 
 
@@ -302,7 +310,7 @@ def test_what_needs_nothing_is_named_in_one_line_and_what_is_not_done_in_one_war
             "allgather_bucket_size": 5e8,
             "reduce_bucket_size": 5e8,
         },
-        optimizer={"type": "Adam", "params": {"torch_adam": True}},
+        optimizer={"type": "Adam", "params": {"foreach": True}},
         prescale_gradients=False,
         memory_breakdown=True,
         aio={"single_submit": False},
@@ -312,7 +320,7 @@ def test_what_needs_nothing_is_named_in_one_line_and_what_is_not_done_in_one_war
             "dslaunch",
             logging.INFO,
             "ds_config: accepted, without effect here: zero_optimization.overlap_comm, "
-            "zero_optimization.allgather_bucket_size, optimizer.params.torch_adam, aio.single_submit; "
+            "zero_optimization.allgather_bucket_size, optimizer.params.foreach, aio.single_submit; "
             "old spelling: bfloat16 (now bf16)",
         ),
         (
@@ -372,6 +380,24 @@ def test_a_lenient_reader_names_in_one_warning_what_it_leaves_out(caplog: pytest
     )
 
 
+def test_a_lenient_reader_warns_of_what_deepspeed_leaves_aside(caplog: pytest.LogCaptureFixture) -> None:
+    params = {"total_num_steps": 9, "warmup_type": "cosine"}
+    given = {
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}},
+        "scheduler": {"type": "WarmupCosineLR", "params": params},
+    }
+    config = load_config(given, world_size=2, is_lenient=True, has_optimizer=True)
+    assert caplog.messages == [
+        "ds_config: accepted, but not done here: optimizer.params.max_grad_norm; not known, ignored: "
+        'scheduler.params.warmup_type "cosine"'
+    ]
+    assert config.scheduler is not None
+    assert config.scheduler.params.warmup_type == "log"  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="max_grad_norm"):  # it would go to the optimizer of this section
+        load_config(given, world_size=2, is_lenient=True)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({}, 1.0), ({"gradient_clipping": "auto"}, 1.0), ({"gradient_clipping": 0.0}, 0.0)],
@@ -417,7 +443,17 @@ WHOLE: dict[str, Any] = {
     "dataloader_drop_last": True,
     "optimizer": {
         "type": "AdamW",
-        "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "adam_w_mode": True},
+        "params": {
+            "lr": 1e-4,
+            "betas": [0.9, 0.95],
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+            "adam_w_mode": True,
+            "torch_adam": True,
+            "bias_correction": True,
+            "amsgrad": True,
+            "maximize": True,
+        },
     },
     "scheduler": {
         "type": "WarmupDecayLR",
@@ -430,7 +466,7 @@ WHOLE: dict[str, Any] = {
             "last_batch_iteration": -1,
         },
     },
-    "bf16": {"enabled": True},
+    "bf16": {"enabled": True, "check_grad_overflow": False},
     "fp16": {
         "enabled": False,
         "auto_cast": True,
@@ -450,6 +486,7 @@ WHOLE: dict[str, Any] = {
         "stage3_prefetch_bucket_size": 2_000_000,
         "mics_shard_size": 2,
         "sub_group_size": 3_000_000,
+        "enable_sanity_checks": True,
         "offload_optimizer": {
             "device": "cpu",
             "pin_memory": True,

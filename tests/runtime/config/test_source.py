@@ -18,6 +18,10 @@ from dslaunch.runtime.errors import ConfigError
 TEXT = '{"train_batch_size": 8, "bf16": {"enabled": true}}'
 VALUES = {"train_batch_size": 8, "bf16": {"enabled": True}}
 
+# 10 ** 9 values, if each alias were a copy
+BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+)
 WITH_COMMENTS = """\
 // a comment
 {
@@ -132,6 +136,7 @@ def test_json_is_yaml_too(tmp_path: Path) -> None:
         ("a: \x01", 'PATH: unacceptable character #x0001: special characters are not allowed in "<unicode string>", position 3; the file must be one YAML mapping'),
         (f"a: {'1' * 5000}", "PATH: a number is too large to be read"),
         ("a: &a [*a]", "PATH: objects or lists stand too deep inside each other"),
+        (BOMB, "PATH:1: with its aliases written out it has more than 100000 values; write fewer aliases; the file must be one YAML mapping"),
         (f"a: {'[' * 2_000}", "PATH: objects or lists stand too deep inside each other"),
     ],
 )  # fmt: skip
@@ -139,6 +144,21 @@ def test_a_yaml_file_that_is_no_config_is_refused_in_one_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     path = write(tmp_path, text, "ds.yaml")
+    with pytest.raises(ConfigError) as caught:
+        read_source(path)
+    assert str(caught.value) == message.replace("PATH", path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": "x\x01y"}', r"PATH:1: a text holds a control character as it is; write \u0001 in its place; the file must be one JSON object"),
+        ('{"a\n": 1}', r"PATH:2: a text holds a control character as it is; write \n in its place; the file must be one JSON object"),
+        (r'{"a": "\q"}', r'PATH:1: Invalid \X escape sequence "q"; the file must be one JSON object'),
+    ],
+)  # fmt: skip
+def test_a_text_that_json_does_not_take_is_shown(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         read_source(path)
     assert str(caught.value) == message.replace("PATH", path)

@@ -53,6 +53,55 @@ def _train(
     return snapshot(model.named_parameters())
 
 
+class Uncorrected(torch.optim.Optimizer):
+    """AdamW without bias correction."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for param in group["params"]:
+                state = self.state[param]
+                first = state.setdefault("first", torch.zeros_like(param))
+                second = state.setdefault("second", torch.zeros_like(param))
+                param.mul_(1 - group["lr"] * group["weight_decay"])
+                first.mul_(beta1).add_(param.grad, alpha=1 - beta1)
+                second.mul_(beta2).addcmul_(param.grad, param.grad, value=1 - beta2)
+                param.addcdiv_(first, second.sqrt() + group["eps"], value=-group["lr"])
+
+
+HYPER: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-2, "weight_decay": 0.2}
+ADAM_KEYS: list[tuple[str, dict[str, Any], Callable[[Any], torch.optim.Optimizer]]] = [
+    ("AdamW", {"amsgrad": True}, lambda params: torch.optim.AdamW(params, amsgrad=True, **HYPER)),
+    ("AdamW", {"maximize": True}, lambda params: torch.optim.AdamW(params, maximize=True, **HYPER)),
+    (
+        "Adam",
+        {"amsgrad": True, "adam_w_mode": False},
+        lambda params: torch.optim.Adam(params, amsgrad=True, **HYPER),
+    ),
+    ("Adam", {"bias_correction": False}, lambda params: Uncorrected(params, HYPER)),
+]
+
+
+def _train_from_config(rank: int, kind: str, keys: dict[str, Any], stage: int) -> dict[str, Tensor]:
+    model = make_model()
+    section = {"type": kind, "params": {**HYPER, **keys}}
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=stage, optimizer=section))
+    train_engine(engine, steps=10)
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("place", range(len(ADAM_KEYS)))
+def test_the_keys_of_torchs_adam_mean_what_they_mean_there(ranks: Ranks, place: int, stage: int) -> None:
+    kind, keys, make = ADAM_KEYS[place]
+    model = make_model()
+    train_plain(model, make(model.parameters()), steps=10)
+    expected = snapshot(model.named_parameters())
+    for params in ranks(_train_from_config, kind, keys, stage, world_size=2):
+        assert worst_difference(params, expected) <= DRIFT
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("as_callable", [False, True])
 @pytest.mark.parametrize("make", [_adam_w, _adam, _decoupled_adam, _sgd])

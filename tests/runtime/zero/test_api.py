@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,11 +14,30 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import ConfigError, zero
 from tests.runtime.models import assert_same_bits, batch, make_model, snapshot
-from tests.runtime.ranks import Ranks
+from tests.runtime.ranks import RankFailed, Ranks
 from tests.runtime.zero.hard_models import WIDTH, MixtureOfExperts, Model
 from tests.runtime.zero.test_hard_cases import check_freed, make_config
 
 STAGES = (0, 1, 2, 3)
+
+
+class LenientInit(zero.Init):
+    """As `import deepspeed` has it."""
+
+    loses_writes = True
+
+
+@contextmanager
+def kept_warnings() -> Iterator[list[str]]:
+    """The lines that are warned of meanwhile."""
+    said: list[str] = []
+    keeper = logging.Handler(logging.WARNING)
+    keeper.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dslaunch").addHandler(keeper)
+    try:
+        yield said
+    finally:
+        logging.getLogger("dslaunch").removeHandler(keeper)
 
 
 def _engine(model: nn.Module, stage: int, **changes: Any) -> dslaunch.Engine:
@@ -26,12 +48,14 @@ def _read(rank: int, stage: int) -> bool:
     model = make_model(Model)
     engine = _engine(model, stage)
     plain = nn.Parameter(torch.zeros(1))
-    with zero.GatheredParameters([*model.parameters(), plain]):
+    with zero.GatheredParameters([*model.parameters(), plain, None, "bias"]):
         assert_same_bits(dict(model.named_parameters()), dict(make_model(Model).named_parameters()))
         with zero.GatheredParameters(model.get_submodule("blocks.0").parameters()):
             engine(batch(0, width=WIDTH))  # a forward in between changes nothing
         assert_same_bits(dict(model.named_parameters()), dict(make_model(Model).named_parameters()))
     with zero.GatheredParameters(model.parameters(), enabled=False):
+        check_freed(engine)
+    with zero.GatheredParameters(None):  # a linear layer without a bias
         check_freed(engine)
     check_freed(engine)
     return True
@@ -85,6 +109,43 @@ def test_an_edit_without_a_modifier_is_an_error_on_all_ranks(
         assert message.startswith("parameter 'blocks." if rank in writers else "parameters were written")
         assert "written inside GatheredParameters without modifier_rank" in message
         assert "GatheredParameters(params, modifier_rank=0)" in message
+
+
+def _written_and_lost(rank: int, is_early: bool, checks: bool) -> tuple[list[str], bool]:
+    """As of a program written for DeepSpeed; each rank writes numbers of its own. Returns the warnings, and whether all is as before."""
+    with LenientInit(enabled=is_early):
+        model = make_model(Model)
+    config = make_config(3)
+    config["zero_optimization"]["enable_sanity_checks"] = checks
+    if not is_early:
+        dslaunch.initialize(model=model, config=config, is_lenient=True)
+    with kept_warnings() as said:
+        for _ in range(2):
+            _write(model, through_data=True, is_writer=rank == 1)
+            _write(model, through_data=False, is_writer=rank == 1)
+    after = snapshot(model.named_parameters())
+    before = dict(make_model(Model).named_parameters())
+    return said, all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_program_for_deepspeed_loses_such_an_edit_and_is_told_once(ranks: Ranks, is_early: bool) -> None:
+    (first, is_as_before), (second, is_as_before_too) = ranks(
+        _written_and_lost, is_early, False, world_size=2
+    )
+    assert is_as_before
+    assert is_as_before_too
+    assert first == []  # this rank has written nothing
+    (line,) = second
+    assert "was written inside GatheredParameters without modifier_rank, so what was written is lost" in line
+    assert line.endswith("GatheredParameters(params, modifier_rank=0)")
+
+
+def test_enable_sanity_checks_stops_a_program_for_deepspeed(ranks: Ranks) -> None:
+    with pytest.raises(
+        RankFailed, match=r"ConfigError: parameter 'blocks.*written inside GatheredParameters"
+    ):
+        ranks(_written_and_lost, False, True, world_size=2)
 
 
 def _raising(rank: int) -> bool:
@@ -182,6 +243,7 @@ def _leaves(rank: int, how: str) -> list[str]:
         value = {"classes": "Experts", "names": "moe", "name_suffixes": "oe"}[how]
         config["zero_optimization"]["leaf_module"] = {how: [value]}
     engine = dslaunch.initialize(model=model, config=config)[0]
+    assert zero.z3_leaf_module(model.get_submodule("moe")) is (how != "nothing")
     names = [unit.name for unit in engine._model.units]
     if how != "nothing":
         engine.backward(engine(batch(rank, width=WIDTH)).pow(2).mean())  # each rank its own experts

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import dslaunch
@@ -16,7 +17,20 @@ from tests.runtime.models import Uneven, batch, make_config, make_model
 from tests.runtime.ranks import Ranks
 
 AVAILABLE, NOT_AVAILABLE = zero.ZeroParamStatus.AVAILABLE, zero.ZeroParamStatus.NOT_AVAILABLE
-NAMES = ("ds_id", "ds_shape", "ds_numel", "ds_status", "ds_tensor", "ds_persist", "ds_process_group")
+NAMES = (
+    "ds_id",
+    "ds_shape",
+    "ds_numel",
+    "ds_status",
+    "ds_tensor",
+    "ds_persist",
+    "ds_process_group",
+    "ds_zero_partition_rank",
+    "ds_zero_partition_world_size",
+    "ds_active_sub_modules",
+    "ds_summary",
+    "partition_numel",
+)
 
 
 def _has_any(params: Iterable[nn.Parameter]) -> bool:
@@ -30,8 +44,17 @@ def _describe(params: Iterable[nn.Parameter], status: zero.ZeroParamStatus) -> l
         assert param.ds_numel == param.numel()
         assert param.ds_status is status
         assert param.ds_persist is False
-        assert torch.distributed.get_world_size(param.ds_process_group) == 2
+        assert dist.get_world_size(param.ds_process_group) == 2
         assert param.ds_tensor.dim() == 1
+        assert param.partition_numel() == param.ds_tensor.numel()
+        assert (param.ds_zero_partition_rank, param.ds_zero_partition_world_size) == (dist.get_rank(), 2)
+        assert param.ds_active_sub_modules == set()
+        summary = param.ds_summary()
+        assert (summary["id"], summary["status"], summary["ds_shape"]) == (
+            param.ds_id,
+            status.name,
+            (*param.shape,),
+        )
     return [param.ds_id for param in params]
 
 
@@ -41,8 +64,9 @@ def _follow(rank: int, is_early: bool) -> tuple[list[int], list[Tensor]]:
     with zero.Init(enabled=is_early):
         model = Uneven()
     params = list(model.parameters())
+    early_ids = []
     if is_early:
-        _describe(params, NOT_AVAILABLE)
+        early_ids = _describe(params, NOT_AVAILABLE)
         with zero.GatheredParameters(params):
             _describe(params, AVAILABLE)
             parts = torch.cat([param.ds_tensor for param in params])
@@ -51,6 +75,7 @@ def _follow(rank: int, is_early: bool) -> tuple[list[int], list[Tensor]]:
         assert not _has_any(params)
     engine = dslaunch.initialize(model=model, config=make_config(stage=3))[0]
     ids = _describe(params, NOT_AVAILABLE)
+    assert early_ids in ([], ids)
     seen = []
     model.get_submodule("blocks.1.2").register_forward_hook(
         lambda module, args, out: seen.extend(param.ds_status for param in module.parameters())

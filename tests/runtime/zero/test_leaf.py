@@ -21,10 +21,9 @@ def test_modules_are_marked_by_class_and_the_mark_is_taken_away(model: nn.Module
     found = leaf.set_z3_leaf_modules(model, [nn.LayerNorm, "Sequential"])
     assert found == leaf.get_z3_leaf_modules(model)
     assert len(found) == 4
-    config = LeafModuleConfig()
-    assert leaf.is_leaf("any", model.get_submodule("first.moe"), config)
+    assert leaf.z3_leaf_module(model.get_submodule("first.moe"))
     assert len(leaf.unset_z3_leaf_modules(model, ["torch.nn.modules.normalization.LayerNorm"])) == 2
-    assert not leaf.is_leaf("any", model.get_submodule("first.norm"), config)
+    assert not leaf.z3_leaf_module(model.get_submodule("first.norm"))
     assert len(leaf.get_z3_leaf_modules(model)) == 2
     for function in (leaf.set_z3_leaf_modules, leaf.unset_z3_leaf_modules):
         with pytest.raises(ValueError, match="has no module of Conv2d"):
@@ -56,3 +55,22 @@ def test_one_module_is_marked(model: nn.Module) -> None:
     assert leaf.z3_leaf_module(model)
     leaf.set_z3_leaf_module(model, flag=False)
     assert not leaf.z3_leaf_module(model)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("mixtral.modeling_mixtral", "MixtralSparseMoeBlock"),
+        ("qwen2_moe.modeling_qwen2_moe", "Qwen2MoeSparseMoeBlock"),
+        ("qwen3_moe.modeling_qwen3_moe", "Qwen3MoeSparseMoeBlock"),
+    ],
+)
+def test_known_blocks_of_experts_are_marked_unless_the_ds_config_names_classes(
+    module: str, name: str
+) -> None:
+    block = type(name, (nn.Linear,), {"__module__": f"transformers.models.{module}"})
+    model = nn.Sequential(block(1, 1), nn.Linear(1, 1))
+    leaf.mark_configured(model, LeafModuleConfig.model_validate({"classes": ["Other"]}))
+    assert leaf.get_z3_leaf_modules(model) == []
+    leaf.mark_configured(model, LeafModuleConfig())
+    assert leaf.get_z3_leaf_modules(model) == [model[0]]

@@ -89,7 +89,10 @@ def test_what_is_read_is_what_plain_pytorch_has(ranks: Ranks, stage: int, world_
         assert worst_difference(whole, expected) <= DRIFT
         assert worst_difference({"after": result["after"]}, {"after": param.detach()}) <= DRIFT
     for own, name in (("own value", "value"), ("own grad", "grad"), ("own exp_avg", "exp_avg")):
-        parts = [result[own] for result in results if result[own] is not None]
+        parts = [_some(result[own]) for result in results]
+        assert {(part.dim(), part.dtype) for part in parts} == {
+            (1, torch.float32)
+        }  # also one without elements
         together = torch.cat(parts) if stage else parts[0]  # at stage 0 each rank's part is all of it
         assert torch.equal(together, results[0][name].reshape(-1))
 
@@ -133,7 +136,7 @@ def _written_locally(rank: int) -> tuple[Tensor, Tensor, bool]:
     _engine_kept = _engine(model, 3)
     param = _param(model)
     own = zero.safe_get_local_fp32_param(param)
-    mine = torch.full((0 if own is None else own.numel(),), rank + 1.0)
+    mine = torch.full_like(_some(own), rank + 1.0)
     zero.safe_set_local_fp32_param(param, mine)
     zero.safe_set_local_optimizer_state(param, mine, "exp_avg_sq")
     value = _some(zero.safe_get_full_fp32_param(param))

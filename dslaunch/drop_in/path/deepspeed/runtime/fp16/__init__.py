@@ -1,5 +1,0 @@
-"""`deepspeed.runtime.fp16` of dslaunch: see dslaunch/drop_in/names."""
-
-from dslaunch.drop_in.serve import serve
-
-__getattr__, __dir__ = serve("deepspeed.runtime.fp16")

@@ -1,0 +1,57 @@
+"""Files in places where others may write: opened without following a link and without waiting for a pipe's other end.
+
+Sent to the nodes: standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+_NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def open_plain(path: str, flags: int, mode: int = 0o600) -> int:
+    """A descriptor of the regular file `path`.
+
+    Errors: OSError whose `strerror` is a clause that follows the path; also for a link, a pipe, a socket or a device
+    """
+    try:
+        fd = os.open(path, flags | _NEVER, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "it is a symbolic link", path) from None
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "it is no regular file", path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return fd
+
+
+def read_plain(path: str, *, max_bytes: int, start: int = 0) -> bytes:
+    """What the regular file holds from `start` on, at most `max_bytes` of it. Errors: as open_plain()"""
+    fd = open_plain(path, os.O_RDONLY)
+    try:
+        return os.pread(fd, max_bytes, start)
+    finally:
+        os.close(fd)
+
+
+def mode_in(folder: str) -> int:
+    """Who may read what we write there: this user only, unless the folder was made for others too.
+
+    It was if it has a default ACL, which decides then, or if its group may write to it or is handed on (setgid).
+    """
+    try:
+        os.getxattr(folder, "system.posix_acl_default")
+        return 0o666
+    except OSError:  # none, or a file system without
+        pass
+    try:
+        is_shared = bool(os.stat(folder).st_mode & (stat.S_IWGRP | stat.S_ISGID))
+    except OSError:
+        return 0o600
+    return 0o640 if is_shared else 0o600

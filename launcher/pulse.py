@@ -1,0 +1,41 @@
+"""Whether this process was there all the time: it may have been stopped, or the machine suspended."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+LATE_S = 1.0  # which a busy machine may take for a beat
+
+
+def awake_s() -> float:
+    """A clock that goes on while the machine is suspended, where the system has one."""
+    clock: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
+
+
+class Pulse:
+    """One thread calls `beat` again and again; another one sees from that whether all threads stood still."""
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s = every_s
+        self._lock = threading.Lock()
+        self._beat_at = awake_s()
+        self._gap_s = 0.0
+
+    def beat(self) -> None:
+        with self._lock:
+            now = awake_s()
+            self._gap_s = max(self._gap_s, now - self._beat_at)
+            self._beat_at = now
+
+    def take_gap_s(self) -> float:
+        """The longest time without a beat since this was asked last, if that is more than a delay; else 0."""
+        with self._lock:
+            now = awake_s()
+            gap_s = max(self._gap_s, now - self._beat_at)
+            self._gap_s = 0.0
+            if gap_s < self.every_s + LATE_S:
+                return 0.0
+            self._beat_at = now  # what was told is not told again
+            return gap_s

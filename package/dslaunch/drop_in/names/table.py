@@ -1,0 +1,119 @@
+"""The rows of the table of names: what there is of each name of DeepSpeed's, and where.
+
+Only what is cheap to import: all of it is read by `import deepspeed`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fate:
+    """What becomes of a name."""
+
+    WORKS = "works"
+    MAPPED = "mapped"  # ours in its place, with a difference that the note says
+    REFUSED = "refused"
+
+
+class Row(NamedTuple):
+    """Some names of one module with the same fate. `topic` is a heading of the compatibility page, for those refused."""
+
+    fate: str
+    names: dict[
+        str, str
+    ]  # DeepSpeed's -> ours, "module:attribute", or "module" for a whole one; "" if refused
+    note: str = ""
+    topic: str = ""
+
+    def home_of(self, name: str) -> tuple[str, str]:
+        """Return where ours lives: the module, and the attribute in it, "" for the module itself."""
+        home, _, attribute = self.names[name].partition(":")
+        return home, attribute
+
+
+class Module(NamedTuple):
+    """One module of DeepSpeed's. `why` is set where there is nothing of it, or nothing but what the rows have."""
+
+    name: str
+    rows: tuple[Row, ...] = ()
+    why: str | None = None
+    topic: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Return what can be had."""
+        return [name for row in self.rows if row.fate != Fate.REFUSED for name in row.names]
+
+    def row_of(self, name: str) -> Row | None:
+        return next((row for row in self.rows if name in row.names), None)
+
+
+def works(home: str, names: str) -> Row:
+    """As in DeepSpeed. `home` is a module of ours, "ours=theirs" in `names` gives one another name there."""
+    return Row(Fate.WORKS, _homes(home, names))
+
+
+def mapped(home: str, names: str, note: str) -> Row:
+    return Row(Fate.MAPPED, _homes(home, names), note)
+
+
+def refused(topic: str, names: str, note: str) -> Row:
+    return Row(Fate.REFUSED, dict.fromkeys(names.split(), ""), note, topic)
+
+
+def inside(names: str) -> Row:
+    """Public in spelling only: what DeepSpeed's own modules share."""
+    return refused(INSIDE, names, "is a part of how DeepSpeed works inside")
+
+
+def absent(name: str, topic: str, why: str, *rows: Row) -> Module:
+    """A module of which there is nothing, or only what the rows have. What is below it is not here either, if it has no line of its own."""
+    return Module(name, rows, why, topic)
+
+
+def _homes(home: str, names: str) -> dict[str, str]:
+    homes = {}
+    for one in names.split():
+        theirs, _, ours = one.partition("=")
+        homes[theirs] = home if ours == "*" else f"{home}:{ours or theirs}"
+    return homes
+
+
+SAME = {"deepspeed.zero": "deepspeed.runtime.zero"}
+"""Modules that are other ones by a shorter name: what lies below those lies below these too."""
+
+EXPERTS = "Experts"
+PIPELINES = "Pipelines"
+INFERENCE = "Inference"
+TENSOR_PARALLEL = "Tensor and sequence parallelism"
+COMPRESSION = "Compression and quantization"
+TUNING = "Autotuning and data efficiency"
+KERNELS = "Kernels"
+OPTIMIZERS = "Optimizers"
+CHECKPOINTS = "Checkpoints"
+COMMUNICATION = "Communication"
+LAUNCHING = "Launching"
+MEASURING = "Measuring"
+INSIDE = "How DeepSpeed works inside"
+
+TOPICS: dict[str, str] = {
+    EXPERTS: "A mixture of experts trains as any model does: every rank has all experts, or a shard of all at stage 3. What "
+    "DeepSpeed has beyond that, experts that live on different ranks, is not here.",
+    PIPELINES: "A model is not cut into stages that different ranks run. Stage 3 spreads a model that is too large for one "
+    "device over all of them.",
+    INFERENCE: "This is for training. A trained model goes to an inference server through `save_16bit_model()` or "
+    "`dslaunch checkpoint export`, which write what Hugging Face loads.",
+    TENSOR_PARALLEL: "No layer and no sequence is divided between ranks. ZeRO and offload are what makes large models fit.",
+    COMPRESSION: "Nothing is quantized, neither weights nor what goes over the wire: it would change results.",
+    TUNING: "Batch sizes, stages and data are the program's to choose.",
+    KERNELS: "The fused optimizers are here, for CPU and CUDA, and are compiled with the package. DeepSpeed's other kernels "
+    "are not.",
+    OPTIMIZERS: "`docs/guide-optimizers.md` has what is here.",
+    CHECKPOINTS: "Checkpoints have a format of their own, which any ZeRO stage and number of ranks loads; DeepSpeed's own are "
+    "read. See `docs/guide-checkpoints.md`.",
+    COMMUNICATION: "Collectives are torch.distributed's.",
+    LAUNCHING: "The launcher is another program than DeepSpeed's with the same options; its parts are not functions to call.",
+    MEASURING: "What is printed was measured.",
+    INSIDE: "Names that are spelled as public ones, and are what DeepSpeed's own modules share. Programs do without them.",
+}

@@ -1,0 +1,137 @@
+"""The package itself."""
+
+from __future__ import annotations
+
+from .table import (
+    INFERENCE,
+    INSIDE,
+    KERNELS,
+    OPTIMIZERS,
+    PIPELINES,
+    TENSOR_PARALLEL,
+    Module,
+    inside,
+    mapped,
+    refused,
+    works,
+)
+
+TOP: tuple[Module, ...] = (
+    Module(
+        "deepspeed",
+        (
+            mapped(
+                "dslaunch.drop_in.calls",
+                "initialize",
+                "reads a ds_config leniently: what it does not know it names in a warning; models are not divided (mpu)",
+            ),
+            works("dslaunch.runtime.initialize", "add_config_arguments init_distributed"),
+            mapped("dslaunch.runtime.engine", "DeepSpeedEngine=Engine", "one engine for every configuration"),
+            mapped(
+                "dslaunch.runtime.optim.flat",
+                "DeepSpeedOptimizer=FlatOptimizer",
+                "one optimizer over flat shards, a torch.optim.Optimizer, at every ZeRO stage",
+            ),
+            works("dslaunch.runtime.data", "DeepSpeedDataLoader=Loader"),
+            works("dslaunch.runtime.errors", "DeepSpeedConfigError=ConfigError"),
+            works("dslaunch.runtime.activation", "checkpointing=*"),
+            works("dslaunch.runtime.accelerator.current", "get_accelerator"),
+            works("dslaunch.runtime.log", "logger log_dist"),
+            works("dslaunch.runtime.on_device", "OnDevice"),
+            works(
+                "dslaunch.drop_in.identity",
+                "__version__ __version_major__ __version_minor__ __version_patch__ __git_hash__ __git_branch__ version "
+                "git_hash git_branch",
+            ),
+            works("dslaunch.drop_in.constants", "TORCH_DISTRIBUTED_DEFAULT_PORT HAS_TRITON"),
+            works("typing", "DeepSpeedOptimizerCallable=Callable DeepSpeedSchedulerCallable=Callable"),
+            refused(
+                INFERENCE,
+                "init_inference default_inference_config InferenceEngine DeepSpeedInferenceConfig DeepSpeedHybridEngine",
+                "is for inference",
+            ),
+            refused(
+                TENSOR_PARALLEL,
+                "tp_model_init set_autotp_mode load_ds_config merge_tp_model_init_into_config record_tp_model_init_args",
+                "divides layers between ranks",
+            ),
+            refused(
+                PIPELINES,
+                "PipelineModule PipelineEngine DualPipeVEngine DualPipeVModule",
+                "cuts a model into stages",
+            ),
+            refused(
+                KERNELS,
+                "DeepSpeedTransformerLayer DeepSpeedTransformerConfig replace_transformer_layer module_inject",
+                "is one of DeepSpeed's kernels for layers",
+            ),
+            refused(
+                INSIDE,
+                "DeepSpeedConfig",
+                "is how DeepSpeed reads a ds_config; engine.config is the dict, engine.settings what it means",
+            ),
+            refused(
+                OPTIMIZERS,
+                "set_optimizer_flags resolve_per_head_muon_after_sharding MUON_OPTIMIZER",
+                "prepares a model for DeepSpeed's Muon; Muon here finds the matrices by itself",
+            ),
+            works("dslaunch.runtime.comm.api", "dist=*"),
+            inside("QUERY KV MLA_Q MLA_KV NOT_HEAD_BLOCKED"),
+        ),
+    ),
+    Module(
+        "deepspeed.constants",
+        (
+            works(
+                "dslaunch.drop_in.constants",
+                "TORCH_DISTRIBUTED_DEFAULT_PORT CROSS_RANK CROSS_SIZE LOCAL_RANK",
+            ),
+            works("dslaunch.drop_in.constants", "default_pg_timeout"),
+            refused(INFERENCE, "INFERENCE_GENERIC_MODE INFERENCE_SPECIALIZED_MODE", "is for inference"),
+        ),
+    ),
+    Module(
+        "deepspeed.git_version_info",
+        (
+            works("dslaunch.drop_in.identity", "version git_hash git_branch"),
+            works("dslaunch.drop_in.build", "accelerator_name installed_ops torch_info"),
+        ),
+    ),
+    Module(
+        "deepspeed.ops",
+        (
+            works("dslaunch.drop_in.op_builders", "__compatible_ops__=compatible_ops"),
+            refused(
+                KERNELS,
+                "DeepSpeedTransformerLayer DeepSpeedTransformerConfig",
+                "is one of DeepSpeed's kernels for layers",
+            ),
+        ),
+    ),
+    Module(
+        "deepspeed.ops.adam",
+        (
+            works("dslaunch.ops.adam", "DeepSpeedCPUAdam FusedAdam"),
+            refused(
+                OPTIMIZERS,
+                "ZenFlowCPUAdam ZenFlowSelectiveAdamW ZenFlowSelectiveAdamW_stage3",
+                "updates some gradients late and others at once; offload_optimizer.delayed_update is what there is",
+            ),
+        ),
+    ),
+    Module("deepspeed.ops.adam.cpu_adam", (works("dslaunch.ops.adam", "DeepSpeedCPUAdam"),)),
+    Module(
+        "deepspeed.ops.adam.fused_adam",
+        (works("dslaunch.ops.adam", "FusedAdam"), inside("multi_tensor_applier")),
+    ),
+    Module("deepspeed.ops.lamb.fused_lamb", (works("dslaunch.ops.lamb", "FusedLamb"),)),
+    Module("deepspeed.ops.lion.cpu_lion", (works("dslaunch.ops.lion", "DeepSpeedCPULion"),)),
+    Module(
+        "deepspeed.ops.lion.fused_lion",
+        (works("dslaunch.ops.lion", "FusedLion"), inside("multi_tensor_applier")),
+    ),
+    Module("deepspeed.ops.adagrad.cpu_adagrad", (works("dslaunch.ops.adagrad", "DeepSpeedCPUAdagrad"),)),
+    Module("deepspeed.ops.lamb", (works("dslaunch.ops.lamb", "FusedLamb"),)),
+    Module("deepspeed.ops.lion", (works("dslaunch.ops.lion", "DeepSpeedCPULion FusedLion"),)),
+    Module("deepspeed.ops.adagrad", (works("dslaunch.ops.adagrad", "DeepSpeedCPUAdagrad"),)),
+)

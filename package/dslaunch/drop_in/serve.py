@@ -1,0 +1,135 @@
+"""What the modules of the package `deepspeed` have in common: each hands out the names that the table has for it.
+
+Only `deepspeed` itself is a file. Its modules, all of DeepSpeed's, are made when they are imported, by a finder that Python asks last.
+What a module of DeepSpeed's has and ours has not can be imported and raises when it is used (stand_in.py); `hasattr()` and
+`getattr()` say that it is not there, so that a program that asks first takes its other way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any
+
+from .names import MODULES
+from .names.table import SAME, Fate, Module, Row
+
+PAGE = "docs/compatibility.md"
+_CALLS = ("CALL", "CALL_FUNCTION", "CALL_METHOD", "PRECALL")
+
+
+def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for the module of this name, which module_of() has."""
+    module = module_of(name)
+    if module is None:
+        raise AssertionError(f"{name} is no module of DeepSpeed's")
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.append(_Finder())
+
+    def find(wanted: str) -> Any:
+        if wanted == "__all__" and not _is_empty(module):
+            return module.names
+        row = module.row_of(wanted)
+        if row is None or row.fate == Fate.REFUSED:
+            return _below_or_absent(module, wanted, row, _instruction(sys._getframe(1)))
+        value = _value(row, wanted)
+        if name in sys.modules:  # not if it was started by `python -m`
+            sys.modules[name].__dict__[wanted] = value
+        return value
+
+    return find, lambda: sorted({*module.names, *_submodules(name), *vars(sys.modules.get(name, object))})
+
+
+@cache
+def module_of(name: str) -> Module | None:
+    """Return what there is of a module of DeepSpeed's, or of what it lies below; None if DeepSpeed has no such module."""
+    module = MODULES.get(name)
+    if module is not None:
+        return module
+    folder, _, last = name.rpartition(".")
+    if last not in _folders().get(folder, "").split():
+        return None
+    above = module_of(folder)
+    if above is None or above.why is None:
+        raise AssertionError(f"the table has nothing for {name}")
+    return Module(name, why=above.why, topic=above.topic)
+
+
+class _Finder:
+    """The last to be asked for a module, when no other has found it."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith("deepspeed.") or module_of(name) is None:
+            return None
+        is_package = name in _folders() or any(one.startswith(f"{name}.") for one in MODULES)
+        return ModuleSpec(name, _Loader(), is_package=is_package)  # type: ignore[arg-type]  # importlib.abc costs 10 ms
+
+
+class _Loader:
+    """Makes a module of DeepSpeed's. `python -m` of one calls its main()."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As Python makes modules."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__getattr__, module.__dir__ = serve(module.__name__)  # type: ignore[method-assign]
+        module.__doc__ = f"`{module.__name__}` of dslaunch: see {PAGE}"
+
+    def get_code(self, name: str) -> CodeType:
+        return compile(f"from {name} import main\nmain()\n", f"<{name}>", "exec")
+
+
+def _folders() -> dict[str, str]:
+    from .names.modules import FOLDERS  # here: a program that imports `deepspeed` alone never asks
+
+    return FOLDERS
+
+
+def _value(row: Row, wanted: str) -> Any:
+    home, attribute = row.home_of(wanted)
+    return getattr(import_module(home), attribute) if attribute else import_module(home)
+
+
+def _is_empty(module: Module) -> bool:
+    return module.why is not None and not module.rows
+
+
+def _submodules(name: str) -> list[str]:
+    inner = (one.removeprefix(f"{name}.") for one, module in MODULES.items() if not _is_empty(module))
+    return [one for one in inner if one != name and "." not in one]
+
+
+def _instruction(frame: Any) -> str:
+    """Return what asks for a name: a call, of hasattr() or getattr(), or `module.name`, or `from module import name`."""
+    from opcode import opname  # here: most programs ask only for what is there
+
+    return str(opname[frame.f_code.co_code[frame.f_lasti]])
+
+
+def _below_or_absent(module: Module, wanted: str, row: Row | None, instruction: str) -> Any:
+    """Return a module that lies in this one, or what stands in for a name that is not here.
+
+    Errors: AttributeError if it is not here and only asked for, or if DeepSpeed has no such name either
+    """
+    what = f"{module.name}.{wanted}"
+    is_asked = instruction in _CALLS
+    place = f"{SAME.get(module.name, module.name)}.{wanted}"
+    below = module_of(place)
+    if below is not None and not (_is_empty(below) and is_asked):
+        return import_module(place)
+    topic, why = (row.topic, row.note) if row is not None else (module.topic, module.why)
+    if why is None or wanted.startswith("__"):
+        text = f"module {module.name!r} of dslaunch has no attribute {wanted!r}; DeepSpeed's names are listed in {PAGE}"
+    else:
+        text = f'{what} is not in dslaunch: {why}; see "{topic}" in {PAGE}'
+        if not is_asked:
+            from .stand_in import stand_in  # here: most programs use only what is there
+
+            return stand_in(module.name, wanted, text)
+    if instruction == "IMPORT_FROM":
+        raise ImportError(text, name=module.name)  # Python would put an AttributeError's text away
+    raise AttributeError(text, name=wanted)

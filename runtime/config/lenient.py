@@ -1,0 +1,36 @@
+"""What DeepSpeed warns of, or says nothing of, and goes on: so it is where a program was written for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .scheduler import PARAMS_OF, WARMUP_TYPES
+from .strict import Sifted, leave_out_autos
+from .value import show
+
+
+def relax(values: dict[str, Any], sifted: Sifted, *, has_optimizer: bool) -> dict[str, Any]:
+    """`values` without what DeepSpeed leaves aside; `has_optimizer`: the program brings one, which goes before the ds_config's."""
+    values = leave_out_autos(values, sifted)
+    if has_optimizer:
+        values = _without(values, "optimizer", "max_grad_norm", sifted.unmet)
+    scheduler = values.get("scheduler")
+    if not isinstance(scheduler, dict) or scheduler.get("type") not in list(PARAMS_OF):  # it may be a list
+        return values
+    params = scheduler.get("params")
+    kind = params.get("warmup_type") if isinstance(params, dict) else None
+    if isinstance(kind, str) and kind.lower() not in WARMUP_TYPES:
+        unknown: list[str] = []
+        values = _without(values, "scheduler", "warmup_type", unknown)
+        sifted.unknown |= {f"{path} {show(kind)}": "" for path in unknown}
+    return values
+
+
+def _without(values: dict[str, Any], section: str, name: str, left_out: list[str]) -> dict[str, Any]:
+    inner = values.get(section)
+    params = inner.get("params") if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or not isinstance(params, dict) or name not in params:
+        return values
+    left_out.append(f"{section}.params.{name}")
+    rest = {key: value for key, value in params.items() if key != name}
+    return {**values, section: {**inner, "params": rest}}

@@ -1,0 +1,149 @@
+"""When the gradients of each sub-buffer are averaged in a backward: a rule that gives every rank the same answer.
+
+[Note: one order on all ranks]
+A rank that waits for a collective must know that the others come to it without anything that this rank does only later; else
+all stand still. What a rank's data reaches, and when, says nothing about the other ranks. What they have in common is the
+sequence in which units are gathered: it is the same on all ranks, or the step ends with an error (comm/order_check.py). So that
+sequence is the clock.
+
+The gathers of a backward cut it into segments. A segment is known by the gathers before it, and has a list of places, which
+are averaged in this order. This rank may ask for the next place of the list as soon as it has finished its gradients. Before the
+next gather it asks for all of them, finished or not. So there is one order of gathers and reductions, all ranks ask for them in
+it, and a rank waits for one only after it has asked for all before. Proof that no state is stuck: of the collectives that some
+rank has not asked for, take the first. That rank waits for one that comes earlier, which all ranks have asked for; so its wait ends.
+
+The lists are learnt. In a backward that comes to a new segment, what is on no list is averaged at the end; then the ranks tell
+each other in which segment each of them was given the last gradient of a place, and the last of these segments gets the place.
+Below stage 3 nothing is gathered, and the whole backward is one segment.
+
+A gradient that comes after its place was averaged is kept, and averaged with the place the next time. Before a step, ranks tell
+each other whether that is left to do (`BackwardReducer.catch_up`). From then on the place is averaged at the end of a backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+_START = 0
+# Backwards after which ranks tell each other. A model that gathers other units in every batch averages at the end then.
+_MAX_LEARNT = 64
+
+
+class HandedIn(NamedTuple):
+    """The gradients of a place in one backward, on one rank."""
+
+    segment: int  # of the last one, counted from 0
+    number: int
+
+
+class Schedule:
+    """Of one model. Places number its trained sub-buffers."""
+
+    def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
+        self._lists: dict[int, tuple[int, ...]] = {}  # by the segment's key
+        self._num_expected = [
+            0
+        ] * num_places  # gradients; reentrant checkpointing makes them more than parameters
+        self._at_end: set[int] = set()
+        self._num_learnt = 0
+        self._is_outdated = False  # on all ranks
+        self.is_behind = False  # on this rank, which has gradients of a place that is on no list and could be
+        self.begin()
+
+    def begin(self) -> None:
+        """A backward begins."""
+        self._path = [_START]  # keys of segments
+        self._handed_in: dict[int, HandedIn] = {}  # by place, in the order of the last one
+        self._is_new = False
+        self._asked = [False] * self._num_places
+        self._enter_segment()
+
+    def _enter_segment(self) -> None:
+        due = self._lists.get(self._path[-1])
+        self._is_new = self._is_new or due is None
+        self._due = [] if due is None else [place for place in reversed(due) if not self._asked[place]]
+
+    def hand_in(self, place: int) -> None:
+        """Note that autograd has finished one gradient of it."""
+        before = self._handed_in.pop(place, None)
+        self._handed_in[place] = HandedIn(len(self._path) - 1, 1 if before is None else before.number + 1)
+
+    def has_all(self, place: int) -> bool:
+        """Whether as many gradients are there as were seen before."""
+        return self._handed_in[place].number >= self._num_expected[place]
+
+    def was_asked(self, place: int) -> bool:
+        """Whether this rank has asked for it in this backward."""
+        return self._asked[place]
+
+    @property
+    def next_due(self) -> int | None:
+        """The place that is asked for next in this segment, once it is finished."""
+        return self._due[-1] if self._due else None
+
+    def take_due(self) -> int:
+        """Return it; it is asked for now."""
+        place = self._due.pop()
+        self._asked[place] = True
+        return place
+
+    def pass_gather(self, what: str) -> None:
+        """This is about to be gathered; nothing is due any more."""
+        self._path.append(crc32(what.encode(), self._path[-1] + 1))
+        self._enter_segment()
+
+    def take_rest(self) -> tuple[int, ...]:
+        """Return what is on no list; it is asked for now, at the end."""
+        rest = tuple(place for place in reversed(range(self._num_places)) if not self._asked[place])
+        self._asked = [True] * self._num_places
+        return rest
+
+    # ---- between backwards
+
+    @property
+    def is_to_learn(self) -> bool:
+        """Whether the ranks should tell each other what they saw in this backward; the same on all ranks."""
+        return (self._is_new or self._is_outdated) and self._num_learnt < _MAX_LEARNT
+
+    @property
+    def seen(self) -> dict[int, HandedIn]:
+        """What this rank saw."""
+        return self._handed_in
+
+    def learn(self, seen: Sequence[dict[int, HandedIn]], rest: Iterable[int]) -> None:
+        """Put on a list what was averaged at the end; `seen` is every rank's."""
+        self._num_learnt += 1
+        for place, found in (item for one in seen for item in one.items()):
+            self._num_expected[place] = max(found.number, self._num_expected[place])
+        in_order = [*seen[0], *(place for place in rest if place not in seen[0])]
+        wanted = set(rest) - self._at_end
+        added: dict[int, list[int]] = {key: [] for key in self._path}
+        for place in in_order:
+            segments = [one[place].segment for one in seen if place in one]
+            if place in wanted and segments:
+                added[self._key(max(segments))].append(place)
+        for key, places in added.items():
+            self._lists[key] = (*self._lists.get(key, ()), *places)
+        self._is_outdated = self._is_outdated and not any(added.values())
+
+    def _key(self, segment: int) -> int:
+        """That of the segment, or of the next new one: an old one's list has been right for another backward."""
+        later = self._path[segment:]
+        return next((key for key in later if key not in self._lists), later[0])
+
+    def note_missed(self, rest: Iterable[int]) -> None:
+        """After a backward that taught nothing: of what was averaged at its end, some may have a better place."""
+        is_missed = any(place in self._handed_in and place not in self._at_end for place in rest)
+        self.is_behind = self.is_behind or (is_missed and self._num_learnt < _MAX_LEARNT)
+
+    def note_outdated(self, late: Iterable[int]) -> None:
+        """Some rank was behind, or got gradients of these places after they were averaged."""
+        self._is_outdated, self.is_behind = True, False
+        self._at_end.update(late)
+        self._lists = {
+            key: tuple(place for place in places if place not in self._at_end)
+            for key, places in self._lists.items()
+        }

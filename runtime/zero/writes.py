@@ -1,0 +1,144 @@
+"""What a program writes to parameters by itself: a module in its forward, as `nn.Embedding(max_norm=...)` does, or a loop between two steps.
+
+Shards and float32 masters are copies, so such a write has to be found and taken over. torch counts the writes to every tensor,
+and the sum of these counters tells in one pass. What is written through `p.data` is not counted: that is found by comparing
+values, which is done the first time, then for one sub-buffer in turn, and always where it was found once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from .sub_buffer import SubBuffer
+
+_log = logging.getLogger("dslaunch")
+
+_VERSION: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
+_EVERY = 16  # steps between two comparisons of the same values, where there are fewer sub-buffers
+
+
+class Writes:
+    """To the parameters of one sub-buffer, while they can be written to."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        self._params = tuple(params)
+        self._noted = (0, 0)
+        self._is_through_data = False  # a write that was not counted has been found
+        self.is_watched = False  # between `note` and `forget`
+        self.must_compare = True
+
+    def note(self) -> None:
+        """What is there now is known."""
+        self._noted = self._counters()
+        self.is_watched = True
+
+    def forget(self) -> None:
+        """Whatever was written does not count."""
+        self.is_watched = False
+
+    def are_due(self) -> bool:
+        """Whether the values must be compared with what is known of them."""
+        if not self.is_watched:
+            return False
+        return self.must_compare or self._is_through_data or self.are_counted
+
+    @property
+    def are_counted(self) -> bool:
+        """Whether torch has counted a write since `note`, or a parameter has another memory."""
+        return self._counters() != self._noted
+
+    def say(self, name: str) -> None:
+        """A write has been found by its values alone.
+
+        A program that always writes so is heard at its first step; one that begins later may have lost some writes before.
+        """
+        if not self._is_through_data:
+            self._is_through_data = True
+            _log.warning(
+                "parameter '%s' was written through .data, which torch does not count: it is taken over from now on, but the first "
+                "such writes may be lost; write to the parameter itself, inside torch.no_grad()",
+                name,
+            )
+
+    def _counters(self) -> tuple[int, int]:
+        return sum(map(_VERSION, self._params)), sum(map(Tensor.data_ptr, self._params))
+
+
+class Turns:
+    """Whose values are compared at which step."""
+
+    def __init__(self, writes: Sequence[Writes]) -> None:
+        self._writes = tuple(writes)
+        self._step = 0
+
+    def go_on(self) -> None:
+        """A step begins."""
+        place = self._step % max(_EVERY, len(self._writes))
+        self._step += 1
+        if place < len(self._writes):
+            self._writes[place].must_compare = True
+
+
+@torch.no_grad()
+def collect(part: SubBuffer) -> None:
+    """Copy what a program has put in a parameter's place by `p.data = ...` to where the parameter lies.
+
+    Errors: ConfigError for a tensor of another shape
+    """
+    for param, view, name in _moved(part):
+        if param.shape != view.shape:
+            raise ConfigError(
+                f"parameter '{name}' was given data of shape {tuple(param.shape)}, and had {tuple(view.shape)} at "
+                "initialize(); change shapes before initialize()"
+            )
+        view.copy_(param.detach().clone())  # it may be another view of the same memory
+        param.data = view
+
+
+def check_in_place(part: SubBuffer) -> None:
+    """Errors: ConfigError for a parameter that has another memory, or reads the same in another shape or order."""
+    for param, view, name in _moved(part):
+        if param.data_ptr() == view.data_ptr() and param.dtype == view.dtype:
+            raise ConfigError(
+                f"parameter '{name}' has shape {tuple(param.shape)} and strides {param.stride()}: initialize() had given it shape "
+                f"{tuple(view.shape)} and strides {view.stride()}; change shapes before initialize(), and later change a parameter's "
+                "values only in place"
+            )
+        raise ConfigError(
+            f"parameter '{name}' is {param.dtype} on {param.device} in memory of its own: initialize() had placed it in a flat "
+            f"{view.dtype} buffer on {view.device}; convert or move the model before initialize(), and later change a parameter's "
+            "values only in place"
+        )
+
+
+def _moved(part: SubBuffer) -> Iterator[tuple[nn.Parameter, Tensor, str]]:
+    for member, view in zip(part.members, part.values.views, strict=True):
+        if not member.param.is_set_to(view):  # `p.data = p.data.t()` keeps the memory and changes the order
+            yield member.param, view, member.name
+
+
+def differences(new: Tensor, known: Tensor) -> Tensor | None:
+    """Return where two tensors differ, as bool; None if nowhere. NaN is no other number than NaN."""
+    if torch.equal(new, known):
+        return None
+    changed = (new != known) & ~(new.isnan() & known.isnan())
+    return changed if bool(changed.any()) else None
+
+
+def first_changed(part: SubBuffer, changed: Tensor) -> str:
+    """Return the name of a parameter of which an element has changed; `changed` is [n], this rank's run of the buffer."""
+    axis = part.mesh.shard
+    start = axis.index * changed.numel() if part.is_sharded else part.shard_index * changed.numel()
+    place = start + int(changed.nonzero()[0])
+    for member, slot in zip(part.members, part.layout.slots, strict=True):
+        if slot.offset <= place < slot.offset + slot.numel:
+            return member.name
+    raise AssertionError(f"element {place} of {part.label} belongs to no parameter, and was written")

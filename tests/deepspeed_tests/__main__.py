@@ -1,0 +1,206 @@
+"""DeepSpeed's own unit tests, run against `import deepspeed` of dslaunch, beside what DeepSpeed itself does with them.
+
+    make test-deepspeed TESTS=folder [ONLY=words]
+    python -m tests.deepspeed_tests folder [words ...]
+
+`folder` holds DeepSpeed's `tests/` (it has a folder `unit` in it); it is not a part of this project and nothing is written to it. The
+files of files.txt, or those with one of the words in their path, run one after the other, each in a process of its own, from a copy:
+their conftest.py puts the folder above itself first on the module path, which in a clone is another `deepspeed`.
+
+A failure that ends with one of dslaunch's refusals by name counts as refused. The exit code is 1 if a file does not collect,
+or if a test fails that is neither refused nor listed in files.txt as different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from dslaunch import drop_in
+from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, DEEPSPEED_NEEDS
+
+HERE = Path(__file__).parent
+FILES = HERE / "files.txt"
+PYTEST = (7, 2)
+"""Their harness uses names of _pytest that are there from 7.2 on. With 8.4 and later its DistributedFixture is no fixture to pytest:
+tests that use one end with "fixture not found"."""
+FILE_LIMIT_S = 900.0
+REFUSALS = (
+    "is not in dslaunch",
+    "is not available in dslaunch",
+    "of dslaunch has no attribute",
+    "ConfigError",
+    "NotImplementedError",
+    "dslaunch does not",
+)
+
+
+class Listed(NamedTuple):
+    """A file of DeepSpeed's, what its own package does with it, and why not all of it passes there."""
+
+    path: str
+    kind: str
+    theirs: str
+    note: str = ""
+
+
+class Result(NamedTuple):
+    """What became of one file. `unexpected`: tests that fail without a refusal, and are not in the list of differences."""
+
+    passed: int = 0
+    failed: int = 0
+    refused: int = 0
+    skipped: int = 0
+    unexpected: tuple[str, ...] = ()
+    trouble: str = ""
+
+    def __str__(self) -> str:
+        return self.trouble or f"{self.passed}/{self.failed}/{self.refused}/{self.skipped}"
+
+
+def read_list() -> tuple[list[Listed], dict[str, str]]:
+    """Return the files, and the differences: part of a test's name -> why."""
+    lines = [line for line in FILES.read_text().splitlines() if line and not line.startswith("#")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    differences = {row[0]: row[2] for row in rows if row[1] == "differs"}
+    return [Listed(*row) for row in rows if row[1] != "differs"], differences
+
+
+def run(path: str, copy: Path, differences: Mapping[str, str], limit_s: float = FILE_LIMIT_S) -> Result:
+    """Run one file in a process of its own, which is ended with all that it has started when its time is up."""
+    report = copy.parent / "report.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", f"unit/{path}.py", "-p", "no:cacheprovider", "-q"]
+    log = copy.parent / "log"
+    with log.open("w") as output:
+        job = subprocess.Popen(
+            [*command, f"--junitxml={report}"],
+            cwd=copy,
+            env=environment(copy),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            job.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+            return Result(trouble=f"not done within {limit_s:.0f} s")
+    if not report.exists():
+        return Result(trouble="ended: " + " ".join(log.read_text().split()[-20:]))
+    return read_report(report, differences)
+
+
+def read_report(report: Path, differences: Mapping[str, str]) -> Result:
+    """Return what pytest says of one file."""
+    passed = failed = refused = skipped = 0
+    unexpected = []
+    for case in ElementTree.parse(report).iter("testcase"):  # our own pytest has written it
+        name = f"{case.get('classname', '')}::{case.get('name', '')}"
+        problem = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if problem is None:
+            skipped += case.find("skipped") is not None
+            passed += case.find("skipped") is None
+            continue
+        text = f"{problem.get('message', '')}\n{problem.text or ''}"
+        if "collection failure" in text:
+            return Result(
+                trouble=f"does not collect: {text.strip().splitlines()[-1].removeprefix('E').strip()}"
+            )
+        if any(word in text for word in REFUSALS):
+            refused += 1
+            continue
+        failed += 1
+        if not any(part in name for part in differences):
+            unexpected.append(f"{name}: {problem.get('message', '').splitlines()[0][:200]}")
+    return Result(passed, failed, refused, skipped, tuple(unexpected))
+
+
+def environment(copy: Path) -> dict[str, str]:
+    """What DeepSpeed's tests need to run on CPUs: LOCAL_SIZE is how many devices the accelerator counts."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([drop_in.FOLDER, str(copy)]),
+        "PATH": os.pathsep.join([drop_in.BIN, str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        drop_in.PYTHON_VARIABLE: sys.executable,
+        drop_in.VARIABLE: "always",
+        "DS_ACCELERATOR": "cpu",
+        "DS_TEST_USE_INSTALLED_DEEPSPEED": "1",
+        "DS_UNITTEST_TIMEOUT": "120",
+        "HF_HUB_OFFLINE": "1",
+        "LOCAL_SIZE": "4",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def why_not(folder: Path) -> str:
+    """Return what keeps the tests from being run, "" if nothing does."""
+    if not (folder / "unit").is_dir():
+        return f"{folder}: has no folder `unit`; give the folder tests/ of a clone of DeepSpeed: make test-deepspeed TESTS=folder"
+    if pytest.version_tuple[:2] < PYTEST:
+        return f"pytest {pytest.__version__}: DeepSpeed's tests need {'.'.join(map(str, PYTEST))} or later; `make setup` brings one"
+    try:
+        from _pytest.fixtures import FixtureFunctionMarker  # noqa: F401
+    except ImportError:
+        return (
+            f"pytest {pytest.__version__} has no _pytest.fixtures.FixtureFunctionMarker, which DeepSpeed's tests import; "
+            "install pytest 8.3"
+        )
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.deepspeed_tests", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, help="DeepSpeed's tests/")
+    parser.add_argument("words", nargs="*", help="only files with one of these in their path")
+    parser.add_argument("--limit", type=float, default=FILE_LIMIT_S, help="seconds that a file may take")
+    given = parser.parse_args()
+    trouble = why_not(given.folder)
+    if trouble:
+        print(trouble, file=sys.stderr)
+        return 2
+    files, differences = read_list()
+    wanted = [one for one in files if not given.words or any(word in one.path for word in given.words)]
+    there = [one for one in wanted if (given.folder / "unit" / f"{one.path}.py").is_file()]
+    print(
+        f"pytest {pytest.__version__}; here: passed/failed/refused/skipped; DeepSpeed 0.19.8: passed/failed/skipped"
+    )
+    results = []
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / "tests"
+        shutil.copytree(given.folder, copy)
+        for beside in DEEPSPEED_NEEDS:  # what DeepSpeed's package depends on, and its tests import
+            if (DEEPSPEED_FOLDER / beside).is_dir():
+                shutil.copytree(DEEPSPEED_FOLDER / beside, copy / beside)
+        for one in there:
+            result = run(one.path, copy, differences, given.limit)
+            results.append(result)
+            print(f"{one.path:55} {one.kind}  {result!s:16} {one.theirs:14} {one.note}".rstrip(), flush=True)
+            for line in result.unexpected:
+                print(f"    {line}")
+    if len(there) < len(wanted):
+        missing = ", ".join(one.path for one in wanted if one not in there)
+        print(f"not in {given.folder}: {missing}")
+    bad = [one for one in results if one.trouble or one.unexpected]
+    print(
+        f"{sum(one.passed for one in results)} passed in {len(results)} files, {len(bad)} of them with something to explain"
+    )
+    return 1 if bad or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

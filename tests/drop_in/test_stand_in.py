@@ -1,0 +1,193 @@
+"""What a program may do with a name of DeepSpeed's that is not here, and what it is told when it uses it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Optional, TypeVar
+
+import pytest
+from torch import nn
+
+from dslaunch import drop_in
+
+TEXT = 'deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts live on different ranks; see "Experts" in docs/compatibility.md'
+
+
+@pytest.fixture(autouse=True)
+def _deepspeed_is_dslaunch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(drop_in.FOLDER)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "deepspeed":
+            del sys.modules[name]
+
+
+@pytest.fixture
+def moe() -> Any:
+    from deepspeed.moe.layer import MoE
+
+    return MoE
+
+
+def test_nothing_is_an_instance_of_it(moe: Any) -> None:
+    assert not isinstance(nn.Linear(1, 1), moe)
+    assert not isinstance(moe, moe)
+    assert not isinstance(3, (nn.Module, moe))
+
+
+def test_it_is_the_same_each_time(moe: Any) -> None:
+    import deepspeed.moe.layer
+
+    assert deepspeed.moe.layer.MoE is moe
+    assert issubclass(type("Mine", (moe,), {}), moe)
+
+
+def test_it_is_a_type_in_annotations(moe: Any) -> None:
+    def forward(one: moe, other: moe | None = None, third: Optional[moe] = None) -> dict[str, moe]:  # noqa: UP045
+        return {}
+
+    assert {moe: 1}[moe] == 1
+    assert forward(1) == {}
+    assert moe[int] is moe
+
+
+def bases_beside_it() -> list[type]:
+    T = TypeVar("T")
+
+    class Abstract(ABC):
+        @abstractmethod
+        def run(self) -> None: ...
+
+    class OfT(Generic[T]):
+        pass
+
+    return [object, nn.Module, Abstract, OfT]
+
+
+@pytest.mark.parametrize("other", bases_beside_it(), ids=lambda one: one.__name__)
+def test_a_class_can_be_made_from_it_and_raises_when_it_is_instantiated(moe: Any, other: type) -> None:
+    class Mine(moe, other):  # type: ignore[misc]
+        size = 3
+
+        def __init__(self) -> None:
+            super().__init__(hidden_size=1)
+
+    assert Mine.size == 3
+    with pytest.raises(NotImplementedError) as raised:
+        Mine()
+    assert str(raised.value) == TEXT
+
+
+def enter(one: Any) -> None:
+    with one:
+        pass
+
+
+USES: dict[str, Callable[[Any], object]] = {
+    "calling it": lambda moe: moe(hidden_size=3),
+    "entering it": enter,
+    "going through it": list,
+    "looking into it": lambda moe: 3 in moe,
+    "counting with it": lambda moe: moe + 1,
+    "comparing with it": lambda moe: moe < 1,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_using_it_raises_its_name_and_the_reason(moe: Any, use: str) -> None:
+    with pytest.raises(NotImplementedError) as raised:
+        USES[use](moe)
+    assert str(raised.value) == TEXT
+
+
+def test_an_attribute_of_it_is_not_there_and_the_reason_is_said(moe: Any) -> None:
+    assert not hasattr(moe, "load")
+    with pytest.raises(AttributeError) as raised:
+        moe.load  # noqa: B018
+    assert str(raised.value) == f"MoE.load: {TEXT}"
+
+
+USES_OF_A_CONSTANT: dict[str, Callable[[Any], object]] = {
+    "a key": lambda one: {"train_batch_size": 8}.get(one),
+    "a comparison": lambda one: one == "cpu",
+    "a text": lambda one: f"{one}",
+    "a condition": lambda one: 1 if one else 2,
+    "a length": len,
+    "an index": lambda one: [1, 2][one],
+}
+
+
+@pytest.mark.parametrize("use", USES_OF_A_CONSTANT)
+def test_a_constant_raises_wherever_a_wrong_value_would_go_on_in_silence(use: str) -> None:
+    from deepspeed.runtime.pipe.module import PIPE_CONSTANT_OF_NOBODY as constant
+
+    with pytest.raises(
+        NotImplementedError, match=r"PIPE_CONSTANT_OF_NOBODY is not in dslaunch: cuts a model"
+    ):
+        USES_OF_A_CONSTANT[use](constant)
+
+
+def test_an_exception_can_stand_in_an_except_clause() -> None:
+    from deepspeed.runtime.pipe.module import PipelineError
+
+    def divide() -> float:
+        try:
+            return 1 / 0
+        except PipelineError:
+            return 0
+
+    with pytest.raises(ZeroDivisionError):
+        divide()
+
+
+def test_kernels_are_asked_for_without_an_error_and_loading_one_names_it() -> None:
+    import deepspeed
+    from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder
+
+    assert CPUAdamBuilder().is_compatible()
+    assert not AsyncIOBuilder().is_compatible()
+    assert deepspeed.ops.__compatible_ops__[CPUAdamBuilder.NAME]
+    with pytest.raises(NotImplementedError, match=r"CPUAdamBuilder\(\)\.load\(\) is not in dslaunch"):
+        CPUAdamBuilder().load()
+
+
+def test_parameters_are_sorted_into_groups_as_those_of_a_dense_model() -> None:
+    from deepspeed.moe.utils import has_moe_layers, split_params_into_different_moe_groups_for_optimizer
+
+    model = nn.Linear(2, 2)
+    groups = split_params_into_different_moe_groups_for_optimizer(
+        {"params": model.parameters(), "name": "parameters", "lr": 0.1}
+    )
+    assert groups == [{"params": [model.weight, model.bias], "name": "parameters", "lr": 0.1}]
+    assert has_moe_layers(model) == (False, 0)
+    model.bias.allreduce = False  # type: ignore[attr-defined]
+    with pytest.raises(NotImplementedError, match="allreduce=False, which marks experts"):
+        split_params_into_different_moe_groups_for_optimizer(groups)
+
+
+def test_layers_are_found_and_replaced_by_dotted_names() -> None:
+    from deepspeed.compression.helper import recursive_getattr, recursive_setattr
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 3)))
+    new = nn.Linear(2, 4)
+    recursive_setattr(model, "1.0", new)
+    recursive_setattr(model, "0", new)
+    assert recursive_getattr(model, "1.0") is recursive_getattr(model, "0") is new
+
+
+@pytest.mark.parametrize("module", ["deepspeed.env_report", "deepspeed.launcher.runner"])
+def test_a_module_that_is_a_program_can_be_started(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *(["--help"] if module.endswith("runner") else [])],
+        env={**os.environ, "PYTHONPATH": drop_in.FOLDER},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "dslaunch" in done.stdout
