@@ -65,6 +65,8 @@ class Small(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear, self.act, self.drop = nn.Linear(width, width), nn.Tanh(), nn.Identity()
+        # 500 of them one after the other: with larger weights the order of a sum decides what is trained
+        nn.init.normal_(self.linear.weight, std=0.002)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = x + self.drop(self.act(self.linear(x)))
