@@ -409,10 +409,20 @@ class Controller:
         """Its stream ended. After a standstill of ours that is what it was told to do when it hears nothing."""
         if time.monotonic() < self._excused_until and host.hello is not None:
             self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
-            host.is_over = True
-            host.link.abandon()
+        if self._is_launcher_at_fault and host.hello is not None:
+            self._give_up(host)
         else:
             self._fail_host(host, end.message, at_s, is_way_lost=end.is_way_lost)
+
+    @property
+    def _is_launcher_at_fault(self) -> bool:
+        """Whether the hosts were left alone: they end then, sooner or later."""
+        return any(isinstance(one, LauncherFailure) for one in self._failures)
+
+    def _give_up(self, host: HostState) -> None:
+        """It is not heard again, and that is no fault of its own."""
+        host.is_over = True
+        host.link.abandon()
 
     def _look_for_standstill(self) -> None:
         """If this process was stopped, or the machine suspended, no host is at fault; they may have ended the job."""
@@ -427,7 +437,7 @@ class Controller:
 
     def _fail_launcher(self, what: str, at_s: float) -> None:
         """Nothing is known against any host; said once."""
-        if not any(isinstance(one, LauncherFailure) for one in self._failures):
+        if not self._is_launcher_at_fault:
             message = (
                 f"{what}, and hosts end a job of which they hear nothing for --heartbeat={self._plan.heartbeat_s:g} s; no "
                 "host is at fault: keep this machine awake and connected, or give a longer --heartbeat"
@@ -445,13 +455,15 @@ class Controller:
                 self._fail_launcher(what, time.monotonic() - silent_s)
                 lost = [host for host in self._roster if not host.is_over and not host.plan.is_local]
                 for host in lost:
-                    host.is_over = True
-                    host.link.abandon()
+                    self._give_up(host)
             return lost
         for host in self._roster:
             silence = host.why_silent(self._plan.heartbeat_s)
             if silence is not None:
-                self._fail_host(host, *silence)
+                if self._is_launcher_at_fault and host.hello is not None:
+                    self._give_up(host)
+                else:
+                    self._fail_host(host, *silence)
                 lost.append(host)
         return lost
 

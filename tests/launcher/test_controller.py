@@ -195,6 +195,34 @@ def test_a_host_that_comes_after_another_has_failed_is_heard_too() -> None:
     assert said.splitlines() == ["dslaunch: n[1-2]: no Python at /own/python3 (2 hosts)"]
 
 
+def test_hosts_that_end_long_after_the_launcher_stood_still_are_not_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were left alone for longer than a heartbeat: how late one is heard to end says nothing against it."""
+    heartbeat_s = 0.3
+
+    def is_gone(frame: Frame | None) -> list[Frame | bytes] | None:
+        if isinstance(frame, Stop):
+            threading.Timer(2 * heartbeat_s, ending._say, ([b""],)).start()
+        return [] if isinstance(frame, Stop) else None
+
+    silent = MemoryHost((0, 1), lambda frame: [] if isinstance(frame, (Stop, Ping)) else None, code=None)
+    ending = MemoryHost((2, 3), is_gone, code=None)
+    honest = roster.Roster.forgive_standstill
+    gaps = iter([2 * heartbeat_s])
+
+    def stood_still(self: roster.Roster) -> float:
+        has_started = all(any(isinstance(one, Start) for one in host.heard) for host in (silent, ending))
+        return next(gaps, 0.0) if has_started else honest(self)
+
+    monkeypatch.setattr(roster.Roster, "forgive_standstill", stood_still)
+    verdict, said = run(silent, ending, heartbeat_s=heartbeat_s)
+    assert verdict.exit_code == 3
+    assert verdict.others == ()
+    assert "this machine stood still for 1 s" in said
+    assert "dslaunch: n" not in said
+
+
 def test_an_answer_that_was_not_asked_for_changes_nothing() -> None:
     """The look for the master address is over when all have answered, not when one has answered often enough."""
     early: list[Frame | bytes] = [Reached([]), Reached(["x"]), Ready(29500, [])]
