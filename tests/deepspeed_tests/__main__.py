@@ -7,8 +7,9 @@
 files of files.txt, or those with one of the words in their path, run one after the other, each in a process of its own, from a copy:
 their conftest.py puts the folder above itself first on the module path, which in a clone is another `deepspeed`.
 
-A failure that ends with one of dslaunch's refusals by name counts as refused. The exit code is 1 if a file does not collect,
-or if a test fails that is neither refused nor listed in files.txt as different.
+A failure that ends with one of dslaunch's refusals by name counts as refused, and each refusal is printed once with its number of
+tests. The exit code is 1 if a file does not collect or stops early, or if a test fails that is neither refused nor listed in
+files.txt as different.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +34,10 @@ from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, DEEPSPEED_NEEDS
 
 HERE = Path(__file__).parent
 FILES = HERE / "files.txt"
-PYTEST = (7, 2)
-"""Their harness uses names of _pytest that are there from 7.2 on. With 8.4 and later its DistributedFixture is no fixture to pytest:
-tests that use one end with "fixture not found"."""
+PYTEST = (7, 2)  # their harness uses names of _pytest that are there from 7.2 on
+PYTEST_WITHOUT_CLASS_FIXTURES = (8, 4)  # from here on DistributedFixture is no fixture to pytest by itself,
+PYTEST_REGISTER_FIXTURE = (9, 1)  # and from here on distributed_fixture.py can say that it is one
+STOPPED = "_pytest.outcomes.Exit: "  # the harness ends the whole run when one test hangs
 FILE_LIMIT_S = 900.0
 REFUSALS = (
     "is not in dslaunch",
@@ -47,26 +50,32 @@ REFUSALS = (
 
 
 class Listed(NamedTuple):
-    """A file of DeepSpeed's, what its own package does with it, and why not all of it passes there."""
+    """A file of DeepSpeed's, what its own package does with it, what dslaunch did when the list was last written, and why not all of
+    it passes."""
 
     path: str
     kind: str
     theirs: str
+    here: str
     note: str = ""
 
 
 class Result(NamedTuple):
-    """What became of one file. `unexpected`: tests that fail without a refusal, and are not in the list of differences."""
+    """What became of one file. `unexpected`: tests that fail without a refusal, and are not in the list of differences.
+    `refusals`: the message of each refused test. `trouble`: why not all of its tests have run, "" if they have."""
 
     passed: int = 0
     failed: int = 0
-    refused: int = 0
     skipped: int = 0
     unexpected: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
     trouble: str = ""
 
     def __str__(self) -> str:
-        return self.trouble or f"{self.passed}/{self.failed}/{self.refused}/{self.skipped}"
+        if self.trouble and not any(self[:3]) and not self.refusals:
+            return self.trouble
+        counts = f"{self.passed}/{self.failed}/{len(self.refusals)}/{self.skipped}"
+        return f"{counts} {self.trouble}".rstrip()
 
 
 def read_list() -> tuple[list[Listed], dict[str, str]]:
@@ -82,6 +91,8 @@ def run(path: str, copy: Path, differences: Mapping[str, str], limit_s: float = 
     report = copy.parent / "report.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", f"unit/{path}.py", "-p", "no:cacheprovider", "-q"]
+    if pytest.version_tuple[:2] >= PYTEST_REGISTER_FIXTURE:
+        command += ["-p", "distributed_fixture"]
     log = copy.parent / "log"
     with log.open("w") as output:
         job = subprocess.Popen(
@@ -99,15 +110,21 @@ def run(path: str, copy: Path, differences: Mapping[str, str], limit_s: float = 
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
             return Result(trouble=f"not done within {limit_s:.0f} s")
+    said = log.read_text()
     if not report.exists():
-        return Result(trouble="ended: " + " ".join(log.read_text().split()[-20:]))
-    return read_report(report, differences)
+        return Result(trouble="ended: " + " ".join(said.split()[-20:]))
+    result = read_report(report, differences)
+    if STOPPED in said:  # the report has the test that did not end as one without a problem
+        why = said.rsplit(STOPPED, 1)[1].splitlines()[0].strip(" !")
+        return result._replace(passed=result.passed - 1, trouble=f"stopped: {why}")
+    return result
 
 
 def read_report(report: Path, differences: Mapping[str, str]) -> Result:
     """Return what pytest says of one file."""
-    passed = failed = refused = skipped = 0
+    passed = failed = skipped = 0
     unexpected = []
+    refusals = []
     for case in ElementTree.parse(report).iter("testcase"):  # our own pytest has written it
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         problem = case.find("failure") if case.find("failure") is not None else case.find("error")
@@ -115,24 +132,25 @@ def read_report(report: Path, differences: Mapping[str, str]) -> Result:
             skipped += case.find("skipped") is not None
             passed += case.find("skipped") is None
             continue
+        message = problem.get("message", "").splitlines()[0]
         text = f"{problem.get('message', '')}\n{problem.text or ''}"
         if "collection failure" in text:
             return Result(
                 trouble=f"does not collect: {text.strip().splitlines()[-1].removeprefix('E').strip()}"
             )
         if any(word in text for word in REFUSALS):
-            refused += 1
+            refusals.append(message[:300])
             continue
         failed += 1
         if not any(part in name for part in differences):
-            unexpected.append(f"{name}: {problem.get('message', '').splitlines()[0][:200]}")
-    return Result(passed, failed, refused, skipped, tuple(unexpected))
+            unexpected.append(f"{name}: {message[:200]}")
+    return Result(passed, failed, skipped, tuple(unexpected), tuple(refusals))
 
 
 def environment(copy: Path) -> dict[str, str]:
     """What DeepSpeed's tests need to run on CPUs: LOCAL_SIZE is how many devices the accelerator counts."""
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([drop_in.FOLDER, str(copy)]),
+        "PYTHONPATH": os.pathsep.join([drop_in.FOLDER, str(copy), str(HERE)]),
         "PATH": os.pathsep.join([drop_in.BIN, str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         drop_in.PYTHON_VARIABLE: sys.executable,
         drop_in.VARIABLE: "always",
@@ -149,8 +167,9 @@ def why_not(folder: Path) -> str:
     """Return what keeps the tests from being run, "" if nothing does."""
     if not (folder / "unit").is_dir():
         return f"{folder}: has no folder `unit`; give the folder tests/ of a clone of DeepSpeed: make test-deepspeed TESTS=folder"
-    if pytest.version_tuple[:2] < PYTEST:
-        return f"pytest {pytest.__version__}: DeepSpeed's tests need {'.'.join(map(str, PYTEST))} or later; `make setup` brings one"
+    version = pytest.version_tuple[:2]
+    if version < PYTEST or PYTEST_WITHOUT_CLASS_FIXTURES <= version < PYTEST_REGISTER_FIXTURE:
+        return f"pytest {pytest.__version__}: DeepSpeed's tests need 7.2 to 8.3, or 9.1 or later; `make setup` brings one"
     try:
         from _pytest.fixtures import FixtureFunctionMarker  # noqa: F401
     except ImportError:
@@ -177,7 +196,7 @@ def main() -> int:
     wanted = [one for one in files if not given.words or any(word in one.path for word in given.words)]
     there = [one for one in wanted if (given.folder / "unit" / f"{one.path}.py").is_file()]
     print(
-        f"pytest {pytest.__version__}; here: passed/failed/refused/skipped; DeepSpeed 0.19.8: passed/failed/skipped"
+        f"pytest {pytest.__version__}; passed/failed/refused/skipped now, and in the list; DeepSpeed 0.19.8: passed/failed/skipped"
     )
     results = []
     with tempfile.TemporaryDirectory() as place:
@@ -189,9 +208,12 @@ def main() -> int:
         for one in there:
             result = run(one.path, copy, differences, given.limit)
             results.append(result)
-            print(f"{one.path:55} {one.kind}  {result!s:16} {one.theirs:14} {one.note}".rstrip(), flush=True)
+            figures = f"{result!s:16} {one.here:14} {one.theirs:14}"
+            print(f"{one.path:55} {one.kind}  {figures} {one.note}".rstrip(), flush=True)
             for line in result.unexpected:
                 print(f"    {line}")
+            for line, number in Counter(result.refusals).items():
+                print(f"    refused {number}: {line}")
     if len(there) < len(wanted):
         missing = ", ".join(one.path for one in wanted if one not in there)
         print(f"not in {given.folder}: {missing}")
