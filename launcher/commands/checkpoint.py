@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..command_group import CommandGroup
 from ..prefix_command import PrefixCommand
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -33,25 +34,9 @@ The exit code is 0; 1 if verify found damage, or diff a difference; 2 for a mist
 """
 
 
-class _Group(click.Group):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args:
-            raise click.UsageError(
-                f"which command? Write: dslaunch checkpoint ls DIR; there are also {', '.join([*self.commands][1:])}"
-            )
-        return super().parse_args(ctx, args)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found = super().get_command(ctx, cmd_name)
-        if found is None and not ctx.resilient_parsing:
-            raise click.UsageError(f"there is no command {cmd_name!r}; write {', '.join(self.commands)}")
-        return found
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order in which they are below
-
-
-@click.group(cls=_Group, epilog=EPILOG, context_settings=SETTINGS, no_args_is_help=False)
+@click.group(
+    cls=CommandGroup, example="ls DIR", epilog=EPILOG, context_settings=SETTINGS, no_args_is_help=False
+)
 def command(**given: Any) -> None:
     """Look at checkpoints, check them, compare them, remove old ones, and make weights of them for other programs."""
 

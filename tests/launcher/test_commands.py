@@ -28,7 +28,7 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint", "completion"})
+    "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint", "drop-in", "completion"})
 )  # one asks a job that has its hosts, the others are about this machine
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command
@@ -65,6 +65,9 @@ def test_the_help_of_dslaunch_names_every_command(capsys: pytest.CaptureFixture[
         ("report-env train.py", "unexpected extra argument"),
         ("checkpoint", "which command? Write: dslaunch checkpoint ls DIR"),
         ("checkpoint list", "there is no command 'list'; write ls, verify, diff, prune, export"),
+        ("drop-in", "which command? Write: dslaunch drop-in install; there are also uninstall, status"),
+        ("drop-in remove", "there is no command 'remove'; write install, uninstall, status"),
+        ("dropin", "did you mean `dslaunch drop-in`?"),
         ("checkpoint ls", "Missing argument 'DIR'"),
         ("checkpoint prune out", "Missing option '--keep'"),
         ("checkpoint prune out --keep 0", "0 is not in the range x>=1"),

@@ -7,7 +7,7 @@ installed version find it, in child processes too. `dslaunch` has its workers lo
 goes with the job, and each worker's Python reads it at its start (begin.py, by way of dslaunch_drop_in.pth, which is
 installed beside the package), because only that Python knows where its packages are. "auto" looks there last, so that a DeepSpeed that is
 installed wins; "always" first; "never" not at all. Under other launchers set the variable, or PYTHONPATH to
-what `python -m dslaunch.drop_in` prints.
+what `python -m dslaunch.drop_in` prints. `dslaunch drop-in install` does it for all programs of an environment (installation.py).
 `bin/` holds DeepSpeed's commands, for PATH.
 """
 
@@ -17,7 +17,7 @@ import os
 
 VARIABLE = "DSLAUNCH_DROP_IN"
 PYTHON_VARIABLE = "DSLAUNCH_PYTHON"
-"""Which Python the commands in `bin/` take where they do not find theirs: where the package is installed editable."""
+"""Which Python the commands in `bin/` take. Without it, that of the environment in which they are, or python3."""
 MODES = ("auto", "always", "never")
 VERSION = "0.19.8+dslaunch"
 """What `deepspeed.__version__` says: the level of DeepSpeed that programs may expect, and whose it is."""

@@ -14,6 +14,7 @@ examples:
       `import deepspeed` gets dslaunch, even where DeepSpeed is installed
   eval "$(python -m dslaunch.drop_in --sh)"
       the same, and DeepSpeed's commands: deepspeed, ds_report, zero_to_fp32.py
+`dslaunch drop-in install` does it for good, in the environment of its Python.
 """
 
 

@@ -20,9 +20,10 @@ def _begin() -> None:
             file=sys.stderr,
             flush=True,
         )
-    if mode not in ("auto", "always"):
+    if mode == "auto" and FOLDER in sys.path:  # by PYTHONPATH, or by `dslaunch drop-in install`
         return
-    if FOLDER not in sys.path:
+    sys.path[:] = [one for one in sys.path if one != FOLDER]
+    if mode in ("auto", "always"):
         sys.path.insert(len(sys.path) if mode == "auto" else 0, FOLDER)
 
 

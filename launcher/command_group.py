@@ -1,0 +1,33 @@
+"""A click command that is several, each with a help of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class CommandGroup(click.Group):
+    """`example`: how one of its commands is called, for those who name none."""
+
+    def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._example = example
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args:
+            named = self._example.split()[0]
+            others = ", ".join(name for name in self.commands if name != named)
+            raise click.UsageError(
+                f"which command? Write: {ctx.command_path} {self._example}; there are also {others}"
+            )
+        return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not ctx.resilient_parsing:
+            raise click.UsageError(f"there is no command {cmd_name!r}; write {', '.join(self.commands)}")
+        return found
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order in which they were made
