@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from ..config.scheduler import (
+    WARMUP_TYPES,
     LRRangeTestParams,
     OneCycleParams,
     SchedulerConfig,
@@ -111,6 +112,21 @@ def _checked(kind: type[_P], name: str, **given: Any) -> _P:
     return params
 
 
+def _known_warmup_type(given: object, name: str) -> str:
+    """Return the form of a warm-up that a program has given by itself; what is none is told and counts as "log".
+
+    Source: DeepSpeed 0.19.8 runtime/lr_schedules.py, where another case of a known word is unknown too
+    """
+    if given in WARMUP_TYPES:
+        return str(given)
+    _log.warning(
+        '%s.warmup_type %s is unknown and counts as "log", as in DeepSpeed; write "log" or "linear"',
+        name,
+        show(given),
+    )
+    return "log"
+
+
 def _warmup_progress(t: int, *, num_steps: int, warmup_type: str) -> float:
     """How far the warm-up is at t, from 0 to 1; 0 <= t < num_steps."""
     return math.log(t + 1) / math.log(num_steps) if warmup_type == "log" else t / num_steps
@@ -137,7 +153,7 @@ class WarmupLR(_Schedule):
             type(self).__name__,
             warmup_min_lr=warmup_min_lr,
             warmup_num_steps=warmup_num_steps,
-            warmup_type=warmup_type,
+            warmup_type=_known_warmup_type(warmup_type, type(self).__name__),
             last_batch_iteration=last_batch_iteration,
             **given,
         )
@@ -218,7 +234,7 @@ class WarmupCosineLR(_Schedule):
             warmup_min_ratio=warmup_min_ratio,
             warmup_num_steps=warmup_num_steps,
             cos_min_ratio=cos_min_ratio,
-            warmup_type=warmup_type,
+            warmup_type=_known_warmup_type(warmup_type, type(self).__name__),
             last_batch_iteration=last_batch_iteration,
         )
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]

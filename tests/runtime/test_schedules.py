@@ -99,10 +99,28 @@ def test_the_order_of_arguments_is_deepspeeds() -> None:
     for kind, names in signatures.items():
         assert names == ["optimizer", *PARAMS_OF[kind].model_fields]
     with pytest.raises(ConfigError) as caught:
-        schedules.WarmupLR(make_optimizer(), warmup_num_steps=0, warmup_type="cubic")
+        schedules.WarmupLR(make_optimizer(), warmup_num_steps=0, last_batch_iteration=-2)
     first, second = str(caught.value).splitlines()
     assert first.startswith("WarmupLR.warmup_num_steps 0 ")
-    assert second.startswith('WarmupLR.warmup_type "cubic" ')
+    assert second.startswith("WarmupLR.last_batch_iteration -2 ")
+
+
+@pytest.mark.parametrize("given", ["x", "LINEAR", None])
+@pytest.mark.parametrize("kind", ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"])
+def test_an_unknown_warmup_type_that_a_program_gives_is_told_and_counts_as_log(
+    kind: str, given: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = {"warmup_num_steps": 5} | ({} if kind == "WarmupLR" else {"total_num_steps": 9})
+    scheduler, trace = getattr(schedules, kind)(make_optimizer(), warmup_type=given, **params), []
+    for _ in range(9):
+        trace += scheduler.get_last_lr()
+        scheduler.step()
+    (record,) = caplog.records
+    shown = "null" if given is None else f'"{given}"'
+    assert record.getMessage() == (
+        f'{kind}.warmup_type {shown} is unknown and counts as "log", as in DeepSpeed; write "log" or "linear"'
+    )
+    assert trace == rates(kind, {**params, "warmup_type": "log"}, 9)
 
 
 @pytest.mark.parametrize(("kind", "params", "expected"), TRACES)
