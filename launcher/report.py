@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,6 +16,8 @@ from typing import Any, NamedTuple
 from .errors import LaunchError
 from .plain_file import mode_in, open_plain
 from .verdict import Verdict
+
+_NO_NEW_NAME = (errno.EACCES, errno.EPERM, errno.EROFS)  # in a folder whose files one may write all the same
 
 
 class EndedAttempt(NamedTuple):
@@ -92,11 +97,57 @@ def write_report(path: Path, attempts: Sequence[EndedAttempt], *, option: str) -
         if _is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
             path.write_text(text)
             return
-        fd = open_plain(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode_in(str(path.parent)))
-        with open(fd, "w") as file:
-            file.write(text)
+        _put(path, text.encode())
     except OSError as error:
         raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Let that be in the file: all of it, or on a disk that is full what was there before.
+
+    Errors: OSError whose `strerror` is a clause that follows the path
+    """
+    old = _stat_plain(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    mode = mode_in(str(path.parent)) if old is None else stat.S_IMODE(old.st_mode)
+    try:
+        fd = open_plain(str(partial), os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except OSError as error:
+        if old is None or error.errno not in _NO_NEW_NAME:
+            raise
+        with open(open_plain(str(path), os.O_WRONLY | os.O_TRUNC), "wb") as file:
+            file.write(data)
+        return
+    try:
+        with open(fd, "wb") as file:
+            if old is not None:
+                _become(fd, old)
+            file.write(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _stat_plain(path: Path) -> os.stat_result | None:
+    """What the system knows of a regular file; None if there is none. Errors: OSError for what else has the name"""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return found
+
+
+def _become(fd: int, old: os.stat_result) -> None:
+    """Have the owner and the permissions of the file whose name this one gets."""
+    with contextlib.suppress(PermissionError):  # another user's, in a folder where this one may write
+        os.fchown(fd, old.st_uid, old.st_gid)
+    with contextlib.suppress(PermissionError):
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
 
 
 def _is_of_system(folder: Path) -> bool:

@@ -75,7 +75,9 @@ def _run(options: Options, console: Console) -> int:
         _run_attempts(options, first, console, ended)
     except LaunchError:
         if ended:  # what is known of the earlier attempts is not lost
-            _write_reports(options, ended, console)
+            unwritten = _write_reports(options, ended, console)
+            if unwritten is not None:
+                console.error(str(unwritten))
         raise
     return _end(options, ended, console)
 
@@ -130,11 +132,22 @@ def _run_attempt(plan: Plan, reach: Ways, console: Console) -> Verdict:
     return controller.run()
 
 
-def _write_reports(options: Options, attempts: Sequence[EndedAttempt], console: Console) -> None:
+def _write_reports(
+    options: Options, attempts: Sequence[EndedAttempt], console: Console
+) -> LaunchError | None:
+    """Write all that are asked for; returns what the first one that cannot be written is told by."""
+    places: list[tuple[Path, str]] = []
     if console.log_folder is not None:
-        write_report(console.log_folder / REPORT, attempts, option="--log_dir")
+        places.append((console.log_folder / REPORT, "--log_dir"))
     if options.report:
-        write_report(Path(options.report), attempts, option="--report")
+        places.append((Path(options.report), "--report"))
+    failure: LaunchError | None = None
+    for path, option in places:
+        try:
+            write_report(path, attempts, option=option)
+        except LaunchError as error:
+            failure = failure or error
+    return failure
 
 
 def _end(options: Options, attempts: Sequence[EndedAttempt], console: Console) -> int:
@@ -143,7 +156,11 @@ def _end(options: Options, attempts: Sequence[EndedAttempt], console: Console) -
     Errors: LaunchError if something cannot be written, unless the job has failed anyway
     """
     verdict = attempts[-1].verdict
-    _write_reports(options, attempts, console)
+    unwritten = _write_reports(options, attempts, console)
+    if unwritten is not None:
+        if verdict.exit_code == 0:
+            raise unwritten
+        console.error(str(unwritten))
     console.finish(is_patient=verdict.interrupted_by is None)
     if console.failure is not None and verdict.exit_code == 0:
         raise console.failure

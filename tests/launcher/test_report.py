@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from dslaunch.launcher import report
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.report import BegunAttempt, EndedAttempt, check_place, report_of, write_report
 from dslaunch.launcher.verdict import HostFailure, Verdict
@@ -145,3 +149,69 @@ def test_a_report_may_go_to_what_the_shell_made_of_a_pipe(tmp_path: Path) -> Non
     assert json.loads(os.read(read, 1 << 16))["exit_code"] == 0
     os.close(read)
     os.close(write)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Files of this process can have a hundred bytes: what is written behind them fails, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("before", [[], ["report.json"]])
+def test_a_report_that_does_not_fit_on_the_disk_leaves_what_was_there(
+    before: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    for name in before:
+        (tmp_path / name).write_text("of the last job")
+    with full_disk(), pytest.raises(LaunchError) as refused:
+        write_report(path, (FIRST,), option="--report")
+    assert str(refused.value) == f"--report={path}: cannot be written: File too large"
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == dict.fromkeys(
+        before, "of the last job"
+    )
+
+
+def test_a_report_keeps_the_owner_and_the_permissions_of_the_file_before(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("{}")
+    path.chmod(0o604)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 1235)
+    before = path.stat()
+    write_report(path, (FIRST,), option="--report")
+    found = path.stat()
+    assert (found.st_mode, found.st_uid, found.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert json.loads(path.read_text()) == report_of((FIRST,))
+
+
+def test_a_report_may_replace_a_file_in_a_folder_that_takes_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("{}")
+
+    def refuse(name: str, flags: int, mode: int = 0o600) -> int:
+        if flags & os.O_CREAT:  # root may write everywhere
+            raise PermissionError(13, "Permission denied", name)
+        return os.open(name, flags, mode)
+
+    monkeypatch.setattr(report, "open_plain", refuse)
+    write_report(path, (FIRST,), option="--report")
+    assert json.loads(path.read_text()) == report_of((FIRST,))
+
+
+@pytest.mark.slow
+def test_the_code_of_a_job_that_failed_is_its_own_also_without_a_report(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKER + "os.mkdir('end.json'); sys.exit(3)")
+    job = Job(tmp_path, ["--report=end.json", "train.py"])
+    try:
+        assert job.wait() == 3, job.err
+    finally:
+        job.end()
+    assert "--report=end.json: cannot be written: it is no regular file" in job.err
