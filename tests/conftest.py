@@ -30,6 +30,7 @@ LAB_NAME = "-".join(
     for word in (os.environ.get("DSLAUNCH_LAB_NAME", "tests"), os.environ.get("PYTEST_XDIST_WORKER"))
     if word
 )
+EXHAUSTIVE_LIMIT_S = 600.0  # of a test with all cases of something, unless it has a limit of its own
 LAB_WAIT_S = 100  # for another test run on this machine to end; below the time limit of one test
 
 
@@ -78,11 +79,18 @@ def _restored_lab(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that use the lab, so that `-m 'not lab'` leaves them out; begin with the long files under `-n`."""
     for item in items:
+        if item.get_closest_marker("exhaustive") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(EXHAUSTIVE_LIMIT_S))
         if "lab" in getattr(item, "fixturenames", ()):
             item.add_marker("lab")
     if hasattr(config, "workerinput"):
-        lengths = _lengths(items, usual_limit_s=float(config.getini("timeout")))
-        items.sort(key=lambda item: lengths[item.path], reverse=True)
+        is_run = [
+            item
+            for item in items
+            if "not exhaustive" not in config.option.markexpr or not item.get_closest_marker("exhaustive")
+        ]
+        lengths = _lengths(is_run, usual_limit_s=float(config.getini("timeout")))
+        items.sort(key=lambda item: lengths.get(item.path, (0.0, 0)), reverse=True)
 
 
 def pytest_collection_finish() -> None:
