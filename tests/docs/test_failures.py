@@ -59,7 +59,8 @@ def _texts(node: ast.expr) -> list[str]:
     return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
 
 
-FILES = sorted((CHECKOUT / "launcher").rglob("*.py"))
+DROP_IN = CHECKOUT / "package" / "dslaunch" / "drop_in"
+FILES = [*sorted((CHECKOUT / "launcher").rglob("*.py")), DROP_IN / "installation.py", DROP_IN / "seen.py"]
 SPOKEN = [text for path in FILES for text in spoken(path.read_text())]
 
 
@@ -90,7 +91,7 @@ def test_there_are_many_messages() -> None:
 @pytest.mark.parametrize("message", explained())
 def test_an_explained_message_is_one_that_the_program_says(message: str) -> None:
     pattern = pattern_of(message)
-    assert any(pattern.search(text) for text in SPOKEN), f"nothing in launcher/ says {message!r}"
+    assert any(pattern.search(text) for text in SPOKEN), f"no command says {message!r}"
 
 
 @pytest.mark.parametrize("name", sorted(str(path.relative_to(CHECKOUT)) for path in FILES))

@@ -70,7 +70,9 @@ def look(python: Path, *, heeds_variable: bool) -> Seen:
             [python, "-c", _PROGRAM], cwd="/", env=env, capture_output=True, text=True, check=False
         )
     except OSError as error:
-        raise LaunchError(f"{python} cannot be started: {error.strerror}") from None
+        raise LaunchError(
+            f"{python}, which runs dslaunch, does not start: {error.strerror}; install dslaunch again"
+        ) from None
     if ended.returncode != 0:
         last = (ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"])[-1]
         raise LaunchError(f"{python} was asked which deepspeed it finds, and failed: {last}")
