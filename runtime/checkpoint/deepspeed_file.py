@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
+from .regular_file import open_regular
 
 _ZIP = b"PK\x03\x04"  # what torch.save has written since 1.6; only that can be mapped
 
@@ -61,7 +62,7 @@ def load_file(path: Path) -> Any:
     Errors: CheckpointError that names the file if it cannot be read, and the class if it holds one that is not known here
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             is_mapped = file.read(len(_ZIP)) == _ZIP
         with torch.serialization.safe_globals(_allowed()):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
@@ -74,7 +75,11 @@ def load_file(path: Path) -> Any:
             "file can run any program, so it is not loaded: if you trust the file, load it with DeepSpeed and save it without "
             "that object, which is often in client_state"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror or error}; load another checkpoint"
+        ) from error
+    except (RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {_first_line(error)}") from error
 
 

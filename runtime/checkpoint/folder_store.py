@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
+from .regular_file import open_regular
 from .store import LATEST, MANIFEST, PARTIAL, REMOVED, REPLACED, Store, hidden, tag_of
 from .stream import DirectStream, Stream, naming
 
@@ -129,7 +130,7 @@ class FolderStore(Store):
                 _sync(path.parent)
 
     def open(self, name: str) -> IO[bytes]:
-        return (self.root / name).open("rb", buffering=0)
+        return open_regular(self.root / name)
 
     def size(self, name: str) -> int | None:
         try:

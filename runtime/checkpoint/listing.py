@@ -13,7 +13,7 @@ from .deepspeed_folder import DeepSpeedFolder, is_deepspeed
 from .folder_store import FolderStore
 from .manifest import read_manifest
 from .output_plan import size_text
-from .store import Store
+from .store import LATEST, Store
 
 _DEEPSPEED = "DeepSpeed"
 
@@ -43,8 +43,14 @@ def rows(store: Store) -> list[Row]:
 
     Errors: CheckpointError if there is none
     """
-    latest, tags = store.latest(), store.tags()
-    found = [_row(store, tag, latest) for tag in tags]
+    tags = store.tags()
+    latest, found = None, []
+    try:
+        latest = store.latest()
+    except CheckpointError as error:
+        if LATEST not in tags:  # a checkpoint may have that name
+            found.append(Row(tag=LATEST, state="damaged", is_latest=False, problem=str(error)))
+    found += [_row(store, tag, latest) for tag in tags]
     found += [
         _deepspeed_row(path, path.name == latest) for path in _deepspeed_paths(store) if path.name not in tags
     ]

@@ -14,6 +14,7 @@ from .store import MANIFEST, Store
 
 FORMAT = 2
 _DIGEST = "digest"  # of the manifest without it
+_ADVICE = "load another one (`dslaunch checkpoint ls` shows which are good), or copy this one here once more"
 
 
 def digest(data: bytes | memoryview) -> str:
@@ -71,9 +72,13 @@ def read_manifest(store: Store, tag: str) -> Manifest:
         )
     try:
         manifest = _from_json(json.loads(store.get(f"{folder}/{MANIFEST}")))
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+    except OSError as error:
         raise CheckpointError(
-            f"{where}/{MANIFEST} cannot be read: {type(error).__name__}: {error}"
+            f"{where}/{MANIFEST} cannot be read: {error.strerror or error}; {_ADVICE}"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{where}/{MANIFEST} cannot be read: {type(error).__name__}: {error}; the checkpoint is damaged: {_ADVICE}"
         ) from error
     if manifest.format != FORMAT:
         raise CheckpointError(
@@ -105,10 +110,8 @@ def _dump(found: Mapping[str, Any]) -> bytes:
 
 def _from_json(found: Any) -> Manifest:
     if not isinstance(found, dict) or _DIGEST not in found:
-        raise ValueError(
-            "it is no manifest of dslaunch's, which is an object with a digest: load another checkpoint"
-        )
+        raise ValueError("it is no manifest of dslaunch's, which is an object with a digest")
     if found.pop(_DIGEST) != digest(_dump(found)):
-        raise ValueError("it is not what was written: load another checkpoint")
+        raise ValueError("it is not what was written")
     files = {name: tuple(Span(*span) for span in spans) for name, spans in found["files"].items()}
     return Manifest(**{**found, "files": files})

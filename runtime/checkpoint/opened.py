@@ -51,9 +51,7 @@ class OpenCheckpoint(Protocol):
 def latest_tag(store: Store) -> str | None:
     """Return what `latest` names; without that file, what DeepSpeed's converter to universal checkpoints left."""
     found = store.latest()
-    if found is None and store.size(_UNIVERSAL) is not None:
-        found = store.get(_UNIVERSAL).decode("utf-8", "replace").strip()
-    return found
+    return store.named_by(_UNIVERSAL) if found is None else found
 
 
 def is_checkpoint(store: Store) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import IO
 
+from ..errors import CheckpointError
 from .stream import Stream
 
 MANIFEST = "manifest.json"
@@ -126,10 +127,23 @@ class Store(ABC):
             return file.read()
 
     def latest(self) -> str | None:
-        """Return the tag that `latest` names, None without that file."""
-        if self.size(LATEST) is None:
+        """Return the tag that `latest` names, None without that file.
+
+        Errors: CheckpointError if it is no file that can be read
+        """
+        return self.named_by(LATEST)
+
+    def named_by(self, name: str) -> str | None:
+        """Return the tag that this file names, as `latest`."""
+        if self.size(name) is None:
             return None
-        return self.get(LATEST).decode("utf-8", "replace").strip()
+        try:
+            return self.get(name).decode("utf-8", "replace").strip()
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.where}/{name}, a file with the name of a checkpoint, cannot be read: {error.strerror or error}; "
+                f"move it away, or give a tag: the folder holds {', '.join(self.tags()) or 'no checkpoint'}"
+            ) from error
 
 
 def hidden(tag: str, kind: str) -> str:

@@ -120,6 +120,54 @@ def test_ls_says_that_latest_names_nothing(run: Path, capsys: pytest.CaptureFixt
     assert "missing  latest" in ended.out
 
 
+ADVICE = "load another one (`dslaunch checkpoint ls` shows which are good), or copy this one here once more"
+
+
+@pytest.mark.timeout(60)  # a pipe without a writer would be waited for
+def test_what_lies_in_a_file_s_place_is_named_and_not_waited_for(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifests = [run / tag / "manifest.json" for tag in STEPS]
+    manifests[0].unlink()
+    os.mkfifo(manifests[0])
+    manifests[1].write_bytes(manifests[1].read_bytes()[:-10])
+    (run / "cut").mkdir()
+    os.mkfifo(run / "cut" / "mp_rank_00_model_states.pt")
+    (run / "latest").unlink()
+    (run / "latest").mkdir()
+    ended = Ended(capsys, "ls", run)
+    assert (ended.code, ended.err) == (0, "")
+    states = {line.split()[0]: line.split()[-1] for line in ended.out.splitlines()[1:6]}
+    assert states == {
+        "latest": "damaged",
+        STEPS[0]: "damaged",
+        STEPS[1]: "damaged",
+        STEPS[2]: "good",
+        "cut": "DeepSpeed",
+    }
+    latest = (
+        f"{run}/latest, a file with the name of a checkpoint, cannot be read: it is a folder; move it away, or give a tag: the "
+        f"folder holds {', '.join((STEPS[2], *STEPS[:2]))}"  # by the times of the manifests
+    )
+    pipe = f"{manifests[0]} cannot be read: it is no regular file; {ADVICE}"
+    cut = f"{manifests[1]} cannot be read: JSONDecodeError: "
+    problems = ended.out.splitlines()[6:]
+    assert set(problems[:2]) == {latest, pipe}
+    assert problems[2].startswith(cut)
+    assert problems[2].endswith(f"; the checkpoint is damaged: {ADVICE}")
+    assert (
+        problems[3]
+        == f"{run}/cut/mp_rank_00_model_states.pt cannot be read: it is no regular file; load another checkpoint"
+    )
+    for words, code, message in (
+        (("verify", run), 2, latest),
+        (("verify", run, STEPS[0]), 1, pipe),
+        (("export", run, run / "out", "--tag", STEPS[0]), 2, pipe),
+    ):
+        ended = Ended(capsys, *words)
+        assert (ended.code, ended.err) == (code, f"dslaunch: {message}\n")
+
+
 def test_ls_shows_what_deepspeed_wrote(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the keys of a file of its 0.19.8; what it saves itself is in test_deepspeed_import.py."""
     head = {
