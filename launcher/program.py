@@ -1,13 +1,36 @@
-"""The program `dslaunch`: what only a process of its own may do before and after the command."""
+"""The program `dslaunch`: what only a process of its own may do before and after the command.
+
+Importing this is the first thing that the process does with it, so Ctrl-C is answered from here on.
+"""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import gc
+import _signal  # type: ignore[import-not-found]  # what `signal` is made of, which takes a millisecond to import
 import os
-import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_INTERRUPTED = 130
+
+
+def _end_at_once(number: int = 0, frame: object = None) -> NoReturn:
+    """End the process in its own words: while it loads its modules there is nothing to clean up."""
+    try:
+        os.write(2, b"dslaunch: interrupted: nothing was started\n")
+    finally:
+        os._exit(_INTERRUPTED)
+
+
+# Unless it is ignored, as behind `&` in a script.
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _end_at_once)
+
+import atexit  # noqa: E402
+import contextlib  # noqa: E402
+import gc  # noqa: E402
+import sys  # noqa: E402
 
 # What is loaded stays, and is too much to be searched for garbage again and again meanwhile: that took a tenth of a start.
 GARBAGE_THRESHOLD = 50_000
@@ -23,13 +46,13 @@ def run() -> NoReturn:
     try:
         from .cli import main  # here: it loads much
 
+        if _signal.getsignal(_signal.SIGINT) is _end_at_once:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         main()
     except SystemExit as end:
         code = end.code
-    except KeyboardInterrupt:  # while it was loaded; `main` deals with those that come later
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write("dslaunch: interrupted: nothing was started\n")
-        code = 130
+    except KeyboardInterrupt:  # just before `main` deals with them
+        _end_at_once()
     atexit._run_exitfuncs()  # pdsh, if it still runs
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there

@@ -5,12 +5,13 @@ The names below are the public API. Those that need torch are loaded on first us
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.0.1"
 
+# As of `typing`, whose import takes half of the time before the command `dslaunch` can answer Ctrl-C.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import ops as ops, utils as utils
     from .runtime import activation
     from .runtime.accelerator.current import get_accelerator as get_accelerator
@@ -57,6 +58,8 @@ __all__ = sorted(["__version__", *_HOME_OF, *_MODULE_OF])
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module  # here: see above
+
     if name in _MODULE_OF:
         return import_module(_MODULE_OF[name], __name__)
     if name not in _HOME_OF:
