@@ -26,6 +26,7 @@ KNOWN: dict[Place, str] = {
     ("private_folder.py", "PrivateFolder.remove", "os.unlink"): "a file that the agent made, found by its identity",
     ("private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
     ("private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; it removes links as links",
+    ("report.py", "_put", "partial.unlink"): "the new file beside it, made some lines before",
     ("report.py", "write_report", "path.write_text"): "/dev and /proc only",
     ("worker_hook.py", "install_hook", "open"): "in a folder that was made the line before",
     ("writer.py", "unbuffered", "open"): "/dev/null, and the standard streams",
