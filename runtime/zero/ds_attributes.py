@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ..comm.mesh import Axis
+from ..errors import ConfigError
 from .gathered import GatheredParameters
 
 _IDS = count()  # in the order in which parameters are sharded, so the same on every rank
@@ -105,13 +106,22 @@ class _Handle:
             self._open.open()
 
     def partition(
-        self, param_list: Iterable[Any] | None = None, hierarchy: int = 0, has_been_updated: bool = False
+        self,
+        param_list: Iterable[Any] | None = None,
+        hierarchy: int = 0,
+        has_been_updated: bool = False,
+        free_data: bool = True,
     ) -> None:
         """End what `all_gather()` has begun; `has_been_updated` takes over what rank 0 has written meanwhile.
 
         Order:  a collective
-        Errors: ConfigError for values that were written without saying so
+        Errors: ConfigError for values that were written without saying so, and for `free_data` False
         """
+        if not free_data:
+            raise ConfigError(
+                "partition(free_data=False) would leave the parameter's values here while it counts as sharded; leave it out, and "
+                "call partition() when the values are no longer needed"
+            )
         if param_list is not None:
             for one in param_list:
                 one.partition(has_been_updated=has_been_updated)

@@ -162,8 +162,8 @@ class GatheredParameters:
         if any(bool(flag.any()) for flag in flags):
             which = f"parameter '{written[0]}' was" if written else "parameters were"
             raise ConfigError(
-                f"{which} written inside GatheredParameters without modifier_rank, so each rank would keep what it wrote to "
-                f"its own shard; {_SAY_WHOSE}"
+                f"{which} written inside GatheredParameters without modifier_rank: of such an in-place modification each rank "
+                f"would keep what it wrote to its own shard; {_SAY_WHOSE}"
             )
 
     @torch.no_grad()

@@ -46,7 +46,7 @@ class Init:
 
     They have their values while they are used inside, later in GatheredParameters, and as soon as `initialize()` has taken
     the model over, which it does unit by unit at stage 3. Buffers and integers stay as they are. Of contexts inside each
-    other the outermost counts. A rank that is alone shards nothing.
+    other the outermost counts; when an inner one ends, what was made in it is sharded. A rank that is alone shards nothing.
     Order:  every rank must make the same model; all inside is a collective
     Errors: ConfigError for arguments that have no meaning here
     Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `Init`
@@ -79,12 +79,17 @@ class Init:
         With a ds_config whose stage does not shard parameters this does nothing. `mem_efficient_linear` has nothing to choose: torch's own
         linear keeps no copies here.
         """
-        self.is_enabled = enabled and _asks_for_sharding(config_dict_or_path, config)
+        section = _zero_section(config_dict_or_path, config)
+        self.is_enabled = enabled and _asks_for_sharding(section)
+        if section is not None and section.get("enable_sanity_checks") is True:
+            self.loses_writes = False
         self.has_lost_writes = False  # and a warning has said so
         self._depth = 0
         self._hooks: list[Any] = []
         self._whole: dict[Early, nn.Parameter] = {}  # what is to be sharded, held so that no rank's can die
         self._made: weakref.WeakSet[Early] = weakref.WeakSet()
+        self._outer: Init | None = None  # the context around this one,
+        self._made_for_outer: weakref.WeakSet[Early] = weakref.WeakSet()  # which has what is made in here
         if not self.is_enabled:
             return
         report_user_errors_in_one_line()
@@ -134,8 +139,11 @@ class Init:
             return
         for hook in self._hooks:
             hook.remove()
+        outer, self._outer = self._outer, None
         try:
             if kind is None:
+                if outer is not None:
+                    outer._shard([early for early in outer._whole if early in self._made_for_outer])
                 self._shard_rest()
         finally:
             for early in list(self._whole):  # of an __init__ that has failed; no other rank may know of it
@@ -143,7 +151,11 @@ class Init:
 
     def note(self, param: nn.Parameter, name: str, owner: nn.Module | None = None) -> None:
         """Shard this parameter soon, unless it is sharded, an engine's, or nothing that we could shard."""
-        is_known = early_of(param) is not None or home_of(param) is not None
+        other = early_of(param)
+        if other is not None and other.init is not self:
+            self._outer = other.init
+            self._made_for_outer.add(other)
+        is_known = other is not None or home_of(param) is not None
         is_plain = type(param) is nn.Parameter and not param.is_meta and param.is_floating_point()
         if is_plain and not is_known and param.numel():
             early = Early(param, name, self, owner)
@@ -207,17 +219,24 @@ class Init:
             early.forget()
 
 
-def _asks_for_sharding(*configs: _ConfigSource | None) -> bool:
+def _zero_section(*configs: _ConfigSource | None) -> Mapping[str, Any] | None:
+    """Return what the ds_config says of ZeRO; None if there is no ds_config."""
     given = [one for one in configs if one is not None]
     if len(given) > 1:
         raise ConfigError("zero.Init: config_dict_or_path and config are both given; give the ds_config once")
     if not given:
-        return True
-    # What it says beside that is initialize()'s to judge; a trainer may still have to fill in parts of it.
+        return None
     _, values = read_source(given[0])
     section = values.get("zero_optimization")
+    return section if isinstance(section, dict) else {}
+
+
+def _asks_for_sharding(section: Mapping[str, Any] | None) -> bool:
+    """What the section says beside that is initialize()'s to judge; a trainer may still have to fill in parts of it."""
+    if section is None:
+        return True
     try:
-        policy = policy_for_stage(section.get("stage", 0) if isinstance(section, dict) else 0)
+        policy = policy_for_stage(section.get("stage", 0))
     except ValueError:
         return False
     return policy.parameters is Placement.SHARDED

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from dslaunch import drop_in
-from dslaunch.drop_in.names import MODULES, modules
+from dslaunch.drop_in.names import MODULES, modules, passed_on
 from dslaunch.drop_in.names.table import TOPICS, Fate
 
 PATH = Path(drop_in.FOLDER)
 ROOT = Path(__file__).parents[2]
 DEEPSPEED = ROOT / ".venv" / "deepspeed" / "deepspeed"
-NOISE = {"input"}  # an accident of Python 2
+NOISE = {"input", "inf"}  # an accident of Python 2, and a number of torch's
 NEW = {"deepspeed.zero", "deepspeed.checkpointing"}  # attributes of the package there, which are modules here
 SERVED = {name for name, module in MODULES.items() if module.why is None}
 MODULES_FILE = Path(modules.__file__)
@@ -36,6 +36,19 @@ Read when a program imports one. `python tests/drop_in/test_names.py` writes it.
 from __future__ import annotations
 
 FOLDERS: dict[str, str] = {
+'''
+
+PASSED_ON_FILE = Path(passed_on.__file__)
+PASSED_ON_HEAD = '''\
+"""Names that a module of DeepSpeed 0.19.8 has because it imports them from another one: programs take them from either.
+
+By module, and by the module that they come from; "here=there" has another name there. Only of modules of which there is something
+here. Read when a module is asked for a name that it has no line for. `python tests/drop_in/test_names.py` writes it.
+"""
+
+from __future__ import annotations
+
+PASSED_ON: dict[str, dict[str, str]] = {
 '''
 
 needs_deepspeed = pytest.mark.skipif(not DEEPSPEED.is_dir(), reason="DeepSpeed is not there to compare with")
@@ -75,10 +88,72 @@ def modules_text() -> str:
     return MODULES_HEAD + "\n".join(lines) + "\n}\n"
 
 
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """What runs when a module is imported, the branches of conditions included."""
+    for node in body:
+        if isinstance(node, ast.If | ast.Try):
+            yield from statements([*node.body, *node.orelse])
+            for handler in getattr(node, "handlers", []):
+                yield from statements(handler.body)
+        else:
+            yield node
+
+
+def imported_from(name: str, file: Path, node: ast.ImportFrom) -> str:
+    """The module that `from ... import` in this one means."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])])
+
+
+def passed_on_names() -> dict[str, dict[str, str]]:
+    """Module -> where the names come from that it has from elsewhere in DeepSpeed -> the names."""
+    files = deepspeed_modules()
+    found: dict[str, dict[str, str]] = {}
+    for name in sorted(SERVED & files.keys()):
+        own = deepspeed_names(files[name]) | {one for row in MODULES[name].rows for one in row.names} | NOISE
+        homes: dict[str, tuple[str, str]] = {}
+        for node in statements(ast.parse(files[name].read_text(encoding="utf-8")).body):
+            home = imported_from(name, files[name], node) if isinstance(node, ast.ImportFrom) else ""
+            if home.partition(".")[0] != "deepspeed" or home == name:
+                continue
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                taken = sorted(deepspeed_names(files[home])) if alias.name == "*" else [alias.name]
+                homes |= {(alias.asname or one): (home, one) for one in taken if f"{home}.{one}" not in files}
+        for one, (home, there) in sorted(homes.items()):
+            if one not in own and not one.startswith("_"):
+                words = found.setdefault(name, {}).get(home, "")
+                found[name][home] = f"{words} {one if one == there else f'{one}={there}'}".strip()
+    return found
+
+
+def passed_on_text() -> str:
+    lines = []
+    for name, homes in passed_on_names().items():
+        lines.append(f'    "{name}": {{')
+        for home, words in homes.items():
+            rows = textwrap.wrap(words, 100)
+            if len(rows) == 1 and len(home) + len(rows[0]) < 90:
+                lines.append(f'        "{home}": "{rows[0]}",')
+                continue
+            lines.append(f'        "{home}": "{rows[0]}' + (' "' if len(rows) > 1 else '",'))
+            lines += [f'        "{row} "' for row in rows[1:-1]] + [
+                f'        "{row}",' for row in rows[1:][-1:]
+            ]
+        lines.append("    },")
+    return PASSED_ON_HEAD + "\n".join(lines) + "\n}\n"
+
+
 @needs_deepspeed
 def test_the_list_of_modules_is_deepspeed_s() -> None:
     """To write it: python tests/drop_in/test_names.py"""
     assert folders() == modules.FOLDERS
+
+
+@needs_deepspeed
+def test_the_names_that_are_passed_on_are_deepspeed_s() -> None:
+    """To write them: python tests/drop_in/test_names.py"""
+    assert passed_on_names() == passed_on.PASSED_ON
 
 
 def test_only_the_package_itself_is_a_file() -> None:
@@ -184,6 +259,8 @@ print(json.dumps(failures))
 def test_every_module_and_every_public_name_of_deepspeed_can_be_imported() -> None:
     """In a process of its own; what is not here is a stand-in, see test_stand_in.py."""
     wanted = {name: sorted(deepspeed_names(file) - NOISE) for name, file in deepspeed_modules().items()}
+    for name, homes in passed_on_names().items():
+        wanted[name] += [one.partition("=")[0] for words in homes.values() for one in words.split()]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", WALK],
         env={**os.environ, "PYTHONPATH": drop_in.FOLDER},
@@ -198,6 +275,7 @@ def test_every_module_and_every_public_name_of_deepspeed_can_be_imported() -> No
 
 if __name__ == "__main__":
     MODULES_FILE.write_text(modules_text())
+    PASSED_ON_FILE.write_text(passed_on_text())
 
 
 def test_partition_parameters_is_an_attribute_of_deepspeed_zero() -> None:

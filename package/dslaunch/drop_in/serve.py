@@ -33,10 +33,11 @@ def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     def find(wanted: str) -> Any:
         if wanted == "__all__" and not _is_empty(module):
             return module.names
-        row = module.row_of(wanted)
+        home, there = _home(module, wanted)
+        row = home.row_of(there)
         if row is None or row.fate == Fate.REFUSED:
-            return _below_or_absent(module, wanted, row, _instruction(sys._getframe(1)))
-        value = _value(row, wanted)
+            return _below_or_absent(home, there, row, _instruction(sys._getframe(1)))
+        value = _value(row, there)
         if name in sys.modules:  # not if it was started by `python -m`
             sys.modules[name].__dict__[wanted] = value
         return value
@@ -87,6 +88,21 @@ def _folders() -> dict[str, str]:
     from .names.modules import FOLDERS  # here: a program that imports `deepspeed` alone never asks
 
     return FOLDERS
+
+
+def _home(module: Module, wanted: str) -> tuple[Module, str]:
+    """Return the module that has the name, and its name there: another one if DeepSpeed's module passes the name on."""
+    if module.why is not None or module.row_of(wanted) is not None or wanted.startswith("_"):
+        return module, wanted
+    from .names.passed_on import PASSED_ON  # here: most programs take names from where they are defined
+
+    for home, words in PASSED_ON.get(module.name, {}).items():
+        for word in words.split():
+            here, _, there = word.partition("=")
+            origin = module_of(home) if here == wanted else None
+            if origin is not None:
+                return _home(origin, there or here)
+    return module, wanted
 
 
 def _value(row: Row, wanted: str) -> Any:

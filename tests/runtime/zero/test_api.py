@@ -113,10 +113,10 @@ def test_an_edit_without_a_modifier_is_an_error_on_all_ranks(
 
 def _written_and_lost(rank: int, is_early: bool, checks: bool) -> tuple[list[str], bool]:
     """As of a program written for DeepSpeed; each rank writes numbers of its own. Returns the warnings, and whether all is as before."""
-    with LenientInit(enabled=is_early):
-        model = make_model(Model)
     config = make_config(3)
     config["zero_optimization"]["enable_sanity_checks"] = checks
+    with LenientInit(enabled=is_early, config_dict_or_path=config):
+        model = make_model(Model)
     if not is_early:
         dslaunch.initialize(model=model, config=config, is_lenient=True)
     with kept_warnings() as said:
@@ -141,11 +141,10 @@ def test_a_program_for_deepspeed_loses_such_an_edit_and_is_told_once(ranks: Rank
     assert line.endswith("GatheredParameters(params, modifier_rank=0)")
 
 
-def test_enable_sanity_checks_stops_a_program_for_deepspeed(ranks: Ranks) -> None:
-    with pytest.raises(
-        RankFailed, match=r"ConfigError: parameter 'blocks.*written inside GatheredParameters"
-    ):
-        ranks(_written_and_lost, False, True, world_size=2)
+@pytest.mark.parametrize("is_early", [False, True])
+def test_enable_sanity_checks_stops_a_program_for_deepspeed(ranks: Ranks, is_early: bool) -> None:
+    with pytest.raises(RankFailed, match=r"ConfigError: parameter '.*written inside GatheredParameters"):
+        ranks(_written_and_lost, is_early, True, world_size=2)
 
 
 def _raising(rank: int) -> bool:

@@ -120,6 +120,9 @@ def _gather_by_method(rank: int, is_early: bool) -> tuple[Tensor, str]:
     param.partition([param, other])
     assert other.ds_status is NOT_AVAILABLE
     param.all_gather()
+    with pytest.raises(ConfigError, match=r"^partition\(free_data=False\)"):
+        param.partition(free_data=False)
+    assert param.ds_status is AVAILABLE
     with torch.no_grad():
         param.fill_(9.0)
     with pytest.raises(ConfigError) as caught:

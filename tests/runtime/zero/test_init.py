@@ -255,7 +255,10 @@ def _several(rank: int) -> bool:
         first = Applied()
         with zero.Init(), zero.Init(enabled=False):
             second = Tied()
-        assert type(first.last.weight) is FreedParameter  # the outer one goes on
+        with zero.Init():
+            alone = nn.Linear(3, 3)
+        made_inside = [*first.parameters(), *second.parameters(), *alone.parameters()]
+        assert all(type(param) is FreedParameter for param in made_inside)  # and the outer one goes on
         second.up.weight.data.fill_(1.0)
         engine = dslaunch.initialize(model=first, config=make_config(stage=3))[0]
     between = make_model(Applied)
