@@ -1,7 +1,8 @@
 """What a worker of this folder is: cases in sequence on every rank, with one process and with two.
 
 The ranks are forked from a process that has imported the worker, since imports take longer than all of its cases. Started as
-a rank, by dslaunch or torchrun, a worker is that rank: `dslaunch --num_gpus 2 peft_worker.py FOLDER [CASE ...]`.
+a rank, by dslaunch or torchrun, a worker is that rank: `dslaunch --num_gpus 2 peft_worker.py FOLDER [CASE ...]`. Otherwise
+`python peft_worker.py [--world_size=N ...] FOLDER [CASE ...]` forks N ranks, for each N.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-
-WORLD_SIZES = (1, 2)
 
 Case = Callable[[Path], dict[str, Any]]
 """Takes the folder of its job; returns what it has found, as JSON holds it."""
@@ -49,12 +48,14 @@ def wait() -> None:
 def main(cases: Mapping[str, Case]) -> None:
     """Run all cases, or those that are named behind the folder. Each rank writes FOLDER/<world size>/<rank>.json after each case."""
     given = [one for one in sys.argv[1:] if not one.startswith("--local_rank=")]
+    sizes = [int(one.partition("=")[2]) for one in given if one.startswith("--world_size=")] or [1, 2]
+    given = [one for one in given if not one.startswith("--")]
     folder, wanted = Path(given[0]), given[1:] or list(cases)
     if "RANK" in os.environ:
         _run(cases, wanted, folder)
         return
     deepspeed.initialize  # noqa: B018  (reads the engine's modules, before the fork)
-    ranks = [_fork(cases, wanted, folder, one) for size in WORLD_SIZES for one in _environments(size)]
+    ranks = [_fork(cases, wanted, folder, one) for size in sizes for one in _environments(size)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
     raise SystemExit(max(codes, key=abs))
 

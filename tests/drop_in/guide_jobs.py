@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.drop_in.jobs import asked_for
+
 HERE = Path(__file__).parent
+WORLD_SIZES = [pytest.param(1, marks=pytest.mark.exhaustive), 2]
 GUIDE = HERE.parents[1] / "docs" / "guide-hugging-face.md"
 BIN = Path(sys.executable).parent
 LIMIT_S = 300  # on a machine that does many other things; alone it is done in 20
@@ -38,14 +41,8 @@ def command_of(program: str, *, world_size: int, script: Path, more: tuple[str, 
 
 
 def ask_for_cases(request: pytest.FixtureRequest, path: Path) -> None:
-    """Write down the cases of this file's tests that are to be run: those with a marker may have been left out."""
-    cases = [
-        item.callspec.params["case"].name
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
-        if "case" in item.callspec.params
-    ]
-    path.write_text(json.dumps(sorted(set(cases))))
+    """Write down the cases of this file's tests that are to be run."""
+    path.write_text(json.dumps(sorted(case.name for case in asked_for(request, "case"))))
 
 
 class Job:

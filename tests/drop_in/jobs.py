@@ -13,15 +13,27 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-WORLD_SIZES = (1, 2)  # those of cases.py
+WORLD_SIZES = [pytest.param(1, marks=pytest.mark.exhaustive), 2]
 DEADLINE_S = 240.0  # below the time limit of these tests
 
 Found = dict[int, list[dict[str, Any]]]
 """World size -> for each rank: case -> what it found."""
 
 
-def run(worker: str, folder: Path) -> Found:
-    """Run all cases of a worker, with one process and with two."""
+def asked_for(request: pytest.FixtureRequest, name: str) -> list[Any]:
+    """The values of a parameter for which tests of this file are to be run: those with a marker may have been left out."""
+    values = [
+        item.callspec.params[name]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
+        if name in item.callspec.params
+    ]
+    return list(dict.fromkeys(values))
+
+
+def run(worker: str, folder: Path, request: pytest.FixtureRequest) -> Found:
+    """Run all cases of a worker, with as many processes as tests ask for: one, and two."""
+    sizes = asked_for(request, "world_size")
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("DSLAUNCH_", "ACCELERATE_"))
     }
@@ -37,7 +49,7 @@ def run(worker: str, folder: Path) -> Found:
     log = folder / "log"
     with log.open("w") as output:
         job = subprocess.Popen(
-            [sys.executable, str(HERE / worker), str(folder)],
+            [sys.executable, str(HERE / worker), *(f"--world_size={size}" for size in sizes), str(folder)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -56,7 +68,7 @@ def run(worker: str, folder: Path) -> Found:
         pytest.fail(f"{worker} ended with {code}:\n{log.read_text()[-4000:]}", pytrace=False)
     return {
         size: [json.loads((folder / str(size) / f"{rank}.json").read_text()) for rank in range(size)]
-        for size in WORLD_SIZES
+        for size in sizes
     }
 
 

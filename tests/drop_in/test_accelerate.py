@@ -12,6 +12,7 @@ from tests.drop_in.accelerate_cases import CASES, FEW, LAUNCHED_STAGE, NUM_STEPS
 from tests.drop_in.guide_jobs import (
     HERE,
     LIMIT_S,
+    WORLD_SIZES,
     Job,
     ask_for_cases,
     command_of,
@@ -19,6 +20,7 @@ from tests.drop_in.guide_jobs import (
     requires_hugging_face,
     run,
 )
+from tests.drop_in.jobs import asked_for
 from tests.exhaustive import few
 
 pytestmark = [requires_hugging_face, pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 30)]
@@ -50,8 +52,8 @@ DS_CONFIG = {
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[int, Job]:
     """All cases on one process and on two."""
-    commands = {}
-    for world_size in (1, 2):
+    commands, sizes = {}, asked_for(request, "job")
+    for world_size in sizes:
         folder = tmp_path_factory.mktemp(f"accelerate{world_size}")
         ask_for_cases(request, folder / WANTED)
         (folder / "ds_config.json").write_text(json.dumps(DS_CONFIG))
@@ -64,7 +66,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     shown = subprocess.run(
         [sys.executable, "-m", "dslaunch.drop_in"], check=True, stdout=subprocess.PIPE, text=True
     )
-    return dict(enumerate(run(commands, PYTHONPATH=shown.stdout.strip()), 1))
+    return dict(zip(sizes, run(commands, PYTHONPATH=shown.stdout.strip()), strict=True))
 
 
 def is_one_of_few(case: Case) -> bool:
@@ -74,7 +76,7 @@ def is_one_of_few(case: Case) -> bool:
 every_case = pytest.mark.parametrize("case", few(CASES, is_one_of_few), ids=lambda case: case.name)
 
 
-@pytest.fixture(params=(1, 2))
+@pytest.fixture(params=WORLD_SIZES)
 def job(request: pytest.FixtureRequest, jobs: dict[int, Job]) -> Job:
     return jobs[request.param]
 

@@ -21,8 +21,8 @@ TRAINED = ["stage 1", "stage 2", "stage 3", "stage 3, made sharded"]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return run("lightning_worker.py", tmp_path_factory.mktemp("lightning"))
+def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Found:
+    return run("lightning_worker.py", tmp_path_factory.mktemp("lightning"), request)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

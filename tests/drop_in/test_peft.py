@@ -25,8 +25,8 @@ HALF = 4  # of the micro batches
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return run("peft_worker.py", tmp_path_factory.mktemp("peft"))
+def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Found:
+    return run("peft_worker.py", tmp_path_factory.mktemp("peft"), request)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

@@ -10,6 +10,7 @@ import pytest
 from tests.drop_in.guide_jobs import (
     HERE,
     LIMIT_S,
+    WORLD_SIZES,
     Job,
     ask_for_cases,
     command_of,
@@ -17,6 +18,7 @@ from tests.drop_in.guide_jobs import (
     requires_hugging_face,
     run,
 )
+from tests.drop_in.jobs import asked_for
 from tests.drop_in.trainer_cases import CASES, FEW, NUM_STEPS, SAVED_STEP, WANTED, Case
 from tests.exhaustive import few
 
@@ -50,20 +52,17 @@ def tolerance(case: Case) -> Tolerance:
 def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[int, Job]:
     """All cases on one process, which torchrun starts, and on two, which dslaunch starts."""
     script = HERE / "trainer_worker.py"
-    commands = {
-        tmp_path_factory.mktemp("trainer1"): command_of(
-            "torchrun", world_size=1, script=script, more=("--standalone",)
-        ),
-        tmp_path_factory.mktemp("trainer2"): command_of(
-            "dslaunch", world_size=2, script=script, more=("--preload=torch,transformers.trainer",)
-        ),
-    }
-    for folder in commands:
+    starters = {1: ("torchrun", "--standalone"), 2: ("dslaunch", "--preload=torch,transformers.trainer")}
+    commands, sizes = {}, asked_for(request, "job")
+    for world_size in sizes:
+        folder = tmp_path_factory.mktemp(f"trainer{world_size}")
         ask_for_cases(request, folder / WANTED)
-    return dict(enumerate(run(commands, DSLAUNCH_DROP_IN="always"), 1))
+        program, *more = starters[world_size]
+        commands[folder] = command_of(program, world_size=world_size, script=script, more=tuple(more))
+    return dict(zip(sizes, run(commands, DSLAUNCH_DROP_IN="always"), strict=True))
 
 
-@pytest.fixture(params=(1, 2))
+@pytest.fixture(params=WORLD_SIZES)
 def job(request: pytest.FixtureRequest, jobs: dict[int, Job]) -> Job:
     return jobs[request.param]
 

@@ -33,8 +33,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return run("trl_worker.py", tmp_path_factory.mktemp("trl"))
+def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Found:
+    return run("trl_worker.py", tmp_path_factory.mktemp("trl"), request)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
