@@ -50,6 +50,8 @@ class Checkpoints(Weights):
     _preemption: Preemption | None
     _max_restarts: int
     _num_waiting: int  # micro batches since the last optimizer step
+    _has_begun_micro_batch: bool  # its backward was called, and its step() was not
+    _forget_losses: Callable[[], None]
 
     def save_checkpoint(
         self,
@@ -79,15 +81,35 @@ class Checkpoints(Weights):
 
     def _warn_of_gradients(self) -> None:
         """No checkpoint has gradients."""
-        if self._num_waiting and self.global_rank == 0:
+        if self._num_partial and self.global_rank == 0:
             steps = self.settings.gradient_accumulation_steps
             _log.warning(
                 "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not saved, and who loads it begins that "
                 "step anew, with the data that follow; save after a step's last micro batch",
-                self._num_waiting,
+                self._num_partial,
                 steps,
                 self._progress.global_steps + 1,
             )
+
+    @property
+    def _num_partial(self) -> int:
+        """Micro batches whose gradients wait for a step."""
+        return self._num_waiting + self._has_begun_micro_batch
+
+    def _start_afresh(self, step: int, *, with_progress: bool) -> None:
+        """Forget the micro batches since the last step, `step` being the one that they were of: the load has dropped their gradients."""
+        if self._num_partial and self.global_rank == 0:
+            _log.warning(
+                "load_checkpoint() after %d of %d micro batches of step %d: their gradients, which are of the state before, are dropped "
+                "on all ranks, and the next micro batch begins a step; load after a step's last micro batch",
+                self._num_partial,
+                self.settings.gradient_accumulation_steps,
+                step,
+            )
+        if not with_progress:  # else they are the checkpoint's
+            self._progress.micro_steps -= self._num_waiting
+        self._num_waiting, self._has_begun_micro_batch = 0, False
+        self._forget_losses()
 
     def load_checkpoint(
         self,
@@ -104,6 +126,7 @@ class Checkpoints(Weights):
         Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
         Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
         Nor is one without `latest` to programs written for DeepSpeed (`is_lenient`): (None, None), and a warning.
+        Gradients of micro batches that wait for a step are dropped, with a warning: they are of the state before.
         `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
@@ -119,6 +142,7 @@ class Checkpoints(Weights):
             may_be_missing=self._max_restarts > 0,
             is_lenient=self.settings.origin.is_lenient,
         )
+        step = self._progress.global_steps + 1
         self._saver.wait()
 
         def take_module(state: dict[str, Any]) -> None:
@@ -134,8 +158,7 @@ class Checkpoints(Weights):
         if loaded is None:
             return None, None if plan.is_lenient else {}
         reader, saved = loaded
-        if plan.with_progress:  # accumulation starts afresh
-            self._num_waiting = 0
+        self._start_afresh(step, with_progress=plan.with_progress)
         self._comm.recorder.step = self._progress.global_steps + 1
         return reader.where, saved["client_state"]
 

@@ -149,7 +149,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self._model.before_change = self._saver.before_change
         if self._order_check is not None:
             self._model.residents.after_evaluation = partial(self._order_check.end_forward, device)
-        self._num_waiting = 0
+        self._num_waiting, self._has_begun_micro_batch = 0, False
         self._forced_boundary: bool | None = None
         self.is_compiled = False
         self._is_in_no_sync = False
@@ -238,6 +238,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         if scale_wrt_gas:
             loss = self._share(loss)
         self._note_loss(loss)
+        self._has_begun_micro_batch = True
         self._model.offloaded.check_here(
             "engine.backward()", (OffloadStateTypeEnum.lp_params, OffloadStateTypeEnum.lp_grads)
         )
@@ -256,6 +257,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         """
         loss = self._share(loss)
         self._note_loss(loss)
+        self._has_begun_micro_batch = True
         return self._enlarged(loss)
 
     def _share(self, loss: Tensor) -> Tensor:
@@ -322,6 +324,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self.tput_timer.stop(global_step=is_boundary, report_speed=self.global_rank == 0)
         self._progress.micro_steps += 1
         self._num_waiting = 0 if is_boundary else self._num_waiting + 1
+        self._has_begun_micro_batch = False
         # What may raise comes last: who catches it goes on with the next batch.
         if is_boundary:
             self._scaler.update(is_overflow=not self._was_step_applied)

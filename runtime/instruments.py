@@ -95,6 +95,12 @@ class Instruments(Readings):
             part = part.detach().float()
             self._loss = part if self._loss is None else self._loss + part
 
+    def _forget_losses(self) -> None:
+        """The micro batches since the last step count no more."""
+        self._loss = None
+        if self._skipped is not None:
+            self._skipped.forget_losses()
+
     def _report_step(self) -> None:
         """After an optimizer step: print and write what was measured in it."""
         if self._clock.is_on:

@@ -47,6 +47,10 @@ class SkippedSteps:
         """A micro batch has this loss."""
         self._losses.append(loss.detach())
 
+    def forget_losses(self) -> None:
+        """The micro batches since the last step count no more."""
+        self._losses.clear()
+
     def end_step(self, step: int, *, is_finite: bool, is_applied: bool, loss_scale: float) -> None:
         """The step's gradients are known, and still there. `step` counts from 1; one that is not finite may be applied all the same.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import random
 import time
@@ -256,6 +257,58 @@ def _other_accumulation(rank: int, folder: str) -> list[int]:
 
 def test_accumulation_starts_afresh_after_loading(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(_other_accumulation, str(tmp_path), world_size=1)[0] == [5, 2]
+
+
+class _Warnings(logging.Handler):
+    """What a rank's log says while this is entered."""
+
+    def __enter__(self) -> list[str]:
+        self.said: list[str] = []
+        logging.getLogger("dslaunch").addHandler(self)
+        return self.said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("dslaunch").removeHandler(self)
+
+
+def _micro_batches(engine: Any, first: int, stop: int) -> None:
+    for number in range(first, stop):
+        engine.backward(loss_of(engine, batch(number, size=8)[engine.global_rank :: 2]))
+        engine.step()
+
+
+def _load_between(rank: int, folder: str, stage: int, module_only: bool) -> tuple[list[str], list[int]]:
+    engine = make(stage, False, gradient_accumulation_steps=3)
+    _micro_batches(engine, 0, 3)
+    engine.save_checkpoint(folder, f"stage{stage}")
+    twin = make(stage, False, gradient_accumulation_steps=3, seed=3)
+    twin.load_checkpoint(folder, f"stage{stage}")
+    _micro_batches(engine, 3, 5)
+    engine.backward(loss_of(engine, batch(5, size=8)))  # and no step()
+    with _Warnings() as said:
+        engine.load_checkpoint(folder, f"stage{stage}", load_module_only=module_only)
+    counts = [engine.global_steps, engine.micro_steps]
+    for one in (engine, twin):
+        _micro_batches(one, 6, 9)
+    assert_same_bits(whole_state(engine), whole_state(twin))
+    return said, [*counts, engine.global_steps, engine.micro_steps]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("module_only", [False, True])
+def test_gradients_of_before_a_load_are_dropped_and_told(
+    stage: int, module_only: bool, ranks: Ranks, tmp_path: Path
+) -> None:
+    first, second = ranks(_load_between, str(tmp_path), stage, module_only, world_size=2)
+    warning = (
+        "load_checkpoint() after 3 of 3 micro batches of step 2: their gradients, which are of the state before, are dropped on all "
+        "ranks, and the next micro batch begins a step; load after a step's last micro batch"
+    )
+    assert first == ([warning], [1, 3, 2, 6])
+    assert second == ([], [1, 3, 2, 6])
 
 
 def _save_config(rank: int, folder: str) -> tuple[Any, dict[str, Any]]:
