@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .errors import ConfigError
+
 _BY_REASON: tuple[tuple[str, str], ...] = (
     ("call save_16bit_model()", "save_fp16_model"),
     ("set gradient_clipping in the ds_config; step() clips", "clip_fp32_gradients"),
     (
         "step() averages by itself; allreduce_gradients() does so at once",
         "all_gather_scalar allreduce_and_copy allreduce_bucket allreduce_no_retain buffered_allreduce_fallback "
-        "enable_backward_allreduce gradient_average gradient_predivide_factor postscale_gradients",
+        "gradient_predivide_factor postscale_gradients",
     ),
     (
         "gradients are dense; leave Embedding(sparse=True) to torch, which the engine averages as dense ones",
@@ -93,6 +95,26 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
         "module_forward_pre_hook scale_wrt_gas training_data unflatten warn_unscaled_loss",
     ),
 )
+
+
+class Fixed:
+    """An attribute of DeepSpeed's engine that programs set, and that has one value here. In `instead` is what to do for another one."""
+
+    def __init__(self, value: object, instead: str) -> None:
+        self._value, self._instead, self._name = value, instead, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, engine: object, owner: type) -> object:
+        return self._value
+
+    def __set__(self, engine: object, value: object) -> None:
+        """Errors: ConfigError for another value"""
+        if value != self._value:
+            raise ConfigError(
+                f"engine.{self._name} = {value!r}: is always {self._value!r} here; {self._instead}"
+            )
 
 
 def names_by_reason() -> Iterable[tuple[str, tuple[str, ...]]]:

@@ -137,7 +137,13 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             optimizer.clip_grad = config.gradient_clipping
         self._roll_call = self._skipped = None
         if optimizer is not None:
-            self._roll_call = RollCall(module, self._model, optimizer.param_groups, self._comm)
+            self._roll_call = RollCall(
+                module,
+                self._model,
+                optimizer.param_groups,
+                self._comm,
+                ignores_unused=not self._misses_unused(config),
+            )
             self._skipped = SkippedSteps(config, self._model.trained, self._comm)
         self._offload.begin()
         self._schedule = self._make_schedule()
@@ -176,6 +182,13 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         trained = [one for group in groups for one in group["params"] if one.requires_grad]
         num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # which is an error soon
         return make_offload(plan, zero, self.settings.aio, num_trained=num_trained, comm=self._comm)
+
+    @staticmethod
+    def _misses_unused(config: Config) -> bool:
+        """Whether a trained parameter without a gradient is an error. DeepSpeed looks for one with offloaded states only."""
+        zero = config.zero
+        looks = zero.stage in (1, 2) and zero.offload_optimizer.is_on if config.origin.is_lenient else True
+        return looks and not zero.ignore_unused_parameters
 
     def _make_schedule(self) -> StepSchedule:
         optimizer, step_at = self.optimizer, self._offload.step_at
@@ -548,6 +561,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             self._schedule.close()
         finally:
             self.monitor.close()
+            if self._roll_call is not None:
+                self._roll_call.close()
             self._model.release()
             self._offload.close()
             self._comm.close()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .absent import Fixed
 from .checkpoint.progress import Progress
 from .comm.collectives import Collectives
 from .config import Config
@@ -31,6 +32,11 @@ class Readings:
     _comm: Collectives
     _grad_norm: float | None
     _was_step_applied: bool
+
+    gradient_average = Fixed(True, "for a sum over the ranks, multiply the loss by engine.world_size")
+    enable_backward_allreduce = Fixed(
+        True, "for backwards that average nothing, open engine.coalesce_grad_reduction()"
+    )
 
     @property
     def _config(self) -> DeepSpeedConfig:

@@ -21,6 +21,7 @@ from .errors import ConfigError
 from .zero.freezing import Freezing, requiring_grad
 from .zero.model import ShardedModel
 from .zero.sub_buffer import NO_GROUP
+from .zero.unused import Unused
 
 _log = logging.getLogger("dslaunch")
 _LISTED = 5
@@ -39,7 +40,10 @@ class RollCall:
         model: ShardedModel,
         groups: Sequence[Mapping[str, Any]],
         comm: Collectives,
+        *,
+        ignores_unused: bool = True,
     ) -> None:
+        """`ignores_unused` False: a parameter that has got no gradient is told in an error, too."""
         self._module, self._groups, self._comm = module, groups, comm
         members = [member for unit in model.units for part in unit.parts for member in part.members]
         trained = {id(member.param) for part in model.trained for member in part.members}
@@ -47,6 +51,7 @@ class RollCall:
         self._frozen = [member for member in members if not member.param.requires_grad]
         self._known = {id(member.param) for member in members}
         self.freezing = Freezing(model.trained)
+        self._unused = None if ignores_unused else Unused(model.trained)
         self._tables: list[dict[str, Any]] = []
         self._present: list[Any] = []
         self._untrained: tuple[str, ...] = ()  # they require a gradient; all are told
@@ -71,6 +76,17 @@ class RollCall:
             self._complaint = self._about_groups()
         if any(requiring_grad(member.param for member in self._frozen)):
             self._look_at_unfrozen()
+        unused = [] if self._unused is None else self._unused.take()
+        if unused and not self._complaint:
+            self._complaint = (
+                f"no backward of this step gave {_listed(unused)} a gradient, and zero_optimization.ignore_unused_parameters is false; "
+                "call requires_grad_(False) on what is not trained, or leave the key out: such a gradient is zero then"
+            )
+
+    def close(self) -> None:
+        """The engine is given up."""
+        if self._unused is not None:
+            self._unused.close()
 
     def settle(self, notes: Sequence[float]) -> None:
         """Have every rank know what any rank has to say; `notes` are those of all ranks.

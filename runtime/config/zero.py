@@ -54,6 +54,8 @@ class ZeroConfig(Section):
     leaf_module: LeafModuleConfig = LeafModuleConfig()
     enable_sanity_checks: Bool = False
     """Whether a program written for DeepSpeed is stopped where it writes to gathered parameters and the write is lost."""
+    ignore_unused_parameters: Bool = True
+    """Whether a step goes on if a trained parameter has got no gradient."""
     mics_shard_size: Annotated[int | None, BeforeValidator(_size_or_none)] = None
     """Ranks over which everything is sharded; None: all."""
     hpz_partition_size: Annotated[int | None, BeforeValidator(_hpz_or_none)] = Field(

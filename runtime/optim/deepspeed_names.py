@@ -1,6 +1,7 @@
 """The names that programs read on DeepSpeed's ZeRO optimizers and that torch's optimizers do not have.
 
-Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, `DeepSpeedZeroOptimizer`, and stage3.py, `DeepSpeedZeroOptimizer_Stage3`
+Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, `DeepSpeedZeroOptimizer`, and stage3.py, `DeepSpeedZeroOptimizer_Stage3`;
+runtime/fp16/fused_optimizer.py, `FP16_Optimizer`
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ class DeepSpeedNames(torch.optim.Optimizer):
     @property
     def loss_scaler(self) -> LossScaler | None:
         """What decides the loss scale; None before initialize() has returned."""
+        return self._scaler
+
+    @property
+    def loss_scale_config(self) -> LossScaler | None:
+        """The same, by the name that it has without ZeRO."""
         return self._scaler
 
     @property

@@ -17,7 +17,7 @@ from ..errors import ConfigError, LossScaleError
 class LossScaler:
     """Constant if the config says a loss_scale above 0, and 1 without fp16; else it follows the gradients.
 
-    Programs read it as `optimizer.loss_scaler`, by DeepSpeed's names.
+    Programs read it as `optimizer.loss_scaler`, and without ZeRO as `optimizer.loss_scale_config`, by DeepSpeed's names for either.
     """
 
     scale_factor = 2.0
@@ -54,6 +54,14 @@ class LossScaler:
         return self.is_dynamic
 
     @property
+    def dynamic_loss_scale(self) -> bool:
+        return self.is_dynamic
+
+    @property
+    def use_grad_scaling(self) -> bool:
+        return self._config.enabled
+
+    @property
     def cur_iter(self) -> int:
         return self._num_steps
 
@@ -67,6 +75,10 @@ class LossScaler:
 
     @property
     def min_scale(self) -> float:
+        return self._config.min_loss_scale
+
+    @property
+    def min_loss_scale(self) -> float:
         return self._config.min_loss_scale
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -45,6 +46,13 @@ def test_it_is_the_same_each_time(moe: Any) -> None:
 
     assert deepspeed.moe.layer.MoE is moe
     assert issubclass(type("Mine", (moe,), {}), moe)
+
+
+def test_it_can_be_sent_to_another_process(moe: Any) -> None:
+    from deepspeed.moe.sharded_moe import TOPK_GATE_TIMER
+
+    for one in (moe, TOPK_GATE_TIMER):
+        assert pickle.loads(pickle.dumps(one)) is one
 
 
 def test_it_is_a_type_in_annotations(moe: Any) -> None:

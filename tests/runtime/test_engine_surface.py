@@ -14,6 +14,7 @@ import pytest
 from torch import nn
 
 import dslaunch
+from dslaunch import ConfigError
 from dslaunch.runtime.absent import names_by_reason, why_absent
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -27,11 +28,11 @@ DEEPSPEED = ROOT / ".venv" / "deepspeed" / "deepspeed" / "runtime" / "engine.py"
 SURFACE = """
 allreduce_gradients backward bfloat16_enabled coalesce_grad_reduction collate_fn comm_bytes comm_order_hash compile
 config dataloader_drop_last deepspeed_io defaults destroy device dp_world_size dump_state dynamic_loss_scale
-empty_partition_cache flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth
+empty_partition_cache enable_backward_allreduce flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth
 flops_profiler_output_file flops_profiler_profile_step flops_profiler_recompute_fwd_factor flops_profiler_top_modules
 forward fp16_auto_cast fp16_enabled get_batch_info get_data_parallel_rank get_global_grad_norm get_lr
 get_model_parallel_rank get_mom get_type get_wall_clock_timers global_rank global_samples global_steps
-gradient_accumulation_steps gradient_clipping initial_dynamic_scale is_compiled is_gradient_accumulation_boundary
+gradient_accumulation_steps gradient_average gradient_clipping initial_dynamic_scale is_compiled is_gradient_accumulation_boundary
 load_checkpoint load_module_state_dict load_state_dict local_rank log_comm_summary loss_scale lr_scheduler micro_steps
 module module_state_dict monitor mp_world_size named_parameters no_sync offload_states optimizer optimizer_name
 optimizer_params param_groups reload_states save_16bit_model save_checkpoint scale scheduler_name scheduler_params
@@ -106,6 +107,26 @@ def test_an_absent_name_says_what_to_do_unless_the_module_has_it(ranks: Ranks) -
     assert unknown == "'WithTimers' object has no attribute 'nonsense'"
     assert of_module == "the module's"
     assert why_absent("nonsense") is None
+
+
+def _fixed(rank: int) -> list[str]:
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config())
+    said = []
+    for name in ("gradient_average", "enable_backward_allreduce"):
+        setattr(engine, name, True)
+        with pytest.raises(ConfigError) as caught:
+            setattr(engine, name, False)
+        assert getattr(engine, name) is True
+        said.append(str(caught.value))
+    return said
+
+
+def test_an_attribute_that_programs_set_and_that_has_one_value_here_refuses_others(ranks: Ranks) -> None:
+    average, allreduce = ranks(_fixed, world_size=1)[0]
+    assert average == (
+        "engine.gradient_average = False: is always True here; for a sum over the ranks, multiply the loss by engine.world_size"
+    )
+    assert allreduce.startswith("engine.enable_backward_allreduce = False: is always True here; ")
 
 
 def _getters(rank: int) -> dict[str, Any]:

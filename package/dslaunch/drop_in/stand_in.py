@@ -8,6 +8,7 @@ done with one raises: a wrong number or key would go on in silence.
 
 from __future__ import annotations
 
+import copyreg
 from abc import ABCMeta
 from collections.abc import Callable
 from functools import cache
@@ -99,6 +100,16 @@ def stand_in(module: str, name: str, text: str) -> type:
         return type(name, (Exception,), members)
     members |= {"_text": text, "__class_getitem__": classmethod(_itself), "__init_subclass__": _any_keywords}
     return Constant(name, (), members) if name.isupper() else StandIn(name, (), members)
+
+
+def _pickled(cls: type) -> str | tuple[Callable[[str, str, str], type], tuple[str, str, str]]:
+    """What pickle writes, to send one to another process: how to have it there; of a class made from one, its name."""
+    text = vars(cls).get("_text")
+    return cls.__qualname__ if text is None else (stand_in, (cls.__module__, cls.__qualname__, text))
+
+
+for _kind in (StandIn, Constant):
+    copyreg.pickle(_kind, _pickled)  # type: ignore[arg-type]  # what is pickled are classes
 
 
 def _itself(cls: type, _: object) -> type:

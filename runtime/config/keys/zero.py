@@ -38,7 +38,12 @@ ZERO = (
         BOOL,
         "one reduce_scatter of a unit serves all ranks",
     ),
-    hint("zero_optimization.ignore_unused_parameters", BOOL, "always so"),
+    used(
+        "zero_optimization.ignore_unused_parameters",
+        "false: a step in which a trained parameter has got no gradient ends with an error that names it; true, if left out: "
+        "such a gradient is zero. In a program that imports `deepspeed`, false counts where it does in DeepSpeed: at stages 1 and 2 "
+        "with offload_optimizer",
+    ),
     hint("zero_optimization.load_from_fp32_weights", BOOL, "always so"),
     hint("zero_optimization.elastic_checkpoint", BOOL, "any checkpoint loads at any world size"),
     used(

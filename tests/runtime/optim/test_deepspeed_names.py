@@ -76,6 +76,9 @@ def _scaled(rank: int) -> None:
     assert (scaler.dynamic, optimizer.dynamic_loss_scale, scaler.scale_factor) == (True, True, 2.0)
     assert (scaler.scale_window, scaler.min_scale, scaler.delayed_shift) == (3, 1.0, 1)
     assert (scaler.cur_iter, scaler.last_overflow_iter, scaler.cur_hysteresis) == (0, -1, 1)
+    without_zero = optimizer.loss_scale_config
+    assert (without_zero.cur_scale, without_zero.min_loss_scale, without_zero.scale_window) == (16.0, 1.0, 3)
+    assert (without_zero.dynamic_loss_scale, without_zero.use_grad_scaling) == (True, True)
     scaler.cur_scale = 8
     assert (optimizer.loss_scale, engine.scale(torch.tensor(1.0)).item()) == (8.0, 8.0)
     optimizer.loss_scale = 4.0
