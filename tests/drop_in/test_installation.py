@@ -256,6 +256,7 @@ def test_without_dslaunch_python_starts_and_the_commands_say_what_is_missing(
         file.path.write_bytes(file.data)
         file.path.chmod(0o755)
     (place.packages / "tests.pth").unlink()
+    (place.packages / "dslaunch").mkdir()  # as pip leaves it where something has been put into it since
     done = run(place, "python", "-c", "import sys; print(sys.path)")
     assert (done.returncode, done.stderr) == (0, "")
     assert gone not in done.stdout

@@ -41,7 +41,7 @@ import sys
 try:
     from dslaunch.utils.zero_to_fp32 import main
 except ModuleNotFoundError as error:
-    if error.name != "dslaunch":
+    if str(error.name).partition(".")[0] != "dslaunch":
         raise
     sys.exit(f"{name}: dslaunch is not there any more: install it again for {{sys.executable}}, or remove {{__file__}}")
 
