@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch import drop_in
-from dslaunch.drop_in import installation
+from dslaunch.drop_in import installation, seen
 from dslaunch.drop_in.installation import install, status, uninstall
 from dslaunch.drop_in.installed_files import COMMANDS, CONVERTER, PTH, RECORD, Place, files_for
 from dslaunch.launcher.errors import LaunchError
@@ -268,6 +268,20 @@ def test_without_dslaunch_python_starts_and_the_commands_say_what_is_missing(
     assert done.returncode == 1
     assert done.stderr.startswith(f"{CONVERTER}: dslaunch is not there any more: install it again for ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_python_that_cannot_say_what_it_finds_is_named_with_its_last_line(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.packages / "json.py").write_text("raise RuntimeError('hidden')")
+    monkeypatch.setenv("PYTHONPATH", str(place.packages))
+    words = f"{place.python} was asked which deepspeed it finds, and failed: "
+    for limit_s, reason in ((60, "RuntimeError: hidden"), (0.001, "no answer for 0.001 s")):
+        monkeypatch.setattr(seen, "_LIMIT_S", limit_s)
+        with pytest.raises(LaunchError) as refused:
+            list(install(place, is_dry_run=False))
+        assert str(refused.value) == words + reason
 
 
 @pytest.mark.parametrize(

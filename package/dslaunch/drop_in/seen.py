@@ -11,6 +11,8 @@ from pathlib import Path
 from ..launcher.errors import LaunchError
 from . import VARIABLE
 
+_LIMIT_S = 60
+
 # Of ours, wherever it comes from, the metadata says whose it is. A folder without __init__.py is no package, and has no origin.
 _PROGRAM = """
 import glob, json, os, sys
@@ -67,8 +69,18 @@ def look(python: Path, *, heeds_variable: bool) -> Seen:
     # In /, because it looks for modules where it is started: a folder `deepspeed` there is not what is meant.
     try:
         ended = subprocess.run(
-            [python, "-c", _PROGRAM], cwd="/", env=env, capture_output=True, text=True, check=False
+            [python, "-c", _PROGRAM],
+            cwd="/",
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"{python} was asked which deepspeed it finds, and failed: no answer for {_LIMIT_S} s"
+        ) from None
     except OSError as error:
         raise LaunchError(
             f"{python}, which runs dslaunch, does not start: {error.strerror}; install dslaunch again"
