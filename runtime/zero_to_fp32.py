@@ -1,4 +1,4 @@
-"""DeepSpeed's functions that make float32 weights of a checkpoint, and the command line of the script beside checkpoints."""
+"""DeepSpeed's functions that make weights of a checkpoint, and the command lines of the scripts beside checkpoints."""
 
 from __future__ import annotations
 
@@ -156,11 +156,24 @@ def load_state_dict_from_zero_checkpoint(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the script that lies beside checkpoints. The program ends with 0, or 2 and one line."""
+    """Run the script zero_to_fp32.py that lies beside checkpoints. The program ends with 0, or 2 and one line."""
+    parser = _parser("zero_to_fp32.py", "Write the float32 weights of a checkpoint")
+    _convert(parser, parser.parse_args(argv), torch.float32)
+
+
+def main_with_dtype(argv: Sequence[str] | None = None) -> None:
+    """Run the script zero_to_torch.py, which is told the dtype. The program ends with 0, or 2 and one line."""
+    parser = _parser("zero_to_torch.py", "Write the weights of a checkpoint in a dtype")
+    parser.add_argument("--dtype", required=True, choices=sorted(_DTYPES), help="of floating-point numbers")
+    given = parser.parse_args(argv)
+    _convert(parser, given, _DTYPES[given.dtype])
+
+
+def _parser(prog: str, what: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="zero_to_fp32.py",
-        description="Write the float32 weights of a checkpoint as files that transformers and torch.load read.",
-        epilog="`dslaunch checkpoint export --help` has more: bfloat16, float16.",
+        prog=prog,
+        description=f"{what} as files that transformers and torch.load read.",
+        epilog="`dslaunch checkpoint export --help` has more.",
     )
     parser.add_argument("checkpoint_dir", help="the folder that holds the checkpoints and `latest`")
     parser.add_argument("output_dir", help="the folder to write to")
@@ -175,11 +188,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--exclude_frozen_parameters", action="store_true", help="leave out what was not trained"
     )
     parser.add_argument("-d", "--debug", action="store_true", help="a traceback with an error")
-    given = parser.parse_args(argv)
+    return parser
+
+
+def _convert(parser: argparse.ArgumentParser, given: argparse.Namespace, dtype: torch.dtype) -> None:
     try:
-        plan = convert_zero_checkpoint_to_fp32_state_dict(
+        plan = convert_zero_checkpoint_to_state_dict(
             given.checkpoint_dir,
             given.output_dir,
+            dtype,
             max_shard_size=given.max_shard_size,
             safe_serialization=given.safe_serialization,
             tag=given.tag,
@@ -188,6 +205,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UserError as error:
         if given.debug:
             raise
-        print(f"zero_to_fp32.py: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     print(f"{Path(given.output_dir) / (plan.index_name or plan.files[0].name)}: {plan.summary()}")

@@ -23,7 +23,7 @@ from .format import TRAINING_FILE, check_is_plain
 from .manifest import Manifest, Span, digest
 from .meeting import Meeting
 from .rng import rng_state
-from .script import put_script
+from .script import put_scripts
 from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
 from .store import MANIFEST, Store, is_tag
 from .training import Training
@@ -122,7 +122,7 @@ class Prepared:
         for name, data in {METADATA: make_metadata(written), **self.small_files}.items():
             store.put(f"{folder}/{name}", data)
             files[name] = (Span(0, len(data), digest(data)),)
-        put_script(store)
+        put_scripts(store)
         store.put(f"{folder}/{MANIFEST}", self.manifest.with_files(files).to_json())
         store.publish(folder, self.tag, is_latest=self.save_latest)
         if self.keep_last is not None:

@@ -1,4 +1,4 @@
-"""Tools beside training, by the names that DeepSpeed has in its `utils`, `runtime.utils` and `checkpoint.utils`, and `zero_to_fp32`.
+"""Tools beside training, by the names that DeepSpeed has in its `utils`, `runtime.utils` and `checkpoint.utils`, `zero_to_fp32`, `zero_to_torch`.
 
 All are loaded on first use.
 """
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import zero_to_fp32 as zero_to_fp32
+    from . import zero_to_fp32 as zero_to_fp32, zero_to_torch as zero_to_torch
 
 _HOMES = {
     "accelerator.ranges": "instrument_w_nvtx",
@@ -31,11 +31,13 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(["zero_to_fp32", *_HOME_OF])
+_MODULES = ("zero_to_fp32", "zero_to_torch")
+
+__all__ = sorted([*_MODULES, *_HOME_OF])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "zero_to_fp32":
+    if name in _MODULES:
         return import_module(f".{name}", __name__)
     if name not in _HOME_OF:
         raise AttributeError(

@@ -25,7 +25,7 @@ from dslaunch.runtime.checkpoint.meter import Meter
 from dslaunch.runtime.checkpoint.output_plan import Spec, plan_output, shard_bytes
 from dslaunch.runtime.checkpoint.source import Source, open_source
 from dslaunch.runtime.checkpoint.url_store import open_store
-from dslaunch.utils import zero_to_fp32
+from dslaunch.utils import zero_to_fp32, zero_to_torch
 from tests.runtime.models import assert_same_bits, make_config
 from tests.runtime.ranks import Ranks
 
@@ -320,6 +320,24 @@ def test_the_scripts_command_line(saved: Saved, tmp_path: Path, capsys: pytest.C
     assert "global_step3 is no checkpoint" in said.err
     with pytest.raises(CheckpointError, match="global_step3 is no checkpoint"):
         zero_to_fp32.main([*words, "-t", "global_step3", "-d"])
+
+
+def test_the_other_script_is_told_the_dtype(
+    saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = saved.checkpoints / "zero_to_torch.py"
+    assert os.access(script, os.X_OK)
+    places = [str(saved.checkpoints), str(tmp_path)]
+    exec(script.read_text(), {"__name__": "not main"})  # it imports what it needs
+    zero_to_torch.main([*places, "--dtype", "bf16"])
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/pytorch_model.bin: 1 file, ")
+    found = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    assert_same_bits(found, {name: value.bfloat16() for name, value in saved.masters.items()})
+    for words, said in (([], "required: --dtype"), (["--dtype", "int8"], "invalid choice: 'int8'")):
+        with pytest.raises(SystemExit) as ended:
+            zero_to_torch.main([*places, *words])
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 # ---- other contents than a model's

@@ -60,4 +60,4 @@ def test_a_save_that_is_killed_at_any_point_leaves_a_good_checkpoint(
     kinds = {after - before for before, after in (one.steps for one in outcomes[BEFORE:-1])}
     assert kinds == {0, 1}  # the last one came too late to hinder it
     tags = ["last"] if tag else sorted(f"global_step{outcomes[-1].steps[1] - back}" for back in range(KEPT))
-    assert left == sorted([*tags, "latest", "zero_to_fp32.py"])
+    assert left == sorted([*tags, "latest", "zero_to_fp32.py", "zero_to_torch.py"])

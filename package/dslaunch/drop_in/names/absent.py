@@ -74,11 +74,6 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
         "checkpoint.reshape_meg_2d checkpoint.reshape_utils checkpoint.universal_checkpoint checkpoint.zero_checkpoint",
     ),
     (
-        CHECKPOINTS,
-        "writes a checkpoint as one file; `dslaunch checkpoint export` does",
-        "utils.zero_to_torch",
-    ),
-    (
         COMMUNICATION,
         "is a back end of DeepSpeed's collectives",
         "comm.backend comm.ccl comm.mori comm.pg_utils comm.torch comm.utils comm.config comm.constants runtime.comm",
@@ -120,7 +115,7 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
         "runtime.zero.leaf_module_config runtime.zero.linear runtime.zero.offload_states runtime.zero.parameter_offload "
         "runtime.zero.partitioned_param_coordinator runtime.zero.partitioned_param_profiler runtime.zero.test "
         "runtime.zero.utils utils.bwc utils.config utils.debug utils.exceptions utils.mixed_precision_linkage "
-        "utils.pin_memory utils.pin_memory_tracker utils.static_cache utils.torch utils.types "
+        "utils.pin_memory utils.pin_memory_tracker utils.static_cache utils.types "
         "ops.adam.multi_tensor_apply ops.lion.multi_tensor_apply",
     ),
 )

@@ -214,6 +214,14 @@ BESIDE: tuple[Module, ...] = (
             ),
         ),
     ),
+    Module("deepspeed.utils.zero_to_torch", (works("dslaunch.utils.zero_to_torch", "main"), inside("zero_to_fp32"))),
+    Module(
+        "deepspeed.utils.torch",
+        (
+            works("dslaunch.drop_in.torch_version", "required_torch_version"),
+            inside("is_functorch_transforming jit_script_compat register_grad_hook"),
+        ),
+    ),
     Module(
         "deepspeed.checkpoint",
         (
