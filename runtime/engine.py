@@ -29,6 +29,7 @@ from .comm.process_group import group_timeout
 from .comm.watchdog import watch
 from .config import Config
 from .data import load_data
+from .direct_backward import DirectBackward
 from .errors import ConfigError
 from .instruments import Instruments
 from .offload.aside import Update
@@ -127,6 +128,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
         )
         self._scaler = LossScaler(config.loss_scaling)
+        self._direct_backward = self._watch_direct_backward()
         if optimizer is not None:
             optimizer.attach(
                 self._model.trained,
@@ -157,8 +159,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             self._model.residents.after_evaluation = partial(self._order_check.end_forward, device)
         self._num_waiting, self._has_begun_micro_batch = 0, False
         self._forced_boundary: bool | None = None
-        self.is_compiled = False
-        self._is_in_no_sync = False
+        self.is_compiled = self._is_in_no_sync = False
         self._grad_norm: float | None = None
         self._was_step_applied = False
 
@@ -259,7 +260,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             if self._roll_call is not None:
                 self._roll_call.freezing.look()
             self._model.begin_backward()
-            self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            with self._direct_backward.known():
+                self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             self._model.end_backward()
         return loss
 
@@ -271,11 +273,19 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         loss = self._share(loss)
         self._note_loss(loss)
         self._has_begun_micro_batch = True
-        return self._enlarged(loss)
+        return self._direct_backward.known_from(self._enlarged(loss))
 
     def _share(self, loss: Tensor) -> Tensor:
         steps = self.settings.gradient_accumulation_steps
         return loss / steps if steps > 1 else loss
+
+    def _watch_direct_backward(self) -> DirectBackward:
+        return DirectBackward(
+            [member.param for part in self._model.trained for member in part.members],
+            has_loss_scale=self.settings.fp16.enabled,
+            loss_scale=lambda: self._scaler.scale,
+            num_parts=lambda: self.settings.gradient_accumulation_steps,
+        )
 
     def _enlarged(self, loss: Tensor) -> Tensor:
         return loss if self._scaler.scale == 1.0 else loss.float() * self._scaler.scale
@@ -329,6 +339,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
                 "batch that ends a step"
             )
         self._model.offloaded.check_here("engine.step()")
+        self._direct_backward.forget()
         self._was_step_applied = False
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:
@@ -386,6 +397,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
     def _set_batch(self, **changes: int) -> None:
         self.settings = self.settings.model_copy(update=changes)
+        self._direct_backward.watch_if_needed()
         self.tput_timer.batch_size = self.train_batch_size()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -563,6 +575,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             self.monitor.close()
             if self._roll_call is not None:
                 self._roll_call.close()
+            self._direct_backward.release()
             self._model.release()
             self._offload.close()
             self._comm.close()

@@ -51,6 +51,7 @@ class FlopsProfiler:
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
         self.step_times_s: Mapping[str, float] = {}  # "forward", "backward" and "step" of the engine's step
+        self.flops = self.macs = self.params = 0  # as print_model_profile() last said
         self._readings: dict[nn.Module, _Reading] = {}
         self._uncounted: dict[str, int] = {}
         self._open = ExitStack()
@@ -151,13 +152,16 @@ class FlopsProfiler:
     ) -> None:
         """Print the totals, the greatest classes of modules at each depth and, if `detailed`, every module.
 
+        The totals are `flops`, `macs` and `params` from then on.
         `output_file`: write there instead. `module_depth` -1: to the innermost ones. Without a profile, nothing.
         Errors: ConfigError if the file cannot be written
         """
         if not self.started:
             return
+        root = self._row(self.model, type(self.model).__name__, name="")
+        self.flops, self.macs, self.params = root.flops, root.flops // 2, root.params
         report = Report(
-            root=self._row(self.model, type(self.model).__name__, name=""),
+            root=root,
             run=self._run(),
             step=profile_step,
             uncounted=self._uncounted,

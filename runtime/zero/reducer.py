@@ -246,7 +246,7 @@ class BackwardReducer:
         task = torch._C._current_graph_task_id()
         if not in_backward() or task == self._foreign_task:
             return False
-        if any(_is_reached(member.param) for part in self._parts for member in part.members):
+        if any(is_reached(member.param) for part in self._parts for member in part.members):
             self._begin()
             return True
         self._foreign_task = task
@@ -274,8 +274,8 @@ class BackwardReducer:
         self._is_engines = self._is_under_way = False
 
 
-def _is_reached(param: nn.Parameter) -> bool:
-    """Whether the backward that autograd runs adds to its gradient."""
+def is_reached(param: nn.Parameter) -> bool:
+    """Whether the backward that autograd runs adds to its gradient; torch.autograd.grad() does not."""
     with torch._C.DisableTorchFunctionSubclass():
         node = torch.autograd.graph.get_gradient_edge(param).node
     try:

@@ -43,6 +43,10 @@ def _train(rank: int, stage: int, how: str) -> dict[str, Tensor]:
             engine.scale(loss_of(engine, first)).backward()
             engine.step()
             engine.scale(loss_of(engine, second)).backward()
+        elif how == "direct":  # the engine is not told of the backward
+            loss_of(engine, first).backward()  # type: ignore[no-untyped-call]
+            engine.step()
+            loss_of(engine, second).backward()  # type: ignore[no-untyped-call]
         elif how == "no_sync":  # as accelerate does it: a boundary is what its user says
             engine.set_gradient_accumulation_boundary(True)
             with engine.no_sync():
@@ -58,11 +62,34 @@ def _train(rank: int, stage: int, how: str) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("how", ["scale", "no_sync"])
+@pytest.mark.parametrize("how", ["scale", "direct", "no_sync"])
 def test_each_way_to_accumulate_gives_the_same_bits(ranks: Ranks, stage: int, how: str) -> None:
     expected = ranks(_train, stage, "backward and step", world_size=2)
     for found, wanted in zip(ranks(_train, stage, how, world_size=2), expected, strict=True):
         assert_same_bits(found, wanted)
+
+
+def _gradients_by_hand(rank: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """What autograd.grad() returns, what a backward through recomputation leaves, and what is right for a plain model."""
+    engine = _engine(gradient_accumulation_steps=2)
+    params = list(engine.module.parameters())
+    own = batch(0)
+    returned = torch.autograd.grad(loss_of(engine, own), params)
+    x = own.clone().requires_grad_()  # which this kind of recomputation asks for
+    torch.utils.checkpoint.checkpoint(engine, x, use_reentrant=True).pow(2).mean().backward()
+    left = [dslaunch.zero.safe_get_full_grad(param) for param in params]
+    plain = make_model()
+    loss_of(plain, own).backward()  # type: ignore[no-untyped-call]
+    right = [param.grad for param in plain.parameters() if param.grad is not None]
+    return list(returned), [one for one in left if one is not None], right
+
+
+def test_only_what_a_backward_adds_to_a_parameter_is_a_part_of_the_mean(ranks: Ranks) -> None:
+    ((returned, left, right),) = ranks(_gradients_by_hand, world_size=1)
+    assert len(returned) == len(left) == len(right) > 0
+    for one, part, whole in zip(returned, left, right, strict=True):
+        torch.testing.assert_close(one, whole)
+        torch.testing.assert_close(part, whole / 2)
 
 
 def _step_in_no_sync(rank: int) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.errors import LossScaleError
+from dslaunch.runtime.errors import ConfigError, LossScaleError
 from tests.runtime.models import (
     assert_same_bits,
     batch,
@@ -191,6 +191,26 @@ def _accumulated(rank: int, by_hand: bool) -> dict[str, Tensor]:
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_every_way_to_run_a_backward_scales_the_loss(ranks: Ranks, by_hand: bool) -> None:
     for params in ranks(_accumulated, by_hand, world_size=2):
+        assert torch.equal(params["weight"], torch.full((300,), -1.0, dtype=torch.float16))
+
+
+def _unscaled(rank: int, stage: int) -> tuple[str, dict[str, Tensor]]:
+    """A backward without the loss scale, and a step after it that is right."""
+    model = make_model(Slope)
+    config = _config(stage, optimizer={"type": "SGD", "params": {"lr": 1.0}})
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    with pytest.raises(ConfigError) as refused:
+        engine().backward()
+    engine.zero_grad()
+    engine.scale(engine()).backward()
+    engine.step()
+    return str(refused.value), snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_backward_without_the_loss_scale_is_refused(ranks: Ranks, stage: int) -> None:
+    for message, params in ranks(_unscaled, stage, world_size=2):
+        assert message.endswith("call engine.backward(loss), or engine.scale(loss).backward()")
         assert torch.equal(params["weight"], torch.full((300,), -1.0, dtype=torch.float16))
 
 

@@ -174,6 +174,7 @@ def test_a_shared_module_a_nested_call_and_an_ignored_type() -> None:
             profiler.print_model_profile()
         assert ("(inner): Linear" in said.getvalue()) is (not ignored)
     profiler.end_profile()
+    assert (profiler.flops, profiler.macs, profiler.params) == (128, 64, 16)  # what was printed
     assert not model._forward_hooks
     assert not model.inner._forward_pre_hooks
 

@@ -214,7 +214,10 @@ BESIDE: tuple[Module, ...] = (
             ),
         ),
     ),
-    Module("deepspeed.utils.zero_to_torch", (works("dslaunch.utils.zero_to_torch", "main"), inside("zero_to_fp32"))),
+    Module(
+        "deepspeed.utils.zero_to_torch",
+        (works("dslaunch.utils.zero_to_torch", "main"), inside("zero_to_fp32")),
+    ),
     Module(
         "deepspeed.utils.torch",
         (
