@@ -40,12 +40,13 @@ def cut_into_units(
 
     Each child of a ModuleList or Sequential is a unit, and beside these each module that has none of them inside;
     neighbours are merged while they stay within `max_numel`. All other parameters, and those that two units share,
-    form the root unit, which is always there. A module that `is_leaf(name, module)` is not looked into.
+    form the root unit, which is always there. A module that `is_leaf(name, module)` is not looked into; where the model itself is
+    one, the root unit has all.
     Errors: ConfigError for a parameter without storage, or two that share one without being the same object
     """
     params = dict(module.named_parameters())
     _check_storage(params)
-    blocks = list(_blocks(module, "", is_leaf))
+    blocks = [] if is_leaf("", module) else list(_blocks(module, "", is_leaf))
     owner_of = _owners(blocks)
     plans = [
         UnitPlan(

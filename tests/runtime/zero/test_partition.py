@@ -79,6 +79,8 @@ def test_a_leaf_is_not_looked_into() -> None:
     assert list(_cut(model)) == ["moe.router", "moe.experts.0", "moe.experts.1", "head", "root"]
     plans = cut_into_units(model, max_numel=1, is_leaf=lambda name, module: module is experts)
     assert [plan.name for plan in plans] == ["moe", "head", "root"]
+    (root,) = cut_into_units(model, max_numel=1, is_leaf=lambda name, module: module is model)
+    assert [name for name, _ in root.params] == [name for name, _ in model.named_parameters()]
 
 
 def test_a_model_without_parameters_has_an_empty_root() -> None:
