@@ -7,6 +7,8 @@
    memory may go meanwhile, and operations that no output leads to (views changed in place, tensors in objects) find it.
 4. Attributes. `module.weight` brings the unit of a parameter that is used outside its module, while a forward runs.
 
+Nets 2 and 3 bring the values only: autograd reads them where they lie. A parameter that a hook of the backward uses has them from
+then on, see placeholder.py.
 Nothing of this is installed where no parameter is sharded.
 """
 
@@ -31,6 +33,10 @@ from .unit import Unit
 
 _Pack = Callable[[Tensor], Any]
 _Unpack = Callable[[Any], Tensor]
+# The hooks that autograd would use now.
+_top_hooks: Callable[[bool], tuple[_Pack, _Unpack] | None] = (
+    torch._C._autograd._top_saved_tensors_default_hooks
+)
 
 
 class _Place(NamedTuple):
@@ -67,6 +73,7 @@ class Access:
         }
         self._root = units[-1]
         self._modules = tuple(_modules_of(units))
+        self._hooks = self._make_hooks()
         # Of the unit whose module ran last, the output that will tell that a backward comes to it.
         self._last_output: tuple[Unit, Any] | None = None
         for one, unit, is_top in self._modules:
@@ -106,7 +113,7 @@ class Access:
 
     def _call(self, unit: Unit, is_top: bool, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward of the unit, where none is under way."""
-        if is_top and self._residents.is_at(unit) and _is_ours(_top_hooks()):
+        if is_top and self._residents.is_at(unit) and _is_ours(_top_hooks(True)):
             return self._call_next(unit, original, args, kwargs)
         # A checkpoint counts what is saved when it computes again: there must be as many of our places as the first time.
         is_part_of_checkpoint = in_backward() and not is_top
@@ -132,13 +139,11 @@ class Access:
 
     def _call_next(self, unit: Unit, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A forward of the unit to which another one has just come: nothing comes, and nothing goes."""
-        self._residents.num_forwards += 1
         unit.num_forwards += 1
         try:
             output = original(*args, **kwargs)
         finally:
             unit.num_forwards -= 1
-            self._residents.num_forwards -= 1
         if torch.is_grad_enabled() and unit is not self._root:
             self._last_output = unit, output
         return output
@@ -167,38 +172,53 @@ class Access:
 
     def saved_values(self) -> AbstractContextManager[object]:
         """Have autograd save the places of what lies in a unit's memory, and bring the unit where it needs the values."""
-        below = _top_hooks()
+        below = _top_hooks(True)
         if _is_ours(below):
             return nullcontext()
-        pack_below, unpack_below = below or (None, None)
+        pack, unpack = self._hooks if below is None else self._hooks_over(*below)
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def _make_hooks(self) -> tuple[_Pack, _Unpack]:
+        """They run for every saved tensor, and most of those lie elsewhere: hence nothing but one look for these."""
+        part_at = self._part_at
 
         def pack(tensor: Tensor) -> Any:
-            found = self._part_at.get(place_of(tensor))
-            if found is None:
-                return tensor if pack_below is None else (pack_below(tensor),)
-            unit, part = found
-            if tensor.dtype != part.values.flat.dtype:  # seen as another dtype, which a place does not say
-                return tensor.clone() if pack_below is None else (pack_below(tensor.clone()),)
-            return _Place(unit, part, tensor.storage_offset(), tensor.size(), tensor.stride())
+            found = part_at.get(place_of(tensor))
+            return tensor if found is None else _saved_in(*found, tensor)
 
-        def unpack(saved: Any) -> Tensor:
-            if isinstance(saved, _Place):
-                self._hold_if_a_graph_is_made()
-                self._residents.need(saved.unit)
-                return saved.part.values.flat.as_strided(saved.size, saved.stride, saved.offset)
-            if unpack_below is None:
-                whole: Tensor = saved
-                return whole
-            return unpack_below(saved[0])
+        def unpack(saved: Any) -> Any:
+            return self._read(saved) if type(saved) is _Place else saved
 
         pack._is_dslaunch = True  # type: ignore[attr-defined]
-        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        return pack, unpack
+
+    def _hooks_over(self, pack_below: _Pack, unpack_below: _Unpack) -> tuple[_Pack, _Unpack]:
+        """What lies elsewhere is the matter of the hooks that were there."""
+        pack_own = self._hooks[0]
+
+        def pack(tensor: Tensor) -> Any:
+            saved = pack_own(tensor)
+            return saved if type(saved) is _Place else (pack_below(saved),)
+
+        def unpack(saved: Any) -> Tensor:
+            return self._read(saved) if type(saved) is _Place else unpack_below(saved[0])
+
+        pack._is_dslaunch = True  # type: ignore[attr-defined]
+        return pack, unpack
+
+    def _read(self, place: _Place) -> Tensor:
+        self._hold_if_a_graph_is_made()
+        self._residents.need(place.unit)
+        return place.part.values.flat.as_strided(place.size, place.stride, place.offset)
 
     # ---- 4: attributes
 
     def _lend(self, param: nn.Parameter) -> None:
         unit = self._unit_of.get(id(param))
-        if unit is not None and self._residents.is_running and not torch.compiler.is_compiling():
+        if unit is None or torch.compiler.is_compiling():
+            return
+        unit.show()
+        if type(param) is FreedParameter and self._residents.is_running:
             self._residents.lend(unit)
 
 
@@ -214,7 +234,7 @@ class _Forward:
         functools.update_wrapper(self, module.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or self._unit.num_forwards:
+        if torch.compiler.is_dynamo_compiling() or self._unit.num_forwards:
             return self.inner(*args, **kwargs)
         return self._call(self.inner, args, kwargs)
 
@@ -277,7 +297,8 @@ def _is_ours(hooks: tuple[_Pack, _Unpack] | None) -> bool:
     return hooks is not None and getattr(hooks[0], "_is_dslaunch", False)
 
 
-def _top_hooks() -> tuple[_Pack, _Unpack] | None:
-    """The hooks that autograd would use now."""
-    top: tuple[_Pack, _Unpack] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return top
+def _saved_in(unit: Unit, part: SubBuffer, tensor: Tensor) -> _Place | Tensor:
+    """What autograd is to save of a tensor in a unit's memory."""
+    if tensor.dtype != part.values.flat.dtype:  # seen as another dtype, which a place does not say
+        return tensor.clone()
+    return _Place(unit, part, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -70,10 +70,8 @@ def _nothing(place: int) -> None:
     """There is nobody to tell."""
 
 
-def place_of(tensor: Tensor) -> int:
-    """Return `FlatBuffer.place` of the memory that a tensor lies in."""
-    place: int = tensor.untyped_storage()._cdata
-    return place
+# Return `FlatBuffer.place` of the memory that a tensor lies in.
+place_of: Callable[[Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
 def num_users(tensor: Tensor) -> int:

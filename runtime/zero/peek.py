@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .home import Home, home_of
-from .unit import UnitState
 
 # ---- float32 values
 
@@ -42,7 +41,7 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     with home.part.here(is_written=True):
         home.part.copy_fragment(home.place, value, home.part.master)
     home.part.load(home.place, value)
-    if home.part.is_sharded and home.unit.state is UnitState.LIVE:
+    if home.part.is_sharded and home.unit.is_here:
         home.part.values.views[home.place].copy_(value)
 
 
@@ -75,7 +74,7 @@ def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     with home.part.here(is_written=True):
         for shard in (home.part.master, home.part.param_shard):
             _write_own(home, shard, value)
-    if home.unit.state is UnitState.LIVE:
+    if home.unit.is_here:
         home.part.writes.forget()
         home.unit.free()
 

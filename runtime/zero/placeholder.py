@@ -2,7 +2,8 @@
 
 A freed parameter keeps its identity. Its data is one NaN that is expanded to its shape, so it costs no memory, and its
 class becomes FreedParameter, which lets its description be asked for and refuses everything else. So a mistake is one
-sentence, and neither wrong numbers nor a crash in memory that was given back.
+sentence, and neither wrong numbers nor a crash in memory that was given back. In a backward the values may have come while the
+parameter is a placeholder still: then its use gives it the values.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class FreedParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Describe the parameter; use it, where zero.Init brings it; or refuse.
+        """Describe the parameter; use it, where its values are here or zero.Init brings them; or refuse.
 
         Errors: ConfigError with the parameter's name
         """
@@ -137,13 +138,12 @@ class FreedParameter(nn.Parameter):
                 return func(*args, **(kwargs or {}))
         leaves = _leaves((*args, *(kwargs or {}).values()))
         freed = [one for one in leaves if type(one) is cls]
-        early = early_of(freed[0]) if freed else None
-        if early is not None and early.init.bring(leaves):
+        if freed and _bring(freed, leaves):
             if func is Tensor.detach and sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
                 # nn.Parameter(p) expects the class of p, which has just become nn.Parameter.
                 return nn.Parameter(args[0].data, requires_grad=False)
             return func(*args, **(kwargs or {}))
-        refuse = _refusal(freed[0] if freed else None)
+        refuse = _refusal(next((one for one in freed if type(one) is cls), None))
         if func is Tensor.detach:
             return _freed_values(freed[0], refuse)
         if func in _MOVES and (moved := _moved(func, *args, **(kwargs or {}))) is not None:
@@ -255,6 +255,16 @@ def _take(param: Tensor, given: Tensor) -> bool:
         early.convert(given.dtype)
         return True
     return param is given
+
+
+def _bring(freed: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
+    """Let freed parameters have their values where a backward has brought those, or zero.Init does; return whether all have them."""
+    for home in map(home_of, freed):
+        if home is not None:
+            home.unit.show()
+    rest = [one for one in freed if type(one) is FreedParameter]
+    early = early_of(rest[0]) if rest else None
+    return not rest or (early is not None and early.init.bring(leaves))
 
 
 def _refusal(param: Tensor | None) -> Callable[[str], None]:

@@ -96,6 +96,7 @@ class Residents:
         self.num_forwards += 1
         # An operation of the backward that computes this again may have values of any unit at hand.
         self._come(unit, may_free=not is_again)
+        unit.make_live()
 
     def leave(self, unit: Unit) -> None:
         """It has ended."""
@@ -126,16 +127,17 @@ class Residents:
         self._come(unit, may_free=True)
 
     def need(self, unit: Unit) -> None:
-        """Some operation is about to use this unit; others that it uses stay, too."""
-        if unit is self._current and unit.state is UnitState.LIVE:
+        """Some operation is about to use values of this unit where they lie; others that it uses stay, too."""
+        if unit is self._current and unit.is_here:
             return
         if in_backward():
             self._watch_end()
         self._come(unit, may_free=False)
 
     def lend(self, unit: Unit) -> None:
-        """As `need`, until the forward or backward that is under way ends."""
+        """As `need`, and the parameters, until the forward or backward that is under way ends."""
         self.need(unit)
+        unit.make_live()
         self._lent.add(unit)
 
     def end_backward(self) -> None:
@@ -183,7 +185,7 @@ class Residents:
         self._free_all()
 
     def _come(self, unit: Unit, *, may_free: bool) -> None:
-        if not unit.is_sharded or (unit is self._current and unit.state is UnitState.LIVE):
+        if not unit.is_sharded or (unit is self._current and unit.is_here):
             return
         if unit is not self._current:
             self._current = unit
@@ -197,7 +199,7 @@ class Residents:
             ahead[0].start_gather()
         for later in ahead[1:]:
             later.start_read()
-        unit.make_live()
+        unit.wait_for_values()
 
     def _free_all(self) -> None:
         """Free what nobody uses."""

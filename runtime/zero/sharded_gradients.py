@@ -103,17 +103,18 @@ class ShardedGradients(FlatGradients):
         if not self._is_allocated:
             self._begin()
         param, view = self._params[place], self._whole.views[place]
-        grad = param.grad
-        if grad is None:
-            grad = torch.zeros((), dtype=view.dtype, device=view.device)
-        elif grad.is_sparse:
-            grad = grad.to_dense()
-        if place in self._arrived:
-            view.add_(grad)
-        else:
-            view.copy_(grad)
-            self._arrived.add(place)
-        param.grad = None
+        with torch._C.DisableTorchFunctionSubclass():  # freed parameters would ask Python
+            grad = param.grad
+            if grad is None:
+                grad = torch.zeros((), dtype=view.dtype, device=view.device)
+            elif grad.is_sparse:
+                grad = grad.to_dense()
+            if place in self._arrived:
+                view.add_(grad)
+            else:
+                view.copy_(grad)
+                self._arrived.add(place)
+            param.grad = None
 
     @torch.no_grad()
     def complete(self) -> None:

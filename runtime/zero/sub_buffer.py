@@ -318,14 +318,20 @@ class SubBuffer:
         self.is_covered = True
 
     def hide(self) -> bool:
-        """Let the parameters be placeholders, and give the memory back; return whether it could be.
+        """Let the parameters be placeholders, if they are not, and give the memory back; return whether it could be.
 
         What was written to them meanwhile is taken over.
         """
-        self.take_writes()
-        self.writes.forget()
-        self.cover()
+        if not self.is_covered:
+            self.take_writes()
+            self.writes.forget()
+            self.cover()
         return self.values.free_unless_referred_to()
+
+    @property
+    def has_subclasses(self) -> bool:
+        """Whether a parameter that is a placeholder now is of a class of its own."""
+        return not all(placeholder.is_plain for placeholder in self._placeholders)
 
     @property
     def is_offloaded(self) -> bool:

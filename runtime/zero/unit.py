@@ -16,6 +16,7 @@ class UnitState(Enum):
 
     FREED = "freed"  # n/N elements: the shard; each parameter is a placeholder of its true shape
     GATHERING = "gathering"  # n/N + n elements: allocated and being filled; not to be read yet
+    GATHERED = "gathered"  # n/N + n elements: the values can be read where they lie; parameters are placeholders still
     LIVE = "live"  # n/N + n elements: every parameter can be used; n where nothing is sharded
 
 
@@ -27,6 +28,8 @@ class Unit:
         self.parts = tuple(parts)
         self.modules = tuple(modules)
         self._sharded = tuple(part for part in parts if part.is_sharded)
+        # A parameter of a class of its own does not tell when it is used, see placeholder.py.
+        self._has_subclasses = any(part.has_subclasses for part in self._sharded)
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
         self._gathers: list[Pending] = []
         self._referred_to: list[
@@ -56,15 +59,38 @@ class Unit:
             for part in self._sharded:
                 part.start_read()
 
-    def make_live(self) -> None:
+    @property
+    def is_here(self) -> bool:
+        """Whether its values can be read where they lie."""
+        return self.state is UnitState.LIVE or self.state is UnitState.GATHERED
+
+    def wait_for_values(self) -> None:
         """Bring the values here and wait until they are.
 
-        Order:  a collective
-        Errors: ConfigError if somebody has written to a freed parameter
+        Order: a collective
         """
         self.start_gather()
         if self.state is UnitState.GATHERING:
             self._finish_gathers()
+            self.state = UnitState.GATHERED
+            if self._has_subclasses:
+                self.show()
+
+    def make_live(self) -> None:
+        """As that, and let the parameters have them.
+
+        Order:  a collective
+        Errors: ConfigError if somebody has written to a freed parameter
+        """
+        self.wait_for_values()
+        self.show()
+
+    def show(self) -> None:
+        """Let the parameters have their values, if those are here and they have not.
+
+        Errors: as make_live
+        """
+        if self.state is UnitState.GATHERED:
             self.state = UnitState.LIVE
             for part in self._sharded:
                 part.show()

@@ -329,6 +329,68 @@ def test_a_module_that_is_compiled_as_a_whole_is_refused_by_name(ranks: Ranks, i
         assert "block.forward = torch.compile(block.forward)" in message
 
 
+# ---- in a backward the values are brought for autograd, and a parameter has them when a program asks for it
+
+
+class _Own(nn.Parameter):
+    """A class with a meaning of its own."""
+
+
+def _model_with_hooks(seen: dict[str, list[Tensor]]) -> Model:
+    """What hooks of a backward read is noted; one of them writes."""
+    model = make_model(Model)
+    assert isinstance(model, Model)
+    for module in model.get_submodule("blocks.1").children():
+        for name, param in list(module.named_parameters()):
+            setattr(module, name, _Own(param.detach().clone()))
+    seen.update({name: [] for name, _ in model.named_parameters()})
+    for name, param in model.named_parameters():
+        param.register_hook(lambda grad, name=name, param=param: seen[name].append(param.data.clone()))
+        param.register_post_accumulate_grad_hook(lambda param, name=name: seen[name].append(param + 0))
+    for place in (1, 2):
+        model.get_submodule(f"blocks.{place}").register_full_backward_hook(
+            lambda block, *grads, name=f"blocks.{place}.up.bias": seen[name].append(
+                block.up.bias.detach().clone()
+            )
+        )
+
+    def write(param: Tensor) -> None:
+        with torch.no_grad():
+            param.add_(1.0)
+
+    model.get_parameter("blocks.0.up.weight").register_post_accumulate_grad_hook(write)
+    return model
+
+
+def _hooked(rank: int) -> tuple[dict[str, Tensor], dict[str, list[Tensor]], set[str]]:
+    seen: dict[str, list[Tensor]] = {}
+    model = _model_with_hooks(seen)
+    engine = _engine(model)
+    kinds: set[str] = set()
+    norm = model.get_submodule("blocks.0.norm")
+    model.get_parameter("blocks.1.down.bias").register_hook(
+        lambda grad: kinds.update(type(param).__name__ for param in norm.parameters())
+    )
+    _step(engine, 0)
+    check_freed(engine)
+    return snapshot(model.named_parameters()), {name: list(values) for name, values in seen.items()}, kinds
+
+
+def test_hooks_of_a_backward_read_and_write_the_values(ranks: Ranks) -> None:
+    expected: dict[str, list[Tensor]] = {}
+    model = _model_with_hooks(expected)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    _plain(model, batch(0, width=WIDTH)).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    for params, seen, kinds in ranks(_hooked, world_size=2):
+        assert kinds == {"FreedParameter"}  # nobody has asked for these
+        assert worst_difference(params, snapshot(model.named_parameters())) <= DRIFT
+        for name, values in seen.items():
+            assert len(values) == len(expected[name]), name
+            for value, plain in zip(values, expected[name], strict=True):
+                assert torch.equal(value, plain), name
+
+
 # ---- memory
 
 
