@@ -140,6 +140,22 @@ def test_the_program_for_one_node_runs_the_node_s_ranks(place: Path) -> None:
     assert [one["arguments"] for one in ranks] == [["--local_rank=0", "--y"], ["--local_rank=1", "--y"]]
 
 
+@pytest.mark.slow
+def test_a_program_that_calls_deepspeed_s_runner_goes_on_after_a_job_that_went_well(place: Path) -> None:
+    call = "from deepspeed.launcher.runner import main; main(args={}); print('goes on')"
+    words = ["--launcher=local", "--num_gpus=1", "show.py"]
+    ended = run([sys.executable, "-c", call.format(words)], place, PYTHONPATH=drop_in.FOLDER)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("goes on\n")
+    refused = run(
+        [sys.executable, "-c", call.format(["--num_nodes=1", "-i=localhost", "show.py"])],
+        place,
+        PYTHONPATH=drop_in.FOLDER,
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--num_nodes" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "given", ["None", "e30=", "bnVsbA==", base64.b64encode(b'{"a": [-1]}').decode(), "&"]
 )

@@ -294,7 +294,11 @@ BESIDE: tuple[Module, ...] = (
                 "dslaunch.drop_in.constants",
                 "DEEPSPEED_ENVIRONMENT_NAME DEEPSPEED_ENVIRONMENT_PATHS DLTS_HOSTFILE",
             ),
-            mapped("dslaunch.launcher.cli", "main", "dslaunch's command line, which has DeepSpeed's options"),
+            mapped(
+                "dslaunch.drop_in.runner",
+                "main",
+                "dslaunch's command line, which has DeepSpeed's options; a mistake in them ends the program with a message and exit code 2",
+            ),
             refused(
                 LAUNCHING,
                 "EXCLUDE_ENVS EXPORT_ENVS LAUNCHER_CLASSES PDSH_MAX_FAN_OUT apply_num_nodes_and_gpus encode_world_info fetch_hostfile "
