@@ -150,7 +150,10 @@ def _config_source(
         "config": config,
         "config_params": config_params,
         "args.deepspeed_config": getattr(args, "deepspeed_config", None),
+        "args.deepscale_config": getattr(args, "deepscale_config", None),
     }
+    if given["args.deepscale_config"] is not None:
+        _log.warning("args.deepscale_config is DeepSpeed's name of before 2020; give args.deepspeed_config")
     present = {name: value for name, value in given.items() if value is not None}
     if len(present) > 1:
         raise ConfigError(f"{' and '.join(present)} are both given; give the ds_config once")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import subprocess
@@ -186,6 +187,20 @@ def test_layers_are_found_and_replaced_by_dotted_names() -> None:
     recursive_setattr(model, "1.0", new)
     recursive_setattr(model, "0", new)
     assert recursive_getattr(model, "1.0") is recursive_getattr(model, "0") is new
+
+
+def test_the_options_have_their_old_names_too() -> None:
+    import deepspeed
+
+    given = deepspeed.add_config_arguments(argparse.ArgumentParser()).parse_args(
+        ["--deepscale_config=ds.json"]
+    )
+    assert vars(given) == {
+        "deepspeed": False,
+        "deepspeed_config": None,
+        "deepscale": False,
+        "deepscale_config": "ds.json",
+    }
 
 
 @pytest.mark.parametrize("module", ["deepspeed.env_report", "deepspeed.launcher.runner"])

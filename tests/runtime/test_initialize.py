@@ -96,6 +96,7 @@ def _sources(rank: int, folder: str) -> list[str]:
     args = argparse.Namespace(deepspeed_config=str(path))
     for arguments in (
         {"args": args},
+        {"args": argparse.Namespace(deepspeed_config=None, deepscale_config=str(path))},
         {"config": str(path)},
         {"config": path},
         {"config_params": make_config()},

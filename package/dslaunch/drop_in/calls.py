@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from functools import partial, update_wrapper
 
 from ..runtime import initialize as runtime
 from ..runtime.zero import init
 
 initialize = update_wrapper(partial(runtime.initialize, is_lenient=True), runtime.initialize)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add --deepspeed and --deepspeed_config, which `initialize(args=...)` reads, and both under DeepSpeed's name of before 2020."""
+    parser = runtime.add_config_arguments(parser)
+    old = parser.add_argument_group("deprecated", "DeepSpeed's names of before 2020")
+    old.add_argument("--deepscale", action="store_true", help="--deepspeed")
+    old.add_argument("--deepscale_config", metavar="FILE", help="--deepspeed_config")
+    return parser
 
 
 class Init(init.Init):

@@ -25,7 +25,8 @@ TOP: tuple[Module, ...] = (
                 "initialize",
                 "reads a ds_config leniently: what it does not know it names in a warning; models are not divided (mpu)",
             ),
-            works("dslaunch.runtime.initialize", "add_config_arguments init_distributed"),
+            works("dslaunch.drop_in.calls", "add_config_arguments"),
+            works("dslaunch.runtime.initialize", "init_distributed"),
             mapped("dslaunch.runtime.engine", "DeepSpeedEngine=Engine", "one engine for every configuration"),
             mapped(
                 "dslaunch.runtime.optim.flat",
