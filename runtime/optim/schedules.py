@@ -248,10 +248,12 @@ class WarmupCosineLR(_Schedule):
 
     def get_lr(self) -> list[float]:
         """The rate of each parameter group at t."""
-        ratio = self._ratio(self.last_batch_iteration)
+        ratio = self.get_lr_ratio()
         return [lr * ratio for lr in self.base_lrs]
 
-    def _ratio(self, t: int) -> float:
+    def get_lr_ratio(self) -> float:
+        """The part of its own rate that each parameter group has at t."""
+        t = self.last_batch_iteration
         if t < 0:
             return 0.0
         if t < self.warmup_num_steps:

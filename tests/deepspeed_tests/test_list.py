@@ -60,6 +60,7 @@ def pytest_fixture_setup(fixturedef, request):
 TEST_DATA = """
 import deepspeed
 import pytest
+import torch.multiprocessing
 
 def test_passes():
     assert deepspeed.__version__.endswith("dslaunch")
@@ -72,6 +73,14 @@ def test_refused():
 
 def test_fails():
     assert 1 == 2
+
+def raises_nothing(rank):
+    with pytest.raises(ValueError):
+        pass
+
+def test_a_rank_fails():
+    with torch.multiprocessing.Pool(1) as pool:
+        pool.starmap_async(raises_nothing, [(0,)]).get(60)
 
 class writes_a_file:
     is_dist_fixture = True
@@ -131,11 +140,12 @@ def test_a_run_counts_what_passes_fails_is_refused_stops_early_and_does_not_coll
         next(line for line in lines if line.startswith(name))
         for name in ("runtime/test_data ", "comm/test_dist ", "utils/test_get_optim_files ")
     )
-    assert data.split()[1:3] == ["A", "2/1/1/1"]
+    assert data.split()[1:3] == ["A", "2/2/1/1"]
     assert data.split()[-1] == "5/0/0"
     assert "    unit.runtime.test_data::test_fails: assert 1 == 2" in lines
     assert any(line.startswith("    refused 1: ") and "init_inference" in line for line in lines), lines
     assert "1/0/0/0 stopped: Test hanged, exiting" in dist
+    assert "    unit.runtime.test_data::test_a_rank_fails: AssertionError: DID NOT RAISE ValueError" in lines
     assert "does not collect: ModuleNotFoundError: No module named 'no_such_package_of_anyone'" in files
     assert lines[-1] == "3 passed in 3 files, 3 of them with something to explain"
 

@@ -15,6 +15,7 @@ import pytest
 from torch import nn
 
 from dslaunch import drop_in
+from dslaunch.runtime.config.load import load_config
 
 TEXT = 'deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts live on different ranks; see "Experts" in docs/compatibility.md'
 
@@ -201,6 +202,17 @@ def test_the_options_have_their_old_names_too() -> None:
         "deepscale": False,
         "deepscale_config": "ds.json",
     }
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam", "adamw", "lamb", "lion"])
+def test_the_names_of_optimizers_are_types_of_a_ds_config(name: str) -> None:
+    from deepspeed.runtime import config
+
+    given = getattr(config, f"{name.upper()}_OPTIMIZER")
+    assert given == name
+    assert (
+        load_config({"train_batch_size": 1, "optimizer": {"type": given}}, world_size=1).optimizer is not None
+    )
 
 
 @pytest.mark.parametrize("module", ["deepspeed.env_report", "deepspeed.launcher.runner"])

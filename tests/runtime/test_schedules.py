@@ -150,8 +150,10 @@ def test_each_group_has_its_own_rate() -> None:
     assert scheduler.get_lr() == [1, 3]
 
     optimizer = make_optimizer(1.0, 3.0)
-    make("WarmupCosineLR", {**LINEAR5, "total_num_steps": 10}, optimizer).step(4)
+    cosine = make("WarmupCosineLR", {**LINEAR5, "total_num_steps": 10}, optimizer)
+    cosine.step(4)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.8, 2.4])
+    assert cosine.get_lr_ratio() == pytest.approx(0.8)
 
 
 def test_step_goes_to_the_iteration_that_is_given() -> None:

@@ -210,10 +210,14 @@ TRAINING: tuple[Module, ...] = (
         "deepspeed.runtime.config",
         (
             works("dslaunch.runtime.errors", "DeepSpeedConfigError=ConfigError"),
+            works(
+                "dslaunch.drop_in.constants",
+                "ADAGRAD_OPTIMIZER ADAM_OPTIMIZER ADAMW_OPTIMIZER LAMB_OPTIMIZER LION_OPTIMIZER",
+            ),
             inside(
-                "ADAGRAD_OPTIMIZER ADAMW_OPTIMIZER ADAM_OPTIMIZER ADAM_W_MODE ADAM_W_MODE_DEFAULT DEEPSPEED_OPTIMIZERS "
-                "DeepSpeedConfig DeepSpeedConfigWriter DtypeEnum EXPERT_PARALLEL HybridEngineConfig LAMB_OPTIMIZER "
-                "LION_OPTIMIZER MUADAMW_OPTIMIZER MUADAM_OPTIMIZER MUON_OPTIMIZER MUSGD_OPTIMIZER TENSOR_CORE_ALIGN_SIZE "
+                "ADAM_W_MODE ADAM_W_MODE_DEFAULT DEEPSPEED_OPTIMIZERS "
+                "DeepSpeedConfig DeepSpeedConfigWriter DtypeEnum EXPERT_PARALLEL HybridEngineConfig "
+                "MUADAMW_OPTIMIZER MUADAM_OPTIMIZER MUON_OPTIMIZER MUSGD_OPTIMIZER TENSOR_CORE_ALIGN_SIZE "
                 "TORCH_ADAM_PARAM get_checkpoint_parallel_write_pipeline get_checkpoint_params "
                 "get_checkpoint_tag_validation_mode get_communication_data_type get_data_types_params "
                 "get_dataloader_drop_last get_disable_allgather get_disable_python_gc get_dump_state "
