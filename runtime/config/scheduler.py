@@ -52,7 +52,7 @@ class OneCycleParams(Section):
     cycle_max_lr: Lrs
     decay_lr_rate: Size = 0.0
     cycle_first_step_size: Positive = 2000
-    cycle_second_step_size: Positive | None = None
+    cycle_second_step_size: Count | None = None  # 0: there is no way down
     cycle_first_stair_count: Count = 0
     cycle_second_stair_count: Count | None = None
     decay_step_size: Count = 0

@@ -316,7 +316,9 @@ class OneCycle(_Schedule):
         self.min_moms = self._per_group("cycle_min_mom", params.cycle_min_mom)
         self.max_moms = self._per_group("cycle_max_mom", params.cycle_max_mom)
         self.first_size = params.cycle_first_step_size
-        self.second_size = params.cycle_second_step_size or self.first_size
+        self.second_size = (
+            self.first_size if params.cycle_second_step_size is None else params.cycle_second_step_size
+        )
         self.first_stairs = params.cycle_first_stair_count
         self.second_stairs = (
             self.first_stairs if params.cycle_second_stair_count is None else params.cycle_second_stair_count

@@ -60,6 +60,8 @@ TRACES = [
     ("WarmupCosineLR", {**LINEAR5, "total_num_steps": 10}, [0, 0, 0.2, 0.4, 0.6, 0.8, 0.90452, 0.65454, 0.34556, 0.09558, 1e-4, 1e-4]),
     ("OneCycle", {**CYCLE4}, [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1]),
     ("OneCycle", {**CYCLE4, "decay_lr_rate": 1, "decay_step_size": 2}, [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1, 0.06667, 0.05, 0.04, 0.03333]),
+    ("OneCycle", {**CYCLE4, "cycle_second_step_size": 0}, [0.1, 0.325, 0.55, 0.775, 0.1, 0.1]),
+    ("OneCycle", {**CYCLE4, "cycle_second_step_size": 0, "decay_lr_rate": 1, "decay_step_size": 2}, [0.1, 0.325, 0.55, 0.775, 0.1, 0.06667, 0.05]),
     # from the formulas
     ("WarmupLR", {"warmup_min_lr": 0.5, "warmup_max_lr": 1, "warmup_num_steps": 2, "warmup_type": "linear"}, [0.5, 0.5, 0.75, 1, 1]),
     ("WarmupLR", {"warmup_max_lr": 1, "warmup_num_steps": 1}, [0, 0, 1, 1]),  # 1 counts as 2

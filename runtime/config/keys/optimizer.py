@@ -94,7 +94,7 @@ SCHEDULER = (
     used("scheduler.params.cycle_max_lr", "must be given", "OneCycle"),
     used("scheduler.params.decay_lr_rate", "0 if left out", "OneCycle"),
     used("scheduler.params.cycle_first_step_size", "2000 if left out", "OneCycle"),
-    used("scheduler.params.cycle_second_step_size", "left out: as the first", "OneCycle"),
+    used("scheduler.params.cycle_second_step_size", "left out: as the first; 0: none", "OneCycle"),
     used("scheduler.params.cycle_first_stair_count", "0, no stairs, if left out", "OneCycle"),
     used("scheduler.params.cycle_second_stair_count", "left out: as the first", "OneCycle"),
     used("scheduler.params.decay_step_size", "0, no decay, if left out", "OneCycle"),
