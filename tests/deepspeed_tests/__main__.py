@@ -37,6 +37,7 @@ FILES = HERE / "files.txt"
 PYTEST = (7, 2)  # their harness uses names of _pytest that are there from 7.2 on
 PYTEST_WITHOUT_CLASS_FIXTURES = (8, 4)  # from here on DistributedFixture is no fixture to pytest by itself,
 PYTEST_REGISTER_FIXTURE = (9, 1)  # and from here on harness.py can say that it is one
+NOT_RAISED = "DID NOT RAISE"  # names the error that a test expects, which may be one of the refusals
 NOT_COLLECTED = "does not collect"
 STOPPED = "_pytest.outcomes.Exit: "  # the harness ends the whole run when one test hangs
 FILE_LIMIT_S = 900.0
@@ -147,7 +148,7 @@ def read_report(report: Path, differences: Mapping[str, str]) -> Result:
             return Result(
                 trouble=f"{NOT_COLLECTED}: {text.strip().splitlines()[-1].removeprefix('E').strip()}"
             )
-        if any(word in text for word in REFUSALS):
+        if any(word in text for word in REFUSALS) and NOT_RAISED not in message:
             refusals.append(message[:300])
             continue
         failed += 1

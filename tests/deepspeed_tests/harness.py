@@ -27,7 +27,7 @@ def _answer(function: Callable[..., object], arguments: tuple[object, ...]) -> o
 
 
 def _pool_that_answers(*args: Any, **kwargs: Any) -> Any:
-    pool = _pool(*args, **kwargs)
+    pool: Any = _pool(*args, **kwargs)
     starmap_async = pool.starmap_async
 
     def start(function: Callable[..., object], rows: Iterable[tuple[object, ...]]) -> Any:

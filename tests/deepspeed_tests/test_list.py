@@ -75,7 +75,7 @@ def test_fails():
     assert 1 == 2
 
 def raises_nothing(rank):
-    with pytest.raises(ValueError):
+    with pytest.raises(NotImplementedError):
         pass
 
 def test_a_rank_fails():
@@ -145,7 +145,10 @@ def test_a_run_counts_what_passes_fails_is_refused_stops_early_and_does_not_coll
     assert "    unit.runtime.test_data::test_fails: assert 1 == 2" in lines
     assert any(line.startswith("    refused 1: ") and "init_inference" in line for line in lines), lines
     assert "1/0/0/0 stopped: Test hanged, exiting" in dist
-    assert "    unit.runtime.test_data::test_a_rank_fails: AssertionError: DID NOT RAISE ValueError" in lines
+    assert (
+        "    unit.runtime.test_data::test_a_rank_fails: AssertionError: DID NOT RAISE NotImplementedError"
+        in lines
+    )
     assert "does not collect: ModuleNotFoundError: No module named 'no_such_package_of_anyone'" in files
     assert lines[-1] == "3 passed in 3 files, 3 of them with something to explain"
 
