@@ -25,7 +25,7 @@ from .meeting import Meeting
 from .rng import rng_state
 from .script import put_scripts
 from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
-from .store import MANIFEST, Store, is_tag
+from .store import LATEST, MANIFEST, Store, is_tag
 from .training import Training
 from .writer import METADATA, Written, make_metadata, spans_of, write_shelves
 
@@ -190,27 +190,28 @@ def prepare(
     parts = [part for unit in training.model.units for part in unit.parts]
     shelves = [PartShelves(part).to_write(left_out=left_out) for part in parts]
     problem: str | None = None
-    cause: Exception | None = None  # on rank 0
+    cause: Exception | None = None  # on the rank that has the problem
     small_files: dict[str, bytes] = {}
-    others = training.beside_units()
-    if gathered is not None:  # rank 0
-        tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
-        shelves.append(shelf_of_tensors(tensors))
-        try:
-            _check_tags(training, [theirs for theirs, _, _ in gathered])
+    try:
+        others = training.beside_units()
+        if gathered is not None:  # rank 0
+            tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
+            shelves.append(shelf_of_tensors(tensors))
+            _check_tags(training, [theirs for theirs, _, _ in gathered], is_latest=options.save_latest)
             state = _describe(training, client_state, others, left_out) | {
                 "rng": [rng for _, rng, _ in gathered]
             }
             if state["optimizer"] is not None:
                 state["optimizer"]["beside"] = _merged([own for _, _, own in gathered])
             small_files = {TRAINING_FILE: _saved(state)}
-        except Exception as error:  # the user's state_dict() may raise any; the others wait below
-            problem, cause = _problem(error), error
+    except Exception as error:  # the user's state_dict() may raise any; the other ranks wait below
+        problem, cause = _problem(error, comm.mesh.world.index), error
     shelves.append(shelf_of_tensors(beside_tensors))
     agreed = comm.all_gather_objects((problem, next(_NUMBERS), tag), what="what a checkpoint holds")
-    problem, number, tag = agreed[0]
+    problem = next((theirs for theirs, _, _ in agreed if theirs is not None), None)
     if problem is not None:
         raise CheckpointError(problem) from cause
+    _, number, tag = agreed[0]
     return Prepared(
         meeting=Meeting(number, rank=comm.mesh.world.index, world_size=comm.mesh.world.size),
         store=store,
@@ -225,11 +226,11 @@ def prepare(
     )
 
 
-def _problem(error: Exception) -> str:
+def _problem(error: Exception, rank: int) -> str:
     if isinstance(error, CheckpointError):
         return str(error)
     return (
-        f"the checkpoint cannot be put together on rank 0: {type(error).__name__}: {error}; look at client_state, and at "
+        f"the checkpoint cannot be put together on rank {rank}: {type(error).__name__}: {error}; look at client_state, and at "
         "what state_dict() of the scheduler and of the data loader returns"
     )
 
@@ -239,14 +240,20 @@ def _frozen(training: Training) -> frozenset[str]:
     return frozenset(member.name for member in members if not member.param.requires_grad)
 
 
-def _check_tags(training: Training, tags: Sequence[str]) -> None:
+def _check_tags(training: Training, tags: Sequence[str], *, is_latest: bool) -> None:
     """See on rank 0 that its tag can be one, and whether the others have the same.
+
+    `is_latest`: the file that names the newest checkpoint is written, too.
 
     Errors: CheckpointError
     """
     if not is_tag(tags[0]):
         raise CheckpointError(
             f"tag {tags[0]!r} is no name of a folder; write one without '/' that does not begin with '.'"
+        )
+    if is_latest and tags[0] == LATEST:
+        raise CheckpointError(
+            f"tag {LATEST!r} is the name of the file that says which checkpoint is the newest; give another tag, or save_latest=False"
         )
     validation = training.config.checkpoint.tag_validation
     other = next((rank for rank, theirs in enumerate(tags) if theirs != tags[0]), None)

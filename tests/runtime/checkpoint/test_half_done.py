@@ -240,6 +240,31 @@ def test_what_rank_0_cannot_describe_is_an_error_on_all_ranks(ranks: Ranks, tmp_
     assert "RecursionError" in first[0]
 
 
+def _nameless(rank: int, folder: str) -> tuple[str, list[str | None]]:
+    """Save while rank 1's module cannot say what it holds, and then with a tag that is the name of a file."""
+    engine = make(2, True)
+
+    def fail(**given: Any) -> None:
+        raise ValueError("no extra state")
+
+    with (
+        patch.object(engine.module, "state_dict", fail) if rank == 1 else nullcontext(),
+        pytest.raises(CheckpointError) as caught,
+    ):
+        engine.save_checkpoint(folder, "bad")
+    with pytest.raises(CheckpointError, match="tag 'latest' is the name of the file that says"):
+        engine.save_checkpoint(folder, "latest")
+    engine.save_checkpoint(folder, "good")
+    return str(caught.value), _together(FolderStore(Path(folder)).tags())[0]
+
+
+def test_what_another_rank_cannot_say_is_an_error_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(_nameless, str(tmp_path), world_size=2)
+    assert first == second
+    assert first[1] == ["good"]
+    assert "cannot be put together on rank 1: ValueError: no extra state" in first[0]
+
+
 def _found(root: Path) -> tuple[str | None, dict[str, int]]:
     """`latest`, and the checkpoints that are there, each read to its end."""
     store, steps = FolderStore(root), {}
@@ -367,7 +392,7 @@ def test_pruning_whose_kth_operation_fails_leaves_whole_checkpoints(
         with files_fail(fault):
             try:
                 prune(FolderStore(root), keep_last=1)
-            except OSError:
+            except (OSError, CheckpointError):
                 assert fault.has_struck
         latest, steps = _found(root)
         assert latest == "d"
