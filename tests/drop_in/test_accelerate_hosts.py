@@ -76,12 +76,16 @@ def launch(request: pytest.FixtureRequest, lab: Lab) -> Launch:
     return Launch(lab, folder, launcher)
 
 
-@pytest.mark.parametrize("launch", ["pdsh", "slurm"], indirect=True)
+@pytest.mark.parametrize(
+    "launch", ["pdsh", pytest.param("slurm", marks=pytest.mark.exhaustive)], indirect=True
+)
 def test_one_command_starts_both_hosts_by_the_command_deepspeed(launch: Launch, lab: Lab) -> None:
     launch.check([launch.run(lab.head, "--machine_rank=0")])
 
 
-@pytest.mark.parametrize("launch", ["nossh", "standard"], indirect=True)
+@pytest.mark.parametrize(
+    "launch", ["nossh", pytest.param("standard", marks=pytest.mark.exhaustive)], indirect=True
+)
 def test_a_command_on_each_host_starts_its_ranks(launch: Launch, lab: Lab) -> None:
     node1 = lab.host("node1")
 

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("is_async", "tag"),
-    few([(False, None), (False, "last"), (True, "last")], lambda is_async, tag: tag is not None),
+    few([(False, None), (False, "last"), (True, "last")], lambda is_async, tag: is_async),
 )
 def test_a_save_that_is_killed_at_any_point_leaves_a_good_checkpoint(
     warm: Pool, folder: Path, is_async: bool, tag: str | None
