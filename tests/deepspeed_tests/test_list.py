@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deepspeed_tests.__main__ import read_list
+from tests.deepspeed_tests.__main__ import NOT_COLLECTED, Listed, Result, is_explained, read_list
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference-deepspeed-tests.md"
@@ -151,6 +151,22 @@ def test_a_run_counts_what_passes_fails_is_refused_stops_early_and_does_not_coll
     )
     assert "does not collect: ModuleNotFoundError: No module named 'no_such_package_of_anyone'" in files
     assert lines[-1] == "3 passed in 3 files, 3 of them with something to explain"
+
+
+@pytest.mark.parametrize(
+    ("here", "result", "expected"),
+    [
+        ("5/0/0/0", Result(passed=5), True),
+        ("5/0/0/0", Result(passed=4, refusals=("x is not in dslaunch",)), True),
+        ("5/0/0/0", Result(passed=4, failed=1), True),  # the test is in the list of differences
+        ("5/0/0/0", Result(passed=4, failed=1, unexpected=("test_x: 1 == 2",)), False),
+        ("5/0/0/0", Result(trouble=f"{NOT_COLLECTED}: no module x"), False),
+        (NOT_COLLECTED, Result(trouble=f"{NOT_COLLECTED}: no module x"), True),
+        (NOT_COLLECTED, Result(trouble="not done within 900 s"), False),
+    ],
+)
+def test_what_a_run_has_to_explain(here: str, result: Result, expected: bool) -> None:
+    assert is_explained(Listed("runtime/test_data", "A", "5/0/0", here), result) is expected
 
 
 def test_a_folder_without_deepspeed_s_tests_is_named(tmp_path: Path) -> None:
