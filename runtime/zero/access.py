@@ -111,13 +111,16 @@ class Access:
 
     # ---- 1: modules
 
-    def _call(self, unit: Unit, is_top: bool, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _call(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
         """A forward of the unit, where none is under way."""
+        original = forward.inner
         if is_top and self._residents.is_at(unit) and _is_ours(_top_hooks(True)):
             return self._call_next(unit, original, args, kwargs)
-        # A checkpoint counts what is saved when it computes again: there must be as many of our places as the first time.
+        # A checkpoint counts what is saved when it computes again: there must be as many of our places as the first time, when
+        # the module was called by itself, or inside a forward of its unit.
         is_part_of_checkpoint = in_backward() and not is_top
-        net = nullcontext() if is_part_of_checkpoint else self.saved_values()
+        forward.was_alone = forward.was_alone or not is_part_of_checkpoint
+        net = self.saved_values() if forward.was_alone else nullcontext()
         if self._last_output is not None and self._last_output[0] is not unit:
             self._watch_last_output()
         self._residents.enter(unit)
@@ -230,13 +233,17 @@ class _Forward:
         self._call = call
         self._unit = unit
         self.inner: Callable[..., Any] = module.forward  # or compiled
+        self.was_alone = False  # when it was called last, but for what a backward computes again
         self.__wrapped__: Callable[..., Any] = module.forward
         functools.update_wrapper(self, module.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or self._unit.num_forwards:
+        if torch.compiler.is_dynamo_compiling():
             return self.inner(*args, **kwargs)
-        return self._call(self.inner, args, kwargs)
+        if self._unit.num_forwards:
+            self.was_alone = self.was_alone and in_backward()
+            return self.inner(*args, **kwargs)
+        return self._call(self, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The forward of the copy, which is a plain module."""

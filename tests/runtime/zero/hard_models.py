@@ -215,6 +215,30 @@ class CheckpointOverSeveral(Model):
         return result
 
 
+class CheckpointOverParts(Model):
+    """What is computed again are modules of a container, which is never called itself; the last one once without that."""
+
+    options: dict[str, Any] = {"use_reentrant": False}  # noqa: RUF012
+
+    def make_block(self) -> nn.Module:
+        return nn.ModuleDict({"norm": nn.LayerNorm(WIDTH), "linear": nn.Linear(WIDTH, WIDTH)})
+
+    def run(self, block: nn.ModuleDict, x: Tensor) -> Tensor:
+        result: Tensor = torch.tanh(block["linear"](block["norm"](x)))
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        for block in self.blocks:
+            assert isinstance(block, nn.ModuleDict)
+            x = checkpoint(self.run, block, x, **self.options)
+        return self.run(block, x)
+
+
+class ReentrantOverParts(CheckpointOverParts):
+    options = {"use_reentrant": True}  # noqa: RUF012
+
+
 class ReentrantOverSeveral(CheckpointOverSeveral):
     options = {"use_reentrant": True}  # noqa: RUF012
 
@@ -425,6 +449,8 @@ KINDS: tuple[type[Model], ...] = (
     ReentrantAround,
     CheckpointInside,
     ReentrantInside,
+    CheckpointOverParts,
+    ReentrantOverParts,
     CheckpointOverSeveral,
     ReentrantOverSeveral,
     SelectiveCheckpoint,
