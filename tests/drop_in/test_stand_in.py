@@ -50,6 +50,11 @@ def test_it_is_the_same_each_time(moe: Any) -> None:
     assert issubclass(type("Mine", (moe,), {}), moe)
 
 
+def test_no_instance_is_made_past_the_call(moe: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"^deepspeed\.moe\.layer\.MoE is not in dslaunch"):
+        moe.__new__(moe)
+
+
 def test_it_can_be_sent_to_another_process(moe: Any) -> None:
     from deepspeed.moe.sharded_moe import TOPK_GATE_TIMER
 

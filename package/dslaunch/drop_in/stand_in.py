@@ -98,7 +98,12 @@ def stand_in(module: str, name: str, text: str) -> type:
     members: dict[str, Any] = {"__module__": module, "__qualname__": name, "__doc__": text}
     if name.endswith(("Error", "Exception")):
         return type(name, (Exception,), members)
-    members |= {"_text": text, "__class_getitem__": classmethod(_itself), "__init_subclass__": _any_keywords}
+    members |= {
+        "_text": text,
+        "__new__": _refusal("__new__"),
+        "__class_getitem__": classmethod(_itself),
+        "__init_subclass__": _any_keywords,
+    }
     return Constant(name, (), members) if name.isupper() else StandIn(name, (), members)
 
 
