@@ -48,6 +48,7 @@ REFUSALS = (
     "ConfigError",
     "NotImplementedError",
     "dslaunch does not",
+    "which DeepSpeed has, is not here",
 )
 
 

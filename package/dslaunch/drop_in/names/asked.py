@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .table import COMPRESSION, EXPERTS, KERNELS, LAUNCHING, MEASURING, Module, absent, mapped, works
+from .table import COMPRESSION, EXPERTS, INSIDE, KERNELS, LAUNCHING, MEASURING, Module, absent, mapped, works
 
 _BY_NAME = works("dslaunch.drop_in.attributes", "recursive_getattr recursive_setattr")
 _BUILDERS = mapped(
@@ -41,6 +41,16 @@ ASKED: tuple[Module, ...] = (
     ),
     absent("deepspeed.ops.op_builder.builder", KERNELS, _COMPILES, _BUILDERS),
     absent("deepspeed.ops.op_builder.cpu", KERNELS, _COMPILES, _BUILDERS),
+    absent(
+        "deepspeed.runtime.swap_tensor",
+        INSIDE,
+        "is a part of how DeepSpeed works inside",
+        mapped(
+            "dslaunch.drop_in.constants",
+            "MIN_SWAPPABLE_BYTES",
+            "DeepSpeed's number; what goes to a disk here may be smaller",
+        ),
+    ),
     absent(
         "deepspeed.utils.nvtx",
         MEASURING,
