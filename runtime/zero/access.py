@@ -112,10 +112,20 @@ class Access:
     # ---- 1: modules
 
     def _call(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
-        """A forward of the unit, where none is under way."""
-        original = forward.inner
-        if is_top and self._residents.is_at(unit) and _is_ours(_top_hooks(True)):
-            return self._call_next(unit, original, args, kwargs)
+        """A forward of the unit, where none is under way. If another one has just come to it, nothing comes, and nothing goes."""
+        if not (is_top and self._residents.is_at(unit) and _is_ours(_top_hooks(True))):
+            return self._call_first(unit, is_top, forward, args, kwargs)
+        unit.num_forwards += 1
+        try:
+            output = forward.inner(*args, **kwargs)
+        finally:
+            unit.num_forwards -= 1
+        if torch.is_grad_enabled() and unit is not self._root:
+            self._last_output = unit, output
+        return output
+
+    def _call_first(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
+        """A forward that comes to the unit."""
         # A checkpoint counts what is saved when it computes again: there must be as many of our places as the first time, when
         # the module was called by itself, or inside a forward of its unit.
         is_part_of_checkpoint = in_backward() and not is_top
@@ -126,7 +136,7 @@ class Access:
         self._residents.enter(unit)
         try:
             with net:
-                output = original(*args, **kwargs)
+                output = forward.inner(*args, **kwargs)
         except BaseException:
             self._last_output = None
             raise
@@ -140,17 +150,6 @@ class Access:
             self._residents.end_forward()
         return output
 
-    def _call_next(self, unit: Unit, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A forward of the unit to which another one has just come: nothing comes, and nothing goes."""
-        unit.num_forwards += 1
-        try:
-            output = original(*args, **kwargs)
-        finally:
-            unit.num_forwards -= 1
-        if torch.is_grad_enabled() and unit is not self._root:
-            self._last_output = unit, output
-        return output
-
     # ---- 2: outputs
 
     def _watch_last_output(self) -> None:
@@ -160,16 +159,13 @@ class Access:
         (unit, output), self._last_output = self._last_output, None
 
         def arrive(grad: Tensor) -> None:
-            self._hold_if_a_graph_is_made()
+            if torch.is_grad_enabled():
+                self._residents.hold_all()  # a graph is made
             self._residents.arrive(unit)
 
         for one in (output,) if isinstance(output, Tensor) else tree_leaves(output):
             if isinstance(one, Tensor) and one.grad_fn is not None:
                 one.register_hook(arrive)  # type: ignore[no-untyped-call]
-
-    def _hold_if_a_graph_is_made(self) -> None:
-        if torch.is_grad_enabled():
-            self._residents.hold_all()
 
     # ---- 3: saved values
 
@@ -210,7 +206,8 @@ class Access:
         return pack, unpack
 
     def _read(self, place: _Place) -> Tensor:
-        self._hold_if_a_graph_is_made()
+        if torch.is_grad_enabled():
+            self._residents.hold_all()  # a graph is made
         self._residents.need(place.unit)
         return place.part.values.flat.as_strided(place.size, place.stride, place.offset)
 

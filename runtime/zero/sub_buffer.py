@@ -95,6 +95,7 @@ class SubBuffer:
         )
         # of gradients, masters and states; of sharded parameters there may be fewer, and `kept` is one of those
         self.shard_index, self.num_shards = mesh.state_index, mesh.num_states
+        self._all_segments = self.layout.segments(self.shard_index, num_shards=self.num_shards)
         self.values = FlatBuffer(self.layout, dtype=dtype, device=device)
         self._placeholders: tuple[Placeholder, ...] = ()
         self.is_covered = False  # the parameters are placeholders
@@ -250,7 +251,7 @@ class SubBuffer:
     def segments(self) -> tuple[Segment, ...]:
         """Return this rank's runs of equal optimizer group, but for what the step leaves alone."""
         if not self.frozen and not self.missed:
-            return self.layout.segments(self.shard_index, num_shards=self.num_shards)
+            return self._all_segments
         return self.layout.segments_of(
             self.shard_index, num_shards=self.num_shards, frozen=self.frozen, missed=self.missed
         )
