@@ -60,7 +60,7 @@ class DirectBackward:
 
     def known_from(self, loss: Tensor) -> Tensor:
         """Return this loss, which has its factors; a backward that begins with it is known."""
-        if self._hooks:
+        if self._hooks and loss.requires_grad:  # else none begins with it
             reference = weakref.ref(self)
 
             def begin(_: Tensor) -> None:
