@@ -151,7 +151,9 @@ def local_site() -> Site:
 
 def num_slots() -> int:
     """How many workers each host gets: where there are GPUs, the launcher gives every worker its own."""
-    from dslaunch.launcher.devices import count_accelerators  # late, so that the first line comes at once
+    from dslaunch.launcher.node.devices import (
+        count_accelerators,  # late, so that the first line comes at once
+    )
 
     return min(NUM_SLOTS, count_accelerators() or NUM_SLOTS)
 

@@ -11,7 +11,7 @@ import threading
 
 import psutil
 
-from ..bootstrap import READ_LOADER
+from .bootstrap import READ_LOADER
 
 READ_BYTES = 1 << 18
 ERROR_TEXT_BYTES = 4096

@@ -29,12 +29,12 @@ from collections.abc import Sequence
 
 import psutil
 
-from ..bootstrap import READ_LOADER, node_python
 from ..errors import EXIT_HOST, LaunchError
-from ..hostfile import Host
+from ..inputs.hostfile import Host
+from ..job.plan import NodePlan
+from ..node.process_tree import die_with_parent
 from ..options.hosts import SshOptions
-from ..plan import NodePlan
-from ..process_tree import die_with_parent
+from .bootstrap import READ_LOADER, node_python
 
 READ_BYTES = 1 << 18
 CONNECT_TIMEOUT_S = 10.0  # for ssh, unless --connect_timeout says otherwise

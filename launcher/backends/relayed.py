@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..bootstrap import ANNOUNCED, WANTS_TEXT, relay_source, relay_text
-from ..channel import Channel, WayLost
 from ..errors import EXIT_HOST, LaunchError
-from ..frames import ProtocolError
-from ..mux import MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, Kind, Parcel, Unpacker, granted, pack, pack_grant
+from ..wire.frames import ProtocolError
+from ..wire.mux import MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, Kind, Parcel, Unpacker, granted, pack, pack_grant
+from .bootstrap import ANNOUNCED, WANTS_TEXT, relay_source, relay_text
+from .channel import Channel, WayLost
 
 HELD_BACK_S = 5.0  # at most, if the gateway itself lives on
 SILENT_S = 3.0  # after which a relay whose gateway was given up is lost; it gives a sign of life every second

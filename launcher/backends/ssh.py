@@ -10,12 +10,12 @@ import time
 
 import paramiko
 
-from ..bootstrap import remote_command
-from ..dial import Dial, dial
 from ..errors import EXIT_HOST, LaunchError
-from ..ssh_config import Target
-from .login import Dropped, SshFiles, log_in
-from .proxy import NOT_RUN, Proxy
+from .bootstrap import remote_command
+from .ssh_config import Target
+from .ssh_dial import Dial, dial
+from .ssh_login import Dropped, SshFiles, log_in
+from .ssh_proxy import NOT_RUN, Proxy
 
 READ_BYTES = 1 << 18
 FIRST_PAUSE_S = (

@@ -10,16 +10,16 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ..bootstrap import agent_python, relayed_command
-from ..channel import Channel
 from ..errors import EXIT_HOST, LaunchError
-from ..plan import NodePlan
-from ..ssh_config import Target
-from ..tree import Group, is_loopback
+from ..job.gateways import Group, is_loopback
+from ..job.plan import NodePlan
 from ..wording import count
-from .login import SshFiles
+from .bootstrap import agent_python, relayed_command
+from .channel import Channel
 from .relayed import Relay, RelayedChannel
 from .ssh import SshChannel, SshConnection
+from .ssh_config import Target
+from .ssh_login import SshFiles
 
 START_MARGIN_S = 20.0  # from a login to the first word of a Python: a login shell
 

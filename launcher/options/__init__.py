@@ -1,4 +1,4 @@
-"""What was asked for on the command line, checked for form only."""
+"""What was asked for on the command line, checked for form only. It may import inputs and what stands below it."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..binding import parse_ranges
 from ..errors import LaunchError
+from ..node.core_binding import parse_ranges
 
 
 class BindingOptions(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..environment import EnvEntry
+from ..inputs.env_file import EnvEntry
 
 VARIABLE = "DSLAUNCH_DROP_IN"  # each worker's Python reads it, see package/dslaunch/drop_in/__init__.py
 MODES = ("auto", "always", "never")

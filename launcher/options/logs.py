@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import click
 
 from ..errors import LaunchError
-from ..prefix import FIELDS, check_template
-from ..rank_set import parse_ranks
+from ..inputs.line_prefix import FIELDS, check_template
+from ..inputs.rank_set import parse_ranks
 
 
 class LogOptions(NamedTuple):

@@ -1,6 +1,6 @@
 """`python -m dslaunch` is the `dslaunch` command."""
 
-from .launcher.program import run
+from .launcher.command_line.main import run
 
 if __name__ == "__main__":
     run()

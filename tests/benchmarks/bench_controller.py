@@ -18,10 +18,13 @@ import threading
 import time
 from pathlib import Path
 
-from dslaunch.launcher.bootstrap import agent_source
-from dslaunch.launcher.console import Console
-from dslaunch.launcher.controller import Controller
-from dslaunch.launcher.frames import (
+from dslaunch.launcher.backends.bootstrap import agent_source
+from dslaunch.launcher.controller.controller import Controller
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import Selected
+from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.wire.frames import (
     MAGIC,
     Decoder,
     Done,
@@ -41,9 +44,6 @@ from dslaunch.launcher.frames import (
     Started,
     encode,
 )
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
-from dslaunch.launcher.selection import Selected
 
 RANKS_PER_HOST = 8
 LINES_PER_RANK = 20

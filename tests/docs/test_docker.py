@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import cli, run
-from dslaunch.launcher.hostfile import parse_hostfile
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.inputs.hostfile import parse_hostfile
 from dslaunch.launcher.options import Options
+from dslaunch.launcher.run import run_job
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide-docker.md").read_text()
 
@@ -29,7 +30,7 @@ def jobs() -> list[list[str]]:
 
 def options_of(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Options:
     taken: list[Options] = []
-    monkeypatch.setattr(run, "run", lambda options: taken.append(options) or 0)
+    monkeypatch.setattr(run_job, "run", lambda options: taken.append(options) or 0)
     with pytest.raises(SystemExit):
         cli.main(words)
     return taken[0]

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.report import BegunAttempt, report_of
-from dslaunch.launcher.verdict import HostFailure, LauncherFailure, OutputFailure, RankFailure, Verdict, judge
+from dslaunch.launcher.job.verdict import (
+    HostFailure,
+    LauncherFailure,
+    OutputFailure,
+    RankFailure,
+    Verdict,
+    judge,
+)
+from dslaunch.launcher.output.job_report import BegunAttempt, report_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GUIDE = (CHECKOUT / "docs" / "guide-failures.md").read_text()

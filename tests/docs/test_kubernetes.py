@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from dslaunch.launcher import cli, planning, pool, run
-from dslaunch.launcher.hostfile import parse_hostfile
-from dslaunch.launcher.node_rank import find_node_rank
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.inputs.hostfile import parse_hostfile
 from dslaunch.launcher.options import Options
+from dslaunch.launcher.rendezvous.node_rank import find_node_rank
+from dslaunch.launcher.run import host_pool, make_plan, run_job
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide-kubernetes.md"
 
@@ -31,7 +32,7 @@ def options(manifest: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Option
     words = [str(word) for word in [*container["command"], *container["args"]]]
     assert words.pop(0) == "dslaunch"
     taken: list[Options] = []
-    monkeypatch.setattr(run, "run", lambda options: taken.append(options) or 0)
+    monkeypatch.setattr(run_job, "run", lambda options: taken.append(options) or 0)
     with pytest.raises(SystemExit):
         cli.main(words)
     return taken[0]
@@ -48,14 +49,14 @@ def test_the_command_is_one_of_dslaunch(manifest: dict[str, Any], options: Optio
     assert (options.program, options.arguments[0]) == ("train.py", "--deepspeed")
     assert options.kill_grace_s < pod["terminationGracePeriodSeconds"]
     assert options.hostfile is None
-    assert container_of(manifest)["volumeMounts"][0]["mountPath"] == str(pool.DEFAULT_HOSTFILE.parent)
+    assert container_of(manifest)["volumeMounts"][0]["mountPath"] == str(host_pool.DEFAULT_HOSTFILE.parent)
 
 
 def test_there_is_a_line_of_the_hostfile_for_each_pod_and_a_gpu_for_each_slot(
     manifest: dict[str, Any],
 ) -> None:
     job = manifest["Job"]["spec"]
-    hosts = parse_hostfile(manifest["ConfigMap"]["data"][pool.DEFAULT_HOSTFILE.name], source="manifest")
+    hosts = parse_hostfile(manifest["ConfigMap"]["data"][host_pool.DEFAULT_HOSTFILE.name], source="manifest")
     names = [host.name for host in hosts]
     assert names == [f"{manifest['Job']['metadata']['name']}-{place}" for place in range(job["completions"])]
     assert job["completions"] == job["parallelism"]
@@ -76,4 +77,4 @@ def test_node_0_is_found_by_its_name_and_its_ports_are_open(
     assert manifest["Job"]["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert options.master_addr == f"{job_name}-0.{service['metadata']['name']}"
     ports = [one["containerPort"] for one in container_of(manifest)["ports"]]
-    assert ports == [planning.DEFAULT_PORT, planning.DEFAULT_PORT + 1]
+    assert ports == [make_plan.DEFAULT_PORT, make_plan.DEFAULT_PORT + 1]

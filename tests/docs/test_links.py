@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dslaunch.launcher.cli import COMMANDS, dslaunch
+from dslaunch.launcher.command_line.cli import COMMANDS, dslaunch
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NEVER_OURS = {".git", ".venv", "build", "dist", "node_modules", "demo-out", ".pytest_cache"}

@@ -20,7 +20,7 @@ _LIMITED_BY_AN_ARGUMENT = ("wait", "join", "acquire", "communicate", "result", "
 _LIMITED_ELSEWHERE = ("accept", "recv", "recvfrom", "recvmsg", "recv_into", "getaddrinfo")
 _READS = ("read", "readline", "readlines")
 # One that was opened by its name is a regular file or one of /proc; the others are modules and readers of ours.
-_READ_AT_ONCE = ("file", "json_text", "part", "first", "second")
+_READ_AT_ONCE = ("file", "fast_json", "part", "first", "second")
 _CHILDREN = ("run", "call", "check_call", "check_output")
 
 

@@ -6,8 +6,8 @@ import queue
 import time
 from collections.abc import Callable
 
-from dslaunch.launcher.bootstrap import agent_source
-from dslaunch.launcher.frames import (
+from dslaunch.launcher.backends.bootstrap import agent_source
+from dslaunch.launcher.wire.frames import (
     MAGIC,
     Decoder,
     Done,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import stat
 
-from dslaunch.launcher import logs
-from dslaunch.launcher.program import run
+from dslaunch.launcher.command_line.main import run
+from dslaunch.launcher.output import log_files
 
-_open_plain = logs.open_plain
+_open_plain = log_files.open_plain
 
 
 def _open(path: str, flags: int, mode: int = 0o600) -> int:
@@ -22,5 +22,5 @@ def _open(path: str, flags: int, mode: int = 0o600) -> int:
 
 
 if __name__ == "__main__":
-    logs.open_plain = _open
+    log_files.open_plain = _open
     run()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.admission import Refusal, refusal_of
-from dslaunch.launcher.news import PROTOCOL, Identity
+from dslaunch.launcher.rendezvous.admission import Refusal, refusal_of
+from dslaunch.launcher.rendezvous.messages import PROTOCOL, Identity
 
 MINE = Identity(
     job_id="", token="", names=("a", "b", "c"), hosts="3 hosts", hosts_digest="h", program_digest="p"

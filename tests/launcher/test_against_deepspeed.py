@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 import pytest
 
-from dslaunch.launcher import cli, planning, pool, run
-from dslaunch.launcher.console import Console
+from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.options import Options
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.run import host_pool, make_plan, run_job
 
 pytestmark = pytest.mark.slow
 
@@ -385,19 +386,19 @@ def theirs(cases: list[Case], tmp_path: Path) -> list[Answer]:
 
 def ours(case: Case, path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Our answer, from the same words to the plan."""
-    monkeypatch.setattr(pool, "DEFAULT_HOSTFILE", path.parent / "nowhere")
-    monkeypatch.setattr(pool, "count_accelerators", lambda: case.num_devices)
+    monkeypatch.setattr(host_pool, "DEFAULT_HOSTFILE", path.parent / "nowhere")
+    monkeypatch.setattr(host_pool, "count_accelerators", lambda: case.num_devices)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if case.visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", case.visible)
     taken: list[Options] = []
-    monkeypatch.setattr(run, "run", lambda options: taken.append(options) or 0)
+    monkeypatch.setattr(run_job, "run", lambda options: taken.append(options) or 0)
     with pytest.raises(SystemExit) as ended:
         cli.main(case.words(str(path)))
     assert ended.value.code == 0
     console = Console(log_level="critical", err=io.BytesIO())
     try:
-        attempt = planning.choose_attempt(taken[0], console)
+        attempt = make_plan.choose_attempt(taken[0], console)
     except LaunchError as error:
         return f"LaunchError: {error}"
     return [(one.host.name, list(one.devices)) for one in attempt.hosts]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dslaunch.launcher.auto_slots import with_known_slots
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
-from dslaunch.launcher.frames import Hello
-from dslaunch.launcher.host import Host
+from dslaunch.launcher.fleet.auto_slots import with_known_slots
+from dslaunch.launcher.inputs.host import Host
+from dslaunch.launcher.wire.frames import Hello
 
 KNOWN = Host(name="known", slots=2)
 AUTO = Host(name="auto", slots=None, user="ada", cwd="/data")

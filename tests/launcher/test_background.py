@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dslaunch.launcher.background import in_background
-from dslaunch.launcher.frames import Frame, Pong, Problem
-from dslaunch.launcher.lean import Selector
+from dslaunch.launcher.node.background import in_background
+from dslaunch.launcher.node.lean_stdlib import Selector
+from dslaunch.launcher.wire.frames import Frame, Pong, Problem
 
 TIMEOUT_S = 20.0
 

@@ -7,9 +7,9 @@ import click
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher import cli
-from dslaunch.launcher.binding import Core, format_ranges, parse_ranges, read_cores, share_cores
+from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.node.core_binding import Core, format_ranges, parse_ranges, read_cores, share_cores
 from dslaunch.launcher.options import read_parts
 from dslaunch.launcher.options.binding import BindingOptions
 from tests.lab import Lab

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher import check
-from dslaunch.launcher.channel import Channel
-from dslaunch.launcher.check import Check, CheckSettings, wall_minus_monotonic
-from dslaunch.launcher.console import Console
+from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.facts import ClusterFacts, HostFacts
-from dslaunch.launcher.fleet import Fleet
-from dslaunch.launcher.frames import (
+from dslaunch.launcher.fleet import check
+from dslaunch.launcher.fleet.check import Check, CheckSettings, wall_minus_monotonic
+from dslaunch.launcher.fleet.check_facts import ClusterFacts, HostFacts
+from dslaunch.launcher.fleet.fleet import Fleet
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.job.plan import NodePlan
+from dslaunch.launcher.node.inspection import answer
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.wire.frames import (
     MAGIC,
     Decoder,
     Facts,
@@ -34,9 +37,6 @@ from dslaunch.launcher.frames import (
     Reached,
     encode,
 )
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.inspection import answer
-from dslaunch.launcher.plan import NodePlan
 
 TIMEOUT_S = 30.0
 Change = Callable[[Frame], list[Frame | bytes] | None]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.check_report import Report, as_dict, as_text, judge
-from dslaunch.launcher.facts import ClusterFacts, HostFacts
+from dslaunch.launcher.fleet.check_facts import ClusterFacts, HostFacts
+from dslaunch.launcher.fleet.check_report import Report, as_dict, as_text, judge
 
 GOLDEN = Path(__file__).parent / "golden"
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.launcher import cli, runtime_program
+from dslaunch.launcher.command_line import cli, runtime_program
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.runtime.checkpoint import command, difference
 from dslaunch.runtime.checkpoint.output_plan import size_text

@@ -12,12 +12,13 @@ import click
 import pytest
 
 from dslaunch import __version__
-from dslaunch.launcher import cli, planning, pool, run
+from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.options.backend import BackendOptions
 from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
+from dslaunch.launcher.run import host_pool, make_plan, run_job
 
 GOLDEN = Path(__file__).parent / "golden"
 Parse = Callable[..., Options]
@@ -102,7 +103,7 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Parse:
 
     def parsed(*words: str) -> Options:
         taken: list[Options] = []
-        monkeypatch.setattr(run, "run", lambda options: taken.append(options) or 0)
+        monkeypatch.setattr(run_job, "run", lambda options: taken.append(options) or 0)
         with pytest.raises(SystemExit) as ended:
             cli.main(list(words))
         assert ended.value.code == 0
@@ -116,7 +117,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """What a command line with a mistake in it prints: one line, and exit code 2."""
 
     def failed(*words: str) -> str:
-        monkeypatch.setattr(run, "run", lambda options: pytest.fail(f"accepted: {options}"))
+        monkeypatch.setattr(run_job, "run", lambda options: pytest.fail(f"accepted: {options}"))
         with pytest.raises(SystemExit) as ended:
             cli.main(list(words))
         printed = capsys.readouterr()
@@ -369,7 +370,7 @@ def test_a_launch_error_is_one_line_and_its_exit_code(
     def refuse(options: Options) -> int:
         raise error
 
-    monkeypatch.setattr(run, "run", refuse)
+    monkeypatch.setattr(run_job, "run", refuse)
     with pytest.raises(SystemExit) as ended:
         cli.main(["t.py"])
     assert ended.value.code == code
@@ -390,7 +391,7 @@ def test_with_log_level_debug_the_traceback_is_shown(
     def refuse(options: Options) -> int:
         raise LaunchError("bad")
 
-    monkeypatch.setattr(run, "run", refuse)
+    monkeypatch.setattr(run_job, "run", refuse)
     with pytest.raises(SystemExit) as ended:
         cli.main([*words, "t.py"])
     assert ended.value.code == 2
@@ -405,7 +406,7 @@ def test_a_script_s_own_log_level_is_not_ours(
     def refuse(options: Options) -> int:
         raise LaunchError("bad")
 
-    monkeypatch.setattr(run, "run", refuse)
+    monkeypatch.setattr(run_job, "run", refuse)
     with pytest.raises(SystemExit) as ended:
         cli.main(["t.py", "--log_level=debug"])
     assert ended.value.code == 2
@@ -413,7 +414,7 @@ def test_a_script_s_own_log_level_is_not_ours(
 
 
 def test_the_exit_code_is_what_the_job_ended_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "run", lambda options: 139)
+    monkeypatch.setattr(run_job, "run", lambda options: 139)
     with pytest.raises(SystemExit) as ended:
         cli.main(["t.py"])
     assert ended.value.code == 139
@@ -483,15 +484,15 @@ def test_a_dry_run_prints_what_would_run_where(
     (tmp_path / "hosts").write_text("node1 slots=4\nada@node2 slots=2 port=2222\n")
     (tmp_path / "many").write_text("".join(f"node{number} slots=1\n" for number in range(1, 6)))
     (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\nPATH=/opt/bin:$PATH\nMY_TOKEN=secret\n")
-    for variable in [*planning.os.environ]:
-        if variable.startswith(planning.environment.EXPORTED_PREFIXES) or variable in ("DS_ENV_FILE",):
+    for variable in [*make_plan.os.environ]:
+        if variable.startswith(make_plan.env_file.EXPORTED_PREFIXES) or variable in ("DS_ENV_FILE",):
             monkeypatch.delenv(variable)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5 0")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(pool.socket, "gethostname", lambda: "NODE1.example.com")
-    monkeypatch.setattr(planning.sys, "executable", "/opt/py/bin/python")
-    monkeypatch.setattr(pool, "count_accelerators", lambda: 0)
+    monkeypatch.setattr(host_pool.socket, "gethostname", lambda: "NODE1.example.com")
+    monkeypatch.setattr(make_plan.sys, "executable", "/opt/py/bin/python")
+    monkeypatch.setattr(host_pool, "count_accelerators", lambda: 0)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         cli.main(["--dry_run", *DRY_RUNS[name]])
@@ -527,7 +528,7 @@ def test_short_options_and_help_look_for_no_translation(tmp_path: Path) -> None:
     """click does, for the error that it makes of each short option and for the text of --help: 4 ms of every start."""
     (tmp_path / "hosts").write_text("localhost slots=1\n")
     program = (
-        "import sys; from dslaunch.launcher.cli import main\n"
+        "import sys; from dslaunch.launcher.command_line.cli import main\n"
         "try: main(['-q', '-H', 'hosts', '--dry_run', '--no_python', 'true'])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "print(sorted({'locale', 'difflib'} & sys.modules.keys()))\n"
@@ -574,7 +575,7 @@ def test_a_script_that_is_called_almost_like_a_command_is_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chekc").touch()
-    monkeypatch.setattr(run, "run", lambda options: 0)
+    monkeypatch.setattr(run_job, "run", lambda options: 0)
     with pytest.raises(SystemExit) as ended:
         cli.main(["chekc"])
     assert ended.value.code == 0, capsys.readouterr().err

@@ -7,7 +7,7 @@ from importlib import import_module
 import click
 import pytest
 
-from dslaunch.launcher import cli
+from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
 
 
@@ -19,7 +19,7 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
         cli.main([name, "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command
+    command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher.command_line").command
     options = [one for one in command.params if isinstance(one, click.Option)]
     assert all(one.help for one in options)
     assert all(f"  {', '.join(one.opts)}" in text for one in options)
@@ -31,7 +31,7 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
     "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint", "drop-in", "completion"})
 )  # one asks a job that has its hosts, the others are about this machine
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
-    command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher").command
+    command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher.command_line").command
     assert set(command.params) >= {*CHOICE_OPTIONS, *SSH_OPTIONS}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import cli
+from dslaunch.launcher.command_line import cli
 
 DSLAUNCH = Path(sys.executable).with_name("dslaunch")
 PATH = f"{DSLAUNCH.parent}:{os.environ['PATH']}"

@@ -14,13 +14,13 @@ from typing import IO
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher import console as console_module
-from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.frames import text_of
+from dslaunch.launcher.inputs.line_prefix import Origin
+from dslaunch.launcher.job.verdict import HostFailure, RankFailure, Verdict
 from dslaunch.launcher.options.logs import LogOptions
-from dslaunch.launcher.prefix import Origin
-from dslaunch.launcher.verdict import HostFailure, RankFailure, Verdict
+from dslaunch.launcher.output import console as console_module
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.wire.frames import text_of
 from dslaunch.launcher.wording import shown_time
 
 ORIGINS = (

@@ -11,12 +11,16 @@ import time
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher import controller, roster
-from dslaunch.launcher.channel import Channel
-from dslaunch.launcher.console import Console
-from dslaunch.launcher.controller import Controller
+from dslaunch.launcher.backends.channel import Channel
+from dslaunch.launcher.controller import controller, roster
+from dslaunch.launcher.controller.controller import Controller
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.frames import (
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import Selected
+from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
+from dslaunch.launcher.job.verdict import HostFailure, RankFailure, Verdict
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.wire.frames import (
     MAGIC,
     Done,
     Exited,
@@ -37,10 +41,6 @@ from dslaunch.launcher.frames import (
     Started,
     Stop,
 )
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
-from dslaunch.launcher.selection import Selected
-from dslaunch.launcher.verdict import HostFailure, RankFailure, Verdict
 from tests.launcher.memory_host import Change, MemoryHost
 
 WITHIN_S = 20.0  # every job here ends in well below a second on an idle machine

@@ -14,10 +14,10 @@ from typing import TypeVar
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher import connections, coordinator as module
-from dslaunch.launcher.console import Console
-from dslaunch.launcher.coordinator import Coordinator
-from dslaunch.launcher.news import (
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.rendezvous import connections, coordinator as module
+from dslaunch.launcher.rendezvous.coordinator import Coordinator
+from dslaunch.launcher.rendezvous.messages import (
     Beat,
     Challenge,
     End,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.devices import count_accelerators
+from dslaunch.launcher.node.devices import count_accelerators
 
 
 def machine(

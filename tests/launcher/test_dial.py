@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.dial import Dial, EarlyDials, PromptSocket, dial
+from dslaunch.launcher.backends.ssh_config import Target
+from dslaunch.launcher.backends.ssh_dial import Dial, EarlyDials, PromptSocket, dial
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
-from dslaunch.launcher.ssh_config import Target
 
 DEADLINE_S = 20.0
 

@@ -12,9 +12,9 @@ from fcntl import ioctl
 
 import pytest
 
-from dslaunch.launcher.console import Console
-from dslaunch.launcher.display import ERASE, describe_hosts, shown
-from dslaunch.launcher.prefix import Origin
+from dslaunch.launcher.inputs.line_prefix import Origin
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.output.status_line import ERASE, describe_hosts, shown
 
 
 @pytest.mark.parametrize(

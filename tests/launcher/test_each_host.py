@@ -7,11 +7,15 @@ import sys
 
 import pytest
 
-from dslaunch.launcher.channel import Channel
-from dslaunch.launcher.console import Console
-from dslaunch.launcher.each_host import EachHost, Ended, describe_failures
+from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.frames import (
+from dslaunch.launcher.fleet.each_host import EachHost, Ended, describe_failures
+from dslaunch.launcher.fleet.host_output import HostOutput
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import Selected
+from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.wire.frames import (
     MAGIC,
     Done,
     Exited,
@@ -23,10 +27,6 @@ from dslaunch.launcher.frames import (
     Start,
     Started,
 )
-from dslaunch.launcher.host_output import HostOutput
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
-from dslaunch.launcher.selection import Selected
 from tests.launcher.memory_host import Change, MemoryHost
 
 

@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from dslaunch.launcher.ending import LEFT_OVER_GRACE_S, Ending
-from dslaunch.launcher.process_tree import descendants, kill_descendants
-from dslaunch.launcher.worker_group import WorkerGroup
+from dslaunch.launcher.node.ending import LEFT_OVER_GRACE_S, Ending
+from dslaunch.launcher.node.process_tree import descendants, kill_descendants
+from dslaunch.launcher.node.worker_group import WorkerGroup
 
 TIMEOUT_S = 20.0
 STUBBORN = "trap '' TERM; echo ready; sleep 600 & wait; wait"

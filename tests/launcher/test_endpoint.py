@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.launcher.endpoint import is_for_others, master_address
+from dslaunch.launcher.job.master_address import is_for_others, master_address
 
 
 @pytest.mark.parametrize(

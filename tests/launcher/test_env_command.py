@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import cli, environment, pool
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.inputs import env_file
+from dslaunch.launcher.run import host_pool
 
 GOLDEN = Path(__file__).parent / "golden"
 Env = Callable[..., str]
@@ -28,13 +30,13 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         "NCCL_DEBUG=INFO\nPATH=/opt/bin:$PATH\nPATH=/more:$PATH\nMY_TOKEN=secret\nCOPY=$MY_TOKEN\nRANK=9\n"
     )
     for variable in [*os.environ]:
-        if variable.startswith(environment.EXPORTED_PREFIXES) or variable == "DS_ENV_FILE":
+        if variable.startswith(env_file.EXPORTED_PREFIXES) or variable == "DS_ENV_FILE":
             monkeypatch.delenv(variable)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5 0")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(pool, "count_accelerators", lambda: 0)
+    monkeypatch.setattr(host_pool, "count_accelerators", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
     def shown(*words: str, exit_code: int = 0) -> str:

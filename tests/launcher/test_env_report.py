@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher import cli, env_report
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.fleet import env_report
 
 NO_GPU: dict[str, Any] = {"driver": "", "names": [], "num": 0}
 A_GPU = {"driver": "550.54", "names": ["H100"], "num": 1}

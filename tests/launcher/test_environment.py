@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.environment import EnvEntry, expand, exported, parse_env_file
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
+from dslaunch.launcher.inputs.env_file import EnvEntry, expand, exported, parse_env_file
 
 ROOT = Path(__file__).parents[2]
 NODE = {"HOME": "/root", "A": "1", "B_2": "two words", "Q": "it's"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, strategies as st
 
-from dslaunch.launcher.evidence import (
+from dslaunch.launcher.node.evidence import (
     MAX_LINE_BYTES,
     MemoryWatch,
     Tail,

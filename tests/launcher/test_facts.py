@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.facts import MAX_TEXT, SHAPES, clean, read_answer
-from dslaunch.launcher.inspection import QUESTIONS, answer
+from dslaunch.launcher.fleet.check_facts import MAX_TEXT, SHAPES, clean, read_answer
+from dslaunch.launcher.node.inspection import QUESTIONS, answer
 
 DISK = {"problem": "", "size_bytes": 7, "free_bytes": 5}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.launcher import failure_log
-from dslaunch.launcher.failure_log import FailureLog
-from dslaunch.launcher.news import Failed
+from dslaunch.launcher.rendezvous import failure_log
+from dslaunch.launcher.rendezvous.failure_log import FailureLog
+from dslaunch.launcher.rendezvous.messages import Failed
 
 
 def rank_failed(rank: int) -> Failed:

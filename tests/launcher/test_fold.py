@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.fold import MAX_UNWRITTEN_BYTES, MAX_WAITING_BYTES, WINDOW_S, Fold, Folded, Folding
+from dslaunch.launcher.output.line_folding import (
+    MAX_UNWRITTEN_BYTES,
+    MAX_WAITING_BYTES,
+    WINDOW_S,
+    Fold,
+    Folded,
+    Folding,
+)
 
 LONG = 100.0  # seconds, after which everything is due
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.check_report import as_text, judge
-from dslaunch.launcher.cli import main
-from dslaunch.launcher.console import Console
+from dslaunch.launcher.command_line.cli import main
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.frames import (
+from dslaunch.launcher.fleet.check_report import as_text, judge
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.rendezvous.messages import Failed, NewsDecoder, encode_news
+from dslaunch.launcher.wire.frames import (
     MAGIC,
     Exited,
     Hello,
@@ -23,7 +24,6 @@ from dslaunch.launcher.frames import (
     Start,
     Started,
 )
-from dslaunch.launcher.news import Failed, NewsDecoder, encode_news
 from dslaunch.launcher.wording import MAX_TEXT, cleaned
 from tests.launcher import test_controller, test_each_host
 from tests.launcher.memory_host import Change, MemoryHost
@@ -121,12 +121,12 @@ def test_a_check_shows_it_cleaned(host: FakeHost | Exception) -> None:
 def test_an_error_that_ends_the_command_is_cleaned(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from dslaunch.launcher import run
+    from dslaunch.launcher.run import run_job
 
     def refuse(*given: Any) -> int:
         raise LaunchError(f"slots=auto: node1: {HOSTILE}")
 
-    monkeypatch.setattr(run, "run", refuse)
+    monkeypatch.setattr(run_job, "run", refuse)
     with pytest.raises(SystemExit):
         main(["train.py"])
     assert_harmless(capfd.readouterr().err)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher import frames
-from dslaunch.launcher.frames import (
+from dslaunch.launcher.wire import frames
+from dslaunch.launcher.wire.fast_tuple import Record
+from dslaunch.launcher.wire.frames import (
     MAX_FRAME_BYTES,
     AskStacks,
     Decoder,
@@ -40,7 +41,6 @@ from dslaunch.launcher.frames import (
     encode,
     text_of,
 )
-from dslaunch.launcher.record import Record
 
 any_text = st.binary(max_size=60).map(text_of)  # what the protocol carries: bytes, standing as text
 numbers = st.integers(min_value=-(2**63), max_value=2**63)

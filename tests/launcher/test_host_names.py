@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.host_names import folded
-from dslaunch.launcher.host_range import expand
+from dslaunch.launcher.inputs.host_list import folded
+from dslaunch.launcher.inputs.host_range import expand
 
 
 @pytest.mark.parametrize(

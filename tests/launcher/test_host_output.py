@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dslaunch.launcher import host_output
-from dslaunch.launcher.frames import text_of
-from dslaunch.launcher.host_output import HostOutput
+from dslaunch.launcher.fleet import host_output
+from dslaunch.launcher.fleet.host_output import HostOutput
+from dslaunch.launcher.wire.frames import text_of
 
 NAMES = ["node1", "node2", "node3", "gpu"]
 

@@ -7,13 +7,13 @@ import click
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher.cli import dslaunch
-from dslaunch.launcher.environment import EnvEntry
+from dslaunch.launcher.command_line.cli import dslaunch
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
-from dslaunch.launcher.host_range import RangeMistake, expand
-from dslaunch.launcher.hostfile import Host, host_key, parse_hostfile, read_hostfile
-from dslaunch.launcher.hostfile_yaml import parse_yaml_hostfile
-from dslaunch.launcher.profile import parse_profile
+from dslaunch.launcher.inputs.env_file import EnvEntry
+from dslaunch.launcher.inputs.host_range import RangeMistake, expand
+from dslaunch.launcher.inputs.hostfile import Host, host_key, parse_hostfile, read_hostfile
+from dslaunch.launcher.inputs.hostfile_yaml import parse_yaml_hostfile
+from dslaunch.launcher.inputs.profile import parse_profile
 
 ROOT = Path(__file__).parents[2]
 

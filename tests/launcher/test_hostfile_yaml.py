@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher.environment import EnvEntry
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
-from dslaunch.launcher.hostfile import Host, host_key, parse_hostfile, read_hostfile
-from dslaunch.launcher.hostfile_yaml import parse_yaml_hostfile
+from dslaunch.launcher.inputs.env_file import EnvEntry
+from dslaunch.launcher.inputs.hostfile import Host, host_key, parse_hostfile, read_hostfile
+from dslaunch.launcher.inputs.hostfile_yaml import parse_yaml_hostfile
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import frames, mux
-from dslaunch.launcher.bootstrap import (
+from dslaunch.launcher.backends import bootstrap
+from dslaunch.launcher.backends.bootstrap import (
     READ_LOADER,
     WANTS_TEXT,
     agent_source,
@@ -22,6 +22,7 @@ from dslaunch.launcher.bootstrap import (
     relay_source,
     relay_text,
 )
+from dslaunch.launcher.wire import frames, mux
 
 HEAVY = ("torch", "numpy", "paramiko", "cryptography", "pydantic", "hjson", "multiprocessing", "asyncio")
 OURS = ("dslaunch.runtime", "dslaunch.kernels")
@@ -48,7 +49,7 @@ def loaded_by(program: str, folder: Path) -> set[str]:
 
 def command(*words: str) -> str:
     """A program that gives these words to the command line."""
-    return f"from dslaunch.launcher.cli import main\ntry: main({list(words)!r})\nexcept SystemExit as end: assert not end.code"
+    return f"from dslaunch.launcher.command_line.cli import main\ntry: main({list(words)!r})\nexcept SystemExit as end: assert not end.code"
 
 
 def test_importing_dslaunch_loads_nothing_but_the_facade(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_importing_dslaunch_loads_nothing_but_the_facade(tmp_path: Path) -> None
 @pytest.mark.parametrize("word", ["--help", "--version"])
 def test_help_and_version_do_not_load_what_a_job_needs(word: str, tmp_path: Path) -> None:
     modules = loaded_by(command(word), tmp_path)
-    assert not modules & {*HEAVY, *OURS, "dslaunch.launcher.run", "psutil", "json"}
+    assert not modules & {*HEAVY, *OURS, "dslaunch.launcher.run.run_job", "psutil", "json"}
 
 
 @pytest.mark.slow
@@ -145,23 +146,42 @@ def test_a_host_with_the_same_python_compiles_nothing_and_another_one_asks_for_t
     assert run_agent(other + text).stdout.startswith(WANTS_TEXT + magic)
 
 
-@pytest.mark.parametrize(("name", "sent"), [("agent", agent_text()), ("relay", relay_text())])
+@pytest.mark.parametrize(
+    ("name", "sent"), [("node.agent", agent_text()), ("node.gateway_relay", relay_text())]
+)
 def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name: str, sent: bytes) -> None:
     """It runs on whatever Python a node has, so what it imports is asked of the sources that are sent there."""
     sources = sources_in(sent)
     assert name in sources
-    for source in sources.values():
+    for name_of, source in sources.items():
         tree = ast.parse(source, feature_version=(3, 8))
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 assert {one.name.partition(".")[0] for one in node.names} <= sys.stdlib_module_names
             elif isinstance(node, ast.ImportFrom):
-                own, outer = sources.keys(), sys.stdlib_module_names
-                named = [node.module.partition(".")[0]] if node.module else [one.name for one in node.names]
-                assert set(named) <= set(own if node.level else outer)
+                if not node.level:
+                    assert node.module
+                    assert node.module.partition(".")[0] in sys.stdlib_module_names
+                    continue
+                folder = name_of.partition(".")[0] if node.level == 1 else ""
+                base = ".".join(word for word in (folder, node.module) if word)
+                named = {base} if base in sources else {f"{base}.{one.name}" for one in node.names}
+                assert named <= sources.keys()
+
+
+def test_what_travels_is_two_folders_whole() -> None:
+    """A module that is put into one of the folders is on every node, and needs no entry anywhere."""
+    travels = sources_in(agent_text()).keys() | sources_in(relay_text()).keys() | {"node.worker_shim"}
+    launcher = Path(bootstrap.__file__).parents[1]
+    there = {
+        f"{folder}.{path.stem}" for folder in ("node", "wire") for path in (launcher / folder).glob("*.py")
+    }
+    assert travels == there - {"node.__init__", "wire.__init__"}
 
 
 @pytest.mark.slow
 def test_to_try_an_address_loads_neither_socket_nor_international_names(tmp_path: Path) -> None:
-    program = "from dslaunch.launcher.reach import try_addresses; try_addresses(['127.0.0.1'], 1, '', 0.1)"
+    program = (
+        "from dslaunch.launcher.node.reach import try_addresses; try_addresses(['127.0.0.1'], 1, '', 0.1)"
+    )
     assert not loaded_by(program, tmp_path) & {"socket", "encodings.idna", "stringprep"}

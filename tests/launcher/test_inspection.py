@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.inspection import answer
+from dslaunch.launcher.node.inspection import answer
 
 PROGRAM_S = 20.0
 

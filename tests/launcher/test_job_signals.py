@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslaunch.launcher import job_signals
+from dslaunch.launcher.controller import job_signals
 from tests.lab import Lab
 from tests.launcher.command import Command
 from tests.launcher.local_job import WORKER, Job, poll

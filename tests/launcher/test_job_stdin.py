@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import Selected
+from dslaunch.launcher.job.plan import NodePlan, plan_nodes, plan_program
 from dslaunch.launcher.options import Options
 from dslaunch.launcher.options.process import ProcessOptions
-from dslaunch.launcher.plan import NodePlan, plan_nodes, plan_program
-from dslaunch.launcher.planning import with_stdin
-from dslaunch.launcher.selection import Selected
+from dslaunch.launcher.run.make_plan import with_stdin
 from tests.launcher.local_job import Job
 
 READ_ALL = "import os, sys\nprint(os.environ['RANK'], 'read', sys.stdin.read().split(), flush=True)\n"

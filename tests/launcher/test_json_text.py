@@ -1,4 +1,4 @@
-"""JSON as `json` writes and reads it, both ways that json_text.py knows."""
+"""JSON as `json` writes and reads it, both ways that fast_json.py knows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher import json_text
+from dslaunch.launcher.wire import fast_json
 
-WAYS = [json_text._fast(), json_text._slow()]
+WAYS = [fast_json._fast(), fast_json._slow()]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -21,7 +21,7 @@ VALUES = st.recursive(
 
 
 def test_the_fast_way_works_on_this_python() -> None:
-    assert json_text.read.__qualname__.startswith("_fast")
+    assert fast_json.read.__qualname__.startswith("_fast")
 
 
 @given(VALUES)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.lean import Selector, name_of_signal
+from dslaunch.launcher.node.lean_stdlib import Selector, name_of_signal
 
-LEAN: Any = import_module("dslaunch.launcher.lean")
+LEAN: Any = import_module("dslaunch.launcher.node.lean_stdlib")
 
 
 @pytest.mark.parametrize(

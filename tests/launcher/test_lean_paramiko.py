@@ -9,7 +9,7 @@ import pytest
 
 LOAD = """
 import sys
-from dslaunch.launcher.lean_paramiko import lean_paramiko
+from dslaunch.launcher.backends.lean_paramiko import lean_paramiko
 with lean_paramiko():
     import paramiko
 loaded = {"importlib.metadata", "email.message", "invoke"} & sys.modules.keys()
@@ -43,7 +43,7 @@ def test_paramiko_knows_its_version_all_the_same() -> None:
 def test_who_asks_for_more_than_that_version_meanwhile_gets_the_real_answer(wanted: str) -> None:
     ask = f"from importlib import metadata; answer = {wanted}"
     program = f"""
-from dslaunch.launcher.lean_paramiko import lean_paramiko
+from dslaunch.launcher.backends.lean_paramiko import lean_paramiko
 with lean_paramiko():
     {ask}
 was = answer

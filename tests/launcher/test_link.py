@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from dslaunch.launcher.channel import Channel
-from dslaunch.launcher.frames import MAGIC, Done, Exited, Frame, Output, Pong, encode
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.link import MAX_OUTPUTS_IN_FLIGHT, Link, LinkEnd
-from dslaunch.launcher.plan import NodePlan
+from dslaunch.launcher.backends.channel import Channel
+from dslaunch.launcher.controller.link import MAX_OUTPUTS_IN_FLIGHT, Link, LinkEnd
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.job.plan import NodePlan
+from dslaunch.launcher.wire.frames import MAGIC, Done, Exited, Frame, Output, Pong, encode
 
 TIMEOUT_S = 20.0
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.cli import dslaunch
+from dslaunch.launcher.command_line.cli import dslaunch
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.options.logs import LogOptions, read
 from tests.launcher.local_job import AT_ONCE_S, WORKER, Job, assert_short, poll

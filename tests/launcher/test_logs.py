@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import logs
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.logs import RankFiles, after
+from dslaunch.launcher.output import log_files
+from dslaunch.launcher.output.log_files import RankFiles, after
 
 
 def begun(folder: Path, num_ranks: int = 2) -> RankFiles:
@@ -106,7 +106,7 @@ def test_attempts_and_jobs_of_one_second_do_not_share_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DeepSpeed's names have no place for the number of an attempt."""
-    monkeypatch.setattr(logs.time, "time", lambda: 1.0e9)
+    monkeypatch.setattr(log_files.time, "time", lambda: 1.0e9)
     files = RankFiles(log_dir=None, each_rank_dir=str(tmp_path))
     for text in (b"first\n", b"second\n"):
         files.begin([0, 1])
@@ -133,7 +133,7 @@ def test_both_kinds_at_once(tmp_path: Path) -> None:
 
 
 def test_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(log_files, "MAX_OPEN_FILES", 3)
     files = begun(tmp_path, 10)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(5):
@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_sentence_and_holds_up_nobody(
     def write(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(logs.os, "write", write)
+    monkeypatch.setattr(log_files.os, "write", write)
     done: list[int] = []
     for number in range(100):
         files.put(number % 2, 1, b"a\n", lambda number=number: done.append(number))  # type: ignore[misc]
@@ -195,7 +195,7 @@ def test_a_disk_that_turns_out_full_when_files_are_closed(
         close(fd)
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(logs.os, "close", fail)
+    monkeypatch.setattr(log_files.os, "close", fail)
     assert files.finish(10)
     assert str(files.failure).startswith("cannot write the log files to their end: ")
 
@@ -233,7 +233,7 @@ def test_only_this_user_reads_the_files_unless_the_folder_was_made_for_others(
 def test_a_log_file_that_another_user_planted_is_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs.os.path, "lexists", lambda path: False)  # planted after we looked
+    monkeypatch.setattr(log_files.os.path, "lexists", lambda path: False)  # planted after we looked
     for second in range(3):
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(time.time() + second))
         (tmp_path / f"{name}_rank0.log").symlink_to(tmp_path / "precious")

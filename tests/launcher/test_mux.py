@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.launcher.frames import ProtocolError
-from dslaunch.launcher.mux import Kind, Parcel, Unpacker, granted, pack, pack_grant
+from dslaunch.launcher.wire.frames import ProtocolError
+from dslaunch.launcher.wire.mux import Kind, Parcel, Unpacker, granted, pack, pack_grant
 
 PARCELS = [
     Parcel(Kind.OPEN, 1, b'["ssh"]'),

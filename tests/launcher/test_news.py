@@ -7,8 +7,8 @@ import struct
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher.frames import ProtocolError
-from dslaunch.launcher.news import (
+from dslaunch.launcher.job.verdict import HostFailure, OutputFailure, RankFailure
+from dslaunch.launcher.rendezvous.messages import (
     MAX_FRAME_BYTES,
     MAX_TEXT,
     Beat,
@@ -30,7 +30,7 @@ from dslaunch.launcher.news import (
     failure_of,
     news_of,
 )
-from dslaunch.launcher.verdict import HostFailure, OutputFailure, RankFailure
+from dslaunch.launcher.wire.frames import ProtocolError
 
 texts = st.text(st.characters(codec="ascii", min_codepoint=32, max_codepoint=126), max_size=50)
 numbers = st.integers(min_value=-(2**53), max_value=2**53)

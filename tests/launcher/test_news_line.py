@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dslaunch.launcher.frames import ProtocolError
-from dslaunch.launcher.news import Beat, Go, Joined, NewsDecoder, Ready, encode_news
-from dslaunch.launcher.news_line import NewsLine
+from dslaunch.launcher.rendezvous.message_stream import NewsLine
+from dslaunch.launcher.rendezvous.messages import Beat, Go, Joined, NewsDecoder, Ready, encode_news
+from dslaunch.launcher.wire.frames import ProtocolError
 
 SOON_S = 10.0
 Pair = tuple[NewsLine, socket.socket]

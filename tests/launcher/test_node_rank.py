@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.node_rank import find_node_rank
+from dslaunch.launcher.rendezvous.node_rank import find_node_rank
 
 POOL = ("node1", "node2.lan", "10.0.0.3", "fd00::4")
 

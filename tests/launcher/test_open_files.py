@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from dslaunch.launcher.open_files import ensure_open_files
+from dslaunch.launcher.backends.open_files import ensure_open_files
 soft, hard, num_hosts = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 ensure_open_files(num_hosts)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dslaunch.launcher.frames import Frame, Listen, Listening
-from dslaunch.launcher.lean import Selector
-from dslaunch.launcher.listener import listen_on_all
-from dslaunch.launcher.open_port import OpenPort
+from dslaunch.launcher.node.lean_stdlib import Selector
+from dslaunch.launcher.node.listener import listen_on_all
+from dslaunch.launcher.node.open_port import OpenPort
+from dslaunch.launcher.wire.frames import Frame, Listen, Listening
 
 
 class Node:

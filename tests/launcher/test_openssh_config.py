@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from dslaunch.launcher.backends.ssh_config import Configuration, Target
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.options import SshOptions
-from dslaunch.launcher.ssh_config import Configuration, Target
 
 NUM_FILES = 100
 NUM_QUICK = 15

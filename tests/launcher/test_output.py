@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.output import MAX_LINE_BYTES, LineBuffer
+from dslaunch.launcher.node.line_buffer import MAX_LINE_BYTES, LineBuffer
 
 LATER = 0.01  # seconds between two reads, far less than the interval of progress
 

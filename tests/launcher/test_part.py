@@ -16,9 +16,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslaunch.launcher.news import PROTOCOL, Go, Join, Joined, News, NewsDecoder, Proof, Welcome, encode_news
-from dslaunch.launcher.part import token_in, whole_verdict
-from dslaunch.launcher.verdict import RankFailure, Verdict
+from dslaunch.launcher.job.verdict import RankFailure, Verdict
+from dslaunch.launcher.rendezvous.messages import (
+    PROTOCOL,
+    Go,
+    Join,
+    Joined,
+    News,
+    NewsDecoder,
+    Proof,
+    Welcome,
+    encode_news,
+)
+from dslaunch.launcher.rendezvous.node_part import token_in, whole_verdict
 
 pytestmark = pytest.mark.slow
 

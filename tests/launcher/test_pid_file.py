@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.pid_file import PidFileInUse, write_pid_file
+from dslaunch.launcher.node.pid_file import PidFileInUse, write_pid_file
 from tests.lab import Lab
 from tests.launcher.command import Command
 from tests.launcher.local_job import WORKER, Job, poll

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.environment import EnvEntry, expand
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.plan import (
+from dslaunch.launcher.inputs.env_file import EnvEntry, expand
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import Selected, select
+from dslaunch.launcher.job.plan import (
     Endpoint,
     NodePlan,
     Plan,
@@ -21,7 +22,6 @@ from dslaunch.launcher.plan import (
     plan_program,
     python_of,
 )
-from dslaunch.launcher.selection import Selected, select
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPT = plan_program("train.py", ("--lr", "0.1"), python="/usr/bin/python3")

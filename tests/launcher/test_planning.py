@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher import plan_text, planning, pool
-from dslaunch.launcher.console import Console
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
-from dslaunch.launcher.frames import Hello
-from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import Selected
+from dslaunch.launcher.job import plan_text
+from dslaunch.launcher.job.plan import NodePlan, Plan
+from dslaunch.launcher.job.restart import Attempt
 from dslaunch.launcher.options import Options
-from dslaunch.launcher.plan import NodePlan, Plan
-from dslaunch.launcher.restart import Attempt
-from dslaunch.launcher.selection import Selected
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.run import host_pool, make_plan
+from dslaunch.launcher.wire.frames import Hello
 
 Planned = Callable[..., "tuple[Plan, str]"]
 
@@ -26,10 +27,10 @@ Planned = Callable[..., "tuple[Plan, str]"]
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planned:
     """The plan of a job and what the launcher says meanwhile, on a machine with 4 GPUs unless said otherwise."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pool, "DEFAULT_HOSTFILE", tmp_path / "nowhere")
+    monkeypatch.setattr(host_pool, "DEFAULT_HOSTFILE", tmp_path / "nowhere")
 
     def plan(*, visible: str | None = None, num_devices: int = 4, **options: Any) -> tuple[Plan, str]:
-        monkeypatch.setattr(pool, "count_accelerators", lambda: num_devices)
+        monkeypatch.setattr(host_pool, "count_accelerators", lambda: num_devices)
         if visible is None:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
@@ -37,7 +38,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planned:
         said = io.BytesIO()
         console = Console(log_level="info", err=said)
         given = Options(program="train.py", **options)
-        made = planning.make_plan(given, planning.choose_attempt(given, console))
+        made = make_plan.make_plan(given, make_plan.choose_attempt(given, console))
         console.drain(10.0)
         return made, said.getvalue().decode()
 
@@ -204,7 +205,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             for node in nodes
         }
 
-    monkeypatch.setattr("dslaunch.launcher.probe.probe", look)
+    monkeypatch.setattr("dslaunch.launcher.fleet.probe.probe", look)
     return names
 
 
@@ -265,7 +266,7 @@ def test_a_command_that_looks_at_no_host_takes_any_slot_of_a_host_with_auto(
 ) -> None:
     (tmp_path / "hosts").write_text("w slots=auto\nk slots=2\nv slots=auto\n")
     given = Options(program="", hostfile=str(tmp_path / "hosts"), **options)
-    found = pool.choose_hosts(given)
+    found = host_pool.choose_hosts(given)
     assert {one.host.name: num_slots for one, num_slots in found} == chosen
     assert {one.host.name: one.host.slots for one, _ in found} == {
         name: {"w": None, "k": 2, "v": None}[name] for name in chosen
@@ -304,5 +305,5 @@ def test_each_attempt_has_a_port_of_its_own(given: int | None, ports: list[tuple
     """A port that was given must be free; the next ones are where to begin to look."""
     options = Options(program="train.py", master_port=given)
     hosts = (Selected(host=Host(name="localhost", slots=1), devices=("0",)),)
-    plans = [planning.make_plan(options, Attempt(hosts=hosts, run_id="r", number=one)) for one in range(3)]
+    plans = [make_plan.make_plan(options, Attempt(hosts=hosts, run_id="r", number=one)) for one in range(3)]
     assert [(plan.master.port, plan.master.is_port_fixed) for plan in plans] == ports

@@ -4,7 +4,13 @@ import re
 
 import pytest
 
-from dslaunch.launcher.prefix import DEFAULT_TEMPLATE, Origin, check_template, folded_prefix, prefix
+from dslaunch.launcher.inputs.line_prefix import (
+    DEFAULT_TEMPLATE,
+    Origin,
+    check_template,
+    folded_prefix,
+    prefix,
+)
 
 WORKER = Origin(host="w1", node_rank=2, rank=19, local_rank=3)
 FIELDS = "the fields are {host} {rank} {local_rank} {node_rank} {stream}"

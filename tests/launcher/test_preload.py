@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslaunch.launcher.preload import SERVER
+from dslaunch.launcher.node.preload import SERVER
 from tests.launcher.local_job import WORKER, Job, poll
 from tests.launcher.test_stacks import SHOW
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher import listener, preparation
-from dslaunch.launcher.environment import EnvEntry, expand
-from dslaunch.launcher.frames import bytes_of, text_of
-from dslaunch.launcher.preparation import Prepared, Unprepared, apply_environment, find_program
+from dslaunch.launcher.inputs.env_file import EnvEntry, expand
+from dslaunch.launcher.node import listener, preparation
+from dslaunch.launcher.node.preparation import Prepared, Unprepared, apply_environment, find_program
+from dslaunch.launcher.wire.frames import bytes_of, text_of
 from tests.launcher.local_job import Job
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.private_folder import PrivateFolder
+from dslaunch.launcher.node.private_folder import PrivateFolder
 from tests.launcher.local_job import Job
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.backends.local import LocalChannel
-from dslaunch.launcher.channel import Channel
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.frames import MAGIC, Hello, encode
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.plan import NodePlan
-from dslaunch.launcher.probe import probe
+from dslaunch.launcher.fleet.probe import probe
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.job.plan import NodePlan
+from dslaunch.launcher.wire.frames import MAGIC, Hello, encode
 
 
 class FakeChannel:

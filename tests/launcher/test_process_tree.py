@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.process_tree import descendants, kill_descendants
+from dslaunch.launcher.node.process_tree import descendants, kill_descendants
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 20.0
 PRELUDE = """
 import os, signal, sys, threading, time
-from dslaunch.launcher.process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
+from dslaunch.launcher.node.process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 
 def wait_until(is_so):
     deadline = time.monotonic() + 20
@@ -197,8 +197,8 @@ def test_a_process_that_may_not_be_signalled_does_not_save_the_others(
         sent.append(pid)
         raise PermissionError if pid == 11 else ProcessLookupError
 
-    monkeypatch.setattr("dslaunch.launcher.process_tree.descendants", lambda root: [11, 12])
-    monkeypatch.setattr("dslaunch.launcher.process_tree.os.kill", kill)
+    monkeypatch.setattr("dslaunch.launcher.node.process_tree.descendants", lambda root: [11, 12])
+    monkeypatch.setattr("dslaunch.launcher.node.process_tree.os.kill", kill)
     assert kill_descendants(1) == [11, 12]
     assert sent == [11, 12]
 

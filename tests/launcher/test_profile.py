@@ -10,11 +10,12 @@ import click
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher import cli, run
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.command_line.prefix_command import PrefixCommand
 from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.inputs.profile import parse_profile
 from dslaunch.launcher.options import Options
-from dslaunch.launcher.prefix_command import PrefixCommand
-from dslaunch.launcher.profile import parse_profile
+from dslaunch.launcher.run import run_job
 
 Launch = Callable[..., "Options | str"]
 
@@ -25,7 +26,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captu
 
     def launched(profile: str, *words: str) -> Options | str:
         taken: list[Options] = []
-        monkeypatch.setattr(run, "run", lambda options: taken.append(options) or 0)
+        monkeypatch.setattr(run_job, "run", lambda options: taken.append(options) or 0)
         monkeypatch.chdir(tmp_path)
         Path("job.yaml").write_text(profile)
         with pytest.raises(SystemExit) as ended:

@@ -29,7 +29,7 @@ def test_an_interrupt_while_the_first_modules_are_loaded_is_one_line(
         "    time.sleep(0.01)\n"
     )
     folders = [str(tmp_path), str(Path(dslaunch.__file__).parents[1])]
-    program = f"import sys; sys.path[:0] = {folders}; import dslaunch.launcher.program"
+    program = f"import sys; sys.path[:0] = {folders}; import dslaunch.launcher.command_line.main"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
     try:
         started = subprocess.Popen(

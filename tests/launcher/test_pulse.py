@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import pulse
-from dslaunch.launcher.pulse import LATE_S, Pulse
+from dslaunch.launcher.controller import pulse
+from dslaunch.launcher.controller.pulse import LATE_S, Pulse
 from tests.lab import Lab
 from tests.launcher.command import Command, poll
 

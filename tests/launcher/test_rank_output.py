@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.console import Console
+from dslaunch.launcher.inputs.line_prefix import Origin
 from dslaunch.launcher.options.logs import LogOptions
-from dslaunch.launcher.prefix import Origin
-from dslaunch.launcher.rank_output import timestamp
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.output.rank_output import timestamp
 
 ORIGINS = (Origin("w0", 0, 0, 0), Origin("w0", 0, 1, 1), Origin("w1", 1, 2, 0))
 

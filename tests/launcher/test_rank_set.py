@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.rank_set import format_ranks, parse_ranks
+from dslaunch.launcher.inputs.rank_set import format_ranks, parse_ranks
 
 
 @pytest.mark.parametrize(

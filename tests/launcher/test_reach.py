@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dslaunch.launcher.listener import Listener, listen_on_all, why_not_listening
-from dslaunch.launcher.own_addresses import own_addresses
-from dslaunch.launcher.reach import try_addresses
+from dslaunch.launcher.node.listener import Listener, listen_on_all, why_not_listening
+from dslaunch.launcher.node.own_addresses import own_addresses
+from dslaunch.launcher.node.reach import try_addresses
 
 TIMEOUT_S = 5.0
 TOKEN = "0123456789abcdef"

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.launcher.frames import Frame, Listen, Listening, Reach, Reached
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.plan import Endpoint, NodePlan, Plan, Program
-from dslaunch.launcher.reachability import MAX_CANDIDATES, MasterSearch, candidates_of, first_reached
+from dslaunch.launcher.controller.master_search import (
+    MAX_CANDIDATES,
+    MasterSearch,
+    candidates_of,
+    first_reached,
+)
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, Program
+from dslaunch.launcher.wire.frames import Frame, Listen, Listening, Reach, Reached
 
 REFUSED = "refused the connection"
 SILENT = "did not answer within 5 s"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dslaunch.launcher.record import Record
+from dslaunch.launcher.wire.fast_tuple import Record
 
 RECORD: Any = Record
 

@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import report
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.report import BegunAttempt, EndedAttempt, check_place, report_of, write_report
-from dslaunch.launcher.verdict import HostFailure, Verdict
+from dslaunch.launcher.job.verdict import HostFailure, Verdict
+from dslaunch.launcher.output import job_report
+from dslaunch.launcher.output.job_report import (
+    BegunAttempt,
+    EndedAttempt,
+    check_place,
+    report_of,
+    write_report,
+)
 from tests.launcher.local_job import WORKER, Job
 
 LOST = HostFailure(host="b", message="lost", at_s=9.0)
@@ -35,8 +41,8 @@ SECOND = EndedAttempt(number=1, hosts=("a", "c"), began_at=1.0e9 + 62, duration_
 
 def test_the_keys_of_the_last_attempt_are_at_the_top() -> None:
     for last in (FIRST, SECOND):
-        report = report_of((FIRST, last))
-        assert {key: report[key] for key in report if key != "attempts"} == last.verdict.to_dict()
+        job_report = report_of((FIRST, last))
+        assert {key: job_report[key] for key in job_report if key != "attempts"} == last.verdict.to_dict()
 
 
 def test_every_attempt_has_its_hosts_its_time_how_it_ended_and_what_was_said_of_the_next() -> None:
@@ -100,9 +106,9 @@ def test_an_attempt_that_cannot_be_made_loses_no_report_of_the_others(tmp_path: 
     finally:
         job.end()
     assert "attempt_1" in job.err
-    report = json.loads((tmp_path / "end.json").read_text())
-    assert [one["exit_code"] for one in report["attempts"]] == [3]
-    assert json.loads((tmp_path / "logs" / "latest" / "report.json").read_text()) == report
+    job_report = json.loads((tmp_path / "end.json").read_text())
+    assert [one["exit_code"] for one in job_report["attempts"]] == [3]
+    assert json.loads((tmp_path / "logs" / "latest" / "report.json").read_text()) == job_report
 
 
 def test_a_place_that_cannot_take_a_report_is_refused_before_the_job(
@@ -201,7 +207,7 @@ def test_a_report_may_replace_a_file_in_a_folder_that_takes_no_other(
             raise PermissionError(13, "Permission denied", name)
         return os.open(name, flags, mode)
 
-    monkeypatch.setattr(report, "open_plain", refuse)
+    monkeypatch.setattr(job_report, "open_plain", refuse)
     write_report(path, (FIRST,), option="--report")
     assert json.loads(path.read_text()) == report_of((FIRST,))
 

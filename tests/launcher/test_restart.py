@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import Selected
+from dslaunch.launcher.job.restart import Attempt, Decision, decide, first_attempt
+from dslaunch.launcher.job.verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict
 from dslaunch.launcher.options.restart import ELASTIC_RESTARTS, RestartOptions, read
-from dslaunch.launcher.restart import Attempt, Decision, decide, first_attempt
-from dslaunch.launcher.selection import Selected
-from dslaunch.launcher.verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict
 
 
 def selected(*names: str, slots: int = 2) -> tuple[Selected, ...]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.selection import hosts_in_question, local_devices_from_visible, select
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import hosts_in_question, local_devices_from_visible, select
 
 W0 = Host(name="w0", slots=4)
 W1 = Host(name="w1", slots=4)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher import ssh_config
+from dslaunch.launcher.backends import ssh_config
+from dslaunch.launcher.backends.ssh_config import Configuration, Target
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
-from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.options import SshOptions
-from dslaunch.launcher.ssh_config import Configuration, Target
 
 
 @pytest.fixture(autouse=True)
@@ -338,9 +338,9 @@ def test_a_configuration_does_not_load_paramiko(tmp_path: Path) -> None:
     (tmp_path / "config").write_text('Host *\n User ada\nMatch exec "true"\n Port 7\n')
     program = f"""
 import sys
-from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.options.hosts import SshOptions
-from dslaunch.launcher.ssh_config import Configuration
+from dslaunch.launcher.backends.ssh_config import Configuration
 print(Configuration(SshOptions(config={str(tmp_path / "config")!r})).resolve(Host(name="w0", slots=1)).port)
 print("paramiko" in sys.modules)
 """

@@ -35,7 +35,7 @@ def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
 
 
 LIST_ADDRESSES = (
-    "from dslaunch.launcher.own_addresses import own_addresses; print(*own_addresses(), sep='\\n')"
+    "from dslaunch.launcher.node.own_addresses import own_addresses; print(*own_addresses(), sep='\\n')"
 )
 
 

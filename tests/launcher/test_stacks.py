@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslaunch.launcher import stack_dump, worker_hook
-from dslaunch.launcher.frames import Stacks
-from dslaunch.launcher.stacks import TIMEOUT_S, Block, StackWatch
+from dslaunch.launcher.controller.stacks import TIMEOUT_S, Block, StackWatch
+from dslaunch.launcher.node import stack_dump, worker_hook
+from dslaunch.launcher.wire.frames import Stacks
 from tests.lab import Lab
 from tests.launcher.command import Command, poll as poll_command
 from tests.launcher.local_job import WORKER, Job, poll

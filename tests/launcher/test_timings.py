@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.frames import Milestone
-from dslaunch.launcher.milestones import MilestonePipe
-from dslaunch.launcher.timings import Timings, describe
+from dslaunch.launcher.controller.timings import Timings, describe
+from dslaunch.launcher.node.milestones import MilestonePipe
+from dslaunch.launcher.wire.frames import Milestone
 from tests.launcher.local_job import WORKER, Job
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.job.gateways import gateways_of, group_sizes, plan_groups
+from dslaunch.launcher.job.plan import NodePlan
 from dslaunch.launcher.options.tree import TreeOptions
-from dslaunch.launcher.plan import NodePlan
-from dslaunch.launcher.tree import gateways_of, group_sizes, plan_groups
 
 
 def nodes_of(*names: str) -> list[NodePlan]:

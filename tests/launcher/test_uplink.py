@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from dslaunch.launcher.frames import MAGIC, Decoder, Frame, Hold, Output, Ping, Pong, encode
-from dslaunch.launcher.lean import Selector
-from dslaunch.launcher.uplink import (
+from dslaunch.launcher.node.lean_stdlib import Selector
+from dslaunch.launcher.node.uplink import (
     FIRST_HEARTBEAT_S,
     OUTBOX_HIGH_BYTES,
     OUTBOX_LOW_BYTES,
     READ_BYTES,
     Uplink,
 )
+from dslaunch.launcher.wire.frames import MAGIC, Decoder, Frame, Hold, Output, Ping, Pong, encode
 
 PIPE_BYTES = 1 << 16
 F_SETPIPE_SZ = 1031

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from dslaunch.launcher.verdict import (
+from dslaunch.launcher.job.verdict import (
     Failure,
     HostFailure,
     RankFailure,

@@ -10,10 +10,10 @@ import sys
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dslaunch.launcher.backends.bootstrap import READ_LOADER, agent_source
 from dslaunch.launcher.backends.relayed import Relay
-from dslaunch.launcher.bootstrap import READ_LOADER, agent_source
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.frames import (
+from dslaunch.launcher.wire.frames import (
     MAGIC,
     Decoder,
     Frame,
@@ -29,7 +29,7 @@ from dslaunch.launcher.frames import (
     Stop,
     encode,
 )
-from dslaunch.launcher.mux import MAGIC as RELAY_MAGIC, Kind, Unpacker, pack
+from dslaunch.launcher.wire.mux import MAGIC as RELAY_MAGIC, Kind, Unpacker, pack
 from tests.launcher.test_link import MemoryChannel
 
 WITHIN_S = 30.0

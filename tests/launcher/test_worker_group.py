@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from dslaunch.launcher import worker_group
-from dslaunch.launcher.frames import Exited, Frame, Milestone, Output, Started
-from dslaunch.launcher.lean import Selector
-from dslaunch.launcher.milestones import MilestonePipe
-from dslaunch.launcher.worker import start_worker
-from dslaunch.launcher.worker_group import WorkerGroup
+from dslaunch.launcher.node import worker_group
+from dslaunch.launcher.node.lean_stdlib import Selector
+from dslaunch.launcher.node.milestones import MilestonePipe
+from dslaunch.launcher.node.worker import start_worker
+from dslaunch.launcher.node.worker_group import WorkerGroup
+from dslaunch.launcher.wire.frames import Exited, Frame, Milestone, Output, Started
 
 
 class Node:

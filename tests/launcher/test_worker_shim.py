@@ -12,14 +12,21 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher import worker_shim
-from dslaunch.launcher.backends.owned_job import MAX_VALUE_BYTES, job_text, payload, start_command
-from dslaunch.launcher.environment import EnvEntry
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.plan import Endpoint, Plan, plan_nodes, plan_program
-from dslaunch.launcher.preparation import Unprepared
-from dslaunch.launcher.selection import select
-from dslaunch.launcher.worker_shim import Identity, Misplaced, check_place, given_devices, identify, read_job
+from dslaunch.launcher.external.external_job import MAX_VALUE_BYTES, job_text, payload, start_command
+from dslaunch.launcher.inputs.env_file import EnvEntry
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import select
+from dslaunch.launcher.job.plan import Endpoint, Plan, plan_nodes, plan_program
+from dslaunch.launcher.node import worker_shim
+from dslaunch.launcher.node.preparation import Unprepared
+from dslaunch.launcher.node.worker_shim import (
+    Identity,
+    Misplaced,
+    check_place,
+    given_devices,
+    identify,
+    read_job,
+)
 
 SHOW = "import json, os, sys; json.dump({'argv': sys.argv[1:], 'cwd': os.getcwd(), **os.environ}, sys.stdout)"
 

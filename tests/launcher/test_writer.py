@@ -5,7 +5,7 @@ import time
 from collections import Counter
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.writer import BATCH_BYTES, Writer
+from dslaunch.launcher.output.writer import BATCH_BYTES, Writer
 
 
 class Sink:

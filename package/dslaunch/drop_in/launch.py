@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..launcher.cli import main as run
+from ..launcher.command_line.cli import main as run
 from ..launcher.errors import EXIT_MISTAKE, LaunchError
 
 _SWITCHES = ("module", "no_python", "no_local_rank", "bind_cores_to_rank")

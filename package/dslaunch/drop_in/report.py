@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..launcher.cli import main as run
+from ..launcher.command_line.cli import main as run
 
 
 def main(hide_operator_status: bool = False, hide_errors_and_warnings: bool = False) -> None:

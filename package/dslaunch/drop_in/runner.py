@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..launcher.cli import main as run
+from ..launcher.command_line.cli import main as run
 
 
 def main(args: Sequence[str] | None = None) -> None:

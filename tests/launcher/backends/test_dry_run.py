@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import cli, environment, planning, pool
-from dslaunch.launcher.backends import owner, pdsh
+from dslaunch.launcher.backends import pdsh
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.external import runner
+from dslaunch.launcher.inputs import env_file
+from dslaunch.launcher.run import host_pool, make_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 JOB = ["-H", "hosts", "--include", "node2:1@node1", "train.py", "--name", "it's $HOME"]
@@ -26,16 +29,16 @@ DRY_RUNS = {
 def _same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slots=4\n")
     for variable in [*os.environ]:
-        if variable.startswith((*environment.EXPORTED_PREFIXES, "DS_ENV_FILE", "PDSH_")):
+        if variable.startswith((*env_file.EXPORTED_PREFIXES, "DS_ENV_FILE", "PDSH_")):
             monkeypatch.delenv(variable)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NCCL_SECRET", "canary")
-    monkeypatch.setattr(pool.socket, "gethostname", lambda: "head.example.com")
-    monkeypatch.setattr(planning.sys, "executable", "/opt/py/bin/python")
-    monkeypatch.setattr(owner.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(owner.shutil, "which", lambda name: None)
-    monkeypatch.setattr(owner, "count_accelerators", lambda: 0)
+    monkeypatch.setattr(host_pool.socket, "gethostname", lambda: "head.example.com")
+    monkeypatch.setattr(make_plan.sys, "executable", "/opt/py/bin/python")
+    monkeypatch.setattr(runner.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(runner.shutil, "which", lambda name: None)
+    monkeypatch.setattr(runner, "count_accelerators", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import paramiko
 import pytest
 
-from dslaunch.launcher.backends.login import Dropped, SshFiles, log_in
+from dslaunch.launcher.backends.ssh_config import Target
+from dslaunch.launcher.backends.ssh_login import Dropped, SshFiles, log_in
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
-from dslaunch.launcher.ssh_config import Target
 from tests.launcher.backends.test_ssh_files import make_key
 
 HOST_KEY = paramiko.ECDSAKey.generate()

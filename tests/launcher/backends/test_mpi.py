@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.backends import mpi
-from dslaunch.launcher.backends.rank_start import RankStart
 from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.external import mpirun
+from dslaunch.launcher.external.rank_start import RankStart
 
 SAYS = {
     "openmpi": "mpirun (Open MPI) 5.0.3",
@@ -48,7 +48,7 @@ def test_the_mpirun_of_the_right_mpi_is_taken(
 ) -> None:
     install(tmp_path, **{name: SAYS.get(words, words) for name, words in programs.items()})
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert mpi.find_mpirun(launcher) == expected
+    assert mpirun.find_mpirun(launcher) == expected
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_no_mpirun_or_another_mpi_s_is_said_with_what_to_do(
     install(tmp_path, **{name: SAYS.get(words, words) for name, words in programs.items()})
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError) as refused:
-        mpi.find_mpirun(launcher)
+        mpirun.find_mpirun(launcher)
     assert message in str(refused.value).replace(str(tmp_path), "PATH")
     assert refused.value.exit_code == 3
 
@@ -89,23 +89,23 @@ def test_no_mpirun_or_another_mpi_s_is_said_with_what_to_do(
     ],
 )  # fmt: skip
 def test_launcher_args_win_over_our_own_words(words: list[str], is_root: bool, expected: str) -> None:
-    argv, hostfile = mpi.openmpi_command(replace(START, launcher_args=tuple(words)), is_root=is_root)
+    argv, hostfile = mpirun.openmpi_command(replace(START, launcher_args=tuple(words)), is_root=is_root)
     assert " ".join(argv) == f"mpirun -n 5 --hostfile <hostfile> {expected} -x A -x B start"
     assert hostfile == "w0\nw0\nw1\nw1\nw1\n"
 
 
 def test_open_mpi_is_told_the_name_of_this_machine_for_localhost() -> None:
     start = replace(START, slots=(("localhost", 2), ("w1", 1)))
-    _, hostfile = mpi.openmpi_command(start, is_root=False, this_machine="head")
+    _, hostfile = mpirun.openmpi_command(start, is_root=False, this_machine="head")
     assert hostfile == "head\nhead\nw1\n"
 
 
 def test_intel_mpi_refuses_hosts_with_unequal_slots() -> None:
     with pytest.raises(LaunchError, match=r"but w0 has 2 and w1 has 3; use --num_gpus=2"):
-        mpi.impi_command(START)
+        mpirun.impi_command(START)
 
 
-@pytest.mark.parametrize("command", [mpi.mpich_command, mpi.impi_command])
+@pytest.mark.parametrize("command", [mpirun.mpich_command, mpirun.impi_command])
 def test_hydra_takes_no_ipv6_address(command: object) -> None:
     assert callable(command)
     with pytest.raises(LaunchError, match=r"fd00::1: --launcher=(mpich|impi) takes no IPv6 address"):

@@ -11,10 +11,10 @@ import pytest
 
 from dslaunch.launcher.backends import pdsh
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.hostfile import Host
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import select
+from dslaunch.launcher.job.plan import NodePlan, plan_nodes, plan_program
 from dslaunch.launcher.options.hosts import SshOptions
-from dslaunch.launcher.plan import NodePlan, plan_nodes, plan_program
-from dslaunch.launcher.selection import select
 
 HOSTS = (Host(name="w0", slots=1), Host(name="w1", slots=1, user="ada"))
 

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from dslaunch.launcher.backends.bootstrap import ANNOUNCED, READ_LOADER
+from dslaunch.launcher.backends.channel import WayLost
 from dslaunch.launcher.backends.local import LocalChannel
 from dslaunch.launcher.backends.relayed import Relay, RelayedChannel
-from dslaunch.launcher.bootstrap import ANNOUNCED, READ_LOADER
-from dslaunch.launcher.channel import WayLost
+from dslaunch.launcher.controller.link import Link
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.link import Link
-from dslaunch.launcher.mux import WINDOW_BYTES
-from dslaunch.launcher.plan import NodePlan
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.job.plan import NodePlan
+from dslaunch.launcher.wire.mux import WINDOW_BYTES
 
 pytestmark = pytest.mark.slow
 

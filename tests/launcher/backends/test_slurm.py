@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.backends import slurm
-from dslaunch.launcher.backends.rank_start import RankStart
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.hostfile import Host
-from dslaunch.launcher.selection import select
+from dslaunch.launcher.external import srun
+from dslaunch.launcher.external.rank_start import RankStart
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import select
 
 POOL = (Host(name="worker-0", slots=4), Host(name="worker-1", slots=4))
 
@@ -33,7 +33,7 @@ def test_as_many_tasks_as_slots_are_chosen(
     start = RankStart(
         program="srun", slots=slots, words=("start",), names=("A",), launcher_args=("--gpus-per-node=4",)
     )
-    argv, hostfile = slurm.srun_command(start)
+    argv, hostfile = srun.srun_command(start)
     assert argv == (
         "srun",
         "-n",
@@ -68,7 +68,7 @@ def test_as_many_tasks_as_slots_are_chosen(
     ],
 )  # fmt: skip
 def test_the_first_failure_is_read_from_what_srun_says(line: str, expected: tuple[str, int] | None) -> None:
-    assert slurm.failure_in(line) == slurm.failure_in(line + "\n") == expected
+    assert srun.failure_in(line) == srun.failure_in(line + "\n") == expected
 
 
 def test_no_srun_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,5 +76,5 @@ def test_no_srun_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(
         LaunchError, match="srun is not installed on this machine; start on a login node"
     ) as refused:
-        slurm.find_srun()
+        srun.find_srun()
     assert refused.value.exit_code == 3

@@ -9,8 +9,8 @@ import paramiko
 import pytest
 from paramiko.buffered_pipe import BufferedPipe
 
-from dslaunch.launcher.backends.login import new_transport
 from dslaunch.launcher.backends.ssh import SshChannel, SshConnection
+from dslaunch.launcher.backends.ssh_login import new_transport
 
 
 class Broken:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.backends.login import SshFiles, UnusableKey
+from dslaunch.launcher.backends.ssh_login import SshFiles, UnusableKey
 
 
 def make_key(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:

@@ -1,0 +1,262 @@
+"""How the agent gets onto a node: a constant command line, and the agent's source as the first bytes of the stream.
+
+The command line is the same for every job, so `ps` on a node shows nothing of the user's. It must survive any login
+shell (sh, bash, zsh, fish, csh), hence one line without quotes or backslashes inside the single-quoted parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import pkgutil
+import re
+import shlex
+import sys
+import threading
+import zlib
+from importlib import import_module
+from importlib.util import MAGIC_NUMBER, find_spec
+from types import CodeType
+from typing import Any
+
+from ..inputs.host import Host
+
+_LAUNCHER = __package__.rpartition(".")[0]
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login shell
+
+# Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of what follows is taken.
+READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
+
+# The same for a host that is reached through a gateway: its first word tells that the login there worked.
+ANNOUNCED = b"dslaunch is here;"
+_ANNOUNCE_AND_READ = f'import os;os.write(1,b"{ANNOUNCED.decode()}");{READ_LOADER}'
+
+_FIND_PYTHON = (
+    'for p in "$0" python3 python; do '
+    'if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -S -u -c "$1"; fi; done; '
+    "echo no python on this host: tried $0, python3 and python >&2; exit 127"
+)
+
+# What a node asks for if its Python is another one than the launcher's.
+WANTS_TEXT = b"\0dslaunch wants text\n"
+_SIZE_DIGITS = 10
+
+# The first line of the stream, kept short because it is read byte by byte: reads the loader, and runs it.
+_FIRST = """import os
+def read(size):
+ parts = []
+ while size:
+  part = os.read(0, min(size, 65536))
+  if not part: os._exit(1)
+  parts.append(part)
+  size -= len(part)
+ return b"".join(parts)
+exec(read(SIZE))"""
+
+# Compiling the modules takes a host 30 ms of CPU, so they come compiled, for hosts with the launcher's own Python.
+# Nothing is searched for garbage before all is loaded: that would take 1 ms here, and 1 ms in each process of an agent.
+_LOAD = f"""
+import gc, marshal, sys, zlib
+gc.disable()
+compiled = read(SIZE)
+if (sys.implementation.cache_tag, sys.modules["_frozen_importlib_external"].MAGIC_NUMBER) == PYTHON:
+    install, modules, later = marshal.loads(zlib.decompress(compiled))
+else:
+    os.write(1, {WANTS_TEXT!r})
+    import json
+    install, modules, later = json.loads(zlib.decompress(read(int(read({_SIZE_DIGITS})))))
+exec(install)
+gc.freeze()
+gc.enable()
+module.main()
+"""
+
+# Makes modules of their source or code, and has the others made when somebody imports them.
+_INSTALL = """
+import sys
+Module = type(sys)
+def run(source, module):
+    if isinstance(source, bytes):
+        source = marshal.loads(zlib.decompress(source))
+    elif isinstance(source, str):
+        source = compile(source, module.__name__.replace(".", "/") + ".py", "exec")
+    exec(source, module.__dict__)
+class Later:
+    def find_spec(self, name, path=None, target=None):
+        source = later.get(name.partition(".")[2]) if path is folder else None
+        return source and sys.modules["_frozen_importlib"].ModuleSpec(name, self, loader_state=source)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        run(module.__spec__.loader_state, module)
+folder = []
+for name in ("dslaunch_node", "dslaunch_node.wire", "dslaunch_node.node"):
+    sys.modules[name] = package = Module(name)
+    package.__path__ = folder
+sys.meta_path.append(Later())
+if is_future_new := "__future__" not in sys.modules:  # `from __future__ import` loads it from disk: 0.3 ms
+    sys.modules["__future__"] = Module("__future__")
+    sys.modules["__future__"].annotations = None
+for name, source in modules:
+    module = Module("dslaunch_node." + name)
+    module.__package__ = module.__name__.rpartition(".")[0]
+    sys.modules[module.__name__] = module
+    run(source, module)
+if is_future_new:
+    del sys.modules["__future__"]
+"""
+
+# What travels to a node stands in two folders, and nothing of it imports anything from outside them but the standard library.
+_FOLDERS = ("wire", "node")
+_AGENT = (
+    "wire.fast_tuple",
+    "wire.fast_json",
+    "node.lean_stdlib",
+    "wire.frames",
+    "node.line_buffer",
+    "node.devices",
+    "node.evidence",
+    "node.private_folder",
+    "node.process_tree",
+    "node.worker",
+    "node.reach",
+    "node.preparation",
+    "node.starter",
+    "node.worker_group",
+    "node.ending",
+    "node.uplink",
+    "node.background",
+    "node.agent",
+    "node.keeper",
+)  # in import order
+_RELAY = (
+    "wire.fast_tuple",
+    "wire.fast_json",
+    "node.lean_stdlib",
+    "wire.frames",
+    "wire.mux",
+    "node.process_tree",
+    "node.gateway_relay",
+)
+_SHIM = (
+    "wire.fast_tuple",
+    "wire.fast_json",
+    "node.lean_stdlib",
+    "wire.frames",
+    "node.devices",
+    "node.process_tree",
+    "node.core_binding",
+    "node.preparation",
+    "node.worker_shim",
+)
+_NO_AGENT_LOADS = frozenset({"wire.mux", "node.gateway_relay", "node.worker_shim"})
+
+
+_BUILDING = threading.Lock()
+COMPRESSION = 1  # 3 ms once, and half of the bytes for every host
+
+
+def agent_python(host: Host) -> str:
+    """What to try first for the agent: it needs some Python, and a host's own may be the only one there."""
+    return host.python if host.python and _PLAIN_PATH.fullmatch(host.python) else sys.executable
+
+
+def remote_command(python: str = sys.executable) -> str:
+    """The command for a login shell on a node; it prefers `python`, then whatever python is on PATH."""
+    return _command(READ_LOADER, python)
+
+
+def relayed_command(python: str = sys.executable) -> str:
+    """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything."""
+    return _command(_ANNOUNCE_AND_READ, python)
+
+
+def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
+    """The command that runs `code` with `python`, or with whatever python is on PATH there; it needs no login shell."""
+    return "/bin/sh", "-c", _FIND_PYTHON, python, code
+
+
+def agent_source() -> bytes:
+    """What goes down the stream before any frame: a loader, and the agent's modules as this Python compiles them.
+
+    A node with another Python writes WANTS_TEXT before anything else; `agent_text` is the answer. Any thread may call:
+    the first one puts it together, which takes 8 ms.
+    """
+    with _BUILDING:
+        return _agent_source()
+
+
+@functools.cache
+def _agent_source() -> bytes:
+    return _compiled(_AGENT, _later())
+
+
+def agent_text() -> bytes:
+    """The agent's modules as text."""
+    return _text(_AGENT, _later())
+
+
+def relay_source() -> bytes:
+    """As `agent_source`, for a relay on a gateway."""
+    return _compiled(_RELAY)
+
+
+def relay_text() -> bytes:
+    """As `agent_text`, for a relay on a gateway."""
+    return _text(_RELAY)
+
+
+def shim_source() -> str:
+    """Python text that is the worker shim with all it needs, for processes that MPI or Slurm starts."""
+    return f"modules, later = {_sources(_SHIM)!r}, {{}}\n{_INSTALL}module.main()\n"
+
+
+def _later() -> tuple[str, ...]:
+    """What most agents never import: each is sent, and loaded by the agent that does."""
+    found = (
+        f"{folder}.{info.name}"
+        for folder in _FOLDERS
+        for info in pkgutil.iter_modules(import_module(f"{_LAUNCHER}.{folder}").__path__)
+    )
+    return tuple(sorted(set(found) - set(_AGENT) - _NO_AGENT_LOADS))
+
+
+def _command(code: str, python: str) -> str:
+    return "exec " + " ".join(shlex.quote(word) for word in node_python(code, python))
+
+
+def _compiled(names: tuple[str, ...], later: tuple[str, ...] = ()) -> bytes:
+    modules = [(name, _code(name)) for name in names]
+    packed = {name: _packed(marshal.dumps(_code(name))) for name in later}
+    code = _packed(marshal.dumps((compile(_INSTALL, "dslaunch_node", "exec"), modules, packed)))
+    python = (sys.implementation.cache_tag, MAGIC_NUMBER)
+    loader = f"SIZE = {len(code)}\nPYTHON = {python!r}\n{_LOAD}".encode()
+    return repr(_FIRST.replace("SIZE", str(len(loader)))).encode() + b"\n" + loader + code
+
+
+def _text(names: tuple[str, ...], later: tuple[str, ...] = ()) -> bytes:
+    import json  # here: hardly any job needs it
+
+    text = _packed(json.dumps((_INSTALL, _sources(names), dict(_sources(later)))).encode())
+    return b"%0*d" % (_SIZE_DIGITS, len(text)) + text
+
+
+def _packed(data: bytes) -> bytes:
+    return zlib.compress(data, COMPRESSION)
+
+
+def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(name, _loader_of(name).get_source(f"{_LAUNCHER}.{name}")) for name in names]
+
+
+def _code(name: str) -> CodeType:
+    """The module as this Python compiles it, or has compiled it when it was installed."""
+    code: CodeType = _loader_of(name).get_code(f"{_LAUNCHER}.{name}")
+    return code
+
+
+def _loader_of(name: str) -> Any:  # importlib.abc.InspectLoader, or the like of an editable installation
+    spec = find_spec(f"{_LAUNCHER}.{name}")
+    if spec is None:
+        raise AssertionError(f"{name}: a module of the agent is missing from {_LAUNCHER}")
+    return spec.loader

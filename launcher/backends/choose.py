@@ -1,0 +1,110 @@
+"""How each host of a plan is reached."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..job.gateways import Group
+from ..job.plan import NodePlan
+from ..options import Options, SshOptions
+from .bootstrap import agent_python
+from .channel import Channel
+from .lean_paramiko import lean_paramiko
+from .open_files import ensure_open_files
+from .ssh_dial import EarlyDials
+
+LOCAL_STOP_MARGIN_S = 10.0
+
+
+class Ways(NamedTuple):
+    """How a job reaches its hosts. `window`: how many may be on their way at the same time; `summary` is for --timings."""
+
+    connect: Callable[[NodePlan], Channel]
+    window: int
+    summary: Callable[[], str] = lambda: ""
+    close: Callable[[], None] = lambda: None  # what was begun for hosts that nobody connected
+
+
+def ways(
+    options: Options, nodes: Sequence[NodePlan], groups: Sequence[Group], *, say: Callable[[str], None]
+) -> Ways:
+    """All hosts from here, or, with groups, most of them through gateways."""
+    window = options.start.window
+    if not groups:
+        return _direct_ways(options, nodes, window=window, num_early=window)
+    from .ssh_config import Configuration  # as below
+
+    configuration = Configuration(options.ssh)
+    targets = {node.node_rank: configuration.resolve(node.host) for node in nodes if not node.is_local}
+    ensure_open_files(window + len(groups) + len(nodes) - sum(len(one.children) for one in groups))
+    with lean_paramiko():
+        from .ssh_tree import SshTree
+
+    tree = SshTree(groups, targets, window=window, heartbeat_s=options.heartbeat_s, say=say)
+    local = connector(options, ())
+    # The tree has a window of its own for connections from here: a host that waits for its gateway must not fill it.
+    return Ways(
+        connect=lambda node: local(node) if node.is_local else tree.connect(node),
+        window=len(nodes),
+        summary=tree.summary,
+    )
+
+
+def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
+    """How to reach each host. SSH settings are resolved before anything is connected, so mistakes there come first."""
+    return _direct_ways(options, nodes, window=len(nodes), num_early=0).connect
+
+
+def _direct_ways(options: Options, nodes: Sequence[NodePlan], *, window: int, num_early: int) -> Ways:
+    """The same; `num_early` connections are begun here already, and `close` must be called then."""
+    others = [node for node in nodes if not node.is_local]
+    ensure_open_files(len(others))
+    ways = Ways(connect=_connect_nobody, window=window)
+    if others and options.launcher == "pdsh":
+        from .pdsh import Pdsh
+
+        pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
+        ways = ways._replace(connect=pdsh.connect)
+    elif others:
+        connect_others, close = _by_ssh(others, options.ssh, num_early=num_early)
+        ways = ways._replace(connect=connect_others, close=close)
+
+    def connect(node: NodePlan) -> Channel:
+        if node.is_local:
+            from .local import LocalChannel
+
+            return LocalChannel(
+                end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S,
+                takes_stdin=node.stdin_rank is not None,
+            )
+        return ways.connect(node)
+
+    return ways._replace(connect=connect)
+
+
+def _connect_nobody(node: NodePlan) -> Channel:
+    raise AssertionError(f"{node.host.name} is to be connected, and was not among the nodes")
+
+
+def _by_ssh(
+    nodes: Sequence[NodePlan], options: SshOptions, *, num_early: int
+) -> tuple[Callable[[NodePlan], Channel], Callable[[], None]]:
+    """What connects them, and what gives up those that were begun early and are not needed."""
+    from .ssh_config import Configuration  # here and below: a local job does not load paramiko (50 ms)
+
+    configuration = Configuration(options)
+    targets = {node.node_rank: configuration.resolve(node.host) for node in nodes}
+    is_loaded = f"{__package__}.ssh" in sys.modules
+    early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
+    with lean_paramiko():
+        from .ssh import SshChannel, SshConnection
+        from .ssh_login import SshFiles
+    files = SshFiles()
+
+    def connect(node: NodePlan) -> Channel:
+        connection = SshConnection(targets[node.node_rank], files, early.take(node.node_rank))
+        return SshChannel(connection, python=agent_python(node.host))
+
+    return connect, early.close

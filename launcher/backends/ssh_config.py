@@ -1,0 +1,197 @@
+"""Where and as whom to connect: the hostfile, the command line and OpenSSH's configuration put together."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from ..inputs.hostfile import Host
+from ..options.hosts import SshOptions
+from .openssh_config import Line, Me, Values, expand, family_of, read_file, settings_of, tokens_of
+
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+USUAL_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))  # if none is named
+CONNECT_TIMEOUT_S = 10.0
+MAX_DEPTH = 8  # of jumps through jumps
+_JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
+_SECONDS = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+class Target(NamedTuple):
+    """One SSH connection, fully resolved. `jumps` are the hosts to go through, nearest first."""
+
+    address: str
+    port: int
+    user: str
+    identities: tuple[str, ...]  # private key files, those that are there and those that are not
+    has_only_these_identities: bool
+    host_key_name: str  # how known_hosts names it
+    known_hosts: tuple[str, ...]
+    unknown_host_keys: str  # "refuse", "add" (StrictHostKeyChecking=accept-new) or "accept" (=no)
+    proxy_command: str | None
+    jumps: tuple[Target, ...]
+    connect_timeout_s: float
+    family: socket.AddressFamily = socket.AF_UNSPEC  # of its address
+    agent: str | None = None  # the socket of the ssh-agent; empty: none
+
+
+class Configuration:
+    """What OpenSSH's files and the options say, for all hosts of a job; each file is read once."""
+
+    def __init__(self, options: SshOptions) -> None:
+        """Errors: LaunchError if a file cannot be read."""
+        self.options = options
+        self.me = Me(getpass.getuser(), str(Path.home()), socket.gethostname())
+        self._files = _read_files(options)
+
+    def resolve(self, host: Host) -> Target:
+        """How to reach a host.
+
+        Errors: LaunchError if a configuration file cannot be understood.
+        Source: ssh_config(5); the first value found wins: hostfile, command line, configuration, default.
+        """
+        options = self.options
+        return _resolve(host.name, host.user or options.user, host.port or options.port, self, depth=0)
+
+    def lookup(self, name: str, user: str | None, port: int | None) -> Values:
+        """What the files say of `name`, keys in lower case. Errors: LaunchError if that cannot be understood."""
+        given: Values = {key: (str(value),) for key, value in (("user", user), ("port", port)) if value}
+        found = settings_of(name, given, self._files, self.me)
+        return {**found, "port": (str(_port(found.get("port", ("22",))[0])),)}
+
+
+def _resolve(
+    name: str, user: str | None, port: int | None, configuration: Configuration, *, depth: int
+) -> Target:
+    if depth > MAX_DEPTH:
+        raise LaunchError(
+            f"ssh configuration: ProxyJump of {name} leads through more than {MAX_DEPTH} hosts; is it a circle?"
+        )
+    options = configuration.options
+    found = configuration.lookup(name, user, port)
+    tokens = tokens_of(name, found, configuration.me)
+    address, real_port, login = (tokens[key] for key in "hpr")
+    jump, command = (found.get(key, ("none",))[0] for key in ("proxyjump", "proxycommand"))
+    alias = found["hostkeyalias"][0] if "hostkeyalias" in found else address
+    known_hosts = [
+        *(_path(one, tokens) for one in found.get("userknownhostsfile", USER_KNOWN_HOSTS.split())),
+        *(_path(one, tokens) for one in found.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS.split())),
+    ]
+    jumps = () if jump.lower() == "none" else _resolve_jumps(jump, configuration, depth=depth + 1)
+    if jumps and jumps[-1][:3] == (address, int(real_port), login):
+        raise LaunchError(f"ssh configuration: ProxyJump of {name} leads to {name} itself; is it a circle?")
+    has_own_timeout = options.connect_timeout_s is None and "connecttimeout" in found
+    return Target(
+        address=address,
+        port=int(real_port),
+        user=login,
+        identities=_identities(options, found, tokens),
+        has_only_these_identities=_is_yes(found, "identitiesonly"),
+        host_key_name=alias.lower()
+        if real_port == "22" or "hostkeyalias" in found
+        else f"[{alias.lower()}]:{real_port}",
+        known_hosts=tuple(known_hosts),
+        unknown_host_keys=_unknown_host_keys(found.get("stricthostkeychecking", ("ask",))[0].lower()),
+        proxy_command=None
+        if command.lower() == "none"
+        else expand(command, {key: tokens[key] for key in "hnpr"}),
+        jumps=jumps,
+        connect_timeout_s=_seconds(found["connecttimeout"][0])
+        if has_own_timeout
+        else options.connect_timeout_s or CONNECT_TIMEOUT_S,
+        family=family_of(found),
+        agent=_agent(found, tokens),
+    )
+
+
+def _resolve_jumps(text: str, configuration: Configuration, *, depth: int) -> tuple[Target, ...]:
+    """All hosts on the way. The first one may have a way of its own; the others are reached through it."""
+    jumps = tuple(_resolve_jump(one, configuration, depth=depth) for one in text.split(",") if one.strip())
+    return (*jumps[0].jumps, *jumps) if jumps else ()
+
+
+def _resolve_jump(text: str, configuration: Configuration, *, depth: int) -> Target:
+    match = _JUMP.fullmatch(text.strip())
+    if match is None:
+        raise LaunchError(f"ssh configuration: ProxyJump {text!r} is not [user@]host[:port]")
+    port = int(match["port"]) if match["port"] else None
+    return _resolve(match["host"].strip("[]"), match["user"], port, configuration, depth=depth)
+
+
+def _identities(options: SshOptions, found: Values, tokens: dict[str, str]) -> tuple[str, ...]:
+    """The option's key first. Without any that is named, those that ssh looks for."""
+    if options.identity and not Path(options.identity).expanduser().is_file():
+        raise LaunchError(
+            f"--ssh_identity={options.identity}: there is no such file; give a private key, or leave the option out"
+        )
+    given = [str(Path(options.identity).expanduser())] if options.identity else []
+    named = found.get("identityfile", () if given else USUAL_IDENTITIES)
+    return tuple(dict.fromkeys((*given, *(_path(one, tokens) for one in named if one.lower() != "none"))))
+
+
+def _agent(found: Values, tokens: dict[str, str]) -> str | None:
+    given = found.get("identityagent", ("SSH_AUTH_SOCK",))[0]
+    if given == "SSH_AUTH_SOCK":
+        return None
+    if given.lower() == "none":
+        return ""
+    return os.environ.get(given[1:], "") if re.fullmatch(r"\$\w+", given) else _path(given, tokens)
+
+
+def _path(text: str, tokens: dict[str, str]) -> str:
+    return str(Path(expand(text, tokens, has_variables=True)).expanduser())
+
+
+def _read_files(options: SshOptions) -> tuple[tuple[Line, ...], ...]:
+    """The configuration files that are there, the first one counting most."""
+    own = Path("~/.ssh").expanduser()
+    given = [(own / "config", own), (SYSTEM_CONFIG, SYSTEM_CONFIG.parent)]
+    if options.config:
+        given = [(Path(options.config), own)]
+    found = []
+    for path, folder in given:
+        try:
+            found.append(read_file(path, include_from=folder))
+        except FileNotFoundError:
+            if options.config:
+                raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise LaunchError(f"{path}: cannot be used as an ssh configuration: {error}") from None
+    return tuple(found)
+
+
+def _port(value: str) -> int:
+    if value.isdecimal() and 0 < int(value) <= 65535:
+        return int(value)
+    try:
+        return socket.getservbyname(value, "tcp")
+    except OSError:
+        raise LaunchError(
+            f"ssh configuration: port {value!r} is not a whole number from 1 to 65535"
+        ) from None
+
+
+def _seconds(value: str) -> float:
+    """As ssh takes them: `10`, `1m30s`; `none` is the time of ours."""
+    if value.lower() == "none":
+        return CONNECT_TIMEOUT_S
+    parts = _SECONDS.findall(value)
+    if not parts or "".join(map("".join, parts)) != value:
+        raise LaunchError(f"ssh configuration: connecttimeout {value!r} is not a whole number of seconds")
+    return sum(int(number) * _UNITS[unit.lower()] for number, unit in parts) or CONNECT_TIMEOUT_S
+
+
+def _is_yes(found: Values, key: str) -> bool:
+    return found.get(key, ("no",))[0].lower() in ("yes", "true")
+
+
+def _unknown_host_keys(strict: str) -> str:
+    return {"no": "accept", "off": "accept", "false": "accept", "accept-new": "add"}.get(strict, "refuse")

@@ -1,0 +1,212 @@
+"""TCP connections to sshd, of which the first are begun early.
+
+A host's sshd starts a process for a connection, reads its keys and says hello: 10 ms of a CPU that is not ours. What a
+job over SSH has yet to load, paramiko most of all, takes us as long as that for several hosts, so it is loaded after the
+connections are begun. No byte is sent before that, and a host that cannot be reached is told of in its own turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import EXIT_HOST, LaunchError
+from .ssh_config import Target
+
+_QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # of Linux; holds until something is received
+NEXT_AFTER_S = 0.25  # from one address of a host to the next, as most programs do
+Address = tuple[Any, ...]
+HEAD_START_S = 0.02  # what is waited for the connections to be begun: names that DNS knows may take longer
+
+
+class PromptSocket(socket.socket):
+    """Says at once that it has received something, where the system lets it.
+
+    sshd's first small packets each wait for that (Nagle's algorithm), and the kernel would take 40 ms for it.
+    """
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        data = super().recv(size, flags)
+        if _QUICKACK is not None:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        return data
+
+
+class Dial:
+    """One connection that is being made, to whichever address of the host answers first.
+
+    The next address is tried when one has failed, or has not answered for NEXT_AFTER_S; those before it go on meanwhile.
+
+    Source: RFC 8305, "Happy Eyeballs"
+    """
+
+    def __init__(self, hop: Target) -> None:
+        """Find the addresses.
+
+        Errors: OSError if nobody knows the name; UnicodeError if it is none
+        """
+        self._timeout_s = hop.connect_timeout_s
+        # Bytes, because a `str` is encoded as an international name, and what that needs takes 5 ms to load.
+        name = hop.address.encode() if hop.address.isascii() else hop.address
+        found = socket.getaddrinfo(name, hop.port, hop.family, socket.SOCK_STREAM)
+        self._addresses = _alternating([(family, address) for family, _, _, _, address in found])
+        self._sockets: list[PromptSocket] = []  # those that are connecting
+        self._error: OSError | None = None  # of the last one that failed
+        self._give_up_at = 0.0
+        self._next_at = 0.0
+
+    def begin(self) -> None:
+        """Begin to connect to the first address; does not wait."""
+        self._give_up_at = time.monotonic() + self._timeout_s
+        self._begin_next()
+
+    def finish(self) -> socket.socket:
+        """Wait for the connection.
+
+        Errors: OSError with what the last address said; TimeoutError if it said nothing
+        """
+        if not self._give_up_at:
+            self.begin()
+        try:
+            while True:
+                now = time.monotonic()
+                if self._addresses and (not self._sockets or now >= self._next_at):
+                    self._begin_next()
+                elif not self._sockets:
+                    raise self._error or TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+                else:
+                    until = min(self._give_up_at, self._next_at) if self._addresses else self._give_up_at
+                    # Also when the time is over: we may have been stopped or busy, long after the host had answered.
+                    connected = self._wait(until - now)
+                    if connected is not None:
+                        return connected
+                    if self._sockets and now >= self._give_up_at:
+                        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give up what is not finished."""
+        for one in self._sockets:
+            one.close()
+        self._sockets.clear()
+
+    def _begin_next(self) -> None:
+        family, address = self._addresses.pop(0)
+        self._next_at = time.monotonic() + NEXT_AFTER_S
+        try:
+            sock = PromptSocket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            self._sockets.append(sock)
+            error = sock.connect_ex(address)
+            if error not in (0, errno.EINPROGRESS):
+                self._fail(sock, error)
+        except OSError as failure:  # this machine may know no such addresses, or have no socket left
+            self._error = failure
+
+    def _wait(self, timeout_s: float) -> socket.socket | None:
+        """The first that is connected within this time."""
+        poll = select.poll()
+        for one in self._sockets:
+            poll.register(one, select.POLLOUT)
+        ready = {fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1e3)}
+        for sock in [one for one in self._sockets if one.fileno() in ready]:
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                self._fail(sock, error)
+                continue
+            self._sockets.remove(sock)
+            sock.settimeout(self._timeout_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        return None
+
+    def _fail(self, sock: PromptSocket, error: int) -> None:
+        self._sockets.remove(sock)
+        sock.close()
+        self._error = OSError(error, os.strerror(error))
+
+
+def _alternating(found: list[tuple[int, Address]]) -> list[tuple[int, Address]]:
+    """The same, no kind of address waiting for all of the other kind; the first stays the first."""
+    first = [one for one in found if one[0] == found[0][0]]
+    others = [one for one in found if one[0] != found[0][0]]
+    pairs = itertools.zip_longest(first, others)
+    return [one for pair in pairs for one in pair if one is not None]
+
+
+class EarlyDials:
+    """Connections that are begun before anybody asks for them. Any thread may call."""
+
+    def __init__(self, targets: Mapping[int, Target]) -> None:
+        """By node_rank; those that are reached through another host or a command are left out."""
+        self._targets = {
+            rank: target
+            for rank, target in targets.items()
+            if not target.jumps and target.proxy_command is None
+        }
+        self._begun: dict[int, Dial] = {}
+        self._lock = threading.Lock()
+        thread = threading.Thread(target=self._begin_all, name="early dials", daemon=True)
+        thread.start()
+        # Not in this thread, because of slow DNS; and waited for, because a thread beside one that imports hardly runs.
+        thread.join(HEAD_START_S)
+
+    def take(self, node_rank: int) -> Dial | None:
+        """The connection to this host, which belongs to the caller then; None if it was not begun, and will not be."""
+        with self._lock:
+            self._targets.pop(node_rank, None)
+            return self._begun.pop(node_rank, None)
+
+    def close(self) -> None:
+        """Give up what nobody took."""
+        with self._lock:
+            self._targets.clear()
+            for one in self._begun.values():
+                one.close()
+            self._begun.clear()
+
+    def _begin_all(self) -> None:
+        for node_rank, target in tuple(self._targets.items()):
+            # Whoever needs a host that failed here tries again, and says why it cannot be.
+            with contextlib.suppress(OSError, UnicodeError):
+                dial = Dial(target)
+                with self._lock:
+                    if node_rank in self._targets:
+                        dial.begin()
+                        self._begun[node_rank] = dial
+
+
+def dial(hop: Target, begun: Dial | None = None) -> socket.socket:
+    """A TCP connection to the host, the one that was `begun` if there is one.
+
+    Errors: LaunchError with what to do about it
+    """
+    where = f"{hop.address} port {hop.port}"
+    try:
+        return (begun or Dial(hop)).finish()
+    except (socket.gaierror, UnicodeError):  # the latter of what is no name: two dots in a row
+        raise _host_error(
+            f"the name {hop.address} is not known; correct the hostfile, DNS or /etc/hosts"
+        ) from None
+    except ConnectionRefusedError:
+        raise _host_error(f"{where} refused the connection; is sshd running there, on this port?") from None
+    except TimeoutError:
+        raise _host_error(
+            f"{where} did not answer within {hop.connect_timeout_s:g} s; is the host up and not behind a firewall?"
+        ) from None
+    except OSError as error:
+        raise _host_error(f"cannot reach {where}: {error.strerror or error}") from None
+
+
+def _host_error(message: str) -> LaunchError:
+    return LaunchError(message, exit_code=EXIT_HOST)

@@ -1,0 +1,309 @@
+"""One login over SSH: the key exchange, the host's key, and the user's keys. It never asks a person for anything."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from paramiko.agent import AgentSSH
+from paramiko.pkey import UnknownKeyType
+from paramiko.ssh_exception import IncompatiblePeer
+
+from ..errors import EXIT_HOST, LaunchError
+from .known_hosts import KnownHosts
+from .ssh_config import Target
+
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would print we report ourselves, once
+
+
+class Dropped(LaunchError):
+    """The connection ended before the login did, as sshd does that has too many logins at the same time."""
+
+
+class UnusableKey(Exception):
+    """A private key that is not used, and why."""
+
+
+class SshFiles:
+    """What all connections of a job need from files, each read once. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.known_hosts = KnownHosts()
+        self._keys: dict[str, paramiko.PKey | UnusableKey] = {}
+        self._lock = threading.Lock()
+
+    def private_key(self, path: str) -> paramiko.PKey:
+        """To read and check one takes up to 0.1 s. Errors: UnusableKey with the reason, to each who asks"""
+        with self._lock:
+            if path not in self._keys:
+                try:
+                    self._keys[path] = _read_key(path)
+                except UnusableKey as error:
+                    self._keys[path] = error
+            key = self._keys[path]
+        if isinstance(key, UnusableKey):
+            raise key
+        return key
+
+
+def _read_key(path: str) -> paramiko.PKey:
+    try:
+        found = os.stat(path)
+        if found.st_uid == os.getuid() and found.st_mode & 0o077:
+            mode = stat.S_IMODE(found.st_mode)
+            raise UnusableKey(f"{path} has mode {mode:04o}, which lets others use it: chmod 600 {path}")
+        return paramiko.PKey.from_path(path)
+    except FileNotFoundError:
+        raise UnusableKey(f"there is no {path}") from None
+    except (TypeError, paramiko.PasswordRequiredException):
+        raise UnusableKey(f"{path} is encrypted: ssh-add {path}") from None
+    except OSError as error:
+        raise UnusableKey(f"{path}: {error.strerror or error}") from None
+    except (ValueError, paramiko.SSHException, UnknownKeyType) as error:
+        raise UnusableKey(f"{path} is no private key that can be used: {error}") from None
+
+
+class _Transport(paramiko.Transport):
+    """Knows what the other side offered, for the case that the two have nothing in common."""
+
+    offered: dict[str, list[str]] = {}  # noqa: RUF012 - replaced, never changed
+
+    def _really_parse_kex_init(self, m: Any, *given: Any, **more: Any) -> Any:
+        # Private to paramiko: with a version that does not call it the lists are missing in one message.
+        self.offered = super()._really_parse_kex_init(m, *given, **more)  # type: ignore[misc] # not in the stubs
+        return self.offered
+
+
+def new_transport(sock: Any) -> paramiko.Transport:
+    """As paramiko would make it, with a cipher first that checks what it decrypts by itself.
+
+    The other ones need a MAC, which paramiko compares byte by byte: a sixth of the CPU time of a login.
+    """
+    transport = _Transport(sock)
+    wanted = transport.get_security_options()
+    wanted.ciphers = sorted(wanted.ciphers, key=lambda name: "-gcm@" not in name)  # stable: else as it was
+    return transport
+
+
+def log_in(hop: Target, sock: socket.socket | paramiko.Channel, files: SshFiles) -> paramiko.Transport:
+    """The connection after the login.
+
+    Errors: Dropped if another attempt may help; LaunchError with what to do about it
+    """
+    began = time.monotonic()
+    try:
+        transport = new_transport(sock)
+    except (paramiko.SSHException, OSError) as error:
+        raise Dropped(f"{_where(hop)} ended the connection at once: {error}", exit_code=EXIT_HOST) from None
+    transport.banner_timeout = transport.auth_timeout = hop.connect_timeout_s
+    try:
+        known = files.known_hosts.keys_of(hop.host_key_name, hop.known_hosts)
+        _prefer(transport, known)
+        transport.start_client(timeout=hop.connect_timeout_s)
+        _check_host_key(hop, transport.get_remote_server_key(), known, files.known_hosts)
+        _authenticate(hop, transport, files)
+    except IncompatiblePeer as error:
+        transport.close()
+        raise _host_error(_nothing_in_common(hop, transport, error)) from None
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        transport.close()
+        raise _why_not(hop, transport, error, waited_s=time.monotonic() - began) from None
+    except BaseException:
+        transport.close()
+        raise
+    return transport
+
+
+def _why_not(hop: Target, transport: paramiko.Transport, error: Exception, *, waited_s: float) -> LaunchError:
+    is_silent = waited_s >= hop.connect_timeout_s / 2
+    why = (
+        f"silent for {waited_s:.0f} s; is sshd there stopped, or out of memory?" if is_silent else str(error)
+    )
+    kind = LaunchError if is_silent else Dropped
+    if transport.remote_version:
+        return kind(f"{_where(hop)} ended the connection during the login: {why}", exit_code=EXIT_HOST)
+    return kind(f"{_where(hop)} accepted the connection but does not speak SSH: {why}", exit_code=EXIT_HOST)
+
+
+# The host's key.
+
+
+def _prefer(transport: paramiko.Transport, known: list[paramiko.PKey]) -> None:
+    """Ask for a key of a kind that is known, so that it can be compared."""
+    wanted = transport.get_security_options()
+    kinds = [kind for key in known for kind in _algorithms(key) if kind in wanted.key_types]
+    wanted.key_types = tuple(dict.fromkeys((*kinds, *wanted.key_types)))
+
+
+def _algorithms(key: paramiko.PKey) -> tuple[str, ...]:
+    return ("rsa-sha2-512", "rsa-sha2-256") if key.get_name() == "ssh-rsa" else (key.get_name(),)
+
+
+def _check_host_key(
+    hop: Target, key: paramiko.PKey, known: list[paramiko.PKey], known_hosts: KnownHosts
+) -> None:
+    if key in known:
+        return
+    if known:
+        same_kind = [one for one in known if one.get_name() == key.get_name()] or known
+        raise _host_error(
+            f"its host key has CHANGED: known {same_kind[0].fingerprint}, now {key.fingerprint}; this may be "
+            f"an attack; if the host was reinstalled: ssh-keygen -R '{hop.host_key_name}' and add the new key"
+        )
+    if hop.unknown_host_keys == "refuse":
+        scan = f"ssh-keyscan {_port_option(hop)}{hop.address} >> {hop.known_hosts[0]}"
+        raise _host_error(
+            f"its host key is not known ({key.get_name()} {key.fingerprint}); if that is the right key: {scan}"
+        )
+    if hop.unknown_host_keys == "add":
+        known_hosts.add(hop.host_key_name, key, hop.known_hosts[0])
+
+
+# The user's keys.
+
+
+def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -> None:
+    """Try one key after the other.
+
+    Errors: LaunchError if none is accepted, or none is enough; SSHException if the connection ends
+    """
+    unusable: list[str] = []
+    num_tried = 0
+    with _agent_keys(hop) as agent_keys:
+        for key in _candidates(hop, agent_keys, files, unusable):
+            num_tried += 1
+            try:
+                further = transport.auth_publickey(hop.user, key)
+            except paramiko.BadAuthenticationType as error:
+                wanted = " or ".join(error.allowed_types)
+                raise _host_error(
+                    f"{_login(hop)}: it takes no key, only {wanted}, which dslaunch never answers; allow a key there "
+                    f"(PubkeyAuthentication in sshd_config), or use --launcher pdsh"
+                ) from None
+            except paramiko.AuthenticationException as error:
+                if not transport.is_active() or "timeout" in str(error).lower():
+                    raise paramiko.SSHException(str(error)) from None
+                continue
+            if not further:
+                return
+            if "publickey" not in further:
+                raise _host_error(
+                    f"{_login(hop)}: the key was accepted, and {' or '.join(further)} is asked for besides, which "
+                    "dslaunch never answers; allow the key alone there (AuthenticationMethods in sshd_config), or use "
+                    "--launcher pdsh"
+                )
+    if not num_tried and unusable and all(" is encrypted: " in one for one in unusable):
+        raise _host_error(f"{_login(hop)}: the private key is encrypted; load it with ssh-add first")
+    tried = ", ".join(hop.identities) or "ssh-agent"
+    named = [one for one in unusable if not one.startswith("there is no ")]
+    if not num_tried:
+        tried = f"no key: {'; '.join(named or unusable) or 'ssh-agent has none'}"
+    elif named:
+        tried += f"; not used: {'; '.join(named)}"
+    raise _host_error(
+        f"{_login(hop)} was refused (tried {tried}); allow the key there, or give --ssh_identity, and test with: "
+        f"ssh -o BatchMode=yes {_port_option(hop)}{_login(hop)} true"
+    )
+
+
+def _candidates(
+    hop: Target, agent_keys: tuple[paramiko.PKey, ...], files: SshFiles, unusable: list[str]
+) -> Iterator[paramiko.PKey]:
+    """Keys to try, each once: those of the agent that are named, files that are named, all others of the agent.
+
+    Why a file is not tried is added to `unusable`.
+    """
+    seen: set[bytes] = set()
+
+    def is_new(key: paramiko.PKey) -> bool:
+        blob = key.asbytes()
+        was_new = blob not in seen
+        seen.add(blob)
+        return was_new
+
+    named = {blob for path in hop.identities for blob in _public_half(path)}
+    yield from (key for key in agent_keys if key.asbytes() in named and is_new(key))
+    for path in hop.identities:
+        try:
+            key = files.private_key(path)
+        except UnusableKey as error:
+            if not seen & set(_public_half(path)):
+                unusable.append(str(error))
+            continue
+        if is_new(key):
+            yield key
+    if not hop.has_only_these_identities:
+        yield from (key for key in agent_keys if is_new(key))
+
+
+def _public_half(path: str) -> list[bytes]:
+    """What stands beside a private key, by which an agent's key is known to be the same."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        import base64
+
+        return [base64.b64decode(Path(f"{path}.pub").read_text().split()[1])]
+    return []
+
+
+@contextlib.contextmanager
+def _agent_keys(hop: Target) -> Iterator[tuple[paramiko.PKey, ...]]:
+    """What the ssh-agent holds; nothing if there is none."""
+    path = os.environ.get("SSH_AUTH_SOCK", "") if hop.agent is None else hop.agent
+    if not path:
+        yield ()
+        return
+    agent, sock = AgentSSH(), socket.socket(socket.AF_UNIX)
+    with sock:
+        keys: tuple[paramiko.PKey, ...] = ()
+        with contextlib.suppress(OSError, paramiko.SSHException):
+            sock.settimeout(hop.connect_timeout_s)
+            sock.connect(path)
+            agent._connect(sock)  # type: ignore[attr-defined] # not in the stubs; paramiko's Agent asks $SSH_AUTH_SOCK only
+            keys = agent.get_keys()
+        yield keys
+
+
+# Words.
+
+
+def _nothing_in_common(hop: Target, transport: paramiko.Transport, error: Exception) -> str:
+    """Which kind of algorithm, and both sides' lists."""
+    ours = transport.get_security_options()
+    offered = getattr(transport, "offered", {})
+    for what, setting, mine, theirs in (
+        ("key exchange", "KexAlgorithms", ours.kex, "kex_algo_list"),
+        ("kind of host key", "HostKeyAlgorithms", ours.key_types, "server_key_algo_list"),
+        ("cipher", "Ciphers", ours.ciphers, "server_encrypt_algo_list"),
+        ("MAC", "MACs", ours.digests, "server_mac_algo_list"),
+    ):
+        if theirs in offered and not set(mine) & set(offered[theirs]):
+            return (
+                f"{_where(hop)} and dslaunch have no {what} in common: it offers {', '.join(offered[theirs])}; allow "
+                f"one of these in its sshd_config ({setting}): {', '.join(mine)}"
+            )
+    return f"{_where(hop)} and dslaunch have no algorithm in common: {error}; look at its sshd_config"
+
+
+def _where(hop: Target) -> str:
+    return f"{hop.address} port {hop.port}"
+
+
+def _login(hop: Target) -> str:
+    return f"{hop.user}@{hop.address}"
+
+
+def _port_option(hop: Target) -> str:
+    return "" if hop.port == 22 else f"-p {hop.port} "
+
+
+def _host_error(message: str) -> LaunchError:
+    return LaunchError(message, exit_code=EXIT_HOST)

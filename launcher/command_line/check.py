@@ -1,0 +1,77 @@
+"""`dslaunch check`: options only. The look itself is in launcher/fleet/check.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
+from .prefix_command import PrefixCommand
+
+DEFAULT_TIMEOUT_S = 60.0
+EPILOG = """
+\b
+Example:
+  dslaunch check -H hosts
+      prints what keeps hosts from being used, what differs, and what is the same everywhere
+
+The exit code is 0 if every host can be used, 3 if one cannot, and 2 for a mistake in what was given.
+"""
+
+
+@click.command(
+    cls=PrefixCommand,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.option(
+    "--master_port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of rank 0 to try.  [default: 29500]",
+)
+@click.option("--no_torch", is_flag=True, help="Do not ask for PyTorch: importing it takes seconds.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1, max=86400),
+    default=DEFAULT_TIMEOUT_S,
+    metavar="S",
+    help="Seconds for one host to answer everything.  [default: 60]",
+)
+@click.option("--force_multi", is_flag=True, help="Reach every host by SSH, this machine too.")
+@click.option("--json", "is_json", is_flag=True, help="Print all facts as JSON.")
+def command(**given: Any) -> int:
+    """Look at all hosts at the same time: what is missing, what differs, who reaches whom. Starts nothing."""
+    from ..backends.choose import connector
+    from ..fleet.check import Check, CheckSettings
+    from ..fleet.check_report import as_dict, as_text, judge
+    from ..output.console import Console
+    from ..run.host_pool import choose_hosts, host_options, nodes_of
+    from ..run.make_plan import DEFAULT_PORT, current_folder, exact
+
+    options = host_options(given, force_multi=given["force_multi"])
+    settings = CheckSettings(
+        python=exact(sys.executable),
+        cwd=exact(current_folder()),
+        port=given["master_port"] or DEFAULT_PORT,
+        is_port_fixed=given["master_port"] is not None,
+        asks_torch=not given["no_torch"],
+        timeout_s=given["timeout"],
+    )
+    chosen = choose_hosts(options)
+    nodes = nodes_of(chosen, options)
+    console = Console(log_level="info")
+    num_slots = [one for _, one in chosen]
+    check = Check(nodes, num_slots, settings, connect=connector(options, nodes), console=console)
+    facts = check.run()
+    report = judge(facts)
+    console.drain()
+    text = json.dumps(as_dict(facts, report), indent=2) + "\n" if given["is_json"] else as_text(facts, report)
+    click.echo(text.encode("utf-8", "backslashreplace"), nl=False)
+    return report.exit_code
+
+
+command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS]

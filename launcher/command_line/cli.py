@@ -1,0 +1,330 @@
+"""The `dslaunch` command: options only. What it does with them is in run.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from ..errors import EXIT_MISTAKE, LaunchError
+from ..options import PART_OPTIONS, Options, read_parts
+from ..options.hosts import CHOICE_OPTIONS, NODE_RANGE, SSH_OPTIONS, read_ssh
+from ..options.seconds import seconds
+from ..output.writer import EXIT_NOT_READ
+from ..wording import cleaned
+from .prefix_command import PrefixCommand
+
+LAUNCHERS = ("ssh", "local", "pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
+# Options that people know from other launchers: DeepSpeed's, then torchrun's.
+ABSENT = {
+    "--autotuning": "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO stage in the "
+    "ds_config",
+    "--nproc_per_node": "write --num_gpus=N, or slots=N in the hostfile",
+    **dict.fromkeys(
+        ("-n", "-np", "--np"), "write --num_gpus=N for N processes on each host, or slots=N in the hostfile"
+    ),
+    "-N": "write --num_nodes=N for the first N hosts of the hostfile",
+    "--nnodes": "write --num_nodes=N; MIN:MAX is allowed",
+    **dict.fromkeys(
+        ("--rdzv_backend", "--rdzv_endpoint", "--rdzv_id", "--rdzv_conf", "--standalone"),
+        "there is no rendezvous to describe; leave it out (with --no_ssh: --master_addr and --job_id)",
+    ),
+}
+OWN_LAUNCHERS = ("ssh", "local")  # which run no other program that could take --launcher_args
+
+# The titles of --help and what stands below them, the common ones first.
+GROUPS = {
+    "Hosts and slots": ("hostfile", "include", "exclude", "num_nodes", "num_gpus"),
+    "The program": ("module", "no_python", "no_local_rank", "venv_script", "drop_in", "preload", "profile"),
+    "Output": (
+        *(
+            "quiet",
+            "tee",
+            "prefix",
+            "timestamps",
+            "fold",
+            "log_dir",
+            "enable_each_rank_log",
+            "report",
+            "timings",
+        ),
+        *("stack_on_hang", "stdin", "log_level"),
+    ),
+    "Failures and restarts": (
+        *("max_restarts", "spares", "min_nodes", "max_nodes", "min_uptime", "elastic_training", "kill_grace"),
+        *("heartbeat", "prepare_timeout", "save_pid"),
+    ),
+    "Rank 0, CPU cores": ("master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
+    "SSH": (
+        *(
+            "ssh_user",
+            "ssh_port",
+            "ssh_identity",
+            "ssh_config",
+            "connect_timeout",
+            "connect_window",
+            "tree_above",
+        ),
+        *("tree_radix", "force_multi"),
+    ),
+    "Other ways to start": (
+        *(
+            "launcher",
+            "launcher_args",
+            "no_ssh",
+            "node_rank",
+            "coordinator_port",
+            "rendezvous_timeout",
+            "job_id",
+        ),
+        "no_ssh_check",
+    ),
+    "Information": ("dry_run", "version", "help"),
+}
+
+EPILOG = """
+\b
+Examples:
+  dslaunch train.py --deepspeed --deepspeed_config ds_config.json
+      on this machine, one process per GPU (one process if there is none)
+  dslaunch -H hosts train.py --epochs 3
+      on every host and slot of the file `hosts`
+  dslaunch -H hosts -i "node1@node2:0,2" train.py
+      all slots of node1, and slots 0 and 2 of node2
+  dslaunch -H hosts --dry_run train.py
+      only show what would run where
+
+\b
+A hostfile has one line per host:
+  node1 slots=8
+  ada@node2 slots=8 port=2222
+
+\b
+Other commands, each with a --help of its own:
+  dslaunch check -H hosts            what is missing or differs on the hosts, and who reaches whom
+  dslaunch exec -H hosts -- COMMAND  a command once on every host, equal output shown once
+  dslaunch env -H hosts train.py     the variables that each rank would get, and where they come from
+  dslaunch stacks PID                what each rank of a job that runs does, as seen by Python
+  dslaunch checkpoint ls DIR         look at checkpoints, verify, compare, prune, and export weights
+  dslaunch report-env                what works on this machine: kernels, CUDA, direct I/O, and why not
+  dslaunch drop-in install           `import deepspeed` and the command deepspeed get dslaunch, in every program
+  dslaunch completion SHELL          what makes bash, zsh or fish complete options and commands
+
+Everything after the script belongs to the script. Options may be shortened as long as they stay unique.
+The exit code is 0 if every process ended with 0, else that of the process that failed first (128 + n after
+signal n), 2 for a mistake in what was given and 3 if a host could not be used.
+"""
+
+
+def _launcher(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    name = value.lower()
+    if name not in LAUNCHERS:
+        raise click.BadParameter(f"{value!r} is not a launcher; choose {', '.join(LAUNCHERS)}")
+    return name
+
+
+@click.command(
+    cls=PrefixCommand,
+    absent=ABSENT,
+    groups=GROUPS,
+    epilog=EPILOG,
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+)
+@click.option(
+    "--num_gpus",
+    "--num_accelerators",
+    type=int,
+    default=-1,
+    metavar="N",
+    help="Use the first N slots of each host.",
+)
+@click.option(
+    "--master_addr", metavar="ADDR", help="Address of rank 0.  [default: node 0's, as the others reach it]"
+)
+@click.option(
+    "--master_port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of rank 0.  [default: 29500, or another if that is in use]",
+)
+@click.option(
+    "--launcher",
+    default="ssh",
+    callback=_launcher,
+    metavar="NAME",
+    help="Who starts the processes: ssh, local (on this machine only), pdsh, openmpi, mpich, impi, mvapich or "
+    "slurm.  [default: ssh]",
+)
+@click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as with `python -m`.")
+@click.option("--no_python", is_flag=True, help="SCRIPT is a program to run as it is.")
+@click.option("--no_local_rank", is_flag=True, help="Do not add --local_rank=N to the script's arguments.")
+@click.option("--force_multi", is_flag=True, help="Reach every host by SSH, this machine too.")
+@click.option("--dry_run", is_flag=True, help="Print what would run where, and stop.")
+@click.option(
+    "--kill_grace",
+    type=float,
+    default=30.0,
+    callback=seconds,
+    metavar="S",
+    help="Seconds between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
+)
+@click.option(
+    "--heartbeat",
+    type=float,
+    default=30.0,
+    callback=seconds,
+    metavar="S",
+    help="Seconds of silence after which a host counts as lost.  [default: 30]",
+)
+@click.option("--report", metavar="FILE", help="Write how the job ended, and its phases, to FILE as JSON.")
+@click.option(
+    "--log_level",
+    type=click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False),
+    default="info",
+    help="What dslaunch itself prints.  [default: info]",
+)
+@click.option("-q", "--quiet", is_flag=True, help="The same as --log_level=error.")
+@click.option(
+    "--profile",
+    metavar="FILE",
+    expose_value=False,  # its options stand in front of the others when these are read: see prefix_command.py
+    help="Read options, script and args from a YAML file; what is typed wins.",
+)
+@click.option("--version", is_flag=True, help="Print the version and stop.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def dslaunch(**given: Any) -> int:
+    """Start SCRIPT on every slot of every host, and stop all of it at the first failure."""
+    if given["version"]:
+        from ... import __version__
+
+        click.echo(f"dslaunch {__version__}")
+        return 0
+    if not given["script"]:
+        raise click.UsageError("which script? Write: dslaunch [options] script.py [its arguments]")
+    from ..run.run_job import run  # here, so that --help does not load what only a job needs
+
+    return run(job_options(given))
+
+
+_place = [one.name for one in dslaunch.params].index("venv_script")
+dslaunch.params[-2:-2] = PART_OPTIONS  # before the script and its arguments
+dslaunch.params[_place:_place] = SSH_OPTIONS
+dslaunch.params[:0] = CHOICE_OPTIONS
+
+
+def job_options(given: dict[str, Any]) -> Options:
+    """What the options of a job mean, by parameter name."""
+    node_range = click.get_current_context().meta.get(NODE_RANGE)
+    if node_range is not None:
+        given = {**given, "min_nodes": node_range[0], "max_nodes": node_range[1]}
+    arguments = given["arguments"]
+    if arguments[:1] == ("--",):  # `dslaunch a.py -- --b` means `a.py --b`, as with DeepSpeed
+        arguments = arguments[1:]
+    if given["launcher_args"] and given["launcher"] in OWN_LAUNCHERS:
+        raise click.UsageError(
+            f"--launcher_args has no effect with --launcher={given['launcher']}, which runs no other program; leave it "
+            "out, or see --ssh_port and the other options for ssh"
+        )
+    return Options(
+        hostfile=given["hostfile"],
+        include=given["include"],
+        exclude=given["exclude"],
+        num_nodes=given["num_nodes"],
+        num_gpus=given["num_gpus"],
+        master_addr=given["master_addr"] or None,
+        master_port=given["master_port"],
+        launcher=given["launcher"],
+        ssh=read_ssh(given),
+        venv_script=given["venv_script"],
+        is_module=given["module"],
+        no_python=given["no_python"],
+        no_local_rank=given["no_local_rank"],
+        force_multi=given["force_multi"],
+        dry_run=given["dry_run"],
+        kill_grace_s=given["kill_grace"],
+        heartbeat_s=given["heartbeat"],
+        log_level="error" if given["quiet"] else given["log_level"].lower(),
+        report=given["report"],
+        **read_parts(given),
+        program=given["script"],
+        arguments=arguments,
+    )
+
+
+# Other commands than running a job: the module with the click command, loaded when it is called.
+COMMANDS: dict[str, str] = {
+    "check": ".check",
+    "exec": ".exec",
+    "env": ".env",
+    "stacks": ".stacks",
+    "checkpoint": ".checkpoint",
+    "report-env": ".report_env",
+    "drop-in": ".drop_in",
+    "completion": ".completion",
+}
+
+
+def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
+    """The command that is meant, its name and its words. A script that is called like a command is `./name`."""
+    if words and words[0] in COMMANDS:
+        module = import_module(COMMANDS[words[0]], __package__)
+        command: click.Command = module.command
+        return command, f"dslaunch {words[0]}", words[1:]
+    if words and words[0].isidentifier() and not os.path.exists(words[0]):
+        import difflib  # here: it takes 1 ms
+
+        near = difflib.get_close_matches(words[0].lower(), COMMANDS, n=1, cutoff=0.7)
+        if near:
+            raise click.UsageError(
+                f"{words[0]!r} is no command, and no script of that name is here; did you mean `dslaunch {near[0]}`? A script "
+                f"that is on the hosts only is ./{words[0]}"
+            )
+    return dslaunch, "dslaunch", words
+
+
+def _for_terminal(message: str) -> str:
+    """With line breaks between words if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        return message
+    from shutil import get_terminal_size  # here: few runs end with a mistake
+
+    from ..wording import wrapped
+
+    return wrapped(message, get_terminal_size().columns, first=len("dslaunch: "))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command and end the program with its exit code. The one place that turns errors into exit codes."""
+    is_debugging, is_job = False, True
+    try:
+        command, name, words = _command(list(sys.argv[1:] if argv is None else argv))
+        is_job = command is dslaunch
+        with command.make_context(name, words) as context:
+            is_debugging = context.params.get("log_level", "").lower() == "debug"
+            code = command.invoke(context)
+    except click.exceptions.Exit as error:  # --help
+        code = error.exit_code
+    except (LaunchError, click.ClickException) as error:
+        if is_debugging and isinstance(error, LaunchError):
+            import traceback  # here: most runs end without, and it takes 2 ms
+
+            traceback.print_exc()
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"dslaunch: {_for_terminal(cleaned(message))}", file=sys.stderr)
+        code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
+    except BrokenPipeError:  # whoever read our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = EXIT_NOT_READ
+    except (KeyboardInterrupt, click.Abort):
+        print(f"dslaunch: interrupted{': nothing was started' if is_job else ''}", file=sys.stderr)
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,67 @@
+"""`dslaunch env`: the options of a job, and what its ranks would get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import LaunchError
+from .cli import GROUPS, dslaunch, job_options
+from .prefix_command import PrefixCommand
+
+NOT_OURS = ("dry_run", "report", "version")
+EPILOG = """
+\b
+Example:
+  dslaunch env -H hosts --rank 0 train.py
+      every variable that rank 0 of `dslaunch -H hosts train.py` gets, each with the file and line it is from
+
+Values of variables whose names contain KEY, TOKEN, SECRET, PASSW or CREDENTIAL are shown as ***.
+No host is contacted, so nothing is said of what a host sets by itself.
+"""
+
+
+@click.command(
+    cls=PrefixCommand,
+    groups=GROUPS,
+    epilog=EPILOG,
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+)
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show the variables of this rank only.")
+@click.option("--show_secrets", is_flag=True, help="Show the values of secrets too.")
+def command(**given: Any) -> int:
+    """Show which variables each rank of a job would get, and where each comes from. All options of a job are allowed."""
+    if not given["script"]:
+        raise click.UsageError("which script? Write: dslaunch env [options] script.py [its arguments]")
+    # Here, so that --help does not load what only a plan needs.
+    from ..inputs.hostfile import read_hostfile
+    from ..job.rank_environment import describe
+    from ..output.console import Console
+    from ..run.host_pool import hostfile_path
+    from ..run.make_plan import choose_attempt, make_plan
+
+    options = job_options({**given, "dry_run": True, "report": None})
+    path = hostfile_path(options)
+    unknown = [host.name for host in read_hostfile(path) if host.slots is None] if path is not None else []
+    if unknown:
+        raise LaunchError(
+            f"{path}: slots=auto ({', '.join(unknown[:4])}) needs a look at the host, and `env` contacts none; "
+            "write slots=N"
+        )
+    plan = make_plan(options, choose_attempt(options, Console(log_level=options.log_level)))
+    rank = given["rank"]
+    if rank is not None and rank >= plan.world_size:
+        raise LaunchError(
+            f"--rank={rank}: the job has {plan.world_size} ranks; give 0 to {plan.world_size - 1}"
+        )
+    click.echo(describe(plan, only_rank=rank, shows_secrets=given["show_secrets"]).encode())
+    return 0
+
+
+command.params[:0] = [one for one in dslaunch.params[:-2] if one.name not in NOT_OURS]
+command.params += dslaunch.params[-2:]

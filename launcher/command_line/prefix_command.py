@@ -1,0 +1,179 @@
+"""A click command whose long options may be shortened, as argparse allows and existing scripts do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+PROFILE = "--profile"
+
+
+class _Typed(NamedTuple):
+    """One option as it was typed, its name in full."""
+
+    name: str
+    words: list[str]
+    value: str
+
+
+def _show_help(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
+class PrefixCommand(click.Command):
+    """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too. Ambiguous or unknown: refused with a hint.
+
+    `absent`: options of other launchers that this command does not have, each with what to do instead.
+    `groups`: titles and the parameter names below them, in the order of --help; what is in none stands under the last.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        absent: Mapping[str, str] | None = None,
+        groups: Mapping[str, tuple[str, ...]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._absent = absent or {}
+        self._groups = groups or {"Options": ()}
+        self._own_help: click.Option | None = None
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """As click makes it, without looking for a translation of its text: that takes 2 ms."""
+        if self._own_help is None:
+            self._own_help = click.Option(
+                self.get_help_option_names(ctx),
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_help,
+                help="Show this message and exit.",
+            )
+        return self._own_help
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every option below its group's title."""
+        last = list(self._groups)[-1]
+        title_of = {name: title for title, names in self._groups.items() for name in names}
+        place_of = {name: place for names in self._groups.values() for place, name in enumerate(names)}
+        records: dict[str, list[tuple[int, tuple[str, str]]]] = {title: [] for title in self._groups}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                name = parameter.name or ""
+                records[title_of.get(name, last)].append((place_of.get(name, len(place_of)), record))
+        for title, found in records.items():
+            with formatter.section(title):
+                formatter.write_dl([record for _, record in sorted(found, key=lambda one: one[0])])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = {
+            name: parameter
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option)
+            for name in parameter.opts
+        }
+        typed, rest = self._complete(args, options)
+        files = [one for one in typed if one.name == PROFILE]
+        if not files:
+            return super().parse_args(ctx, [word for one in typed for word in one.words] + rest)
+        return self._parse_with_profile(ctx, files, typed, rest, options)
+
+    def _parse_with_profile(
+        self,
+        ctx: click.Context,
+        files: list[_Typed],
+        typed: list[_Typed],
+        rest: list[str],
+        options: dict[str, click.Option],
+    ) -> list[str]:
+        if len(files) > 1 or not files[0].value:
+            raise click.UsageError(
+                f"{PROFILE} takes one file, and stands once; write e.g. {PROFILE} job.yaml"
+            )
+        from ..inputs.profile import read_profile  # here: most jobs have none
+
+        names = frozenset(options[one.name].name or "" for one in typed if one.name in options)
+        added = read_profile(Path(files[0].value), options, typed=names)
+        words = [*added.options, *(word for one in typed if one.name != PROFILE for word in one.words)]
+        try:
+            return super().parse_args(ctx, words + (rest if rest not in ([], ["--"]) else [*added.script]))
+        except click.UsageError as error:
+            message = f"{error.format_message()} (with the options of {files[0].value})"
+            raise click.UsageError(message, ctx=error.ctx) from None
+
+    def _complete(self, args: list[str], options: dict[str, click.Option]) -> tuple[list[_Typed], list[str]]:
+        """The options, written out, up to the first word that is not an option or an option's value; then the rest."""
+        typed: list[_Typed] = []
+        rest = list(args)
+        while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+            word, equals, value = rest.pop(0).partition("=")
+            if word.startswith("--"):
+                name = self._full_name(word.replace("-", "_").replace("__", "--", 1), options)
+                typed.append(_Typed(name, [name + equals + value], value))
+                takes_next = not equals and not options[name].is_flag
+            else:
+                letters, takes_next = self._split_short(word + equals + value, options)
+                typed += letters
+            if takes_next and rest:
+                value = rest.pop(0)
+                typed[-1] = _Typed(typed[-1].name, [*typed[-1].words, value], value)
+        return typed, rest
+
+    def _split_short(self, word: str, options: dict[str, click.Option]) -> tuple[list[_Typed], bool]:
+        """`-qHfile` or `-qH=file` as `-q -H file`, and whether the value of the last one is yet to come."""
+        typed: list[_Typed] = []
+        letters = word[1:]
+        while letters:
+            option, letters = options.get("-" + letters[0]), letters[1:]
+            if option is None:
+                raise self._no_short(word, options)
+            # In full: click takes a short one for a long one first, and looks for others like it, which takes 2 ms.
+            name = next((one for one in option.opts if one.startswith("--")), option.opts[0])
+            if letters and not option.is_flag:
+                value = letters.removeprefix("=")
+                return [*typed, _Typed(name, [name, value], value)], False
+            typed.append(_Typed(name, [name], ""))
+            if not letters:
+                return typed, not option.is_flag
+        return [_Typed(word, [word], "")], False
+
+    def _no_short(self, word: str, options: dict[str, click.Option]) -> click.UsageError:
+        """The refusal of a word with one dash, by what other launchers mean by it or by the long name it is perhaps."""
+        name = word.partition("=")[0]
+        if name in self._absent:
+            return click.UsageError(f"there is no option {name}: {self._absent[name]}")
+        import difflib  # here: it takes 1 ms
+
+        names = [one for one in options if one.startswith("--")]
+        close = difflib.get_close_matches("-" + name.replace("-", "_").replace("_", "-", 1), names, n=2)
+        close = close or sorted(
+            {one for one in options if len(one) == 2 and one[1].lower() == name[1].lower()}
+        )
+        return click.UsageError(
+            f"there is no option {name}; did you mean {' or '.join(close or ['--help for the list'])}?"
+        )
+
+    def _full_name(self, word: str, options: dict[str, click.Option]) -> str:
+        if word in options:
+            return word
+        names = [name for name in options if name.startswith(word)]
+        if len({options[name].name for name in names}) == 1:
+            return names[0]
+        if names:
+            raise click.UsageError(f"{word} is ambiguous: it may be {' or '.join(sorted(names))}")
+        for name in self._absent:
+            if name.startswith(word):
+                raise click.UsageError(f"there is no option {name}: {self._absent[name]}")
+        import difflib  # here: it takes 1 ms
+
+        close = difflib.get_close_matches(word, [name for name in options if name.startswith("--")], n=3) or [
+            "--help for the list"
+        ]
+        raise click.UsageError(f"there is no option {word}; did you mean {' or '.join(close)}?")

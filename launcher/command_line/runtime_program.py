@@ -1,0 +1,28 @@
+"""Programs of the runtime, which need torch: each is a process of its own, because the launcher loads neither."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from ..errors import LaunchError
+
+
+def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
+    """Run `dslaunch.runtime.<module>` with the request as JSON, on this terminal; return its exit code, 128 + n for signal n.
+
+    Errors: LaunchError if there is no torch
+    """
+    import subprocess  # here: it takes 5 ms, and --help does without
+
+    if find_spec("torch") is None:
+        raise LaunchError(
+            f"{what} needs torch, which {sys.executable} does not find; install it with: pip install 'dslaunch[train]'"
+        )
+    package = __package__.partition(".")[0]
+    command = [sys.executable, "-m", f"{package}.runtime.{module}", json.dumps(request)]
+    # In /, because `-m` looks for modules where it is started: a file torch.py there is not what is meant.
+    code = subprocess.run(command, cwd="/", check=False).returncode
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,569 @@
+"""Drives the agents of one job: connect to all, prepare all, start all, and at the first failure stop all.
+
+One thread per host connects and reads; everything else happens in the thread that calls `run`, which takes one event
+after the other. Nothing starts anywhere before every host is ready.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..backends.channel import Channel
+from ..errors import EXIT_MISTAKE
+from ..job.master_address import is_for_others, master_address
+from ..job.plan import NodePlan, Plan, job_of, origins_of
+from ..job.verdict import (
+    Failure,
+    HostFailure,
+    LauncherFailure,
+    OutputFailure,
+    Verdict,
+    judge,
+    rank_failure,
+    signal_name,
+)
+from ..output.console import Console
+from ..wire.frames import (
+    Done,
+    Exited,
+    Frame,
+    Hello,
+    Listening,
+    Milestone,
+    Output,
+    Ping,
+    Pong,
+    Prepare,
+    Problem,
+    ProtocolError,
+    Reached,
+    Ready,
+    Stacks,
+    Start,
+    Started,
+    Stop,
+)
+from .job_signals import ASKING, PASSED_ON, STOPPING, watch
+from .link import LinkEnd
+from .master_search import MasterSearch
+from .peers import Rest, RestTalk, Word
+from .protocol_check import Phase, contradiction
+from .roster import HostState, Roster
+from .running_job import RunningJob
+from .timings import Timings
+
+CONNECT_WINDOW = 64  # connections being made at the same time
+STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
+POLL_S = 0.2
+ANSWER_TIMEOUT_S = (
+    120.0  # for what a host does in a thread beside its heartbeat: names may be looked up slowly
+)
+SILENCE_LOOKS = 20.0  # at all hosts in one heartbeat time
+MAX_PING_EVERY_S = 5.0
+
+
+class _SignalReceived(NamedTuple):
+    number: int
+
+
+class _Event(NamedTuple):
+    host: HostState
+    item: Frame | LinkEnd
+    at_s: float
+
+
+class Controller:
+    """Runs one plan once."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        connect: Callable[[NodePlan], Channel],
+        console: Console,
+        window: int = CONNECT_WINDOW,
+        rest: Rest | None = None,
+    ) -> None:
+        self._plan = plan
+        self._console = console
+        self._events: queue.SimpleQueue[_Event | _SignalReceived | Word] = queue.SimpleQueue()
+        self._roster = Roster(plan.nodes, connect=connect, window=window)
+        self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
+        self._job = RunningJob(self._roster, console, stack_on_hang_s=plan.stack_on_hang_s)
+        self._rest = RestTalk(rest)
+        self._timings = Timings(plan.world_size)
+        self._failures: list[Failure] = []
+        self._ended_well: dict[int, float] = {}  # when, by rank
+        self._interrupts: list[int] = []
+        self._interrupted_by: int | None = None  # what ended the job, if no failure did before
+        self._is_output_lost = False
+        self._look_at = self._look_for_silence_at = 0.0
+        self._heard_at = 0.0  # when the last event that was dealt with came in
+        self._started_at: float | None = None
+        self._stopped_at: float | None = None
+        self._kill_at = float("inf")
+        self._stood_still_s = 0.0
+        self._excused_until = 0.0  # until then the end of a stream is not its host's fault
+
+    def run(self) -> Verdict:
+        """From nothing to a verdict; when it returns, no process of the job is left on any host that answers.
+
+        Errors: LaunchError if the log files cannot be made; nothing has started then
+        """
+        self._console.begin(origins_of(self._plan))
+        with watch(lambda number: self._events.put(_SignalReceived(number))):
+            try:
+                self._run_phases()
+                self._stop_and_wait()
+                self._wait_for_rest()
+            finally:
+                self._roster.close()
+        return judge(
+            self._failures,
+            stopped_at=self._stopped_at,
+            interrupted_by=self._interrupted_by,
+            phases_s=self._timings.all_s(),
+            started_at=self._started_at,
+            ended_well=self._ended_well,
+        )
+
+    # The rest of the job, if other controllers drive it. These three may be called from any thread.
+
+    def allow_start(self) -> None:
+        """The rest is ready."""
+        self._events.put(Word(is_start_allowed=True))
+
+    def stop(self, failure: Failure) -> None:
+        """Something failed elsewhere; `at_s` is on our clock."""
+        self._events.put(Word(failure))
+
+    def finish(self) -> None:
+        """Nothing more will be heard of the rest."""
+        self._events.put(Word(is_finished=True))
+
+    # The phases. After each one: a failure, or an interrupt, ends them.
+
+    def _run_phases(self) -> None:
+        for phase in (self._connect, self._find_master, self._wait_for_start, self._start):
+            phase()
+            if self._is_failing():
+                return
+
+    def _connect(self) -> None:
+        self._timings.begin()
+        for host in self._roster:
+            host.link.start(self._deliver_for(host))
+        self._roster.ping_every(min(self._plan.heartbeat_s / 4, MAX_PING_EVERY_S))
+        self._wait("connected", lambda host: host.hello is not None)
+        if not self._is_failing():
+            self._timings.end("agent")
+            self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
+        # Hosts are asked to prepare as they come, so one may have failed at that before the last has come: hear them all.
+        self._wait("prepared", lambda host: host.ready is not None)
+
+    def _find_master(self) -> None:
+        """Where all others reach node 0; whoever does not has failed."""
+        for note in self._roster.notes():
+            self._console.say(note)
+        self._begin_search()
+        while not self._search.is_over and not self._is_failing():
+            self._wait(
+                "reached",
+                lambda host: self._search.is_answered(host.plan.node_rank),
+                is_over=lambda: self._search.is_over,
+                timeout_s=ANSWER_TIMEOUT_S,
+            )
+        for node_rank, message in self._search.failures:
+            self._fail_host(self._roster.hosts[node_rank], message, time.monotonic())
+        for note in self._search.notes:
+            self._console.say(note)
+        for warning in self._search.warnings:
+            self._console.warn(warning)
+
+    def _begin_search(self) -> None:
+        first, *others = self._roster
+        if self._search.is_begun or first.hello is None:
+            return
+        default = self._plan.master.address or master_address(
+            is_one_machine=not self._search.is_needed,
+            reached_at=first.hello.reached_at,
+            hostname=first.hello.hostname,
+            address_to_peers=next((one.link.local_address for one in others if one.link.local_address), ""),
+        )
+        self._search.begin(default, more=(first.hello.hostname, first.name))
+
+    def _wait_for_start(self) -> None:
+        self._rest.ready()
+        while not self._rest.is_start_allowed and not self._is_failing():
+            self._take_event()
+
+    def _start(self) -> None:
+        first = self._roster.hosts[0].ready
+        port = (first.master_port if first else 0) or self._plan.master.port
+        self._started_at = time.monotonic()
+        self._roster.send(Start(self._search.address, port))
+        self._wait("started", lambda host: len(host.pids) == len(host.ranks), is_patient=False)
+        self._console.end_progress()
+        self._wait("ended", lambda host: host.is_over, is_patient=False)
+
+    def _wait(
+        self,
+        phase: str,
+        is_there: Callable[[HostState], bool],
+        *,
+        is_patient: bool = True,
+        is_over: Callable[[], bool] = lambda: False,
+        timeout_s: float = float("inf"),
+    ) -> None:
+        """Until every host is there, or nothing more can come of it. A failure ends the wait; a patient one first hears
+        every host's answer.
+
+        Without a timeout: what limits the wait for each host is in docs/design-waits.md.
+        """
+        began = time.monotonic()
+        missing = {  # a set that keeps its order
+            host: None for host in self._roster if not is_there(host) and not (is_patient and host.has_failed)
+        }
+        shown_at = 0.0
+        while missing and not self._interrupts and not (self._is_failing() and not is_patient):
+            if is_over():
+                break
+            if time.monotonic() - began > timeout_s:
+                self._fail_missing(phase, missing, timeout_s)
+                break
+            if time.monotonic() - shown_at >= POLL_S:
+                shown_at = time.monotonic()
+                self._show_progress(phase, missing, began)
+            for host in self._take_event():
+                if is_there(host) or (is_patient and host.has_failed):
+                    missing.pop(host, None)
+        if not self._is_failing():
+            self._timings.end(phase, self._heard_at)  # not now: output may have come in while we were busy
+
+    def _fail_missing(self, phase: str, missing: dict[HostState, None], timeout_s: float) -> None:
+        first = self._roster.hosts[0]
+        for host in (first,) if first in missing else missing:  # the others may have waited for that one
+            why = f"its agent did not answer within {timeout_s:g} s, and the job waits for all to be {phase}"
+            self._fail_host(host, why, time.monotonic())
+
+    def _show_progress(self, phase: str, missing: dict[HostState, None], began_at: float) -> None:
+        if phase == "started":
+            self._console.progress_of_workers(self._roster.num_up, self._plan.world_size, began_at)
+        elif phase != "ended":
+            num_failed = sum(host.has_failed for host in self._roster)
+            names = [host.name for host in missing]
+            self._console.progress(phase, len(self._roster), names, began_at, num_failed=num_failed)
+
+    # Events.
+
+    def _deliver_for(self, host: HostState) -> Callable[[Frame | LinkEnd, float], None]:
+        def deliver(item: Frame | LinkEnd, at_s: float) -> None:
+            if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
+                why_not = self._contradiction(host, item)
+                if why_not:
+                    raise ProtocolError(why_not)
+                self._job.heard_output(at_s)
+                self._timings.heard_output(at_s)
+                self._console.output(item.rank, item.stream, item.text, host.link.grant)
+            else:
+                self._events.put(_Event(host, item, at_s))
+
+        return deliver
+
+    def _take_event(self) -> list[HostState]:
+        """Deal with the next event; returns the hosts of which something new is known, so that nobody looks at all."""
+        changed: list[HostState] = []
+        self._look_for_standstill()
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + POLL_S
+            self._look_at_console()
+            self._job.look_at_stacks(started_at=None if self._stopped_at else self._started_at)
+        if now >= self._look_for_silence_at:
+            self._look_for_silence_at = now + max(POLL_S, self._plan.heartbeat_s / SILENCE_LOOKS)
+            changed += self._look_for_silence()
+        try:
+            event = self._events.get(timeout=POLL_S)
+        except queue.Empty:
+            return changed
+        if isinstance(event, _SignalReceived):
+            self._receive(event.number)
+        elif isinstance(event, Word):
+            self._hear(event)
+        else:
+            self._heard_at = event.at_s
+            self._handle(event.host, event.item, event.at_s)
+            changed.append(event.host)
+        self._tell_rest()
+        return changed
+
+    def _handle(self, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
+        if host.is_over:
+            return
+        why_not = "" if isinstance(item, LinkEnd) else self._contradiction(host, item)
+        if why_not:
+            self._fail_host(host, why_not, at_s)
+        elif isinstance(item, Hello):
+            self._greet(host, item)
+        elif isinstance(item, Ready):
+            host.ready = item
+            self._search.prepare(host.plan.node_rank)
+        elif isinstance(item, Listening | Reached):
+            self._search.take(host.plan.node_rank, item)
+        elif isinstance(item, Problem):
+            self._fail_host(host, item.message, at_s, exit_code=item.exit_code)
+        elif isinstance(item, Pong):
+            host.clock_offset_s = min(host.clock_offset_s, at_s - item.at)
+        elif isinstance(item, Started | Exited | Stacks | Milestone):
+            self._handle_worker(host, item, at_s)
+        elif isinstance(item, Done):
+            host.is_over = True
+            if item.left_over:
+                self._console.warn(
+                    f"{host.name}: ended {item.left_over} processes that outlived their worker"
+                )
+        elif isinstance(item, LinkEnd):
+            self._lose_host(host, item, at_s)
+
+    def _greet(self, host: HostState, hello: Hello) -> None:
+        """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
+        twin = self._roster.greet(host, hello)
+        if twin is not None:
+            shared = ", ".join(one for one in host.plan.devices if one in twin.plan.devices)
+            why = (
+                f"{host.name} and {twin.name} are one machine, {hello.hostname}, and both have slot {shared}"
+            )
+            hint = "give a machine one line in the hostfile, or lines with different devices="
+            self._fail_host(host, f"{why}; {hint}", time.monotonic(), exit_code=EXIT_MISTAKE)
+            return
+        # The answer to the ping tells how far the two clocks are apart.
+        host.send(Ping(0), Prepare(job_of(self._plan, host.plan)))
+        self._console.debug(
+            f"{host.name}: agent {hello.pid}, Python {hello.python}, {hello.num_devices} GPUs"
+        )
+        if host.plan.node_rank == 0:
+            self._search.listen()
+            if self._plan.master.address or is_for_others(hello.reached_at):
+                self._begin_search()  # nothing that is not known yet would change the address to try first
+
+    def _handle_worker(
+        self, host: HostState, item: Started | Exited | Stacks | Milestone, at_s: float
+    ) -> None:
+        if isinstance(item, Started):
+            host.pids[item.rank] = item.pid
+            self._console.debug(f"{host.name}: rank {item.rank} is process {item.pid}")
+        elif isinstance(item, Stacks):
+            self._job.take_stacks(item)
+        elif isinstance(item, Milestone):
+            self._timings.take(item.rank, item.name, min(at_s, item.at + host.clock_offset_s))
+        else:
+            self._handle_exit(host, item, at_s)
+
+    def _handle_exit(self, host: HostState, item: Exited, at_s: float) -> None:
+        host.exit_codes[item.rank] = item.code
+        ended_at = min(at_s, item.at + host.clock_offset_s)
+        if item.code == 0:
+            self._ended_well[item.rank] = ended_at
+            return
+        self._failures.append(
+            rank_failure(
+                item,
+                local_rank=next(one.local_rank for one in host.plan.ranks if one.rank == item.rank),
+                host=host.name,
+                pid=host.pids.get(item.rank, 0),
+                at_s=ended_at,
+            )
+        )
+
+    def _contradiction(self, host: HostState, item: Frame) -> str:
+        phase = Phase.RUNNING if self._started_at is not None else Phase.PREPARING
+        if self._stopped_at is not None:
+            phase = Phase.STOPPING
+        return contradiction(
+            item,
+            phase=Phase.CONNECTING if host.hello is None else phase,
+            ranks=host.ranks,
+            num_ended=len(host.exit_codes),
+            is_first=host.plan.node_rank == 0,
+        )
+
+    def _fail_host(
+        self, host: HostState, message: str, at_s: float, *, exit_code: int = 3, is_way_lost: bool = False
+    ) -> None:
+        host.has_failed = True
+        host.is_over = True
+        self._failures.append(
+            HostFailure(
+                host=host.name, message=message, at_s=at_s, exit_code=exit_code, is_way_lost=is_way_lost
+            )
+        )
+        host.link.abandon()
+        if host.plan.node_rank == 0:
+            self._search.lose_first()
+
+    def _lose_host(self, host: HostState, end: LinkEnd, at_s: float) -> None:
+        """Its stream ended. After a standstill of ours that is what it was told to do when it hears nothing."""
+        if time.monotonic() < self._excused_until and host.hello is not None:
+            self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
+        if self._is_launcher_at_fault and host.hello is not None:
+            self._give_up(host)
+        else:
+            self._fail_host(host, end.message, at_s, is_way_lost=end.is_way_lost)
+
+    @property
+    def _is_launcher_at_fault(self) -> bool:
+        """Whether the hosts were left alone: they end then, sooner or later."""
+        return any(isinstance(one, LauncherFailure) for one in self._failures)
+
+    def _give_up(self, host: HostState) -> None:
+        """It is not heard again, and that is no fault of its own."""
+        host.is_over = True
+        host.link.abandon()
+
+    def _look_for_standstill(self) -> None:
+        """If this process was stopped, or the machine suspended, no host is at fault; they may have ended the job."""
+        gap_s = self._roster.forgive_standstill()
+        heartbeat_s = self._plan.heartbeat_s
+        if gap_s < heartbeat_s / 2 or not any(host.hello for host in self._roster):
+            return
+        self._stood_still_s = gap_s
+        self._excused_until = time.monotonic() + heartbeat_s
+        if gap_s > heartbeat_s:
+            self._fail_launcher(f"this machine stood still for {gap_s:.0f} s", time.monotonic() - gap_s)
+
+    def _fail_launcher(self, what: str, at_s: float) -> None:
+        """Nothing is known against any host; said once."""
+        if not self._is_launcher_at_fault:
+            message = (
+                f"{what}, and hosts end a job of which they hear nothing for --heartbeat={self._plan.heartbeat_s:g} s; no "
+                "host is at fault: keep this machine awake and connected, or give a longer --heartbeat"
+            )
+            self._failures.append(LauncherFailure(message=message, at_s=at_s))
+
+    def _look_for_silence(self) -> list[HostState]:
+        """Give up hosts that are silent for too long; returns them."""
+        lost: list[HostState] = []
+        heartbeat_s = self._plan.heartbeat_s
+        if self._roster.are_all_silent(heartbeat_s / 2):  # a reply comes twice in this time
+            silent_s = min(host.link.silent_s() for host in self._roster if not host.is_over)
+            if self._roster.are_all_silent(heartbeat_s):
+                what = f"nothing is heard of any host for {silent_s:.0f} s: this machine has no network"
+                self._fail_launcher(what, time.monotonic() - silent_s)
+                lost = [host for host in self._roster if not host.is_over and not host.plan.is_local]
+                for host in lost:
+                    self._give_up(host)
+            return lost
+        for host in self._roster:
+            silence = host.why_silent(self._plan.heartbeat_s)
+            if silence is not None:
+                if self._is_launcher_at_fault and host.hello is not None:
+                    self._give_up(host)
+                else:
+                    self._fail_host(host, *silence)
+                lost.append(host)
+        return lost
+
+    def _look_at_console(self) -> None:
+        if self._interrupts:
+            self._console.give_up_if_stuck(is_urgent=len(self._interrupts) > 1)
+        failure = self._console.failure
+        if failure is not None and not self._is_output_lost:
+            self._is_output_lost = True
+            self._failures.append(
+                OutputFailure(message=str(failure), at_s=time.monotonic(), exit_code=failure.exit_code)
+            )
+
+    def _receive(self, number: int) -> None:
+        """A signal to this process."""
+        if number in PASSED_ON:
+            self._job.pass_on(number)
+        elif number == ASKING:
+            self._job.ask_stacks(signal_name(number))
+        elif number != STOPPING:
+            self._interrupts.append(number)
+        elif self._rest.is_there:
+            self._console.warn(
+                "stopping this dslaunch would end the job on the other nodes, so Ctrl-Z is ignored"
+            )
+        else:
+            self._job.stop_this_process()
+
+    def _hear(self, word: Word) -> None:
+        """Something of the rest."""
+        self._rest.hear(word)
+        if word.failure is not None:
+            self._tell_rest()
+            self._failures.append(word.failure)
+            self._rest.knows(len(self._failures))
+
+    def _tell_rest(self) -> None:
+        self._rest.tell(self._failures, self._interrupts, stopped_at=self._stopped_at)
+
+    def _is_failing(self) -> bool:
+        return bool(self._failures or self._interrupts)
+
+    # The end.
+
+    def _stop_and_wait(self) -> None:
+        """Tell every host to stop, unless all ended well, and wait until each one said that nothing is left."""
+        self._console.end_progress()
+        if self._roster.is_over:
+            return
+        grace_s = self._plan.kill_grace_s if self._roster.num_up else 0.0
+        if len(self._interrupts) > 1:
+            grace_s = 0.0
+        self._stopped_at = time.monotonic()
+        self._interrupted_by = self._interrupts[0] if self._interrupts and not self._failures else None
+        self._announce_stop(grace_s)
+        self._stop_all(grace_s)
+        running = {host: None for host in self._roster if not host.is_over}
+        while running and time.monotonic() <= self._kill_at + STOP_MARGIN_S:
+            num_interrupts = len(self._interrupts)
+            for host in self._take_event():
+                if host.is_over:
+                    running.pop(host, None)
+            if len(self._interrupts) > max(1, num_interrupts):
+                self._console.say("killing all workers now")
+                self._stop_all(0.0)
+        for host in running:
+            if not host.is_over:
+                self._fail_host(host, "its agent did not confirm that the workers ended", time.monotonic())
+
+    def _announce_stop(self, grace_s: float) -> None:
+        running = self._roster.num_running
+        if not running:
+            if self._interrupted_by and self._started_at is None:
+                self._console.say(f"{signal_name(self._interrupted_by)}: nothing was started")
+            return
+        why = (
+            signal_name(self._interrupted_by) if self._interrupted_by else f"{self._failures[0].name} failed"
+        )
+        workers = f"{running} {'' if self._interrupted_by else 'other '}worker{'s' if running != 1 else ''}"
+        how = f"SIGTERM, and SIGKILL after {grace_s:g} s" if grace_s else "SIGKILL"
+        hint = "; Ctrl-C again kills them now" if self._interrupted_by == signal.SIGINT and grace_s else ""
+        self._console.say(f"{why}: stopping {workers} ({how}{hint})")
+
+    def _stop_all(self, grace_s: float) -> None:
+        self._kill_at = time.monotonic() + grace_s
+        for host in self._roster:
+            if host.hello is not None:
+                host.send(Stop(grace_s))
+            elif not host.is_over:
+                host.is_over = True  # nothing runs there yet; the end of its stream is enough
+                host.link.abandon()
+
+    def _wait_for_rest(self) -> None:
+        """Until all parts ended: a failure elsewhere is a failure of this part too. A second interrupt gives up."""
+        if not self._rest.is_there:
+            return
+        self._tell_rest()
+        self._rest.ended()
+        num_interrupts = max(1, len(self._interrupts))
+        while not self._rest.is_finished and len(self._interrupts) <= num_interrupts:
+            self._take_event()
+        if self._interrupts and not self._failures:
+            self._interrupted_by = self._interrupts[0]

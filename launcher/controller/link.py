@@ -1,0 +1,218 @@
+"""The connection to one agent: a thread that connects and reads, and a way to write."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ..backends.bootstrap import WANTS_TEXT, agent_source, agent_text
+from ..backends.channel import Channel, RelayedStream, WayLost
+from ..errors import LaunchError
+from ..job.plan import NodePlan
+from ..wire.frames import MAGIC, Decoder, Frame, Output, ProtocolError
+
+MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's first bytes
+CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
+MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
+
+# Held by the one thread that takes bytes apart. When thousands of hosts answer at the same moment, as they do at the
+# start, as many threads wake up; waiting for the interpreter itself each of them would wake again every 5 ms, and a
+# machine does nothing else then. Those that wait for a lock sleep.
+_TURN = threading.Lock()
+
+
+class LinkEnd(NamedTuple):
+    """The connection could not be made, or ended; `message` says why. `is_way_lost`: for the fault of another host."""
+
+    message: str
+    is_way_lost: bool = False
+
+
+class Link:
+    """One host's stream. `deliver(item, at_s)` gets every frame and, last, one LinkEnd; it must not block."""
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        *,
+        connect: Callable[[NodePlan], Channel],
+        window: threading.BoundedSemaphore,
+    ) -> None:
+        self._plan = plan
+        self._connect = connect
+        self._window = window
+        self._channel: Channel | None = None
+        self._is_abandoned = False
+        self._closing: threading.Thread | None = None
+        self._write_lock = threading.Lock()
+        self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
+        self._reading_since: float | None = None
+        self.opened_at: float | None = None  # when the connection was made, on the monotonic clock
+        self._way_silent_s: Callable[[], float] = lambda: 0.0
+
+    def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
+        """Connect and read, in a thread of its own."""
+        name = f"link to {self._plan.host.name}"
+        threading.Thread(target=self._run, args=(deliver,), name=name, daemon=True).start()
+
+    @property
+    def is_open(self) -> bool:
+        return self._channel is not None and not self._is_abandoned
+
+    @property
+    def local_address(self) -> str:
+        return self._channel.local_address if self._channel is not None else ""
+
+    def send(self, data: bytes) -> None:
+        """Write; a broken stream is not an error here, because its reader reports it."""
+        channel = self._channel
+        if channel is not None:
+            with self._write_lock, contextlib.suppress(OSError):
+                channel.write(data)
+
+    def grant(self) -> None:
+        """One Output frame was dealt with; the host may send another."""
+        self._outputs.release()
+
+    def silent_s(self) -> float:
+        """For how long we have been waiting for bytes; 0 while we are the slow side."""
+        since = self._reading_since
+        return 0.0 if since is None else max(0.0, time.monotonic() - since - self._way_silent_s())
+
+    def open_s(self) -> float:
+        """For how long the connection has been open; 0 before."""
+        return 0.0 if self.opened_at is None else time.monotonic() - self.opened_at
+
+    def forgive_silence(self) -> None:
+        """We were not there to listen: silence counts from now."""
+        if self._reading_since is not None:
+            self._reading_since = time.monotonic()
+
+    def abandon(self) -> None:
+        """Stop caring, without waiting: what still arrives is dropped."""
+        self._is_abandoned = True
+        channel = self._channel
+        if channel is not None and self._closing is None:
+            self._closing = threading.Thread(target=channel.close, daemon=True)
+            self._closing.start()
+
+    def close(self) -> None:
+        """End the stream and wait until nothing of it is left on this machine."""
+        self.abandon()
+        if self._closing is not None:
+            self._closing.join(None if self._plan.is_local else CLOSE_TIMEOUT_S)
+
+    def _run(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
+        end = LinkEnd("the connection ended")
+        try:
+            with self._window:
+                if self._is_abandoned:
+                    return
+                channel = self._connect(self._plan)
+                self.opened_at = time.monotonic()
+            if self._is_abandoned:  # the job was given up while we connected
+                channel.close()
+                return
+            if isinstance(channel, RelayedStream):
+                self._way_silent_s = channel.way_silent_s
+            with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
+                channel.write(agent_source())
+            self._channel = channel
+            end = LinkEnd(self._read(channel, deliver))
+        except (LaunchError, ProtocolError) as error:
+            end = LinkEnd(str(error), is_way_lost=isinstance(error, WayLost))
+        except OSError as error:
+            end = LinkEnd(f"the connection broke: {error.strerror or error}")
+        finally:
+            deliver(end, time.monotonic())
+
+    def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> str:
+        """Until the stream ends; returns why it did."""
+        decoder = Decoder()
+        noise = b""
+        is_agent = is_asked = False
+        while True:
+            self._reading_since = time.monotonic()
+            data = channel.read()
+            self._reading_since = None
+            if not data:
+                return _why_ended(channel) if is_agent else _why_no_agent(channel, noise)
+            if not is_agent:
+                noise += data
+                _, magic, data = noise.partition(MAGIC)
+                if not magic:
+                    if WANTS_TEXT in noise and not is_asked:
+                        is_asked = True
+                        channel.write(agent_text())
+                    if len(noise) > MAX_NOISE_BYTES:
+                        raise ProtocolError(f"not an agent: it printed {noise[:60]!r}...")
+                    continue
+                is_agent = True
+            with _TURN:
+                for frame in _together(_fed(decoder, data)):
+                    if isinstance(frame, Output):
+                        self._wait_for_place()
+                    deliver(frame, time.monotonic())
+
+    def _wait_for_place(self) -> None:
+        """Until one more output may be in flight; the other hosts go on meanwhile."""
+        if not self._outputs.acquire(blocking=False):
+            _TURN.release()
+            try:
+                self._outputs.acquire()
+            finally:
+                _TURN.acquire()
+
+
+def _fed(decoder: Decoder, data: bytes) -> list[Frame]:
+    try:
+        return decoder.feed(data)
+    except ProtocolError as error:
+        text = data[:80].decode("utf-8", "replace").strip()
+        if not text or not text.isprintable() or text.startswith("\ufffd"):
+            raise
+        raise ProtocolError(f"{error}; does something that a login script started print there?") from error
+
+
+def _together(frames: list[Frame]) -> Iterator[Frame]:
+    """The same with fewer frames: what one worker wrote in a row, in pieces, is one Output."""
+    waiting: list[Output] = []
+    for frame in frames:
+        is_more = isinstance(frame, Output) and waiting and waiting[-1][:2] == frame[:2]
+        if waiting and not (is_more and waiting[-1].text.endswith("\n")):
+            yield _joined(waiting)
+            waiting = []
+        if isinstance(frame, Output):
+            waiting.append(frame)
+        else:
+            yield frame
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(outputs: list[Output]) -> Output:
+    first = outputs[0]
+    return first if len(outputs) == 1 else first._replace(text="".join(one.text for one in outputs))
+
+
+def _why_ended(channel: Channel) -> str:
+    last = _last_line(channel.error_text())
+    return f"the agent ended: {last}" if last else "the connection ended before the job did"
+
+
+def _why_no_agent(channel: Channel, noise: bytes) -> str:
+    """In the host's own words: what a login script, a forced command or a login shell wrote before it ended."""
+    status = channel.exit_status()
+    said = _last_line(channel.error_text()) or _last_line(noise.decode("utf-8", "replace"))
+    how = "the connection ended" if status is None else f"the login ended with status {status}"
+    return (
+        f"no agent started there: {how}, and its last words are {said or 'none'!r}; "
+        "a command must run there and print nothing of its own: test with ssh HOST true"
+    )
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

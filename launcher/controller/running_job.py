@@ -1,0 +1,72 @@
+"""What a person can do to a job that runs, and it goes on: pass a signal on, ask what the ranks do, stop this process."""
+
+from __future__ import annotations
+
+import time
+
+from ..job.verdict import signal_name
+from ..output.console import Console
+from ..wire.frames import AskStacks, Hold, Signal, Stacks
+from .job_signals import stop_until_continued
+from .roster import Roster
+from .stacks import StackWatch
+
+HOLD_S = 3600.0  # for which the workers run on while this process is stopped
+HOLD_DRAIN_S = 1.0
+
+
+class RunningJob:
+    """The workers on all hosts, for as long as there are some."""
+
+    def __init__(self, roster: Roster, console: Console, *, stack_on_hang_s: float | None) -> None:
+        self._roster = roster
+        self._console = console
+        self._stacks = StackWatch(stack_on_hang_s)
+
+    def heard_output(self, at_s: float) -> None:
+        """Some rank wrote something; may be called from any thread."""
+        self._stacks.last_output_at = at_s
+
+    def take_stacks(self, item: Stacks) -> None:
+        self._stacks.take(item)
+
+    def ask_stacks(self, why: str) -> None:
+        """What all ranks do, to be shown once the answers are there."""
+        if self._stacks.ask(why, self._roster.running_ranks(), now=time.monotonic()):
+            for host in self._roster:
+                if host.pids:
+                    host.send(AskStacks())
+
+    def look_at_stacks(self, *, started_at: float | None) -> None:
+        """Ask if the ranks have been silent for too long, and show what has been answered. `started_at` None: not running."""
+        now = time.monotonic()
+        if started_at is not None:
+            silent_s = self._stacks.silence_to_ask_about(now, started_at=started_at)
+            if silent_s:
+                self.ask_stacks(f"no output for {silent_s:.0f} s")
+        if self._stacks.is_asked:
+            for block in self._stacks.blocks(now, ended=self._roster.ended_ranks()):
+                self._console.show(block.title, block.lines)
+
+    def pass_on(self, number: int) -> None:
+        """A signal for the workers."""
+        num_workers = self._roster.num_running
+        for host in self._roster:
+            if host.pids:
+                host.send(Signal(number))
+        if num_workers:
+            self._console.say(f"{signal_name(number)}: passed on to {num_workers} workers")
+        else:
+            self._console.warn(f"{signal_name(number)}: no worker runs that it could be passed on to")
+
+    def stop_this_process(self) -> None:
+        """The workers go on until their output fills the pipes. Only for so long: agents that nobody watches end."""
+        self._console.say(
+            f"stopping; the workers run on, for at most {HOLD_S / 60:.0f} minutes, and wait when their output is "
+            "not read; `fg` or `bg` goes on"
+        )
+        self._console.drain(HOLD_DRAIN_S)
+        self._roster.send(Hold(HOLD_S))
+        stop_until_continued()
+        self._roster.forgive_standstill()
+        self._roster.send(Hold(0.0))

@@ -1,0 +1,93 @@
+"""What all ranks do right now: one question to all hosts, one answer from each rank, and equal answers shown once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..inputs.rank_set import format_ranks
+from ..wire.frames import Stacks
+
+TIMEOUT_S = 20.0  # for all hosts; the slowest is one with py-spy
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A sentence, and the lines that stand below it."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+
+
+class StackWatch:
+    """When to ask, who was asked, and what they said so far. All times are on the monotonic clock."""
+
+    def __init__(self, silence_limit_s: float | None) -> None:
+        """The limit is that of --stack_on_hang; None or 0 means not to ask because of silence."""
+        self._limit_s = silence_limit_s
+        self.last_output_at = 0.0  # of any rank; set by the threads that read
+        self._asked_after: float | None = None  # the output before the silence in which we asked
+        self._why = ""
+        self._places: dict[int, str] = {}  # of those that were asked
+        self._answers: dict[int, Stacks] = {}
+        self._until = 0.0
+
+    def silence_to_ask_about(self, now: float, *, started_at: float) -> float:
+        """Seconds without output, once for each silence that is too long; else 0."""
+        last_at = self.last_output_at
+        silent_s = now - max(last_at, started_at)
+        if not self._limit_s or silent_s <= self._limit_s or self._asked_after == last_at:
+            return 0.0
+        self._asked_after = last_at
+        return silent_s
+
+    def ask(self, why: str, places: dict[int, str], *, now: float) -> bool:
+        """Note whom to ask, with their `HOST, pid`; False if there is nobody, or answers are still on their way."""
+        if not places or self._places:
+            return False
+        self._why, self._places, self._answers, self._until = why, places, {}, now + TIMEOUT_S
+        return True
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether answers are on their way, or wait to be shown."""
+        return bool(self._places)
+
+    def take(self, answer: Stacks) -> None:
+        if answer.rank in self._places:
+            self._answers[answer.rank] = answer
+
+    def blocks(self, now: float, *, ended: set[int]) -> list[Block]:
+        """What to show, once everybody that can has answered or the time is up; then the question is over."""
+        if not self._places or (self._places.keys() - self._answers.keys() - ended and now < self._until):
+            return []
+        blocks = self._all_blocks()
+        self._places = {}
+        return blocks
+
+    def _all_blocks(self) -> list[Block]:
+        """First who has no stack, then each different stack with the ranks that are there."""
+        num = len(self._places)
+        who = f"{num} ranks do" if num > 1 else "the one rank does"
+        blocks = [Block(f"{self._why}: what {who}")]
+        silent = self._places.keys() - self._answers.keys()
+        if silent:
+            blocks.append(Block(f"{_ranks(silent)} did not answer: ended, or the host is busy"))
+        groups: dict[str, list[int]] = {}
+        for rank, answer in sorted(self._answers.items()):
+            if answer.text:
+                text = _THREAD.sub(r"\1", answer.text).rstrip("\n")
+                groups.setdefault(text, []).append(rank)
+            else:
+                blocks.append(Block(f"rank {rank} ({self._places[rank]}) has no stack: {answer.problem}"))
+        for text, ranks in groups.items():
+            state = " or ".join(sorted({self._answers[rank].state for rank in ranks}))
+            where = f" ({self._places[ranks[0]]})" if len(ranks) == 1 else ""
+            blocks.append(Block(f"{_ranks(ranks)}{where}, {state}:", tuple(text.split("\n"))))
+        return blocks
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    return f"rank{'s' if len(numbers) > 1 else ''} {format_ranks(numbers)}"

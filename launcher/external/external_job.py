@@ -1,0 +1,113 @@
+"""A job whose processes MPI or Slurm starts: the command to run, and what has to be in its environment.
+
+How the job reaches the processes is said in launcher/node/worker_shim.py, [Note: How a job travels without a stream].
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import zlib
+from dataclasses import dataclass
+
+from ..backends.bootstrap import node_python, shim_source
+from ..errors import LaunchError
+from ..job.plan import Plan, job_of
+from ..node.worker_shim import END_VARIABLE, JOB_VARIABLE, SHIM_VARIABLE
+
+HOSTFILE = "<hostfile>"  # in a command or a variable: the temporary file that will hold the hosts
+MAX_VALUE_BYTES = 96_000  # of one variable; the kernel allows 128 KiB, name included
+
+# Constant, so that `ps` shows nothing of a job; without a backslash, as it passes through tools that treat those.
+START_SHIM = (
+    f'import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ["{SHIM_VARIABLE}"])).decode())'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedJob:
+    """A command that starts every rank. HOSTFILE stands where the path of the file with `hostfile` in it will be."""
+
+    backend: str  # as in --launcher
+    argv: tuple[str, ...]
+    hostfile: str | None
+    settings: tuple[tuple[str, str], ...] = ()  # variables for the command itself
+    payload: tuple[tuple[str, str], ...]  # variables for the processes it starts
+    tells_failures: bool = False  # its stderr says which rank failed, and its exit code does not
+
+    def describe(self) -> str:
+        """For people: the exact command, with what has to be around it."""
+        settings = "".join(f"{name}={shlex.quote(value)} " for name, value in self.settings)
+        lines = [f"command: {settings}{shlex.join(self.argv)}"]
+        if self.hostfile is not None:
+            lines += [
+                f"{HOSTFILE} is a temporary file:",
+                *(f"  {line}" for line in self.hostfile.splitlines()),
+            ]
+        names = ", ".join(name for name, value in self.payload if value)
+        lines.append(f"the job travels in the environment: {names}")
+        return "\n".join(lines)
+
+
+def start_command(python: str) -> tuple[str, ...]:
+    """What MPI or Slurm starts for every rank."""
+    return node_python(START_SHIM, python)
+
+
+def payload(plan: Plan, launcher: str) -> tuple[tuple[str, str], ...]:
+    """The variables that make a process started by `start_command` its rank's worker."""
+    text = _packed(job_text(plan, launcher))
+    pieces = [text[start : start + MAX_VALUE_BYTES] for start in range(0, len(text), MAX_VALUE_BYTES)]
+    pieces[0] = f"{len(pieces)}:{pieces[0]}"
+    job = tuple((f"{JOB_VARIABLE}{number}", piece) for number, piece in enumerate(pieces))
+    return ((SHIM_VARIABLE, _packed(shim_source())), *job, (END_VARIABLE, ""))
+
+
+def job_text(plan: Plan, launcher: str) -> str:
+    """The whole job as JSON: what all nodes share, what each has of its own, and each different command once.
+
+    Errors: LaunchError if the address of rank 0 is not given and node 0's name cannot stand for it.
+    """
+    jobs = [job_of(plan, node) for node in plan.nodes]
+    shared = {key: value for key, value in jobs[0].items() if all(one[key] == value for one in jobs)}
+    shared.pop("ranks", None)
+    commands: dict[tuple[str, ...], int] = {}
+    nodes = []
+    for node, job in zip(plan.nodes, jobs, strict=True):
+        own = {key: value for key, value in job.items() if key not in shared}
+        own["ranks"] = [
+            {**rank, "arguments": commands.setdefault(tuple(rank["arguments"]), len(commands))}
+            for rank in job["ranks"]
+        ]
+        nodes.append({"name": node.host.name, **own})
+    if plan.master.address is None:
+        raise AssertionError("the address of rank 0 must be in the plan of a job that others start")
+    return json.dumps(
+        {
+            "launcher": launcher,
+            "common": shared,
+            "nodes": nodes,
+            "commands": [list(words) for words in commands],
+            "master": [["MASTER_ADDR", plan.master.address], ["MASTER_PORT", str(plan.master.port)]],
+        }
+    )
+
+
+def refuse_logins(plan: Plan, program: str) -> None:
+    """Hosts with a user or port of their own cannot be reached by a program that logs in by itself.
+
+    Errors: LaunchError that names the first such host.
+    """
+    for node in plan.nodes:
+        host = node.host
+        if host.user is not None or host.port is not None:
+            what = f"user {host.user}" if host.user is not None else f"port={host.port}"
+            raise LaunchError(
+                f"{host.name}: {what} in the hostfile, but {program} reaches the hosts by itself and takes neither user "
+                "nor port; write them into ~/.ssh/config, and leave them out of the hostfile"
+            )
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -1,0 +1,255 @@
+"""Runs a job whose processes MPI or Slurm starts: one command on this machine, from start to exit code.
+
+The command runs in a session of its own. The first INT, TERM or HUP is passed on to it; the second kills it unless it
+ends within a moment, the third at once. When it has ended, nothing that it started on this machine is left. It gets
+TERM if this process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from ..controller.job_signals import ENDING, received, unignored
+from ..errors import EXIT_HOST, LaunchError
+from ..job.master_address import LOOPBACK
+from ..job.plan import Plan
+from ..job.verdict import Failure, HostFailure, Verdict, judge, signal_name
+from ..node.devices import count_accelerators
+from ..node.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
+from ..options import Options, binding, logs, process, rendezvous, restart, start
+from ..options.hosts import SSH_OPTIONS
+from ..output.console import Console
+from . import mpirun, srun
+from .external_job import HOSTFILE, OwnedJob, payload, refuse_logins, start_command
+from .rank_start import RankStart
+
+# Parts of the options that are about processes which we start ourselves.
+_FOREIGN_PARTS = {
+    "ssh": SSH_OPTIONS,
+    "binding": binding.OPTIONS,
+    "logs": logs.OPTIONS,
+    "process": process.OPTIONS,
+    "rendezvous": rendezvous.OPTIONS,
+    "restart": restart.OPTIONS,
+    "start": start.OPTIONS,
+}
+_BATCH_SYSTEM = "the batch system start the job again, or a loop in its script"
+_RESTARTER = dict.fromkeys(mpirun.FLAVOURS, _BATCH_SYSTEM) | {
+    "slurm": "Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in the batch script, after a failure"
+}
+DRAIN_S = 5.0
+LAST_MOMENT_S = 2.0  # between a second signal and the end by force
+_FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
+
+
+def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
+    """The plan with all that is decided on this machine now, and the command that carries it out.
+
+    Errors: LaunchError for an option, host or plan that this back end cannot do.
+    """
+    launcher = options.launcher
+    _refuse_foreign_options(options)
+    refuse_logins(plan, "srun" if launcher == "slurm" else "mpirun")
+    if launcher == "slurm":
+        srun.refuse_no_hosts(plan)
+    name = plan.nodes[0].host.name
+    address = plan.master.address or (LOOPBACK if len(plan.nodes) == 1 else name)
+    plan = plan._replace(master=plan.master._replace(address=address, is_port_fixed=True))
+    return plan, _command(options, plan)
+
+
+def _command(options: Options, plan: Plan) -> OwnedJob:
+    launcher, variables = options.launcher, payload(plan, options.launcher)
+    start = RankStart(
+        program=_find_program(launcher, is_needed=not options.dry_run),
+        slots=tuple((node.host.name, len(node.ranks)) for node in plan.nodes),
+        words=start_command(sys.executable),
+        names=tuple(name for name, _ in variables),
+        launcher_args=options.backend.launcher_args,
+    )
+    hostfile: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    if launcher == "openmpi":
+        argv, hostfile = mpirun.openmpi_command(
+            start, is_root=os.geteuid() == 0, this_machine=socket.gethostname()
+        )
+    elif launcher == "mpich":
+        argv = mpirun.mpich_command(start)
+    elif launcher == "impi":
+        argv = mpirun.impi_command(start)
+    elif launcher == "mvapich":
+        argv, hostfile = mpirun.mvapich_command(start, has_gpus=count_accelerators() > 0)
+    else:
+        argv, hostfile = srun.srun_command(start)
+        settings = (("SLURM_HOSTFILE", HOSTFILE),)
+    return OwnedJob(
+        backend=launcher,
+        argv=argv,
+        hostfile=hostfile,
+        settings=settings,
+        payload=variables,
+        tells_failures=launcher == "slurm",
+    )
+
+
+def _find_program(launcher: str, *, is_needed: bool) -> str:
+    """The program to run; where it is not needed, the name it would have."""
+    if is_needed:
+        return srun.find_srun() if launcher == "slurm" else mpirun.find_mpirun(launcher)
+    if launcher == "slurm":
+        return "srun"
+    programs = mpirun.FLAVOURS[launcher].programs
+    return next((one for one in programs if shutil.which(one)), "mpirun")
+
+
+def _refuse_foreign_options(options: Options) -> None:
+    """An option that has no effect here is a mistake."""
+    without_effect = {
+        name: [option.opts[0] for option in part]
+        for name, part in _FOREIGN_PARTS.items()
+        if getattr(options, name) != type(getattr(options, name))()
+    } | {
+        name: [f"--{name.removesuffix('_s')}"]
+        for name, default in options._field_defaults.items()
+        if name in _FOREIGN_FIELDS and getattr(options, name) != default
+    }
+    for part, given in without_effect.items():  # the first of them is enough
+        names = " and ".join(given) if len(given) < 3 else ", ".join(given)
+        instead = f", and let {_RESTARTER[options.launcher]}" if part == "restart" else ""
+        raise LaunchError(
+            f"--launcher={options.launcher} starts and watches the processes itself, so what you gave of {names} has no "
+            f"effect; leave it out{instead}, or use --launcher=ssh"
+        )
+
+
+def run_owned(job: OwnedJob, console: Console) -> Verdict:
+    """Run the command to its end.
+
+    Errors: LaunchError if it cannot be started.
+    """
+    become_subreaper()  # what the command leaves behind becomes our child, and is found
+    events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    signals = received(unignored(ENDING), lambda number, _: events.put(number))
+    with tempfile.TemporaryDirectory(prefix="dslaunch-") as folder, signals:
+        path = str(Path(folder) / "hosts")
+        if job.hostfile is not None:
+            Path(path).write_text(job.hostfile)
+        process = _start(job, path)
+        words = _Words(process)
+        interrupts = _wait(process, events, job, console)
+        while kill_descendants(os.getpid()):
+            reap()
+            time.sleep(0.01)
+        words.drain()
+    interrupted_by = interrupts[0] if interrupts else None
+    has_failed = process.returncode != 0 and interrupted_by is None
+    failures: list[Failure] = [_failure(job, process.returncode, words.first_failure)] if has_failed else []
+    return judge(failures, stopped_at=None, interrupted_by=interrupted_by, phases_s={})
+
+
+def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFailure:
+    """How the command ended: as the rank that failed first, where the command tells."""
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    exit_code = 128 - code if code < 0 else code
+    message = f"{job.argv[0]} {how}"
+    if first is not None:
+        message, exit_code = f"{first[0]}; it failed first, and {message}", first[1]
+    return HostFailure(host=job.backend, message=message, at_s=time.monotonic(), exit_code=exit_code)
+
+
+class _Words:
+    """Passes the command's stderr on to ours, byte for byte, where we have to read it; notes the first failure."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.first_failure: tuple[str, int] | None = None
+        self._pipe = process.stderr
+        self._thread = threading.Thread(target=self._pass_on, name="stderr", daemon=True)
+        if self._pipe is not None:
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Once the command has ended, until all it wrote is passed on; whoever else holds the pipe is not waited for."""
+        if self._pipe is not None:
+            self._thread.join(DRAIN_S)
+
+    def _pass_on(self) -> None:
+        if self._pipe is None:
+            raise AssertionError("a thread for a pipe that there is not")
+        for line in self._pipe:
+            if self.first_failure is None:
+                self.first_failure = srun.failure_in(line.decode("utf-8", "replace"))
+            with contextlib.suppress(
+                OSError
+            ):  # nobody reads our stderr any more: read on, so that srun can end
+                view = memoryview(line)
+                while view:
+                    view = view[os.write(2, view) :]
+
+
+def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
+    argv = [word.replace(HOSTFILE, hostfile) for word in job.argv]
+    settings = {name: value.replace(HOSTFILE, hostfile) for name, value in job.settings}
+    us = os.getpid()
+    try:
+        return subprocess.Popen(
+            argv,
+            env={**os.environ, **settings, **dict(job.payload)},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if job.tells_failures else None,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        size = sum(len(value) for _, value in job.payload)
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise LaunchError(
+            f"{argv[0]} cannot be started: {why} (the job takes {size} bytes of environment)",
+            exit_code=EXIT_HOST,
+        ) from None
+
+
+def _wait(
+    process: subprocess.Popen[bytes], events: queue.SimpleQueue[int | None], job: OwnedJob, console: Console
+) -> list[int]:
+    """Until the command has ended; returns the signals that we got meanwhile."""
+
+    def watch() -> None:
+        process.wait()
+        events.put(None)
+
+    threading.Thread(target=watch, name="wait", daemon=True).start()
+    interrupts: list[int] = []
+    while (number := events.get()) is not None:
+        interrupts.append(number)
+        if len(interrupts) == 1:
+            passed_on = signal.SIGTERM if number == signal.SIGHUP else number
+            hint = "; Ctrl-C again kills it" if number == signal.SIGINT else ""
+            console.say(f"{signal_name(number)}: stopping {job.argv[0]}{hint}")
+            process.send_signal(passed_on)
+        else:
+            console.say(f"killing {job.argv[0]} and all it started on this machine")
+            # The first signal may still be on its way to the other machines: srun, killed meanwhile, leaves the workers there.
+            if len(interrupts) > 2 or not _ends_soon(events):
+                kill_descendants(os.getpid())
+    return interrupts
+
+
+def _ends_soon(events: queue.SimpleQueue[int | None]) -> bool:
+    """Whether the command ends by itself within LAST_MOMENT_S; the event, another signal perhaps, stays to be read."""
+    try:
+        event = events.get(timeout=LAST_MOMENT_S)
+    except queue.Empty:
+        return False
+    events.put(event)
+    return True

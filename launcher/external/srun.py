@@ -1,0 +1,78 @@
+"""Slurm's srun: the command line for a plan.
+
+Every process is placed by name, in the plan's order (`--distribution=arbitrary`), so hosts may have unequal numbers of
+ranks. Inside an allocation the hosts must be in it; outside srun asks for one. What else Slurm is to give (GPUs, CPUs,
+time) is for --launcher_args: which GPU numbers of the allocation a worker uses is decided by the worker shim.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+
+from ..errors import EXIT_HOST, LaunchError
+from ..job.plan import Plan
+from ..job.verdict import signal_name
+from .external_job import HOSTFILE
+from .rank_start import RankStart
+
+_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
+_TASK_ENDED = re.compile(
+    r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[0-9,-]+): "
+    r"(?:Exited with exit code (?P<code>[0-9]+)|(?P<signal>[A-Z][^()]*?)(?: \(core dumped\))?)\n?"
+)
+_HINT = "write the nodes of the allocation into one: scontrol show hostnames | sed 's/$/ slots=8/' > hosts"
+
+
+def find_srun() -> str:
+    """Errors: LaunchError if there is no srun on this machine."""
+    if shutil.which("srun") is None:
+        raise LaunchError(
+            "--launcher=slurm: srun is not installed on this machine; start on a login node of the cluster, or "
+            "apt-get install slurm-client",
+            exit_code=EXIT_HOST,
+        )
+    return "srun"
+
+
+def refuse_no_hosts(plan: Plan) -> None:
+    """Errors: LaunchError if no hostfile named the hosts."""
+    if [node.host.name for node in plan.nodes] == ["localhost"]:
+        raise LaunchError(f"--launcher=slurm needs a hostfile with the names of Slurm's nodes; {_HINT}")
+
+
+def srun_command(start: RankStart) -> tuple[tuple[str, ...], str]:
+    """The command, and the text of the file that SLURM_HOSTFILE must name: the host of every rank, one per line.
+
+    The first worker that fails ends all of them, and one Ctrl-C is enough. srun passes all variables on.
+    """
+    argv = (
+        start.program,
+        "-n",
+        str(start.num_ranks),
+        f"--nodes={len(start.slots)}",
+        f"--nodelist={HOSTFILE}",
+        "--distribution=arbitrary",
+        "--kill-on-bad-exit=1",
+        "--quit-on-interrupt",
+        *start.launcher_args,
+        "--export=ALL",
+    )
+    return (*argv, *start.words), start.hosts_by_rank
+
+
+def failure_in(line: str) -> tuple[str, int] | None:
+    """What a line of srun's stderr says of a task that failed: a sentence, and the code; 128 + n if signal n ended it.
+
+    srun itself ends with the highest of all codes, and that is SIGTERM's: it terminates the others after the first
+    failure.
+    """
+    match = _TASK_ENDED.fullmatch(line)
+    if match is None:
+        return None
+    where = f"rank {match['ranks']} on {match['host']}"
+    if match["code"]:
+        return f"{where} exited with code {match['code']}", int(match["code"])
+    number = _SIGNALS.get(match["signal"])
+    return None if number is None else (f"{where} was killed by {signal_name(number)}", 128 + number)

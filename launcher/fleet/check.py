@@ -1,0 +1,249 @@
+"""A look at all hosts at the same time, before a job is tried: what differs, what is missing, who reaches whom."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..backends.channel import Channel
+from ..controller.link import LinkEnd
+from ..controller.master_search import REACH_TIMEOUT_S, candidates_of
+from ..job.master_address import master_address
+from ..job.plan import NodePlan
+from ..output.console import Console
+from ..wire.frames import Facts, Frame, Hello, Inspect, Listen, Listening, Reach, Reached
+from .check_facts import ClusterFacts, HostFacts, read_answer
+from .fleet import Event, Fleet
+
+NUM_CLOCK_SAMPLES = 5
+POLL_S = 0.2
+PROGRAM_MARGIN_S = 0.9  # of the time for a host, what a program that we start there may take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """What to look for. `python` and `cwd` are those of a host that says nothing else."""
+
+    python: str
+    cwd: str
+    port: int
+    is_port_fixed: bool
+    asks_torch: bool
+    timeout_s: float  # for one host, from the beginning of its connection
+
+
+@dataclass(slots=True, eq=False)
+class _Look:
+    """What is known of one host so far."""
+
+    plan: NodePlan
+    num_slots: int | None
+    hello: Hello | None = None
+    problem: str = ""
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+    waiting_for: set[str] = field(default_factory=set)
+    clock_asked_at: float = 0.0
+    num_clock_samples: int = 0
+    clock_offset_s: float | None = None
+    clock_error_s: float = float("inf")
+    is_reach_asked: bool = False
+    reach: tuple[str, ...] | None = None
+    is_done: bool = False
+
+
+class Check:
+    """One look. `num_slots` has one number for each node, None if it is left to the host."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodePlan],
+        num_slots: Sequence[int | None],
+        settings: CheckSettings,
+        *,
+        connect: Callable[[NodePlan], Channel],
+        console: Console,
+    ) -> None:
+        self._settings = settings
+        self._console = console
+        self._fleet = Fleet(nodes, connect, connect_timeout_s=settings.timeout_s)
+        self._looks = {
+            node.node_rank: _Look(plan=node, num_slots=slots)
+            for node, slots in zip(nodes, num_slots, strict=True)
+        }
+        self._first = self._looks[nodes[0].node_rank]
+        self._token = secrets.token_hex(16)
+        self._listening: Listening | None = None
+        self._candidates: tuple[str, ...] = ()
+        self._wall_minus_monotonic_s, self._wall_error_s = wall_minus_monotonic()
+
+    def run(self) -> ClusterFacts:
+        """Until every host has answered, failed or used up its time; nothing is left on any host then."""
+        began = time.monotonic()
+        with self._fleet as fleet:
+            while missing := [look for look in self._looks.values() if not look.is_done]:
+                names = [look.plan.host.name for look in missing]
+                self._console.progress("looked at", len(self._looks), names, began)
+                event = fleet.next(POLL_S)
+                if event is not None:
+                    self._handle(event)
+                self._finish()
+        self._console.end_progress()
+        return ClusterFacts(
+            hosts=tuple(self._facts_of(look) for look in self._looks.values()),
+            port=self._settings.port,
+            is_port_fixed=self._settings.is_port_fixed,
+            candidates=self._candidates,
+            listening_problem=self._listening.problem if self._listening else "",
+            timeout_s=self._settings.timeout_s,
+            took_s=time.monotonic() - began,
+        )
+
+    def _handle(self, event: Event) -> None:
+        look, item = self._looks[event.node_rank], event.item
+        if look.is_done:
+            return
+        if isinstance(item, LinkEnd):
+            look.problem = item.message
+            look.is_done = True
+        elif isinstance(item, Hello) and look.hello is None:
+            look.hello = item
+            self._ask(look)
+        elif isinstance(item, Listening) and look is self._first:
+            self._listening = item
+            look.waiting_for.discard("port")
+            if item.problem:
+                self._inspect(look, "port_owner", port=self._settings.port)
+        elif isinstance(item, Facts):
+            self._take(look, item, event.at_s)
+        elif isinstance(item, Reached) and look.is_reach_asked:
+            unanswered = ["was not tried"] * len(self._candidates)
+            look.reach = tuple([*item.problems, *unanswered][: len(self._candidates)])
+            look.waiting_for.discard("reach")
+
+    def _ask(self, look: _Look) -> None:
+        """All questions at once: one that is never answered holds up none of the others."""
+        settings, host = self._settings, look.plan.host
+        if look is self._first and len(self._looks) > 1:
+            look.waiting_for.add("port")
+            self._send(look, Listen(settings.port, self._token))
+        self._ask_clock(look)
+        self._inspect(look, "system")
+        for question, path in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("cwd", host.cwd or settings.cwd)):
+            self._inspect(look, question, path=path)
+        timeout_s = settings.timeout_s * PROGRAM_MARGIN_S
+        self._inspect(look, "gpu", timeout_s=timeout_s)
+        for question in ("python", "torch") if settings.asks_torch else ("python",):
+            self._inspect(look, question, python=host.python or settings.python, timeout_s=timeout_s)
+
+    def _inspect(self, look: _Look, question: str, **given: object) -> None:
+        look.waiting_for.add(question)
+        self._send(look, Inspect(question, given))
+
+    def _ask_clock(self, look: _Look) -> None:
+        look.waiting_for.add("clock")
+        look.clock_asked_at = time.monotonic()
+        self._send(look, Inspect("clock", {}))
+
+    def _take(self, look: _Look, item: Facts, at_s: float) -> None:
+        if item.question not in look.waiting_for:
+            return
+        look.waiting_for.discard(item.question)
+        answer, why_not = read_answer(item.question, item.facts)
+        if answer is None:
+            look.wrong.append((item.question, why_not))
+        elif item.question == "clock":
+            self._take_clock(look, answer["time"], at_s)
+        else:
+            look.answers[item.question] = answer
+
+    def _take_clock(self, look: _Look, host_time: float, at_s: float) -> None:
+        """Of several round trips the shortest tells most: the host's clock was read somewhere between its two ends."""
+        error_s = max(0.0, at_s - look.clock_asked_at) / 2 + self._wall_error_s
+        if error_s < look.clock_error_s:
+            middle = self._wall_minus_monotonic_s + (at_s + look.clock_asked_at) / 2
+            look.clock_offset_s, look.clock_error_s = host_time - middle, error_s
+        look.num_clock_samples += 1
+        if look.num_clock_samples < NUM_CLOCK_SAMPLES:
+            self._ask_clock(look)
+
+    def _finish(self) -> None:
+        """Let those try to reach node 0 who have not, and see who is done."""
+        now = time.monotonic()
+        can_reach = self._listening is not None and not self._listening.problem and not self._first.problem
+        for node_rank, look in self._looks.items():
+            if look.is_done:
+                continue
+            is_peer = look is not self._first and look.hello is not None
+            if is_peer and can_reach and not look.is_reach_asked:
+                self._ask_reach(look)
+            is_reach_to_come = is_peer and self._listening is None and not self._first.is_done
+            began = self._fleet.connecting_since(node_rank)
+            is_late = began is not None and now - began > self._settings.timeout_s
+            if (look.hello is not None and not look.waiting_for and not is_reach_to_come) or is_late:
+                if look.hello is None:
+                    look.problem = f"no agent answered within {self._settings.timeout_s:g} s"
+                look.is_done = True
+
+    def _ask_reach(self, look: _Look) -> None:
+        if not self._candidates:
+            self._candidates = tuple(self._find_candidates())
+        look.is_reach_asked = True
+        look.waiting_for.add("reach")
+        timeout_s = min(REACH_TIMEOUT_S, self._settings.timeout_s * PROGRAM_MARGIN_S)
+        self._send(look, Reach(list(self._candidates), self._settings.port, self._token, timeout_s))
+
+    def _find_candidates(self) -> list[str]:
+        """What a job would try, in its order."""
+        hello = self._first.hello
+        if hello is None or self._listening is None:
+            raise AssertionError("node 0 is asked for its addresses before it listens")
+        peers = [rank for rank, look in self._looks.items() if look is not self._first]
+        addresses = [self._fleet.links[rank].local_address for rank in peers]
+        default = master_address(
+            is_one_machine=all(look.plan.is_local for look in self._looks.values()),
+            reached_at=hello.reached_at,
+            address_to_peers=next((one for one in addresses if one), ""),
+            hostname=hello.hostname,
+        )
+        return candidates_of(default, self._listening.addresses, (hello.hostname, self._first.plan.host.name))
+
+    def _send(self, look: _Look, frame: Frame) -> None:
+        self._fleet.send(look.plan.node_rank, frame)
+
+    def _facts_of(self, look: _Look) -> HostFacts:
+        host = look.plan.host
+        return HostFacts(
+            name=host.name,
+            node_rank=look.plan.node_rank,
+            num_slots=look.num_slots,
+            devices=look.plan.devices,
+            python=host.python or self._settings.python,
+            cwd=host.cwd or self._settings.cwd,
+            problem=look.problem,
+            answers=look.answers,
+            wrong=tuple(look.wrong),
+            unanswered=() if look.problem else tuple(sorted(look.waiting_for)),
+            clock_offset_s=look.clock_offset_s,
+            clock_error_s=look.clock_error_s if look.clock_offset_s is not None else 0.0,
+            reach=look.reach,
+        )
+
+
+def wall_minus_monotonic(wall: Callable[[], float] = time.time) -> tuple[float, float]:
+    """What to add to this process's monotonic clock to get its wall clock, and how far that may be off, both in seconds.
+
+    Whoever reads two clocks may have to wait for the processor in between, so the closest of several pairs counts. A wall clock
+    counts from 1970: a float of that size is good to a quarter of a microsecond, which is part of the error.
+    """
+    best = (0.0, float("inf"))
+    for _ in range(NUM_CLOCK_SAMPLES):
+        before, at, after = time.monotonic(), wall(), time.monotonic()
+        error_s = (after - before) / 2 + math.ulp(at)
+        if error_s < best[1]:
+            best = (at - (before + after) / 2, error_s)
+    return best

@@ -1,0 +1,133 @@
+"""What a look at hosts means: problems and warnings as sentences, then what differs, then what is the same everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..controller.master_search import first_reached
+from ..errors import EXIT_HOST
+from ..inputs.host_list import folded
+from ..wording import cleaned, count
+from .check_facts import ClusterFacts
+from .check_findings import Finding, findings_of
+from .check_rows import Row, rows_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that is to be said of a look."""
+
+    findings: tuple[Finding, ...]
+    rows: tuple[Row, ...]
+    master: str  # where rank 0 is reached, for people; empty if it was not tried
+    master_addr: str | None
+    num_usable: int
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_HOST if any(one.is_problem for one in self.findings) else 0
+
+
+def judge(cluster: ClusterFacts) -> Report:
+    """What the facts mean."""
+    findings = findings_of(cluster)
+    bad = {host for one in findings if one.is_problem for host in one.hosts}
+    master_addr, master = _master(cluster)
+    return Report(
+        findings=findings,
+        rows=tuple(rows_of(cluster)),
+        master=master,
+        master_addr=master_addr,
+        num_usable=len(cluster.hosts) - len(bad),
+    )
+
+
+def _master(cluster: ClusterFacts) -> tuple[str | None, str]:
+    """What MASTER_ADDR would be, and a sentence on it."""
+    problems = cluster.reach
+    if not problems:
+        return None, ""
+    found = first_reached(cluster.candidates, problems)
+    if found is None:
+        return None, ""
+    text = f"{found}, port {cluster.port}: reached by all that were asked"
+    tried = cluster.candidates[: cluster.candidates.index(found)]
+    for place, candidate in enumerate(tried):
+        failed = [cluster.name_of(rank) for rank, of_node in problems.items() if of_node[place]]
+        text += f"; {candidate} is not reached by {folded(failed)}"
+    return found, text
+
+
+def as_text(cluster: ClusterFacts, report: Report) -> str:
+    """For people, problems first."""
+    num_hosts = len(cluster.hosts)
+    usable = count(num_hosts, "host")
+    if report.num_usable < num_hosts:
+        usable = f"{report.num_usable} of {usable}"
+    elif num_hosts > 1:
+        usable = f"all {usable}"
+    lines = [f"{usable} can be used (looked at in {cluster.took_s:.1f} s)"]
+    for title, is_problem in (("Problems", True), ("Warnings", False)):
+        found = [one for one in report.findings if one.is_problem is is_problem]
+        if found:
+            lines += ["", f"{title}:", *(f"  {folded(one.hosts)}: {one.text}" for one in found)]
+    different = [row for row in report.rows if not row.is_same]
+    same = [(row.label, row.values[0][0]) for row in report.rows if row.is_same]
+    if report.master:
+        same.append(("MASTER_ADDR", report.master))
+    width = max((len(row.label) for row in report.rows), default=0)
+    if different:
+        lines += ["", "Different (! marks the odd ones):"]
+        value_width = max(len(value) for row in different for value, _, _ in row.values)
+        for row in different:
+            for place, (value, names, is_odd) in enumerate(row.values):
+                label = "" if place else row.label
+                mark = "!" if is_odd else " "
+                lines.append(f"  {label:{width}} {mark} {value:{value_width}}  {folded(names)}")
+    if same:
+        title = "The same everywhere:" if num_hosts > 1 else "Found:"
+        lines += ["", title, *(f"  {label:{width}}   {value}" for label, value in same)]
+    return "".join(f"{cleaned(line)}\n" for line in lines)
+
+
+def as_dict(cluster: ClusterFacts, report: Report) -> dict[str, Any]:
+    """For machines."""
+    bad = {host for one in report.findings if one.is_problem for host in one.hosts}
+    return {
+        "exit_code": report.exit_code,
+        "took_s": round(cluster.took_s, 3),
+        "problems": [
+            {"hosts": list(one.hosts), "text": one.text} for one in report.findings if one.is_problem
+        ],
+        "warnings": [
+            {"hosts": list(one.hosts), "text": one.text} for one in report.findings if not one.is_problem
+        ],
+        "master": {
+            "address": report.master_addr,
+            "port": cluster.port,
+            "port_problem": cluster.listening_problem,
+            "candidates": list(cluster.candidates),
+        },
+        "same": {row.label: row.values[0][0] for row in report.rows if row.is_same},
+        "different": {
+            row.label: {value: list(names) for value, names, _ in row.values}
+            for row in report.rows
+            if not row.is_same
+        },
+        "hosts": [
+            {
+                "host": host.name,
+                "node_rank": host.node_rank,
+                "can_be_used": host.name not in bad,
+                "slots": host.num_slots,
+                "clock_offset_s": host.clock_offset_s,
+                "clock_error_s": host.clock_error_s,
+                "reach": None
+                if host.reach is None
+                else dict(zip(cluster.candidates, host.reach, strict=True)),
+                "facts": {question: dict(facts) for question, facts in host.answers.items()},
+            }
+            for host in cluster.hosts
+        ],
+    }

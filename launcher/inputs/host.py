@@ -1,0 +1,262 @@
+"""One machine of the pool, and what may be said of it, whatever kind of file says it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple, Protocol
+
+from ..errors import LaunchError
+from .env_file import EnvEntry
+from .host_range import RangeMistake, expand
+
+KEYS = ("slots", "devices", "port", "user", "python", "cwd")  # and env
+MAX_SLOTS = 4096  # far above any machine; a larger number is a slip that would start that many processes
+MAX_PORT = 65535
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_USER = re.compile(
+    r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*"
+)  # '@' and '\' occur in names from a directory service
+_USER_RULE = "is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
+_BRACES = re.compile(r"\{.*\}")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
+_DEVICE = re.compile(r"[0-9]+|GPU-[0-9A-Za-z-]+|MIG-[0-9A-Za-z/-]+")
+_MAX_DEVICE_DIGITS = 4
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Host(NamedTuple):
+    """One machine of the pool. Its place in the hostfile is its node rank."""
+
+    name: (
+        str  # as in the hostfile, without user and brackets: what include and exclude name, what output shows
+    )
+    slots: int | None  # None for slots=auto: not known before somebody looked at the host
+    devices: tuple[str, ...] | None = (
+        None  # the ids to use, in this order, one per slot; None: 0 to slots - 1
+    )
+    user: str | None = None
+    port: int | None = None
+    python: str | None = None  # the interpreter on that host; may begin with ~/, as may cwd
+    cwd: str | None = None
+    env: tuple[EnvEntry, ...] = ()
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """The ids of all slots, in order.
+
+        Errors: AssertionError with slots=auto, which must be replaced by what a look at the host found.
+        """
+        if self.devices is not None:
+            return self.devices
+        if self.slots is None:
+            raise AssertionError(f"nobody looked how many slots {self.name} has")
+        return tuple(map(str, range(self.slots)))
+
+
+class Place(Protocol):
+    """Where in a file something is said of a host."""
+
+    def refusal(self, why: str, *, example: Pairs, key: str = "", name: str = "") -> LaunchError:
+        """A message with the place, what stands there, `why`, and how a host with these pairs is written there."""
+        ...
+
+
+def hosts_named(
+    target: str, values: Mapping[str, str], env: tuple[EnvEntry, ...], *, place: Place
+) -> tuple[Host, ...]:
+    """The hosts that `target` names, a name, `user@name` or a range of names, with what `values` says by key.
+
+    Errors: LaunchError with the place for a name, key or value that is not allowed, or if no slots are said.
+    """
+    user, names = _parse_target(target, place)
+    for key in values:
+        if key not in KEYS:
+            raise unknown_key(key, given=values, place=place)
+    devices = _parse_devices(values["devices"], place) if "devices" in values else None
+    slots = _parse_slots(values, devices, place)
+    host_user = _parse_user(values, user, place)
+    port = _parse_number(values["port"], "port", MAX_PORT, place) if "port" in values else None
+    python, cwd = (_parse_path(values, key, place) for key in ("python", "cwd"))
+    return tuple(
+        Host(
+            name=name,
+            slots=slots,
+            devices=devices,
+            user=host_user,
+            port=port,
+            python=python,
+            cwd=cwd,
+            env=env,
+        )
+        for name in names
+    )
+
+
+def host_key(name: str) -> str:
+    """What two spellings of one host's name share: names are compared without case, IPv6 addresses by value."""
+    return str(IPv6Address(name)) if is_ipv6(name) else name.lower()
+
+
+def is_ipv6(text: str) -> bool:
+    """Whether `text` is an IPv6 address without brackets, with or without a zone as in `fe80::1%eth0`."""
+    if ":" not in text or not _IPV6.fullmatch(text):
+        return False
+    try:
+        IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def device_id(text: str) -> str | None:
+    """The id that `text` means, an index without leading zeros, GPU-... or MIG-...; None if it is none of these."""
+    if not _DEVICE.fullmatch(text):
+        return None
+    if not text.isdigit():
+        return text
+    digits = text.lstrip("0") or "0"
+    return digits if len(digits) <= _MAX_DEVICE_DIGITS else None
+
+
+def unknown_key(key: str, *, given: Mapping[str, str], place: Place) -> LaunchError:
+    """The refusal of a key that does not exist, with the one that was perhaps meant."""
+    left = [known for known in (*KEYS, "env.NAME") if known not in given]
+    import difflib  # here: it takes 1 ms
+
+    near = difflib.get_close_matches(key.lower(), left, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return place.refusal(
+        f"unknown key {key[:80]!r}{hint}; allowed are {', '.join(KEYS)} and env.NAME",
+        example=(("slots", "8"), ("port", "22")),
+    )
+
+
+def _parse_target(target: str, place: Place) -> tuple[str | None, tuple[str, ...]]:
+    user, at, name = target.rpartition("@")
+    if at and not _USER.fullmatch(user):
+        raise place.refusal(
+            f"a user, before the last '@', {_USER_RULE}",
+            example=(("slots", "8"),),
+            key="name",
+            name="ada@worker-1",
+        )
+    address = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    if is_ipv6(address):
+        return user or None, (address,)
+    try:
+        names = expand(name)
+    except RangeMistake as mistake:
+        why, instead = str(mistake), "node[01-16]"
+        if ":" in name:
+            why, instead = "brackets may hold only a range or an IPv6 address", "[fd00::7]"
+        raise place.refusal(why, example=(("slots", "8"),), key="name", name=user + at + instead) from None
+    for one in names:
+        problem = _name_problem(one)
+        if problem is not None:
+            why, instead = problem
+            raise place.refusal(why, example=(("slots", "8"),), key="name", name=user + at + instead)
+    return user or None, names
+
+
+def _name_problem(name: str) -> tuple[str, str] | None:
+    """Why `name` cannot be a host's name, and a name to show instead; None if it can."""
+    if _BRACES.search(name):
+        return "a range is written with brackets", "node[01-16]"
+    if ":" in name:
+        before = name.partition(":")[0]
+        why = "':' may stand only in an IPv6 address; slots are given as slots=N, an ssh port as port=N"
+        return why, before if _NAME.fullmatch(before) else "[fd00::7]"
+    if not _NAME.fullmatch(name):
+        return "a host's name is made of letters, digits and .-_ and begins with none of .-", "worker-1"
+    if "." in name and name.replace(".", "").isdigit():
+        try:
+            IPv4Address(name)
+        except ValueError:
+            return "an IPv4 address has four numbers from 0 to 255", "10.0.0.7"
+    return None
+
+
+def _parse_devices(text: str, place: Place) -> tuple[str, ...]:
+    devices: list[str] = []
+    for piece in text.split(","):
+        device = device_id(piece.strip())
+        if device is None:
+            raise place.refusal(
+                f"{piece.strip()!r} is not a device; devices are an index, GPU-... or MIG-..., joined by commas",
+                example=(("devices", "0,2"),),
+                key="devices",
+            )
+        if device in devices:
+            raise place.refusal(
+                f"device {device!r} is given twice, and one device takes one process",
+                example=(("devices", ",".join(dict.fromkeys([*devices, "0", "1"]))),),
+                key="devices",
+            )
+        devices.append(device)
+    if len(devices) > MAX_SLOTS:
+        raise place.refusal(
+            f"{len(devices)} devices are more than {MAX_SLOTS}", example=(("devices", "0,2"),), key="devices"
+        )
+    return tuple(devices)
+
+
+def _parse_slots(values: Mapping[str, str], devices: tuple[str, ...] | None, place: Place) -> int | None:
+    """The number of slots; None for auto."""
+    text = values.get("slots")
+    if devices is None:
+        if text is None:
+            raise place.refusal(
+                "slots is missing, the number of processes the host takes ('auto': one for each GPU found there)",
+                example=(("slots", "8"),),
+            )
+        return None if text == "auto" else _parse_number(text, "slots", MAX_SLOTS, place)
+    slots = len(devices) if text is None or text == "auto" else _parse_number(text, "slots", MAX_SLOTS, place)
+    if text == "auto" or slots != len(devices):
+        raise place.refusal(
+            f"slots is {text}, but devices names {len(devices)}; each device is one slot, so slots can be left out",
+            example=(("devices", values["devices"]),),
+            key="slots",
+        )
+    return slots
+
+
+def _parse_user(values: Mapping[str, str], user: str | None, place: Place) -> str | None:
+    given = values.get("user")
+    if given is None:
+        return user
+    example = (("slots", "8"), ("user", user or "ada"))
+    if not _USER.fullmatch(given):
+        raise place.refusal(f"user {_USER_RULE}", example=example, key="user")
+    if user not in (None, given):
+        raise place.refusal(
+            f"the user is {user!r} before the name and {given!r} here; give one of them",
+            example=example,
+            key="user",
+        )
+    return given
+
+
+def _parse_number(text: str, key: str, most: int, place: Place) -> int:
+    digits = text.lstrip("0")
+    if re.fullmatch("[0-9]{1,5}", digits) and int(digits) <= most:
+        return int(digits)
+    limit = "above 0" if key == "slots" and not re.fullmatch("[0-9]+", digits) else f"from 1 to {most}"
+    example = (("slots", "8"),) if key == "slots" else (("slots", "8"), (key, "22"))
+    or_auto = ", or 'auto'" if key == "slots" else ""
+    raise place.refusal(f"{key} must be a whole number {limit}{or_auto}", example=example, key=key)
+
+
+def _parse_path(values: Mapping[str, str], key: str, place: Place) -> str | None:
+    path = values.get(key)
+    if path is None or (path.startswith(("/", "~/")) and "\0" not in path):
+        return path
+    sample = "/opt/env/bin/python" if key == "python" else "/data/job"
+    raise place.refusal(
+        f"{key} must be a path on that host that begins with / or ~/",
+        example=(("slots", "8"), (key, sample)),
+        key=key,
+    )

@@ -1,0 +1,215 @@
+"""The plan of a job: which process runs where, with what. Pure arithmetic; `--dry_run` prints it, the controller does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..inputs.env_file import EnvEntry
+from ..inputs.hostfile import Host
+from ..inputs.line_prefix import Origin
+from ..inputs.selection import Selected
+
+
+class RankPlan(NamedTuple):
+    """One process to start. `rank` is unique in the job, both ranks count from 0.
+
+    On hosts with unequal slots `local_rank` is `rank % slots`, a rotation: programs written for DeepSpeed assert it.
+    """
+
+    rank: int
+    local_rank: int
+    env: tuple[tuple[str, str], ...]
+    arguments: tuple[str, ...]  # what follows the interpreter; the whole command with --no_python
+
+
+class NodePlan(NamedTuple):
+    """One host's part of the job. `is_local` means no SSH: the host is this machine. `stdin_rank` reads what we read."""
+
+    node_rank: int
+    host: Host
+    is_local: bool
+    devices: tuple[str, ...]  # one for each rank
+    ranks: tuple[RankPlan, ...]
+    stdin_rank: int | None = None
+
+
+class Endpoint(NamedTuple):
+    """Where rank 0 listens. `address` None: node 0's, as the others reach it. A port that is not fixed may move."""
+
+    address: str | None
+    port: int
+    is_port_fixed: bool
+
+
+class Program(NamedTuple):
+    """What each rank runs. `python` is None with --no_python; `script` is a file that must exist on the hosts."""
+
+    python: str | None
+    head: tuple[str, ...]  # up to and with the script, module or command
+    script: str | None
+    arguments: tuple[str, ...]
+    takes_local_rank: bool
+
+
+class Plan(NamedTuple):
+    """A whole job."""
+
+    nodes: tuple[NodePlan, ...]
+    master: Endpoint
+    program: Program
+    cwd: str
+    venv_script: str | None
+    environment: tuple[EnvEntry, ...]
+    kill_grace_s: float
+    heartbeat_s: float
+    stack_on_hang_s: float | None = (
+        None  # of silence, 0 for never; None: the workers cannot be asked for stacks
+    )
+    save_pid: int | None = None  # of this process, if the agents are to write theirs into a file named for it
+    preload: tuple[str, ...] = ()  # modules that each host imports once, to fork its workers from
+    has_timings: bool = False  # the workers tell of their start
+    prepare_timeout_s: float = 600.0
+    bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(node.ranks) for node in self.nodes)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """In the order of their ranks."""
+        return tuple(node.host.name for node in self.nodes)
+
+
+def plan_program(
+    name: str,
+    arguments: tuple[str, ...],
+    *,
+    python: str,
+    is_module: bool = False,
+    no_python: bool = False,
+    no_local_rank: bool = False,
+) -> Program:
+    """The command line of every rank, without its rank."""
+    head = (name,) if no_python else ("-u", "-m", name) if is_module else ("-u", name)
+    return Program(
+        python=None if no_python else python,
+        head=head,
+        script=None if no_python or is_module else name,
+        arguments=arguments,
+        takes_local_rank=not no_local_rank,
+    )
+
+
+def plan_nodes(
+    selected: tuple[Selected, ...],
+    program: Program,
+    *,
+    local_names: frozenset[str],
+    env: Mapping[str, str] | None = None,
+) -> tuple[NodePlan, ...]:
+    """Give every device of every host one rank: hosts in hostfile order, devices in the order they were given.
+
+    Source: DeepSpeed 0.19.8 launcher/launch.py, `global_rank_mapping`: the same ranks, so logs can be compared.
+    """
+    world_size = sum(len(one.devices) for one in selected)
+    nodes = []
+    first_rank = 0
+    for node_rank, one in enumerate(selected):
+        num_local = len(one.devices)
+        node_env: dict[str, str | int] = {
+            **(env or {}),
+            "GROUP_RANK": node_rank,
+            "GROUP_WORLD_SIZE": len(selected),
+            "ROLE_NAME": "default",
+            "ROLE_WORLD_SIZE": world_size,
+            "WORLD_SIZE": world_size,
+            "LOCAL_SIZE": num_local,
+            "LOCAL_WORLD_SIZE": num_local,
+            "CROSS_RANK": node_rank,
+            "CROSS_SIZE": len(selected),
+        }
+        ranks = tuple(
+            _plan_rank(rank, rank % num_local, node_env, program)
+            for rank in range(first_rank, first_rank + num_local)
+        )
+        is_local = is_this_machine(one.host, local_names)
+        nodes.append(
+            NodePlan(node_rank=node_rank, host=one.host, is_local=is_local, devices=one.devices, ranks=ranks)
+        )
+        first_rank += num_local
+    return tuple(nodes)
+
+
+def is_this_machine(host: Host, local_names: frozenset[str]) -> bool:
+    """Whether no SSH is needed. Another user means a login, another port another sshd, e.g. of a container."""
+    return host.name.lower() in local_names and host.user is None and host.port is None
+
+
+def python_of(plan: Plan, host: Host) -> str | None:
+    """The interpreter of a host's ranks; None with --no_python."""
+    return plan.program.python and (host.python or plan.program.python)
+
+
+def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:
+    """What a host's workers get before RANK and its like: the job's entries, then the host's own.
+
+    With a folder of its own, that folder is in PYTHONPATH too, as the job's is on the other hosts.
+    """
+    entries = plan.environment
+    if host.cwd is not None:
+        folder = ("", "HOME", host.cwd[1:]) if host.cwd.startswith("~/") else (host.cwd,)
+        value = (*folder[:-1], f"{folder[-1]}:", "PYTHONPATH", "")
+        entries += (EnvEntry(name="PYTHONPATH", value=value, source="cwd= in the hostfile"),)
+    return entries + host.env
+
+
+def _plan_rank(rank: int, local_rank: int, node_env: Mapping[str, str | int], program: Program) -> RankPlan:
+    env: dict[str, str | int] = {"RANK": rank, "LOCAL_RANK": local_rank, "ROLE_RANK": rank, **node_env}
+    option = (f"--local_rank={local_rank}",) if program.takes_local_rank else ()
+    return RankPlan(
+        rank=rank,
+        local_rank=local_rank,
+        env=tuple((name, str(value)) for name, value in env.items()),
+        arguments=program.head + option + program.arguments,
+    )
+
+
+def origins_of(plan: Plan) -> tuple[Origin, ...]:
+    """Where each rank's output comes from."""
+    return tuple(
+        Origin(node.host.name, node.node_rank, one.rank, one.local_rank)
+        for node in plan.nodes
+        for one in node.ranks
+    )
+
+
+def job_of(plan: Plan, node: NodePlan) -> dict[str, Any]:
+    """The node's part of the plan as the agent gets it, in a Prepare frame."""
+    return {
+        "cwd": node.host.cwd or plan.cwd,
+        "python": python_of(plan, node.host),
+        "keeps_python": node.host.python is not None,
+        "script": plan.program.script,
+        "module": plan.program.head[-1] if plan.program.python and plan.program.script is None else None,
+        "num_head": len(plan.program.head),
+        "preload": list(plan.preload),
+        "has_timings": plan.has_timings,
+        "venv_script": plan.venv_script,
+        "environment": [[entry.name, list(entry.value)] for entry in environment_of(plan, node.host)],
+        "devices": list(node.devices),
+        "ranks": [
+            {"rank": one.rank, "env": [list(pair) for pair in one.env], "arguments": list(one.arguments)}
+            for one in node.ranks
+        ],
+        "master_port": plan.master.port if node.node_rank == 0 else None,
+        "is_port_fixed": plan.master.is_port_fixed,
+        "kill_grace_s": plan.kill_grace_s,
+        "heartbeat_s": plan.heartbeat_s,
+        "has_stacks": plan.stack_on_hang_s is not None,
+        "save_pid": plan.save_pid,
+        "stdin_rank": node.stdin_rank,
+        "prepare_timeout_s": plan.prepare_timeout_s,
+        "bind_cores": None if plan.bind_cores is None else list(plan.bind_cores),
+    }

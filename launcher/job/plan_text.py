@@ -1,0 +1,57 @@
+"""A plan for people: what --dry_run prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from ..inputs.env_file import EnvEntry, is_secret
+from ..node.core_binding import format_ranges
+from ..wording import count
+from .master_address import LOOPBACK
+from .plan import Plan, python_of
+
+
+def describe(
+    plan: Plan,
+    *,
+    how: str | None = None,
+    remotely: str = "by ssh",
+    gateways: Mapping[int, str] | None = None,
+) -> str:
+    """The plan for people: every host with its ranks, devices and command. `how` they start, if not by an agent.
+
+    `gateways`: the names of the hosts through which others are reached, by the node_rank of these.
+    """
+    is_alone = len(plan.nodes) == 1
+    address = plan.master.address or (LOOPBACK if is_alone else "node 0's address as the others reach it")
+    or_next = "" if plan.master.is_port_fixed else " or another that is free"
+    lines = [
+        f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}, in {plan.cwd}",
+        f"master: {address}, port {plan.master.port}{or_next}",
+    ]
+    if plan.bind_cores is not None:
+        cores = format_ranges(list(plan.bind_cores)) or "one CPU of each physical core"
+        lines.append(f"each rank is bound to its share of its host's cores: {cores}")
+    if plan.venv_script:
+        lines.append(f"first, on every host: source {shlex.quote(plan.venv_script)}")
+    lines += [f"environment: {_shown(entry)}" for entry in plan.environment]
+    for node in plan.nodes:
+        way = how or ("here, without ssh" if node.is_local else remotely)
+        if gateways and node.node_rank in gateways:
+            way += f" through {gateways[node.node_rank]}"
+        folder = f", in {node.host.cwd}" if node.host.cwd else ""
+        lines.append(
+            f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}{folder}"
+        )
+        lines += [f"  environment: {_shown(entry)}" for entry in node.host.env]
+        python = python_of(plan, node.host)
+        for rank in node.ranks:
+            words = ([python] if python else []) + list(rank.arguments)
+            lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
+    return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
+
+
+def _shown(entry: EnvEntry) -> str:
+    value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
+    return f"{entry.name}={'***' if is_secret(entry.name) else value!r} (from {entry.source})"

@@ -1,0 +1,111 @@
+"""Which variables each rank would get, and where each comes from. From a plan alone: no host is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..inputs.env_file import EnvEntry, is_secret
+from .master_address import LOOPBACK
+from .plan import NodePlan, Plan, RankPlan, environment_of
+
+OURS = "dslaunch"
+MASK = "***"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """`value` is the text to show; one that is known on the hosts only is described in parentheses."""
+
+    name: str
+    value: str
+    source: str
+    replaced: tuple[str, ...] = ()  # sources of earlier values of this name
+
+
+def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: bool) -> tuple[Variable, ...]:
+    """All variables of one rank that do not come from the host itself, by name."""
+    found: dict[str, Variable] = {}
+
+    def add(name: str, value: str, source: str) -> None:
+        before = found.get(name)
+        replaced = () if before is None else (*before.replaced, before.source)
+        found[name] = Variable(name=name, value=value, source=source, replaced=replaced)
+
+    for entry in environment_of(plan, node.host):
+        add(entry.name, _value_of(entry, shows_secrets=shows_secrets), entry.source)
+    num_local = len(node.devices)
+    add("CUDA_VISIBLE_DEVICES", repr(",".join(node.devices)), f"{OURS}, if the host has GPUs")
+    if "OMP_NUM_THREADS" not in found and num_local > 1:
+        why = f"{OURS}, if the host has no GPUs and does not set it"
+        add("OMP_NUM_THREADS", f"(the host's cores / {num_local})", why)
+    add("MASTER_ADDR", _master_addr(plan), OURS)
+    or_another = "" if plan.master.is_port_fixed else " (or another, if that is in use)"
+    add("MASTER_PORT", f"{str(plan.master.port)!r}{or_another}", OURS)
+    add("TORCHELASTIC_ERROR_FILE", "(a file of this rank's own)", OURS)
+    for name, value in rank.env:
+        add(name, "(a name that each run gets)" if name == "TORCHELASTIC_RUN_ID" else repr(value), OURS)
+    return tuple(sorted(found.values(), key=lambda one: one.name))
+
+
+def describe(plan: Plan, *, only_rank: int | None = None, shows_secrets: bool = False) -> str:
+    """The variables of all ranks, those that many share once; or of one rank."""
+    of_rank = {
+        rank.rank: variables_of(plan, node, rank, shows_secrets=shows_secrets)
+        for node in plan.nodes
+        for rank in node.ranks
+        if only_rank in (None, rank.rank)
+    }
+    lines = ["No host was contacted: ${NAME} is replaced on each host, and what a host sets by itself stays."]
+    if plan.venv_script:
+        lines.append(f"First, on every host: source {plan.venv_script}")
+    shared = _shared(list(of_rank.values()))
+    lines += _section(_title(plan, only_rank), shared)
+    for node in plan.nodes:
+        of_node = [of_rank[rank.rank] for rank in node.ranks if rank.rank in of_rank]
+        here = [one for one in _shared(of_node) if one not in shared]
+        if len(of_node) > 1:
+            lines += _section(f"every rank on {node.host.name}", here)
+            here += shared
+        else:
+            here = list(shared)
+        for rank in node.ranks:
+            own = [one for one in of_rank.get(rank.rank, ()) if one not in here]
+            lines += _section(f"rank {rank.rank}, on {node.host.name}", own)
+    return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
+
+
+def _title(plan: Plan, only_rank: int | None) -> str:
+    if only_rank is None:
+        return "every rank" if plan.world_size > 1 else "rank 0"
+    node = next(one for one in plan.nodes if any(rank.rank == only_rank for rank in one.ranks))
+    return f"rank {only_rank}, on {node.host.name}"
+
+
+def _value_of(entry: EnvEntry, *, shows_secrets: bool) -> str:
+    if is_secret(entry.name) and not shows_secrets:
+        return MASK
+    return repr("".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value)))
+
+
+def _master_addr(plan: Plan) -> str:
+    if plan.master.address is not None:
+        return repr(plan.master.address)
+    if all(node.is_local for node in plan.nodes) or len(plan.nodes) == 1:
+        return repr(LOOPBACK)
+    return "(the address of node 0 that all others reach)"
+
+
+def _shared(of_ranks: Sequence[tuple[Variable, ...]]) -> list[Variable]:
+    """What is the same for all of them, in order."""
+    first, *others = of_ranks or [()]
+    sets: list[Mapping[Variable, None]] = [dict.fromkeys(one) for one in others]
+    return [variable for variable in first if all(variable in one for one in sets)]
+
+
+def _section(title: str, variables: Iterable[Variable]) -> list[str]:
+    lines = []
+    for one in variables:
+        before = f"; set before by {', '.join(one.replaced)}" if one.replaced else ""
+        lines.append(f"  {one.name}={one.value}  (from {one.source}{before})")
+    return ["", f"{title}:", *lines] if lines else []

@@ -1,0 +1,151 @@
+"""What a job does after a failure: end, or start again, and with which hosts. Arithmetic only.
+
+A spare takes the place, and so the ranks, of a host that could not be used or was lost; without a spare the hosts behind
+it move up, if --min_nodes allows fewer; else a lost host is tried once more, for it may be back. A host whose ranks
+failed first twice in a row is replaced too, if there is a spare. A job whose ranks fail right after the start is not
+started again: it would fail again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from ..inputs.selection import Selected
+from ..options.restart import RestartOptions
+from ..wording import count
+from .verdict import HostFailure, OutputFailure, RankFailure, Verdict
+
+
+class Attempt(NamedTuple):
+    """One start of the job: its hosts in rank order, the spares that are left, and how many starts came before.
+
+    `num_restarts` counts restarts of a job that had run; one whose hosts could not be used had not, and is free.
+    """
+
+    run_id: str  # the same for all attempts of one command
+    hosts: tuple[Selected, ...]
+    spares: tuple[Selected, ...] = ()
+    number: int = 0
+    num_restarts: int = 0
+    last_culprit: str | None = None  # the host whose rank failed first
+
+
+class Decision(NamedTuple):
+    """What comes next: another attempt or, if that is None, the end. `why` is one sentence; empty: nothing to say."""
+
+    attempt: Attempt | None
+    why: str
+
+
+def first_attempt(
+    selected: tuple[Selected, ...], options: RestartOptions, *, num_nodes: int, run_id: str
+) -> Attempt:
+    """Divide the chosen hosts into those that take part and the spares.
+
+    `num_nodes` below 1 means not given; then --max_nodes, or all but the --spares, take part.
+    Errors: LaunchError if there are not as many spares as were asked for
+    """
+    wanted = num_nodes if num_nodes > 0 else options.max_nodes
+    num_free = len(selected) - (wanted or 1)
+    if options.spares > max(0, num_free):
+        raise LaunchError(
+            f"--spares={options.spares}: {count(len(selected), 'host')} can take part, and {wanted or 'at least 1'} of "
+            f"them must run the job; give at most {max(0, num_free)}, or add lines to the hostfile"
+        )
+    if wanted is None:
+        wanted = len(selected) - options.spares
+    rest = selected[wanted:]
+    num_spares = len(rest) if options.max_nodes is not None else options.spares
+    return Attempt(run_id=run_id, hosts=selected[:wanted], spares=rest[:num_spares])
+
+
+def decide(attempt: Attempt, verdict: Verdict, options: RestartOptions) -> Decision:
+    """The next attempt after `verdict`, or why there is none."""
+    if verdict.exit_code == 0 or verdict.interrupted_by is not None or not options.is_on:
+        return Decision(attempt=None, why="")
+    if isinstance(verdict.culprit, OutputFailure):
+        return Decision(attempt=None, why="")
+    bad = _bad_hosts(attempt, verdict)
+    had_run = verdict.ran_s is not None
+    if had_run and attempt.num_restarts >= options.max_restarts:
+        return Decision(attempt=None, why=f"not started again: {_used(options.max_restarts)}")
+    if had_run and not bad and (verdict.ran_s or 0.0) < options.min_uptime_s:
+        return Decision(
+            attempt=None,
+            why=f"not started again: it failed {verdict.ran_s:.1f} s after the start, and --min_uptime is "
+            f"{options.min_uptime_s:g} s",
+        )
+    if not had_run and not bad:
+        return Decision(attempt=None, why="")  # a mistake, such as a script that is not there
+    return _without(attempt, bad, verdict, options, had_run=had_run)
+
+
+def _without(
+    attempt: Attempt, bad: dict[str, str], verdict: Verdict, options: RestartOptions, *, had_run: bool
+) -> Decision:
+    hosts, spares, changes = _replace(attempt, bad, keeps_lost=had_run and options.min_nodes is None)
+    minimum = len(attempt.hosts) if options.min_nodes is None else options.min_nodes
+    if len(hosts) < max(1, minimum):
+        why = (
+            f"not started again: {len(hosts)} of {len(attempt.hosts)} hosts are left and no spare"
+            if options.min_nodes is None
+            else f"not started again: {len(hosts)} hosts are left, and --min_nodes is {minimum}"
+        )
+        return Decision(attempt=None, why=why)
+    culprit = verdict.culprit
+    following = attempt._replace(
+        hosts=hosts,
+        spares=spares,
+        number=attempt.number + 1,
+        num_restarts=attempt.num_restarts + had_run,
+        last_culprit=culprit.host if isinstance(culprit, RankFailure) else None,
+    )
+    what = f"starting again ({following.num_restarts} of {options.max_restarts} restarts)"
+    return Decision(
+        attempt=following, why="; ".join([what if had_run else "starting with other hosts", *changes])
+    )
+
+
+def _bad_hosts(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
+    """The hosts that must not take part again, each with the reason."""
+    failures = [one for one in (verdict.culprit, *verdict.others) if one is not None]
+    bad = {one.host: one.message for one in failures if isinstance(one, HostFailure) and one.is_host_at_fault}
+    culprit = verdict.culprit
+    is_again = isinstance(culprit, RankFailure) and culprit.host == attempt.last_culprit
+    if isinstance(culprit, RankFailure) and is_again and attempt.spares:
+        bad[culprit.host] = "its ranks failed first twice in a row"
+    return bad
+
+
+def _replace(
+    attempt: Attempt, bad: dict[str, str], *, keeps_lost: bool
+) -> tuple[tuple[Selected, ...], tuple[Selected, ...], list[str]]:
+    """Put spares in the places of bad hosts; where none is left, the hosts behind move up."""
+    spares = [one for one in attempt.spares if one.host.name not in bad]
+    hosts: list[Selected] = []
+    changes: list[str] = []
+    for one in attempt.hosts:
+        name = one.host.name
+        if name not in bad:
+            hosts.append(one)
+            continue
+        fitting = next((spare for spare in spares if len(spare.devices) == len(one.devices)), None)
+        instead = fitting or (spares[0] if spares else None)
+        if instead is None and keeps_lost:
+            hosts.append(one)
+            changes.append(f"with {name} again ({bad[name]}), for there is no spare")
+            continue
+        if instead is None:
+            changes.append(f"without {name} ({bad[name]})")
+            continue
+        spares.remove(instead)
+        hosts.append(instead)
+        changes.append(f"{instead.host.name} instead of {name} ({bad[name]})")
+    return tuple(hosts), tuple(spares), changes
+
+
+def _used(max_restarts: int) -> str:
+    if max_restarts == 0:
+        return "--max_restarts is 0"
+    return f"all {max_restarts} restarts are used" if max_restarts > 1 else "the one restart is used"

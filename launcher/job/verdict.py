@@ -1,0 +1,248 @@
+"""How a job ended: which rank or host failed first, why, and the exit code that follows."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ..errors import EXIT_HOST
+from ..inputs.host_list import folded
+from ..inputs.rank_set import format_ranks
+from ..wire.frames import Exited
+
+
+class RankFailure(NamedTuple):
+    """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock.
+
+    The fields with defaults are what its agent found out. Their names are keys of the report: guide-failures.md.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    code: int  # 128 + n if signal n ended it
+    signal: int
+    at_s: float
+    core_dumped: bool = False
+    is_out_of_memory: bool = False
+    evidence: tuple[str, ...] = ()  # sentences on why it ended
+    message: str = ""  # of the exception that torch's @record noted
+    traceback: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
+    last_lines_of: str = "stderr"  # or stdout, if it wrote nothing to stderr
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+    def describe(self) -> str:
+        how = f"was killed by {signal_name(self.signal)}" if self.signal else f"exited with code {self.code}"
+        return f"{self.name} (local rank {self.local_rank}, pid {self.pid}) {how}"
+
+
+class HostFailure(NamedTuple):
+    """A host that could not be used, or was lost. `at_s` is when it was last heard of.
+
+    `is_way_lost`: lost with the host through which it was reached, and nothing is known against it.
+    """
+
+    host: str
+    message: str
+    at_s: float
+    exit_code: int = EXIT_HOST
+    is_way_lost: bool = False
+
+    @property
+    def is_host_at_fault(self) -> bool:
+        """Whether another host might do better; a script that is missing is missing everywhere."""
+        return self.exit_code == EXIT_HOST and not self.is_way_lost
+
+    @property
+    def name(self) -> str:
+        return self.host
+
+    def describe(self) -> str:
+        return f"{self.host}: {self.message}"
+
+
+class OutputFailure(NamedTuple):
+    """Our own stdout or stderr cannot be written to any more."""
+
+    message: str
+    at_s: float
+    exit_code: int
+
+    @property
+    def name(self) -> str:
+        return "the output"
+
+    def describe(self) -> str:
+        return self.message
+
+
+class LauncherFailure(NamedTuple):
+    """This machine stood still, or its network is down: nothing is known against any host."""
+
+    message: str
+    at_s: float
+    exit_code: int = EXIT_HOST
+
+    @property
+    def name(self) -> str:
+        return "this machine"
+
+    def describe(self) -> str:
+        return self.message
+
+
+Failure = RankFailure | HostFailure | OutputFailure | LauncherFailure
+
+
+class Verdict(NamedTuple):
+    """The end of a job. `culprit` is what failed first; the rest failed before it was known, or was stopped."""
+
+    culprit: Failure | None
+    others: tuple[Failure, ...]
+    interrupted_by: int | None
+    phases_s: tuple[tuple[str, float], ...]
+    ran_s: float | None = (
+        None  # from the start of all workers to the first failure; None if they never started
+    )
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted_by is not None:
+            return 128 + self.interrupted_by
+        if isinstance(self.culprit, RankFailure):
+            return self.culprit.code
+        return self.culprit.exit_code if self.culprit else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "exit_code": self.exit_code,
+            "culprit": _to_dict(self.culprit) if self.culprit else None,
+            "others": [_to_dict(one) for one in self.others],
+            "interrupted_by": signal_name(self.interrupted_by) if self.interrupted_by else None,
+            "phases_s": dict(self.phases_s),
+        }
+
+
+def describe_all(failures: Sequence[Failure]) -> list[str]:
+    """A sentence for each failure, in this order; hosts that failed for the same reason are in one sentence.
+
+    Reasons are the same if they differ only in the host's name and in numbers; the words are then those of the first.
+    """
+    groups: dict[object, list[Failure]] = {}
+    for place, one in enumerate(failures):
+        key: object = place
+        if isinstance(one, HostFailure):
+            key = re.sub("[0-9]+", "0", one.message.replace(one.host, "")), one.exit_code
+        groups.setdefault(key, []).append(one)
+    return [_describe_group(group) for group in groups.values()]
+
+
+def _describe_group(group: list[Failure]) -> str:
+    first = group[0]
+    if len(group) == 1 or not isinstance(first, HostFailure):
+        return first.describe()
+    reason = first.message.removeprefix(f"{first.host} ")  # whose port it is stands in front already
+    return f"{folded(one.name for one in group)}: {reason} ({len(group)} hosts)"
+
+
+def judge(
+    failures: list[Failure],
+    *,
+    stopped_at: float | None,
+    interrupted_by: int | None,
+    phases_s: dict[str, float],
+    started_at: float | None = None,
+    ended_well: Mapping[int, float] = MappingProxyType({}),
+) -> Verdict:
+    """Tell the culprit from those who fell with it: the earliest failure, of those before all were told to stop.
+
+    A host counts from when it was last heard of: a lost host makes ranks elsewhere fail long before it is known lost.
+    `ended_well`: when each rank that ended with 0 did so. A rank that waits for one of those in vain fails, and is told of it.
+    """
+    before_stop = [one for one in failures if stopped_at is None or one.at_s <= stopped_at]
+    culprit = min(before_stop, key=lambda one: one.at_s, default=None)
+    left = {rank: at_s for rank, at_s in ended_well.items() if culprit is not None and at_s < culprit.at_s}
+    # A rank that fails after the stop was told to; a host that fails after it may still run something.
+    others = tuple(
+        one for one in failures if one is not culprit and (one in before_stop or isinstance(one, HostFailure))
+    )
+    ended_at = culprit.at_s if culprit is not None else stopped_at
+    if isinstance(culprit, RankFailure) and left:
+        culprit = culprit._replace(evidence=(*culprit.evidence, _left_early(left, culprit)))
+    return Verdict(
+        culprit=culprit,
+        others=others,
+        interrupted_by=interrupted_by,
+        phases_s=tuple(phases_s.items()),
+        ran_s=None if started_at is None or ended_at is None else max(0.0, ended_at - started_at),
+    )
+
+
+def _left_early(left: Mapping[int, float], culprit: RankFailure) -> str:
+    """What it means that these ranks had ended with 0 when another one failed."""
+    ranks = f"rank{'s' if len(left) > 1 else ''} {format_ranks(left)}"
+    for_s = culprit.at_s - max(left.values())
+    return (
+        f"{ranks} had ended with 0 before, the last {for_s:.1f} s before: if rank {culprit.rank} still waited for "
+        f"{'them' if len(left) > 1 else 'it'}, the ranks had unequal numbers of batches, or left a loop at different steps"
+    )
+
+
+def rank_failure(exited: Exited, *, local_rank: int, host: str, pid: int, at_s: float) -> RankFailure:
+    """What an agent said of a worker that failed."""
+    found = {name: _read(value) for name, value in exited.evidence.items() if _is_evidence(name, value)}
+    return RankFailure(
+        rank=exited.rank,
+        local_rank=local_rank,
+        host=host,
+        pid=pid,
+        code=exited.code,
+        signal=exited.signal,
+        at_s=at_s,
+        **found,
+    )
+
+
+_EVIDENCE: dict[str, type] = {
+    "core_dumped": bool,
+    "is_out_of_memory": bool,
+    "evidence": list,
+    "message": str,
+    "traceback": list,
+    "last_lines": list,
+    "last_lines_of": str,
+}
+
+
+def _is_evidence(name: str, value: object) -> bool:
+    """Whether it is of the form that evidence.py gives it; what is not says nothing."""
+    is_text = not isinstance(value, list) or all(isinstance(one, str) for one in value)
+    return name in _EVIDENCE and isinstance(value, _EVIDENCE[name]) and is_text
+
+
+def _read(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _to_dict(failure: Failure) -> dict[str, Any]:
+    kinds = {RankFailure: "rank", HostFailure: "host", OutputFailure: "output", LauncherFailure: "launcher"}
+    kind = kinds[type(failure)]
+    found = {"kind": kind, **failure._asdict()}
+    if isinstance(failure, RankFailure) and failure.signal:
+        found["signal_name"] = signal_name(failure.signal)
+    return found
+
+
+def signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,314 @@
+"""The agent: runs on a node, starts this node's workers, and ends them. Sent to the nodes: standard library only.
+
+The launcher's death, a cut connection and a lost launcher (no ping for the heartbeat time) reach it as the end of its
+input or as silence, and end the job; so does a signal. What becomes of the job when the agent itself dies is the
+keeper's part.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from ..wire.frames import (
+    AskStacks,
+    Done,
+    Frame,
+    Hello,
+    Hold,
+    Inspect,
+    Listen,
+    Ping,
+    Pong,
+    Prepare,
+    Problem,
+    Reach,
+    Reached,
+    Ready,
+    Signal,
+    Start,
+    Stop,
+    bytes_of,
+)
+from .background import in_background
+from .devices import count_accelerators
+from .ending import LEFT_OVER_GRACE_S, Ending
+from .lean_stdlib import Selector, name_of_signal, signal, suppress
+from .preparation import Prepared, Unprepared
+from .private_folder import PrivateFolder
+from .reach import try_addresses
+from .starter import Starter
+from .uplink import Uplink
+from .worker import HANDLED
+from .worker_group import WorkerGroup
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .open_port import OpenPort
+
+TICK_S = 0.2
+
+
+class State:
+    """WAITING for a job; PREPARED to start it; RUNNING it; STOPPING it (nothing new starts); ENDED."""
+
+    WAITING = 1
+    PREPARED = 2
+    RUNNING = 3
+    STOPPING = 4
+    ENDED = 5
+
+
+class Agent:
+    """Serves one launcher over stdin and stdout."""
+
+    def __init__(self, folder: PrivateFolder) -> None:
+        self._folder = folder
+        self._num_devices = count_accelerators()
+        self._state = State.WAITING
+        self._selector = Selector()
+        self._uplink = Uplink(
+            self._selector,
+            obey=self._obey,
+            pause=lambda is_paused: self._workers.pause(is_paused),
+            end=lambda: self._stop(self._grace_s),
+        )
+        self._workers = WorkerGroup(self._selector, self._uplink.send)
+        self._ending = Ending(self._workers)
+        self._open_port: OpenPort | None = None  # of the first host only
+        self._grace_s = LEFT_OVER_GRACE_S
+        self._told_to_stop_by = 0  # a signal to this process; the launcher did not want this end
+        self._job: dict[str, Any] = {}
+        self._prepared: Prepared | None = None
+        self._starter: Starter | None = None
+        self._step = ""  # of the preparation
+        self._prepare_by = float("inf")
+        self._wake_read, self._wake_write = os.pipe()
+
+    def run(self) -> None:
+        """Until the job is over and nothing of it is left."""
+        self._watch_signals()
+        self._uplink.send(
+            Hello(
+                hostname=os.uname().nodename,
+                python=sys.version.split()[0],
+                reached_at=_address_reached(),
+                num_devices=self._num_devices,
+                pid=os.getpid(),
+                machine=_machine(),
+            )
+        )
+        while self._state != State.ENDED or self._is_awaited:
+            self._selector.wait(TICK_S)
+            self._tick()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the launcher may still want something of an agent whose job is over.
+
+        It hangs up when all hosts are done: until then the end of this process would only take time from those that are
+        not, where they share something.
+        """
+        return self._uplink.has_unsent if self._told_to_stop_by else self._uplink.is_connected
+
+    # Signals and time.
+
+    def _watch_signals(self) -> None:
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for signum in HANDLED:
+            signal.signal(signum, lambda signum, frame: None)  # the wake-up pipe carries the number
+        self._selector.on_read(self._wake_read, self._read_signals)
+
+    def _read_signals(self) -> None:
+        with suppress(BlockingIOError):
+            for number in os.read(self._wake_read, 1024):
+                if number not in (signal.SIGCHLD, 0):
+                    self._be_told_to_stop(number)
+
+    def _be_told_to_stop(self, number: int) -> None:
+        """The host wants this end, not the launcher, and not the workers: so that is said before they end."""
+        if not self._told_to_stop_by:
+            self._told_to_stop_by = number
+            why = f"the agent ended: it got {name_of_signal(number)}, or the process above it was killed"
+            self._uplink.send(Problem(why, 3))
+        self._stop(self._grace_s)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._uplink.check_silence(now)
+        self._check_preparation(now)
+        if self._state == State.RUNNING or self._state == State.STOPPING:
+            self._workers.send_stacks(now)
+            self._workers.send_prompts(now)
+            self._workers.collect(is_our_kill=self._state == State.STOPPING)
+            if self._state == State.RUNNING and self._workers.is_reported:
+                self._state = State.STOPPING
+                self._ending.begin_with_left_over()
+        if self._state == State.STOPPING and self._ending.go_on(now):
+            self._end()
+
+    # The end.
+
+    def _stop(self, grace_s: float) -> None:
+        """End the job, or a host that has none; a second call can only shorten it."""
+        if self._state in (State.STOPPING, State.ENDED):
+            self._ending.hasten(grace_s)
+            return
+        self._state = State.STOPPING
+        self._close_port()
+        self._ending.begin(grace_s)
+
+    def _end(self) -> None:
+        """Nothing of the job is left."""
+        self._state = State.ENDED
+        if self._told_to_stop_by:  # so the job did not end well, even if every worker exits with 0
+            name = name_of_signal(self._told_to_stop_by)
+            with suppress(OSError):
+                os.write(2, b"it got %s, or the process above it was killed\n" % name.encode())
+        else:
+            self._folder.remove()  # first: the next attempt of the job may follow at once
+            self._uplink.send(Done(self._ending.num_left_over))
+
+    # What the launcher says.
+
+    def _obey(self, frame: Frame) -> None:
+        if isinstance(frame, Ping):
+            self._uplink.send(Pong(frame.number, time.monotonic()))
+        elif isinstance(frame, Hold):
+            self._uplink.hold_s = frame.for_s
+        elif isinstance(frame, Listen):
+            self._listen(frame)
+        elif isinstance(frame, Reach):
+            self._in_background(lambda: Reached(try_addresses(*frame)))
+        elif isinstance(frame, Inspect):
+            self._inspect(frame)
+        else:
+            self._obey_for_job(frame)
+
+    def _obey_for_job(self, frame: Frame) -> None:
+        if isinstance(frame, Prepare):
+            self._prepare(frame.job)
+        elif isinstance(frame, Start):
+            self._start(frame)
+        elif isinstance(frame, Signal):
+            self._workers.signal(frame.number, is_for_group=False)
+        elif isinstance(frame, AskStacks):
+            self._workers.ask_stacks(self._prepared.env if self._prepared else {}, self._folder)
+        elif isinstance(frame, Stop):
+            self._stop(frame.grace_s)
+
+    # These load what they need when they are called: most agents never are.
+
+    def _listen(self, frame: Listen) -> None:
+        from .open_port import OpenPort
+
+        if self._open_port is None:
+            self._open_port = OpenPort(self._selector, self._uplink.send)
+        self._open_port.open(frame, job_port=self._prepared.master_port if self._prepared else None)
+
+    def _close_port(self) -> None:
+        if self._open_port is not None:
+            self._open_port.close()
+
+    def _inspect(self, frame: Inspect) -> None:
+        from .inspection import answer
+
+        if frame.question == "clock":  # a thread would take time
+            self._uplink.send(answer(*frame))
+        else:
+            self._in_background(lambda: answer(*frame))
+
+    def _in_background(self, work: Callable[[], Frame]) -> None:
+        in_background(self._selector, work, self._uplink.send)
+
+    # The job.
+
+    def _prepare(self, job: dict[str, Any]) -> None:
+        """In a thread, because a --venv_script may take longer than a heartbeat."""
+        self._job = job
+        self._uplink.heartbeat_s = float(job["heartbeat_s"])
+        self._grace_s = float(job["kill_grace_s"])
+
+        def work() -> Frame:
+            try:
+                self._prepared = Prepared(job, num_devices=self._num_devices, says=self._begin_step)
+                if job.get("preload"):
+                    self._begin_step(f"importing --preload={','.join(job['preload'])}")
+                self._starter = Starter(job, self._prepared, self._folder)
+                if job.get("save_pid") is not None:
+                    self._save_pid(job["save_pid"])
+            except Unprepared as problem:
+                return Problem(str(problem), problem.exit_code)
+            return Ready(self._prepared.master_port, self._prepared.notes + self._starter.notes)
+
+        def finish(answer: Frame) -> None:
+            self._prepare_by = float("inf")
+            if self._state != State.WAITING:  # ended by us on the way, so its failure is nobody's
+                return
+            if isinstance(answer, Ready):
+                self._state = State.PREPARED
+                if self._open_port is not None:
+                    self._open_port.choose(answer.master_port)
+            self._uplink.send(answer)
+
+        timeout_s = job.get("prepare_timeout_s")
+        if timeout_s is not None:
+            self._prepare_by = time.monotonic() + timeout_s
+        in_background(self._selector, work, finish)
+
+    def _begin_step(self, step: str) -> None:
+        self._step = step
+
+    def _check_preparation(self, now: float) -> None:
+        """A file system that hangs keeps the thread in the kernel, where nothing ends it: so this does not wait for it."""
+        if self._state == State.WAITING and now > self._prepare_by:
+            self._prepare_by = float("inf")
+            why = f"not prepared within --prepare_timeout={self._job['prepare_timeout_s']:g} s: still {self._step}"
+            hint = "look at its file systems there, or give it more time"
+            self._uplink.send(Problem(f"{why}; {hint}", 3))
+
+    def _save_pid(self, launcher_pid: int) -> None:
+        from .pid_file import PidFileInUse, write_pid_file
+
+        try:
+            self._folder.add_outside(write_pid_file(launcher_pid, os.getpid()))
+        except (PidFileInUse, OSError) as error:
+            raise Unprepared(
+                f"--save_pid: {error}; remove it, or leave the option out", exit_code=3
+            ) from None
+
+    def _start(self, start: Start) -> None:
+        if self._state != State.PREPARED or self._prepared is None or self._starter is None:
+            return
+        self._close_port()
+        self._state = State.RUNNING
+        if start.master_addr:
+            self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
+            self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
+        self._workers.begin(self._starter.milestones)
+        for plan in self._job["ranks"]:
+            self._workers.add(self._starter.start(plan))
+        self._starter.end()
+        self._workers.watch_memory()
+
+
+def _machine() -> str:
+    """What only this host has: the machine since it was booted, and the container on it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.uname().nodename}"
+    except OSError:
+        return ""
+
+
+def _address_reached() -> str:
+    """This host's address on the SSH connection the agent was started through."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else ""

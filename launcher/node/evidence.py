@@ -1,0 +1,322 @@
+"""Why a worker failed: what it wrote last, what torch noted, what the kernel counted. Sent to the nodes: standard
+library only.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..wire import fast_json
+from ..wire.frames import text_of
+from .lean_stdlib import deque, signal
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from typing import Any
+
+NUM_LAST_LINES = 20
+NUM_KEPT_LINES = 500  # of stderr: a traceback may be longer than what is shown otherwise
+MAX_LINE_BYTES = 2000  # of a kept line
+MAX_ERROR_FILE_BYTES = 1 << 20
+
+_TRACEBACK = "Traceback (most recent call last):"
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
+_KERNEL_LOG_READ_ALL, _KERNEL_LOG_SIZE = 3, 10
+
+
+class Tail:
+    """The last lines of a stream."""
+
+    def __init__(self, num_lines: int) -> None:
+        self._lines: deque[bytes] = deque(maxlen=num_lines)
+
+    def add(self, data: bytes) -> None:
+        """Take whole lines, each with its newline."""
+        keep = self._lines.maxlen or 0
+        for line in data.rsplit(b"\n", keep + 1)[-keep - 1 : -1]:
+            if len(line) > MAX_LINE_BYTES:
+                line = line[:MAX_LINE_BYTES] + b" ... (%d bytes more)" % (len(line) - MAX_LINE_BYTES)
+            self._lines.append(line)
+
+    @property
+    def lines(self) -> list[str]:
+        return [text_of(line) for line in self._lines]
+
+
+def last_traceback(lines: list[str]) -> list[str]:
+    """The last complete traceback of Python in `lines`, up to its exception; empty if there is none.
+
+    Of a chain (`During handling of ...`) all parts are given. What Python says it ignored is not meant.
+    """
+    found: list[str] = []
+    found_end = 0  # the place after it
+    place = 0
+    while place < len(lines):
+        if _unmarked(lines[place]).rstrip() != _TRACEBACK:
+            place += 1
+            continue
+        end = _end_of_traceback(lines, place)
+        is_ignored = place > 0 and _unmarked(lines[place - 1]).startswith("Exception ignored in")
+        if end is not None and not is_ignored:
+            is_chained = bool(found) and found_end == place - 3 and _is_chain(lines, place)
+            found = [*found, *lines[place - 3 : end]] if is_chained else lines[place:end]
+            found_end = end
+        place = end or place + 1
+    return found
+
+
+def _end_of_traceback(lines: list[str], start: int) -> int | None:
+    """The place after the exception of the traceback that begins at `start`; None if it is cut off."""
+    place = start + 1
+    while place < len(lines) and _is_indented(lines[place]):
+        place += 1
+    if place == len(lines) or place == start + 1 or not _unmarked(lines[place]).strip():
+        return None
+    place += 1
+    while place < len(lines) and _is_indented(lines[place]) and _unmarked(lines[place]).strip():
+        place += 1  # a message of several lines; those of torch are indented
+    return place
+
+
+def _is_chain(lines: list[str], start: int) -> bool:
+    link = _unmarked(lines[start - 2]) if start >= 3 else ""
+    return link.startswith(
+        ("During handling of the above exception", "The above exception was the direct cause")
+    )
+
+
+def _is_indented(line: str) -> bool:
+    return _unmarked(line).startswith((" ", "\t"))
+
+
+def _unmarked(line: str) -> str:
+    """Without the `[rank3]: ` that torch.distributed puts before each line of a traceback."""
+    mark, end, text = line.partition("]:")
+    if end and mark.startswith("[rank") and mark[5:].isdigit():
+        return text[1:] if text.startswith(" ") else text
+    return line
+
+
+def read_error_file(path: str) -> tuple[str, list[str]]:
+    """The message and the traceback that torch's @record left in a file; empty if there is none, or it is no such file.
+
+    Source: torch 2.13 distributed/elastic/multiprocessing/errors/error_handler.py, `record_exception`.
+    """
+    from .plain_file import read_plain  # here: only a failure needs it
+
+    try:
+        text = read_plain(path, max_bytes=MAX_ERROR_FILE_BYTES).decode("utf-8", "surrogateescape")
+        message = fast_json.read(text.strip())["message"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return "", []
+    if not isinstance(message, dict):
+        return str(message), []
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return str(message.get("message", "")), stack.rstrip("\n").split("\n") if isinstance(stack, str) else []
+
+
+class MemoryWatch:
+    """Whether the kernel killed workers because memory ran out, by the counters of the cgroup they run in.
+
+    Workers start in the cgroup of this process. Counters are compared with what they were when this was made; one
+    kill explains one worker, so that who fails after it is not said to have been killed too.
+    """
+
+    def __init__(self, *, proc: str = "/proc") -> None:
+        self._groups = memory_groups(proc)  # the own one, then what is above it
+        self._hits = [group.hits() for group in self._groups]
+        self._num_explained = self._num_kills() or 0
+        self._began_s = _monotonic_of_kernel()
+
+    def explain(self, pid: int, status: int, *, is_our_kill: bool) -> tuple[bool, list[str]]:
+        """Whether memory ran out for this worker that failed, and the sentences to say about that."""
+        num_kills = self._num_kills()
+        is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if num_kills is not None and num_kills > self._num_explained:
+            limit = self._limit()
+            if is_killed:
+                self._num_explained += 1
+                return True, [f"the kernel killed it for memory ({limit})"]
+            self._num_explained = num_kills
+            return True, [f"before it failed, the kernel killed a process here for memory ({limit})"]
+        if not is_killed or is_our_kill:
+            return False, []
+        log = read_kernel_log()
+        if log is not None and is_in_kernel_log(log, pid, since_s=self._began_s):
+            return True, ["the kernel killed it for memory (the kernel's log says so)"]
+        if num_kills is None:
+            return False, [
+                "who sent SIGKILL cannot be read here; often it is the kernel, when memory ran out: see `dmesg`"
+            ]
+        return False, ["the kernel counts no lack of memory here, so somebody sent SIGKILL"]
+
+    def _num_kills(self) -> int | None:
+        return self._groups[0].kills() if self._groups else None
+
+    def _limit(self) -> str:
+        for group, before in zip(self._groups, self._hits):  # noqa: B905 - strict= needs Python 3.10
+            limit = group.limit_bytes()
+            if limit is not None and group.hits() > before:
+                return f"cgroup limit {size_of(limit)}"
+        return "the whole machine ran out of it"
+
+
+class MemoryGroup:
+    """A memory cgroup of version 1 or 2. Counters that cannot be read are 0 or None."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._is_v1 = os.path.exists(os.path.join(folder, "memory.limit_in_bytes"))
+
+    def kills(self) -> int | None:
+        """How many of its processes the kernel killed for memory."""
+        return self._counter("memory.oom_control" if self._is_v1 else "memory.events", "oom_kill")
+
+    def hits(self) -> int:
+        """How often its limit was reached with nothing left to give back."""
+        if self._is_v1:
+            return int(self._text("memory.failcnt") or 0)
+        return self._counter("memory.events", "oom") or 0
+
+    def limit_bytes(self) -> int | None:
+        text = self._text("memory.limit_in_bytes" if self._is_v1 else "memory.max").strip()
+        return int(text) if text.isdigit() and int(text) < 1 << 60 else None
+
+    def _counter(self, file: str, name: str) -> int | None:
+        for line in self._text(file).splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+        return None
+
+    def _text(self, name: str) -> str:
+        return _read(os.path.join(self.folder, name))
+
+
+def memory_groups(proc: str = "/proc") -> list[MemoryGroup]:
+    """The memory cgroup of this process, then those above it as far as they can be seen here."""
+    paths = {}
+    for line in _read(os.path.join(proc, "self", "cgroup")).splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            paths[name] = path
+    is_v1 = "memory" in paths
+    own = paths.get("memory" if is_v1 else "")
+    for line in _read(os.path.join(proc, "self", "mountinfo")).splitlines():
+        before, _, after = line.partition(" - ")
+        root, mount = before.split()[3:5]
+        kind, _, options = after.split(None, 2)
+        is_it = kind == "cgroup" and "memory" in options.split(",") if is_v1 else kind == "cgroup2"
+        if is_it and own is not None:
+            return [MemoryGroup(folder) for folder in _folders(own, root=root, mount=mount)]
+    return []
+
+
+def _folders(path: str, *, root: str, mount: str) -> list[str]:
+    """From a cgroup's folder up to the mount. In a container the path may be one of the host, which is not there."""
+    below = path[len(root.rstrip("/")) :] if (path + "/").startswith(root.rstrip("/") + "/") else ""
+    names = [name for name in below.split("/") if name]
+    folders = ["/".join([mount, *names[:depth]]) for depth in range(len(names), -1, -1)]
+    return [folder for folder in folders if os.path.isdir(folder)] if ".." not in names else [mount]
+
+
+def read_kernel_log() -> str | None:
+    """The kernel's log; None where this process may not read it, or sees other pids than the kernel."""
+    if os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
+        return None
+    import ctypes  # here and below: few agents need these, and they take 2 ms
+
+    libc = ctypes.CDLL(None)
+    size = libc.klogctl(_KERNEL_LOG_SIZE, None, 0)
+    if size <= 0:
+        return None
+    buffer = ctypes.create_string_buffer(size)
+    length = libc.klogctl(_KERNEL_LOG_READ_ALL, buffer, size)
+    return buffer.raw[:length].decode("utf-8", "replace") if length >= 0 else None
+
+
+def is_in_kernel_log(log: str, pid: int, *, since_s: float) -> bool:
+    """Whether the kernel says that it killed this process for memory, after `since_s` on its clock."""
+    import re
+
+    for at, victim in re.findall(r"\[ *([\d.]+)\].* Killed process (\d+) ", log):
+        if int(victim) == pid and float(at) >= since_s - 1.0:
+            return True
+    return False
+
+
+def evidence_of(
+    status: int, *, facts: list[str], is_out_of_memory: bool, error_file: str | None, out: Tail, err: Tail
+) -> dict[str, Any]:
+    """All that is known of a failed worker, by the names of RankFailure's fields, as it travels in an Exited frame."""
+    is_signaled = os.WIFSIGNALED(status)
+    has_core = is_signaled and os.WCOREDUMP(status)
+    if has_core:
+        pattern = _read("/proc/sys/kernel/core_pattern").strip()
+        facts = [*facts, f"core dumped (kernel.core_pattern is {pattern!r})"]
+    if is_signaled and os.WTERMSIG(status) == signal.SIGBUS:
+        facts = [*facts, *_shared_memory()]
+    message, recorded = read_error_file(error_file) if error_file else ("", [])
+    of_err, of_out = err.lines, out.lines
+    if any(_refuses_local_rank(line) for line in [*of_err[-NUM_LAST_LINES:], *of_out[-NUM_LAST_LINES:]]):
+        facts = [
+            *facts,
+            "the program does not know the argument --local_rank=N, which dslaunch adds as DeepSpeed does; give dslaunch "
+            "--no_local_rank, and let the program read the variable LOCAL_RANK if it needs the number",
+        ]
+    return {
+        "core_dumped": has_core,
+        "is_out_of_memory": is_out_of_memory,
+        "evidence": facts,
+        "message": message,
+        "traceback": recorded or last_traceback(of_err),
+        "last_lines": (of_err or of_out)[-NUM_LAST_LINES:],
+        "last_lines_of": "stderr" if of_err or not of_out else "stdout",
+    }
+
+
+def _refuses_local_rank(line: str) -> bool:
+    """Whether a parser of arguments complains of it: argparse, getopt, click, absl, Go, Rust and others in their words."""
+    text = line.lower()
+    complaints = (
+        "unrecognized",
+        "unknown",
+        "no such option",
+        "invalid option",
+        "illegal option",
+        "unexpected",
+    )
+    is_meant = "local_rank" in text or "local-rank" in text
+    return is_meant and any(one in text for one in complaints)
+
+
+def size_of(num_bytes: int) -> str:
+    """In the largest unit that keeps it readable."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if num_bytes >= 10 << power or (num_bytes and num_bytes % (1 << power) == 0):
+            return f"{num_bytes / (1 << power):.0f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def _shared_memory() -> list[str]:
+    """SIGBUS is often a write into a shared memory file system that is full; containers get 64 MiB."""
+    try:
+        disk = os.statvfs("/dev/shm")
+    except OSError:
+        return []
+    size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    return [f"/dev/shm is full ({size_of(size)})"] if size and free < size // 20 else []
+
+
+def _monotonic_of_kernel() -> float:
+    """Seconds since boot, as the kernel's log counts them."""
+    return float(_read("/proc/uptime").split()[0] or 0) if _read("/proc/uptime") else 0.0
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb", 0) as file:
+            return text_of(file.read())
+    except OSError:
+        return ""

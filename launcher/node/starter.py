@@ -1,0 +1,147 @@
+"""Starts the workers of one host, each in its way: executed, or forked from a preloader. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..wire.frames import bytes_of
+from .preparation import Prepared, Unprepared
+from .private_folder import PrivateFolder
+from .worker import Worker, spawn
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .milestones import MilestonePipe
+    from .preload import Preloader
+
+
+class Starter:
+    """What the job's workers here have in common, made before the job starts."""
+
+    def __init__(self, job: dict[str, Any], prepared: Prepared, folder: PrivateFolder) -> None:
+        """Imports what is to be preloaded, so it may take a while.
+
+        Errors: Unprepared
+        """
+        self._job = job
+        self._prepared = prepared
+        self._folder = folder
+        self.notes: list[str] = []  # what a person should know
+        self._pipe = folder.file("timings") if job.get("has_timings") else None
+        self.milestones = self._listen_to_milestones()
+        self._preloader = self._preload(job["preload"]) if job.get("preload") else None
+        self._stdin = _stdin_of_launcher() if job.get("stdin_rank") is not None else None
+        self._hook = None
+        if job.get("has_stacks") or (self.milestones is not None and self._preloader is None):
+            self._hook = folder.file("hook")
+        if self._hook is not None:
+            from .worker_hook import install_hook
+
+            install_hook(self._hook)
+
+    def start(self, plan: dict[str, Any]) -> Worker:
+        """One rank, as launcher/job/plan.py, `job_of` describes it."""
+        env = {**self._prepared.env, **{bytes_of(name): bytes_of(value) for name, value in plan["env"]}}
+        error_file = self._folder.file(f"error-{plan['rank']}.json")
+        if error_file is not None and not self._job.get("is_verbatim", False):
+            env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
+        stacks_file = None
+        if self._job.get("has_stacks") and self._hook is not None:
+            from .worker_hook import ask_for
+
+            stacks_file = self._folder.file(f"stacks-{plan['rank']}")
+            ask_for(env, stacks_file=stacks_file)
+        has_stdin = plan["rank"] == self._job.get("stdin_rank") and self._stdin is not None
+        worker = (None if has_stdin else self._fork(plan, env)) or self._execute(
+            plan, env, stdin=self._stdin if has_stdin else None
+        )
+        worker.is_prompting = has_stdin and os.isatty(self._stdin or 0)
+        worker.error_file, worker.stacks_file = error_file, stacks_file
+        return worker
+
+    def end(self) -> None:
+        """All are started."""
+        if self._preloader is not None:
+            self._preloader.close()
+
+    # What only some jobs ask for is loaded when one does.
+
+    def _listen_to_milestones(self) -> MilestonePipe | None:
+        if self._pipe is None:
+            return None
+        from .milestones import MilestonePipe
+
+        return MilestonePipe(self._pipe)
+
+    def _preload(self, modules: list[str]) -> Preloader | None:
+        from .preload import Preloader, Unpreloaded
+
+        said = f"--preload={','.join(modules)}"
+        try:
+            preloader = Preloader(
+                modules,
+                python=self._prepared.python or "",
+                env=self._prepared.env,
+                script=self._job["script"],
+                module=self._job["module"],
+                timings_pipe=self._pipe,
+            )
+        except Unpreloaded as error:
+            raise Unprepared(f"{said}: {error}; correct it or leave it out", exit_code=3) from None
+        self.notes += [f"while {', '.join(modules)} was imported: {line}" for line in preloader.notes]
+        if preloader.why_not:
+            self.notes.append(f"{said}: {preloader.why_not}; each worker imports for itself")
+            return None
+        return preloader
+
+    def _fork(self, plan: dict[str, Any], env: dict[bytes, bytes]) -> Worker | None:
+        """From the preloader; None if there is none, or it has died."""
+        if self._preloader is None:
+            return None
+        from .preload import Unpreloaded
+
+        try:
+            return self._preloader.spawn(
+                rank=plan["rank"],
+                argv=self._argv(plan),
+                num_arguments=len(plan["arguments"]) - self._job["num_head"] + 1,
+                env=env,
+                cores=self._cores(env),
+            )
+        except Unpreloaded:
+            self._preloader = None
+            return None
+
+    def _execute(self, plan: dict[str, Any], env: dict[bytes, bytes], *, stdin: int | None) -> Worker:
+        if self._hook is not None:
+            from .worker_hook import add_hook, ask_for
+
+            add_hook(env, folder=self._hook)
+            ask_for(env, timings_pipe=self._pipe)
+        return spawn(
+            rank=plan["rank"],
+            argv=self._argv(plan),
+            env=env,
+            is_verbatim=self._job.get("is_verbatim", False),
+            cores=self._cores(env),
+            stdin=stdin,
+        )
+
+    def _argv(self, plan: dict[str, Any]) -> list[bytes]:
+        program = [] if self._prepared.python is None else [self._prepared.python]
+        return [bytes_of(one) for one in program + plan["arguments"]]
+
+    def _cores(self, env: dict[bytes, bytes]) -> list[int] | None:
+        return self._prepared.cores[int(env[b"LOCAL_RANK"])] if self._prepared.cores else None
+
+
+def _stdin_of_launcher() -> int | None:
+    """The descriptor that a launcher on this machine passed: backends/local.py."""
+    if len(sys.argv) < 2 or not sys.argv[1].isdigit():
+        return None
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)  # not for the other workers
+    return fd

@@ -1,0 +1,295 @@
+"""Turns a process that MPI or Slurm started into a worker of the job. Sent to the nodes: standard library only.
+
+[Note: How a job travels without a stream]
+MPI and Slurm start one process for each rank, and give us no stream to it. What they do carry, exactly and out of
+sight of `ps`, are environment variables that are named on their command line, or not even that. So everything
+travels there, as ASCII text:
+
+    DSLAUNCH_SHIM               this module and what it imports
+    DSLAUNCH_JOB_0, _1, ...     the job: the number of pieces and a colon, then JSON, compressed, base64; in pieces
+                                because the kernel allows 128 KiB for one variable
+    DSLAUNCH_END                nothing; mpiexec of MPICH 4.0 forgets the last name of its list on other hosts
+
+The process reads them, finds its rank in what MPI or Slurm says, and becomes the worker by exec(): exit codes and
+signals are the worker's own. The variables are gone then. The form of the job is defined by
+launcher/external/external_job.py, `job_text`.
+
+[Note: Hydra and failures]
+mpiexec of MPICH and its kin (Hydra) lets the others run on when a process fails that never called MPI_Init, and ends
+with the codes of all of them mixed; of a death by signal it makes 255. So there the process stays above its worker,
+and when that fails asks mpiexec, in PMI's words, to abort the job with the worker's code.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..wire.frames import bytes_of
+from .devices import count_accelerators
+from .preparation import Prepared, Unprepared
+from .process_tree import die_with_parent
+
+SHIM_VARIABLE = "DSLAUNCH_SHIM"
+JOB_VARIABLE = "DSLAUNCH_JOB_"
+END_VARIABLE = "DSLAUNCH_END"
+
+_HYDRA = {
+    "rank": ("PMI_RANK", "PMIX_RANK"),
+    "size": ("PMI_SIZE",),
+    "local_rank": ("PALS_LOCAL_RANKID", "MPI_LOCALRANKID"),
+    "local_size": ("PALS_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+}
+# How each launcher tells a process who it is: the first of these that is set. One launcher's variables mean nothing
+# to another: inside a Slurm job, mpirun's processes have SLURM_PROCID too, and it is 0 for all of them.
+_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "openmpi": {
+        "rank": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
+        "size": ("OMPI_COMM_WORLD_SIZE",),
+        "local_rank": ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        "local_size": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    },
+    "mpich": _HYDRA,
+    "impi": _HYDRA,
+    "mvapich": {
+        "rank": ("MV2_COMM_WORLD_RANK", *_HYDRA["rank"]),
+        "size": ("MV2_COMM_WORLD_SIZE", *_HYDRA["size"]),
+        "local_rank": ("MV2_COMM_WORLD_LOCAL_RANK", *_HYDRA["local_rank"]),
+        "local_size": ("MV2_COMM_WORLD_LOCAL_SIZE", *_HYDRA["local_size"]),
+    },
+    "slurm": {
+        "rank": ("SLURM_PROCID",),
+        "size": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "local_rank": ("SLURM_LOCALID",),
+        "local_size": (),
+    },
+}
+_HYDRA_LAUNCHERS = ("mpich", "impi", "mvapich")
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Identity(NamedTuple):
+    """What the launcher says of this process; None is what it does not say."""
+
+    rank: int
+    size: int | None
+    local_rank: int | None  # among the processes of this job on this host, from 0: no rotation
+    local_size: int | None
+
+
+class Misplaced(Exception):
+    """This process is not where the plan has it, or nobody says which one it is."""
+
+
+def identify(launcher: str, environ: Mapping[str, str]) -> Identity:
+    """Who this process is.
+
+    Errors: Misplaced if the launcher does not say its rank.
+    """
+    names = _VARIABLES[launcher]
+    found = {
+        what: next((int(environ[one]) for one in those if environ.get(one, "").isdigit()), None)
+        for what, those in names.items()
+    }
+    rank = found.pop("rank")
+    if rank is None:
+        raise Misplaced(
+            f"--launcher={launcher} starts processes with {' or '.join(names['rank'])}, and there is none here; "
+            "another MPI may have started this process"
+        )
+    return Identity(rank=rank, **found)
+
+
+def check_place(
+    identity: Identity, job: dict[str, Any], node: dict[str, Any], *, is_host: Callable[[str], bool | None]
+) -> None:
+    """Is this process where the plan has its rank? `is_host` says whether this host has a name; None: it cannot tell.
+
+    Errors: Misplaced, with both sides.
+    """
+    ranks = [one["rank"] for one in node["ranks"]]
+    world_size = sum(len(one["ranks"]) for one in job["nodes"])
+    compared = (
+        ("world size", world_size, identity.size),
+        ("place on its host", identity.rank - ranks[0], identity.local_rank),
+        ("number of ranks on its host", len(ranks), identity.local_size),
+    )
+    for what, expected, found in compared:
+        if found is not None and found != expected:
+            raise Misplaced(
+                f"rank {identity.rank} has {what} {found}, but the plan for {node['name']} says {expected}; "
+                "leave options that place processes out of --launcher_args"
+            )
+    if is_host(node["name"]) is not False:
+        return
+    others = [one["name"] for one in job["nodes"] if one is not node]
+    where = next(
+        (name for name in others if _is_own_name(name) or (_is_address(name) and is_host(name))), None
+    )
+    if where is not None:
+        raise Misplaced(
+            f"rank {identity.rank} was started on {where}, but the plan has it on {node['name']}; write the hosts "
+            "into the hostfile in the order in which they are used, and no placement into --launcher_args"
+        )
+
+
+def is_this_host(name: str) -> bool | None:
+    """Whether `name` is this host's; None if nobody here knows the name."""
+    if _is_own_name(name):
+        return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.bind(address)  # only with an address of our own
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _is_own_name(name: str) -> bool:
+    own, other = socket.gethostname().lower(), name.lower()
+    if _is_address(other):
+        return False
+    return own == other or (
+        own.partition(".")[0] == other.partition(".")[0] and not ("." in own and "." in other)
+    )
+
+
+def _is_address(name: str) -> bool:
+    return ":" in name or name.replace(".", "").isdigit()
+
+
+def given_devices(devices: list[str], environ: Mapping[str, str]) -> list[str]:
+    """The plan's devices among those that Slurm gave this process; the plan's own if Slurm gave out none.
+
+    Slot 0 of the plan is the first GPU of the allocation, whatever its number on the host.
+    Errors: Unprepared if Slurm gave fewer.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not visible or not any(environ.get(one) for one in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")):
+        return devices
+    allocated = [one.strip() for one in visible.split(",")]
+    beyond = [one for one in devices if not one.isdigit() or int(one) >= len(allocated)]
+    if beyond:
+        raise Unprepared(
+            f"slot {', '.join(beyond)} is asked for, but Slurm gave this process only GPU {visible}; ask it for as many "
+            "GPUs as slots, all visible to every process, e.g. --launcher_args=--gpus-per-node=8",
+            exit_code=3,
+        )
+    return [allocated[int(one)] for one in devices]
+
+
+def become_worker(job: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Turn this process into its rank's worker; returns only by an exception.
+
+    Errors: Misplaced, Unprepared; OSError if the program cannot be executed.
+    """
+    identity = identify(job["launcher"], environ)
+    node = next(
+        (one for one in job["nodes"] if any(rank["rank"] == identity.rank for rank in one["ranks"])), None
+    )
+    if node is None:
+        raise Misplaced(f"rank {identity.rank} is not in the plan; was -n among --launcher_args?")
+    check_place(identity, job, node, is_host=is_this_host)
+    rank = next(one for one in node["ranks"] if one["rank"] == identity.rank)
+    node_job = {**job["common"], **node, "master_port": None}
+    num_devices = count_accelerators()
+    if job["launcher"] == "slurm" and num_devices:
+        node_job["devices"] = given_devices(node_job["devices"], environ)
+        # Their numbers are Slurm's now: not of this host's devices, and maybe no numbers at all.
+        num_devices = max([num_devices, *(int(one) + 1 for one in node_job["devices"] if one.isdigit())])
+    prepared = Prepared(node_job, num_devices=num_devices)
+    if identity.rank == 0:
+        for note in prepared.notes:
+            print(f"dslaunch: {node['name']}: {note}", file=sys.stderr, flush=True)
+    env = {name: value for name, value in prepared.env.items() if not _is_ours(name)}
+    for name, value in (*job["master"], *rank["env"]):
+        env[bytes_of(name)] = bytes_of(value)
+    program = [] if prepared.python is None else [prepared.python]
+    argv = [bytes_of(one) for one in program + job["commands"][rank["arguments"]]]
+    pmi = environ.get("PMI_FD", "")
+    if job["launcher"] in _HYDRA_LAUNCHERS and pmi.isdigit():
+        _stay_above(argv, env, pmi_fd=int(pmi))
+    _exec(argv, env)
+
+
+def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would survive exec
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        raise Unprepared(
+            f"cannot run {os.fsdecode(argv[0])}: {os.strerror(error.errno or 0)}", exit_code=127
+        ) from None
+
+
+def _stay_above(argv: list[bytes], env: dict[bytes, bytes], *, pmi_fd: int) -> None:
+    """Run the worker below this process, and end as it does. See [Note: Hydra and failures]. Returns in the worker."""
+    us = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        die_with_parent(us, signal.SIGKILL)
+        return
+
+    def pass_on(signum: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signum)
+
+    for passed in _PASSED_ON:
+        signal.signal(passed, pass_on)
+    _, status = os.waitpid(worker, 0)
+    code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    if code != 0:
+        with contextlib.suppress(OSError):
+            os.write(pmi_fd, b"cmd=abort exitcode=%d\n" % code)
+    os._exit(code)
+
+
+def read_job(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The job from its variables.
+
+    Errors: Misplaced if they did not all arrive.
+    """
+    num_pieces, _, first = environ.get(f"{JOB_VARIABLE}0", "").partition(":")
+    rest = [environ.get(f"{JOB_VARIABLE}{number}") for number in range(1, int(num_pieces or 0))]
+    if not first or None in rest:
+        raise Misplaced("the job did not arrive here whole: variables named DSLAUNCH_... got lost on the way")
+    text = first + "".join(one for one in rest if one is not None)
+    job: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    return job
+
+
+def _is_ours(name: bytes) -> bool:
+    text = os.fsdecode(name)
+    return text in (SHIM_VARIABLE, END_VARIABLE) or (
+        text.startswith(JOB_VARIABLE) and text[len(JOB_VARIABLE) :].isdigit()
+    )
+
+
+def main() -> None:
+    """Be a worker, or say why not."""
+    code = 3
+    try:
+        become_worker(read_job(os.environ), os.environ)
+    except Misplaced as error:
+        message = str(error)
+    except Unprepared as error:
+        message, code = str(error), error.exit_code
+    else:
+        raise AssertionError("a worker is never returned from")
+    os.write(2, f"dslaunch: {socket.gethostname()}: {message}\n".encode("utf-8", "surrogateescape"))
+    os._exit(code)

@@ -1,0 +1,156 @@
+"""What --report and --log_dir keep of a job: how it ended, and how each of its attempts did."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import LaunchError
+from ..job.verdict import Verdict
+from ..node.plain_file import mode_in, open_plain
+
+_NO_NEW_NAME = (errno.EACCES, errno.EPERM, errno.EROFS)  # in a folder whose files one may write all the same
+
+
+class EndedAttempt(NamedTuple):
+    """One start of the job and how it ended. `decision` is what was said of the next one; empty: nothing.
+
+    Units: seconds; `began_at` since the epoch
+    """
+
+    number: int
+    hosts: tuple[str, ...]  # in the order of their ranks
+    began_at: float
+    duration_s: float
+    verdict: Verdict
+    decision: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "hosts": list(self.hosts),
+            "began_at": datetime.fromtimestamp(self.began_at).astimezone().isoformat(timespec="milliseconds"),
+            "duration_s": self.duration_s,
+            **self.verdict.to_dict(),
+            "decision": self.decision,
+        }
+
+
+class BegunAttempt:
+    """One start of the job, from now on."""
+
+    def __init__(self, *, hosts: tuple[str, ...], number: int = 0) -> None:
+        self.hosts = hosts
+        self.number = number
+        self.began_at = time.time()
+        self._began = time.monotonic()  # a clock that nobody sets
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds until now."""
+        return time.monotonic() - self._began
+
+    def end(self, verdict: Verdict, decision: str = "") -> EndedAttempt:
+        return EndedAttempt(
+            number=self.number,
+            hosts=self.hosts,
+            began_at=self.began_at,
+            duration_s=self.duration_s,
+            verdict=verdict,
+            decision=decision,
+        )
+
+
+def report_of(attempts: Sequence[EndedAttempt]) -> dict[str, Any]:
+    """How the job ended, which is how its last attempt did, and all attempts. The keys: guide-failures.md."""
+    return {**attempts[-1].verdict.to_dict(), "attempts": [one.to_dict() for one in attempts]}
+
+
+def check_place(path: Path, *, option: str) -> None:
+    """Whether a report can be written there, to be asked before the job and not after it.
+
+    Errors: LaunchError if there is no folder for it, or something else of its name
+    """
+    folder = path.parent
+    if path.is_symlink() and not _is_of_system(folder):
+        raise LaunchError(f"{option}={path} is a symbolic link; give the file itself")
+    if path.is_dir():
+        raise LaunchError(f"{option}={path} is a folder; give the name of a file")
+    if not folder.is_dir():
+        raise LaunchError(f"{option}={path}: there is no folder {folder}; make it, or give another place")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise LaunchError(f"{option}={path}: you may not write there; give another place")
+
+
+def write_report(path: Path, attempts: Sequence[EndedAttempt], *, option: str) -> None:
+    """Errors: LaunchError that names the option which asked for it, if the file cannot be written"""
+    text = json.dumps(report_of(attempts), indent=2) + "\n"
+    try:
+        if _is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
+            path.write_text(text)
+            return
+        _put(path, text.encode())
+    except OSError as error:
+        raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Let that be in the file: all of it, or on a disk that is full what was there before.
+
+    Errors: OSError whose `strerror` is a clause that follows the path
+    """
+    old = _stat_plain(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    mode = mode_in(str(path.parent)) if old is None else stat.S_IMODE(old.st_mode)
+    try:
+        fd = open_plain(str(partial), os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except OSError as error:
+        if old is None or error.errno not in _NO_NEW_NAME:
+            raise
+        with open(open_plain(str(path), os.O_WRONLY | os.O_TRUNC), "wb") as file:
+            file.write(data)
+        return
+    try:
+        with open(fd, "wb") as file:
+            if old is not None:
+                _become(fd, old)
+            file.write(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _stat_plain(path: Path) -> os.stat_result | None:
+    """What the system knows of a regular file; None if there is none. Errors: OSError for what else has the name"""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return found
+
+
+def _become(fd: int, old: os.stat_result) -> None:
+    """Have the owner and the permissions of the file whose name this one gets."""
+    with contextlib.suppress(PermissionError):  # another user's, in a folder where this one may write
+        os.fchown(fd, old.st_uid, old.st_gid)
+    with contextlib.suppress(PermissionError):
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+
+
+def _is_of_system(folder: Path) -> bool:
+    """Whether only the system makes names there, so that its links lead where the user means."""
+    found = folder.resolve()
+    return found == Path("/dev") or found.is_relative_to("/proc")

@@ -1,0 +1,270 @@
+"""What the nodes of a job without SSH tell each other: status only, as length-prefixed JSON frames like those of frames.py.
+
+Nothing that comes in this way is ever run, and no argument, variable or output of a worker goes out. Whoever can reach
+the port may send anything, so a frame is short, each field has the type and size that is written here, and text loses
+what is not printable before anybody sees it.
+
+[Note: Proof both ways]
+Where the nodes share a token, each side shows that it knows it before it says anything of the job: the coordinator sends a
+nonce (Welcome), the member sends its own (Challenge), the coordinator answers with an HMAC over both (Proof), and only then
+does the member send the names of its hosts, with an HMAC of its own (Join). The two are made with different words, so that
+neither side's answer can be sent back as the other's. Without a token nobody is proven: names are told to neither side, and
+what such a member says ends nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_type_hints
+
+from ..job.plan import Plan
+from ..job.verdict import Failure, HostFailure, RankFailure
+from ..wire.frames import ProtocolError, cut, pack
+from ..wording import cleaned
+
+PROTOCOL = 2
+MAX_FRAME_BYTES = 64 << 10
+MAX_NUMBER = 1 << 53
+MAX_TEXT = 500  # characters that are kept
+_HOSTS_SHOWN = 8
+
+
+# Coordinator to member.
+
+
+class Welcome(NamedTuple):
+    """The first frame of a connection. `nonce` is the coordinator's: see [Note: Proof both ways]."""
+
+    protocol: int
+    nonce: str
+
+
+class Proof(NamedTuple):
+    """What shows that the coordinator knows the token; empty if it has none."""
+
+    proof: str
+
+
+class Refused(NamedTuple):
+    """This connection does not take part, for good."""
+
+    message: str
+    exit_code: int
+
+
+class Joined(NamedTuple):
+    """The node takes part. A silence of `heartbeat_s` seconds means that it is lost."""
+
+    heartbeat_s: float
+
+
+class Go(NamedTuple):
+    """All nodes are ready: start."""
+
+
+class End(NamedTuple):
+    """All parts ended; how is what Failed said last, or well if it said nothing."""
+
+
+# Member to coordinator.
+
+
+class Challenge(NamedTuple):
+    """The member's nonce."""
+
+    nonce: str
+
+
+class Join(NamedTuple):
+    """Who it is, and what it was started with. `hosts` is for people, and empty to a coordinator that has proven nothing;
+    what counts are the digests.
+    """
+
+    protocol: int
+    job_id: str
+    node_rank: int
+    hosts: str
+    hosts_digest: str
+    program_digest: str
+    heartbeat_s: float
+    proof: str
+
+
+class Ready(NamedTuple):
+    """This node's part can start."""
+
+
+class Ended(NamedTuple):
+    """Nothing of this node's part is left."""
+
+
+# Both ways.
+
+
+class Failed(NamedTuple):
+    """A failure, `age_s` seconds ago: a rank's, or the node's own if `rank` is -1. Down: what the job fails with."""
+
+    node_rank: int
+    rank: int
+    local_rank: int
+    pid: int
+    code: int
+    signal: int
+    message: str
+    age_s: float
+
+
+class Beat(NamedTuple):
+    """The sender lives."""
+
+
+News = Welcome | Proof | Challenge | Refused | Joined | Go | End | Join | Ready | Ended | Failed | Beat
+_FIELDS: dict[str, tuple[Any, tuple[type, ...]]] = {
+    kind.__name__: (kind, tuple(get_type_hints(kind).values()))
+    for kind in (Welcome, Proof, Challenge, Refused, Joined, Go, End, Join, Ready, Ended, Failed, Beat)
+}
+
+
+class NewsDecoder:
+    """Cuts a byte stream into news; like frames.Decoder, for a peer that is not trusted."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[News]:
+        """Errors: ProtocolError if the stream is anything but this protocol."""
+        self._pending += data
+        return [_decode(body) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
+
+
+def encode_news(news: News) -> bytes:
+    return pack(news)
+
+
+def _decode(body: bytes) -> News:
+    try:
+        name, *values = json.loads(body)
+        kind, types = _FIELDS[name]
+        if len(values) != len(types):
+            raise ValueError(f"{name} has {len(types)} fields")
+        news: News = kind(*(_checked(value, wanted) for value, wanted in zip(values, types, strict=True)))
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"not a frame of this protocol: {body[:40]!r}") from error
+    return news
+
+
+def _checked(value: object, wanted: type) -> object:
+    if wanted is str and isinstance(value, str):
+        return printable(value)
+    if wanted is int and type(value) is int and abs(value) <= MAX_NUMBER:
+        return value
+    if wanted is float and type(value) in (int, float) and math.isfinite(number := float(value)):  # type: ignore[arg-type]
+        return number
+    raise ValueError(f"{value!r} is not {wanted.__name__}")
+
+
+def printable(text: str) -> str:
+    """Text of a stranger that does no harm on a terminal."""
+    return cleaned(text, MAX_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What all nodes of a job have in common, and tell each other apart from other jobs by."""
+
+    job_id: str
+    token: str
+    names: tuple[str, ...]  # of the hosts, by node rank
+    hosts: str  # for people
+    hosts_digest: str
+    program_digest: str
+
+    def join(self, node_rank: int, *, nonce: str, heartbeat_s: float, shows_hosts: bool = True) -> Join:
+        """How a member asks to take part. `nonce` is what `both` made of the two."""
+        join = Join(
+            PROTOCOL,
+            self.job_id,
+            node_rank,
+            self.hosts if shows_hosts else "",
+            self.hosts_digest,
+            self.program_digest,
+            heartbeat_s,
+            "",
+        )
+        return join._replace(proof=self.proof_of(join, nonce))
+
+    def proof_of(self, join: Join, nonce: str) -> str:
+        """What shows that the member who says this knows the token, without telling it; empty if there is none."""
+        return self._hmac(
+            "member", nonce, join.job_id, join.node_rank, join.hosts_digest, join.program_digest
+        )
+
+    def coordinator_proof(self, nonce: str) -> str:
+        """The same for the coordinator."""
+        return self._hmac("coordinator", nonce)
+
+    def _hmac(self, *said: str | int) -> str:
+        if not self.token:
+            return ""
+        return hmac.new(os.fsencode(self.token), json.dumps(said).encode(), hashlib.sha256).hexdigest()
+
+    def name_of(self, node_rank: int) -> str:
+        is_known = 0 <= node_rank < len(self.names)
+        return f"node {node_rank} ({self.names[node_rank]})" if is_known else f"node {node_rank}"
+
+
+def both(coordinators: str, members: str) -> str:
+    """The two nonces of a connection as one."""
+    return json.dumps([coordinators, members])
+
+
+def identify(plan: Plan, *, job_id: str, token: str) -> Identity:
+    """The identity of the whole job, the same on every node that was started with the same command and hostfile."""
+    hosts = [f"{node.host.name}:{','.join(node.devices)}" for node in plan.nodes]
+    shown = " ".join(hosts[:_HOSTS_SHOWN]) + (" ..." if len(hosts) > _HOSTS_SHOWN else "")
+    program = plan.program
+    parts = [program.head, program.arguments, program.python is None, program.takes_local_rank]
+    return Identity(
+        job_id=printable(job_id),
+        token=token,
+        names=tuple(node.host.name for node in plan.nodes),
+        hosts=f"{len(hosts)} hosts, {plan.world_size} ranks: {shown}",
+        hosts_digest=_digest(hosts),
+        program_digest=_digest(parts),
+    )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def news_of(failure: Failure, *, node_rank: int, now: float) -> Failed:
+    """A failure as the other nodes hear of it: who, where and how, nothing that a worker wrote."""
+    age_s = max(0.0, now - failure.at_s)
+    if isinstance(failure, RankFailure):
+        ranks = (failure.rank, failure.local_rank, failure.pid)
+        return Failed(node_rank, *ranks, failure.code, failure.signal, "", age_s)
+    return Failed(node_rank, -1, -1, 0, failure.exit_code, 0, printable(failure.message), age_s)
+
+
+def failure_of(failed: Failed, identity: Identity, *, now: float) -> Failure:
+    """What another node told, on our clock."""
+    at_s = now - failed.age_s
+    if failed.rank < 0:
+        host = identity.name_of(failed.node_rank)
+        return HostFailure(host=host, message=failed.message, at_s=at_s, exit_code=failed.code)
+    return RankFailure(
+        rank=failed.rank,
+        local_rank=failed.local_rank,
+        host=identity.names[failed.node_rank],
+        pid=failed.pid,
+        code=failed.code,
+        signal=failed.signal,
+        at_s=at_s,
+        last_lines=(),
+    )

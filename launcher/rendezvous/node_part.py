@@ -1,0 +1,234 @@
+"""One node's part of a job without SSH: which part it is, and its run together with the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..backends.local import LocalChannel
+from ..controller.controller import Controller
+from ..errors import LaunchError
+from ..job.plan import NodePlan, Plan
+from ..job.stdin_rank import with_stdin
+from ..job.verdict import Failure, HostFailure, RankFailure, Verdict
+from ..node.own_addresses import own_addresses
+from ..options import Options
+from ..options.start import StartOptions
+from ..output.console import Console
+from .coordinator import GOODBYE_S, Coordinator
+from .member import Doors, Member
+from .messages import Identity, failure_of, identify
+from .node_rank import find_node_rank
+
+TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
+# What is the same on all nodes of one job and another in every other job. mpirun says it of all it starts; under srun,
+# where each step has a name of its own, Slurm's number of the job is taken.
+MPIRUN_MARK, MPIRUN_JOB = "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"
+SCHEDULER_JOBS = ("SLURM_HET_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+LOCAL_STOP_MARGIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """`plan` is the whole job's. `coordinator_port` is None if there is none to be, on purpose."""
+
+    plan: Plan
+    node: NodePlan
+    identity: Identity
+    coordinator_port: int | None
+    timeout_s: float
+
+    @property
+    def own_plan(self) -> Plan:
+        return self.plan._replace(nodes=(self.node,))
+
+    def describe(self) -> str:
+        port = self.coordinator_port
+        how = "no coordinator" if port is None else f"coordinator on node 0, port {port}"
+        return f"this is node {self.node.node_rank} ({self.node.host.name}); {how}"
+
+
+def plan_part(options: Options, plan: Plan, *, pool: Sequence[str], environ: Mapping[str, str]) -> Part:
+    """What this node has to do of the whole plan.
+
+    Errors: LaunchError if nobody knows which node this is, or the others could not find node 0.
+    """
+    node_rank = find_node_rank(
+        options.rendezvous.node_rank,
+        selected=[node.host.name for node in plan.nodes],
+        pool=pool,
+        environ=environ,
+        own_names=_own_names(),
+    )
+    is_alone = len(plan.nodes) == 1
+    if options.master_addr is None and not is_alone:
+        raise LaunchError(
+            "--no_ssh needs --master_addr: the address by which all nodes reach node 0 "
+            f"({plan.nodes[0].host.name} in the hostfile); give the same one everywhere"
+        )
+    port, master_port = options.rendezvous.coordinator_port, plan.master.port
+    if port is None:
+        port = master_port + 1 if master_port < 65535 else master_port - 1
+    if port == master_port:
+        raise LaunchError(
+            f"--coordinator_port={port} is the master port too, which rank 0 needs; choose another"
+        )
+    plan = plan._replace(
+        master=plan.master._replace(is_port_fixed=True),
+        nodes=with_stdin(
+            tuple(
+                node._replace(is_local=node.node_rank == node_rank, stdin_rank=None) for node in plan.nodes
+            ),
+            options,
+        ),
+    )
+    return Part(
+        plan=plan,
+        node=plan.nodes[node_rank],
+        identity=identify(plan, job_id=options.rendezvous.job_id or "", token=token_in(environ)),
+        coordinator_port=None if is_alone or port == 0 else port,
+        timeout_s=options.rendezvous.timeout_s,
+    )
+
+
+def token_in(environ: Mapping[str, str]) -> str:
+    """What the nodes of this job prove to each other that they know; empty if they share nothing.
+
+    The number that a scheduler gave the job is no secret, but it keeps out what strays in from another job.
+    """
+    if environ.get(TOKEN_VARIABLE):
+        return environ[TOKEN_VARIABLE]
+    names = (MPIRUN_JOB,) if environ.get(MPIRUN_MARK) else SCHEDULER_JOBS
+    return next((f"{name}={environ[name]}" for name in names if environ.get(name)), "")
+
+
+def check_options(options: Options, console: Console) -> None:
+    """Options that have no meaning without SSH.
+
+    Errors: LaunchError for those that would change what happens, if they had one.
+    """
+    if options.launcher != "ssh":
+        raise LaunchError(
+            f"--no_ssh and --launcher={options.launcher} exclude each other: whoever starts the nodes is the launcher; "
+            "leave out one of them"
+        )
+    if options.restart.is_on or options.restart.max_nodes is not None:
+        raise LaunchError(
+            "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, --max_nodes, "
+            "--elastic_training); leave them out, and let whoever starts the nodes do that: backoffLimit of a Kubernetes "
+            "Job, or `scontrol requeue` in a Slurm batch script"
+        )
+    names = [*options.ssh.given]
+    if options.start.window != StartOptions().window:
+        names.append("--connect_window")
+    if options.force_multi:
+        names.append("--force_multi")
+    if names:
+        console.warn(
+            f"no effect with --no_ssh, which connects to no host: {', '.join(names)}; leave that out"
+        )
+
+
+def run_part(part: Part, console: Console) -> Verdict:
+    """Run this node's part; the verdict is the whole job's, unless the other nodes could not be heard."""
+    if os.environ.pop(TOKEN_VARIABLE, None):
+        console.debug(f"{TOKEN_VARIABLE} is for the nodes; the workers do not get it")
+    member, coordinator = None, None
+    if part.coordinator_port is not None:
+        member = Member(
+            part.identity,
+            part.node.node_rank,
+            console=console,
+            heartbeat_s=part.plan.heartbeat_s,
+            timeout_s=part.timeout_s,
+        )
+    controller = Controller(
+        part.own_plan,
+        connect=lambda node: LocalChannel(
+            end_within_s=part.plan.kill_grace_s + LOCAL_STOP_MARGIN_S,
+            takes_stdin=node.stdin_rank is not None,
+        ),
+        console=console,
+        rest=member,
+    )
+    with contextlib.ExitStack() as stack:
+        if member is not None and part.coordinator_port is not None:
+            stack.callback(member.close)
+            if part.node.node_rank == 0:
+                coordinator, ours = _coordinate(part, part.coordinator_port, console)
+                member.start(ours, controller)
+            else:
+                address = part.plan.master.address or ""
+                doors = Doors(address=address, port=part.coordinator_port, second_port=part.plan.master.port)
+                member.start(doors, controller)
+        verdict = controller.run()
+    if coordinator is not None:
+        coordinator.join(GOODBYE_S + 1)
+    if member is None:
+        return verdict
+    known = [] if coordinator is None else coordinator.failures.known()
+    all_failures = tuple(failure_of(failed, part.identity, now=at) for at, failed in known)
+    return whole_verdict(verdict, told=member.told, all_failures=all_failures)
+
+
+def _coordinate(part: Part, port: int, console: Console) -> tuple[Coordinator, socket.socket]:
+    """A coordinator that runs, and our own connection to it."""
+    coordinator = Coordinator(
+        part.identity,
+        console=console,
+        heartbeat_s=part.plan.heartbeat_s,
+        kill_grace_s=part.plan.kill_grace_s,
+        timeout_s=part.timeout_s,
+        second_port=part.plan.master.port,
+    )
+    try:
+        coordinator.listen(port)
+    except OSError as error:
+        console.warn(
+            f"no coordinator: port {port} cannot be used here ({os.strerror(error.errno or 0)}). A failure on one node will not stop the "
+            "others; free the port, or choose one with --coordinator_port"
+        )
+    ours, theirs = socket.socketpair()
+    coordinator.adopt(theirs)
+    coordinator.start()
+    return coordinator, ours
+
+
+def whole_verdict(
+    verdict: Verdict, *, told: Failure | None, all_failures: tuple[Failure, ...] = ()
+) -> Verdict:
+    """The job's verdict from that on our part and what node 0 told in the end: our own words for a failure of ours."""
+    if told is None or verdict.interrupted_by is not None:
+        return verdict
+    ours = [one for one in (verdict.culprit, *verdict.others) if one is not None]
+    culprit = next((one for one in ours if _is_same(one, told)), told)
+    return verdict._replace(
+        culprit=culprit, others=tuple(one for one in all_failures if not _is_same(one, culprit))
+    )
+
+
+def where_its_words_are(verdict: Verdict, part: Part) -> str:
+    """What node 0 says of a rank elsewhere, whose last lines stay where they were written."""
+    culprit = verdict.culprit
+    if (
+        part.node.node_rank != 0
+        or not isinstance(culprit, RankFailure)
+        or culprit.host == part.node.host.name
+    ):
+        return ""
+    node_rank = part.identity.names.index(culprit.host)
+    return f"what rank {culprit.rank} wrote is in the output of {part.identity.name_of(node_rank)}"
+
+
+def _is_same(one: Failure, other: Failure) -> bool:
+    if isinstance(one, RankFailure) and isinstance(other, RankFailure):
+        return one.rank == other.rank
+    return isinstance(one, HostFailure) and isinstance(other, HostFailure) and one.message == other.message
+
+
+def _own_names() -> list[str]:
+    hostname = socket.gethostname()
+    return list(dict.fromkeys([hostname, *own_addresses()]))

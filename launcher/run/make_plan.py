@@ -1,0 +1,148 @@
+"""From options to a plan: everything that can be decided on this machine before any host is contacted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from pathlib import Path
+
+from ..errors import LaunchError
+from ..inputs import env_file
+from ..inputs.env_file import EnvEntry
+from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
+from ..job.restart import Attempt, first_attempt
+from ..job.stdin_rank import with_stdin
+from ..options import Options
+from ..output.console import Console
+from ..wire.frames import text_of
+from ..wording import count
+from .host_pool import local_names, read_pool, select_hosts
+
+DEFAULT_PORT = 29500
+MAX_PORT = 65535
+
+
+def choose_attempt(options: Options, console: Console) -> Attempt:
+    """The hosts of the first attempt and its spares.
+
+    Errors: LaunchError if there are fewer hosts than --min_nodes asks for
+    """
+    hosts = read_pool(options, console)
+    selected = select_hosts(hosts, options)
+    restart, run_id = options.restart, uuid.uuid4().hex[:12]
+    if restart.is_on and options.num_nodes > 0:  # the hosts that this leaves out may be spares
+        selected = select_hosts(hosts, options._replace(num_nodes=-1))
+    if restart.min_nodes is not None and len(selected) < restart.min_nodes:
+        raise LaunchError(
+            f"--min_nodes={restart.min_nodes}, but there {'is' if len(selected) == 1 else 'are'} only "
+            f"{count(len(selected), 'host')}; give it at most that"
+        )
+    if not restart.is_on and restart.max_nodes is None:
+        return Attempt(hosts=selected, run_id=run_id)
+    return first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
+
+
+def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
+    """What files say of variables that every rank gets from us: it has no effect.
+
+    CUDA_VISIBLE_DEVICES is not among them, because a host without GPUs keeps it.
+    """
+    ours = {"MASTER_ADDR", "MASTER_PORT", *(name for name, _ in plan.nodes[0].ranks[0].env)}
+    entries = (*plan.environment, *(entry for node in plan.nodes for entry in node.host.env))
+    return tuple(dict.fromkeys(entry for entry in entries if entry.name in ours))
+
+
+def make_plan(options: Options, attempt: Attempt) -> Plan:
+    """Read what the options name and decide everything that can be decided on this machine."""
+    if options.is_module and options.no_python:
+        raise LaunchError(
+            "--module and --no_python exclude each other: a module needs Python; give one of them"
+        )
+    if options.start.preload and options.no_python:
+        raise LaunchError(
+            "--preload and --no_python exclude each other: only Python imports modules; give one of them"
+        )
+    cwd = current_folder()
+    program = plan_program(
+        exact(options.program),
+        tuple(exact(one) for one in options.arguments),
+        python=sys.executable,
+        is_module=options.is_module,
+        no_python=options.no_python,
+        no_local_rank=options.no_local_rank,
+    )
+    nodes = plan_nodes(
+        attempt.hosts, program, local_names=local_names(options), env=_restart_env(options, attempt)
+    )
+    nodes = with_stdin(nodes, options)
+    first_port = DEFAULT_PORT if options.master_port is None else options.master_port
+    return Plan(
+        nodes=nodes,
+        master=Endpoint(
+            address=options.master_addr,
+            port=_port_of(attempt, first_port),
+            is_port_fixed=options.master_port is not None and attempt.number == 0,
+        ),
+        program=program,
+        cwd=exact(cwd),
+        venv_script=options.venv_script and exact(options.venv_script),
+        environment=options.drop_in.add_to(
+            env_file.exported(
+                {exact(name): exact(value) for name, value in os.environ.items()},
+                cwd=cwd,
+                home=home_folder(),
+                file_name=os.environ.get("DS_ENV_FILE"),
+            )
+        ),
+        kill_grace_s=options.kill_grace_s,
+        heartbeat_s=options.heartbeat_s,
+        stack_on_hang_s=options.process.stack_on_hang_s,
+        preload=options.start.preload,
+        has_timings=options.start.shows_timings,
+        prepare_timeout_s=options.start.prepare_timeout_s,
+        save_pid=os.getpid() if options.process.saves_pid else None,
+        bind_cores=options.binding.cores,
+    )
+
+
+def _port_of(attempt: Attempt, first_port: int) -> int:
+    """Another one for each attempt: the old one may still be held by what is on its way out.
+
+    A port that was given is fixed for the first attempt only: nobody asked for the one beside it.
+    """
+    port = first_port + attempt.number
+    return port if port <= MAX_PORT else first_port - attempt.number
+
+
+def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
+    """What programs written for torchrun look at besides the numbers of ranks. Without restarts there are 0 of 0."""
+    return {
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.num_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(options.restart.max_restarts if options.restart.is_on else 0),
+        "TORCHELASTIC_RUN_ID": attempt.run_id or options.rendezvous.job_id or "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 makes torch's store, not the agent
+    }
+
+
+def current_folder() -> str:
+    """Where we are.
+
+    Errors: LaunchError if that folder was deleted.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the folder you are in was deleted; change to one that exists") from None
+
+
+def home_folder() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise LaunchError("nobody knows your home folder; set HOME") from None
+
+
+def exact(text: str) -> str:
+    """Text of the operating system as frame text: the same bytes whatever the locale is."""
+    return text_of(os.fsencode(text))

@@ -1,0 +1,219 @@
+"""One job from options to exit code: read, plan, do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from ..backends.choose import Ways, ways
+from ..controller.timings import describe as describe_timings
+from ..errors import LaunchError
+from ..job.gateways import gateways_of, plan_groups
+from ..job.plan import Plan
+from ..job.restart import Attempt, decide
+from ..job.verdict import Verdict
+from ..options import Options
+from ..output.console import LAST_WORDS_S, Console
+from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
+from ..output.log_files import REPORT
+from .host_pool import read_pool, select_hosts
+from .make_plan import choose_attempt, make_plan, overruled
+
+OWNERS = (
+    "openmpi",
+    "mpich",
+    "impi",
+    "mvapich",
+    "slurm",
+)  # launchers that start and watch the processes themselves
+
+
+def run(options: Options) -> int:
+    """Start the job, or print its plan; returns the exit code.
+
+    Errors: LaunchError for a mistake in what was given.
+    """
+    console = Console(log_level=options.log_level, logs=options.logs)
+    try:
+        return _run(options, console)
+    except LaunchError:
+        console.drain(LAST_WORDS_S)  # warnings that came before it
+        raise
+    except KeyboardInterrupt:
+        if not console.has_begun:
+            raise
+        raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
+
+
+def _run(options: Options, console: Console) -> int:
+    if options.rendezvous.no_ssh_check:
+        console.debug("--no_ssh_check has no effect: there is no check apart from connecting")
+    if options.report:
+        check_place(Path(options.report), option="--report")
+    if options.rendezvous.no_ssh:
+        return _run_part(options, console)
+    first = choose_attempt(options, console)
+    options.logs.check(sum(len(one.devices) for one in first.hosts))
+    if options.launcher in OWNERS:
+        options.logs.refuse(f"--launcher={options.launcher}, which prints what the ranks write")
+        return _run_owned(options, make_plan(options, first), console)
+    if options.dry_run:
+        plan = make_plan(options, first)
+        gateways = gateways_of(plan_groups(plan.nodes, options.tree))
+        from ..job.plan_text import describe  # here and below: jobs do not show their plan
+
+        is_pdsh = options.launcher == "pdsh"
+        text = describe(plan, remotely="by pdsh") if is_pdsh else describe(plan, gateways=gateways)
+        if is_pdsh:
+            from ..backends.pdsh import describe_pdsh
+
+            others = [node.host for node in plan.nodes if not node.is_local]
+            words = describe_pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
+            text = "\n".join([text, *words])
+        if first.spares:
+            text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
+        return _show_plan(text, console)
+    ended: list[EndedAttempt] = []
+    try:
+        _run_attempts(options, first, console, ended)
+    except LaunchError:
+        if ended:  # what is known of the earlier attempts is not lost
+            unwritten = _write_reports(options, ended, console)
+            if unwritten is not None:
+                console.error(str(unwritten))
+        raise
+    return _end(options, ended, console)
+
+
+def _show_plan(text: str, console: Console) -> int:
+    console.drain(LAST_WORDS_S)
+    click.echo(text.encode())  # UTF-8 whatever the locale is
+    return 0
+
+
+def _warn_of_overruled(plan: Plan, console: Console) -> None:
+    for entry in overruled(plan):
+        console.warn(
+            f"{entry.source}: {entry.name} is not used: every rank gets its own from dslaunch; leave it out"
+        )
+
+
+def _run_attempts(options: Options, first: Attempt, console: Console, ended: list[EndedAttempt]) -> None:
+    """Start the job, and again after failures as the options say; each attempt that has ended is added to `ended`.
+
+    Errors: LaunchError if an attempt cannot be made
+    """
+    attempt: Attempt | None = first
+    while attempt is not None:
+        plan = make_plan(options, attempt)
+        if attempt is first:
+            _warn_of_overruled(plan, console)
+            if options.ssh.given and not options.restart.is_on and all(node.is_local for node in plan.nodes):
+                console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")
+        begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
+        groups = plan_groups(plan.nodes, options.tree)
+        reach = ways(options, plan.nodes, groups, say=console.say)
+        try:
+            verdict = _run_attempt(plan, reach, console)
+        finally:
+            reach.close()
+        if options.start.shows_timings:
+            console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), reach.summary()))))
+        console.report(verdict, took_s=begun.duration_s)
+        decision = decide(attempt, verdict, options.restart)
+        if decision.why:
+            console.say(decision.why)
+        ended.append(begun.end(verdict, decision.why))
+        attempt = decision.attempt
+
+
+def _run_attempt(plan: Plan, reach: Ways, console: Console) -> Verdict:
+    # Here, because it takes 10 ms, and the first hosts are being connected already.
+    from ..controller.controller import Controller
+
+    controller = Controller(plan, connect=reach.connect, console=console, window=reach.window)
+    return controller.run()
+
+
+def _write_reports(
+    options: Options, attempts: Sequence[EndedAttempt], console: Console
+) -> LaunchError | None:
+    """Write all that are asked for; returns what the first one that cannot be written is told by."""
+    places: list[tuple[Path, str]] = []
+    if console.log_folder is not None:
+        places.append((console.log_folder / REPORT, "--log_dir"))
+    if options.report:
+        places.append((Path(options.report), "--report"))
+    failure: LaunchError | None = None
+    for path, option in places:
+        try:
+            write_report(path, attempts, option=option)
+        except LaunchError as error:
+            failure = failure or error
+    return failure
+
+
+def _end(options: Options, attempts: Sequence[EndedAttempt], console: Console) -> int:
+    """Write the report and what is left to say; returns the exit code.
+
+    Errors: LaunchError if something cannot be written, unless the job has failed anyway
+    """
+    verdict = attempts[-1].verdict
+    unwritten = _write_reports(options, attempts, console)
+    if unwritten is not None:
+        if verdict.exit_code == 0:
+            raise unwritten
+        console.error(str(unwritten))
+    console.finish(is_patient=verdict.interrupted_by is None)
+    if console.failure is not None and verdict.exit_code == 0:
+        raise console.failure
+    return verdict.exit_code
+
+
+def _run_owned(options: Options, plan: Plan, console: Console) -> int:
+    """A job whose processes MPI or Slurm starts."""
+    from ..external.runner import plan_owned, run_owned  # here: only such jobs need it
+
+    plan, job = plan_owned(options, plan)
+    if options.dry_run:
+        from ..job.plan_text import describe
+
+        return _show_plan(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}", console)
+    _warn_of_overruled(plan, console)
+    begun = BegunAttempt(hosts=plan.host_names)
+    verdict = run_owned(job, console)
+    console.report(verdict, took_s=begun.duration_s)
+    return _end(options, (begun.end(verdict),), console)
+
+
+def _run_part(options: Options, console: Console) -> int:
+    """This node's part of a job that somebody else starts on every node."""
+    from ..rendezvous.node_part import (  # here: only such jobs need it
+        check_options,
+        plan_part,
+        run_part,
+        where_its_words_are,
+    )
+
+    check_options(options, console)
+    pool = read_pool(options, console)
+    selected = select_hosts(pool, options)
+    options.logs.check(sum(len(one.devices) for one in selected))
+    plan = make_plan(options, Attempt(hosts=selected, run_id=""))
+    part = plan_part(options, plan, pool=[host.name for host in pool], environ=os.environ)
+    if options.dry_run:
+        from ..job.plan_text import describe
+
+        return _show_plan(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}", console)
+    _warn_of_overruled(part.plan, console)
+    begun = BegunAttempt(hosts=part.plan.host_names)
+    verdict = run_part(part, console)
+    if options.start.shows_timings:
+        console.say(describe_timings(verdict.phases_s))
+    console.report(verdict, took_s=begun.duration_s)
+    if where := where_its_words_are(verdict, part):
+        console.error(where)
+    return _end(options, (begun.end(verdict),), console)

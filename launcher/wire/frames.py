@@ -1,0 +1,312 @@
+"""The protocol between launcher and agent: length-prefixed JSON frames over one byte stream.
+
+This module is sent to the nodes together with the agent, so it uses the standard library only.
+
+Text in frames. Arguments, environment values and output are arbitrary bytes. They travel as `str` in which every
+byte that is not UTF-8 stands as a lone surrogate (`surrogateescape`), and the JSON text keeps those surrogates
+(`surrogatepass`): what arrives is equal to what was sent, byte for byte.
+"""
+
+from __future__ import annotations
+
+from . import fast_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NamedTuple, Union
+else:
+    from .fast_tuple import Record as NamedTuple
+
+MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; whatever a login script printed stands before it
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH_BYTES = 4
+_MAX_FLOAT = 1.7976931348623157e308
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not a frame of this protocol."""
+
+
+# Launcher to agent.
+
+
+class Prepare(NamedTuple):
+    """Check that the job can run here, and read what has to be read, but start nothing."""
+
+    job: dict[str, Any]  # the form is defined by launcher/job/plan.py, `job_of`
+
+
+class Start(NamedTuple):
+    """Start the prepared workers. An empty `master_addr` means that they do not form a job."""
+
+    master_addr: str
+    master_port: int
+
+
+class Listen(NamedTuple):
+    """Answer connections with the token until the job starts. Port 0 means the one that Prepare chooses."""
+
+    port: int
+    token: str
+
+
+class Reach(NamedTuple):
+    """Try to connect to the host that listens, at all these addresses."""
+
+    addresses: list[str]
+    port: int
+    token: str
+    timeout_s: float
+
+
+class Inspect(NamedTuple):
+    """Look at the host. The questions are those of launcher/node/inspection.py."""
+
+    question: str
+    given: dict[str, Any]
+
+
+class Signal(NamedTuple):
+    """Pass a signal on to every worker, but not to its children."""
+
+    number: int
+
+
+class Hold(NamedTuple):
+    """The launcher is about to be stopped (Ctrl-Z): allow `for_s` seconds of silence. 0 takes that back."""
+
+    for_s: float
+
+
+class AskStacks(NamedTuple):
+    """Say what each worker that runs does."""
+
+
+class Stop(NamedTuple):
+    """End all workers: SIGTERM now, SIGKILL after `grace_s` seconds."""
+
+    grace_s: float
+
+
+class Ping(NamedTuple):
+    """The launcher lives. An agent that hears nothing for its heartbeat time ends the job."""
+
+    number: int
+
+
+# Agent to launcher.
+
+
+class Hello(NamedTuple):
+    """The agent runs. `reached_at` is this host's address on the connection it was started through, or empty.
+
+    `machine` is the same for two hosts only if they are one under two names; empty where that is not known.
+    """
+
+    hostname: str
+    python: str
+    reached_at: str
+    num_devices: int
+    pid: int
+    machine: str = ""
+
+
+class Ready(NamedTuple):
+    """The job can start here. `master_port` is a port that was free just now (node 0 only, else 0)."""
+
+    master_port: int
+    notes: list[str]
+
+
+class Listening(NamedTuple):
+    """The host listens, or `problem` says why not. `addresses` are its own ones, without loopback."""
+
+    port: int
+    addresses: list[str]
+    problem: str
+
+
+class Reached(NamedTuple):
+    """What came of each address: empty if the host that listens answered, else why not."""
+
+    problems: list[str]
+
+
+class Facts(NamedTuple):
+    """The answer to one question."""
+
+    question: str
+    facts: dict[str, Any]
+
+
+class Problem(NamedTuple):
+    """The job cannot run here."""
+
+    message: str
+    exit_code: int
+
+
+class Started(NamedTuple):
+    rank: int
+    pid: int
+
+
+class Output(NamedTuple):
+    """Whole lines of one worker. `stream` is 1 for stdout and 2 for stderr."""
+
+    rank: int
+    stream: int
+    text: str
+
+
+class Exited(NamedTuple):
+    """A worker ended and all its output was sent. `signal` is 0 unless a signal ended it."""
+
+    rank: int
+    code: int
+    signal: int
+    at: float  # the node's monotonic clock, seconds
+    evidence: dict[str, Any] = {}  # noqa: RUF012 - never changed; of a failure, made by evidence.py, `evidence_of`
+
+
+class Stacks(NamedTuple):
+    """What a worker does: a word of the kernel's, and its stacks, or why there are none."""
+
+    rank: int
+    state: str
+    text: str
+    problem: str
+
+
+class Milestone(NamedTuple):
+    """A worker has got so far; `at` is on the node's monotonic clock, seconds. Only if the job asks for it."""
+
+    rank: int
+    name: str
+    at: float
+
+
+class Pong(NamedTuple):
+    number: int
+    at: float
+
+
+class Done(NamedTuple):
+    """Nothing of the job is left on this host; `left_over` counts processes that outlived their worker."""
+
+    left_over: int
+
+
+if TYPE_CHECKING:
+    Frame = Union[  # noqa: UP007 - one name
+        Prepare,
+        Start,
+        Listen,
+        Reach,
+        Inspect,
+        Signal,
+        Hold,
+        AskStacks,
+        Stop,
+        Ping,
+        Hello,
+        Ready,
+        Listening,
+        Reached,
+        Facts,
+        Problem,
+        Started,
+        Output,
+        Exited,
+        Stacks,
+        Milestone,
+        Pong,
+        Done,
+    ]
+    _KINDS: dict[str, Any]
+else:
+    Frame = tuple
+    _KINDS = {kind.__name__: kind for kind in NamedTuple.__subclasses__() if kind.__module__ == __name__}
+
+
+# Of each field of each kind: whether a value that JSON gave has the type that is declared above.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int,
+    "float": lambda value: type(value) in (int, float) and abs(value) <= _MAX_FLOAT,
+    "str": lambda value: isinstance(value, str),
+    "list[str]": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+}
+_CHECKS: dict[str, tuple[Callable[[Any], bool], ...]] = {
+    name: tuple(_FITS[kind.__annotations__[field]] for field in kind._fields) for name, kind in _KINDS.items()
+}
+
+
+def encode(frame: Frame) -> bytes:
+    """One frame as bytes: four bytes of length (big endian), then JSON `[kind, field, ...]`."""
+    return pack(frame)
+
+
+def pack(frame: tuple[Any, ...]) -> bytes:
+    """Any named tuple in the form of a frame."""
+    text = fast_json.write([type(frame).__name__, *frame])
+    body = text.encode("utf-8", "surrogatepass")
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def cut(pending: bytearray, *, max_bytes: int) -> list[bytes]:
+    """The bodies of the frames that are complete; what is left stays in `pending`.
+
+    Errors: ProtocolError if a frame is longer than `max_bytes`.
+    """
+    bodies: list[bytes] = []
+    start = 0
+    while len(pending) - start >= _LENGTH_BYTES:
+        length = int.from_bytes(pending[start : start + _LENGTH_BYTES], "big")
+        if length > max_bytes:
+            said = bytes(pending[start : start + 80])
+            raise ProtocolError(
+                f"not a frame: {said!r} would have {length} bytes; at most {max_bytes} are allowed"
+            )
+        end = start + _LENGTH_BYTES + length
+        if len(pending) < end:
+            break
+        bodies.append(bytes(pending[start + _LENGTH_BYTES : end]))
+        start = end
+    del pending[:start]
+    return bodies
+
+
+class Decoder:
+    """Cuts a byte stream into frames. Feed it whatever arrives; it returns the frames that are complete."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Errors: ProtocolError if the stream cannot be this protocol; the stream is then useless."""
+        self._pending += data
+        return [_decode_body(body) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
+
+
+def _decode_body(body: bytes) -> Frame:
+    try:
+        fields = fast_json.read(body.decode("utf-8", "surrogatepass"))
+        frame: Frame = _KINDS[fields[0]](*fields[1:])
+        for fits, value in zip(_CHECKS[fields[0]], frame):  # noqa: B905 - equally long; `strict` needs Python 3.10
+            if not fits(value):
+                raise ValueError("a field of another type")
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"not a frame: {body[:80]!r}") from error
+    return frame
+
+
+def text_of(data: bytes) -> str:
+    """Bytes as frame text."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """Frame text as the bytes it stands for."""
+    return text.encode("utf-8", "surrogateescape")
