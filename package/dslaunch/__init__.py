@@ -13,43 +13,42 @@ if TYPE_CHECKING:
     from typing import Any
 
     from . import ops as ops, utils as utils
-    from .runtime import activation
-    from .runtime.accelerator.current import get_accelerator as get_accelerator
-    from .runtime.comm import api as comm_api
-    from .runtime.data import RepeatingLoader as RepeatingLoader
-    from .runtime.engine import Engine as Engine
-    from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
-    from .runtime.initialize import (
+    from .runtime.activation import checkpointing as checkpointing
+    from .runtime.compat import comm as comm_api
+    from .runtime.compat.accelerator.current import get_accelerator as get_accelerator
+    from .runtime.compat.on_device import OnDevice as OnDevice
+    from .runtime.data_loader import RepeatingLoader as RepeatingLoader
+    from .runtime.engine.engine import Engine as Engine
+    from .runtime.engine.initialize import (
         add_config_arguments as add_config_arguments,
         init_distributed as init_distributed,
         initialize as initialize,
     )
-    from .runtime.on_device import OnDevice as OnDevice
-    from .runtime.profiling import flops_profiler
+    from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
+    from .runtime.metrics import profiler
     from .runtime.zero import api
 
-    checkpointing = activation
     comm = comm_api
-    profiling = flops_profiler
+    profiling = profiler
     zero = api
 
 _HOME_OF = {
     "CheckpointError": ".runtime.errors",
     "ConfigError": ".runtime.errors",
-    "Engine": ".runtime.engine",
-    "OnDevice": ".runtime.on_device",
-    "RepeatingLoader": ".runtime.data",
-    "add_config_arguments": ".runtime.initialize",
-    "get_accelerator": ".runtime.accelerator.current",
-    "init_distributed": ".runtime.initialize",
-    "initialize": ".runtime.initialize",
+    "Engine": ".runtime.engine.engine",
+    "OnDevice": ".runtime.compat.on_device",
+    "RepeatingLoader": ".runtime.data_loader",
+    "add_config_arguments": ".runtime.engine.initialize",
+    "get_accelerator": ".runtime.compat.accelerator.current",
+    "init_distributed": ".runtime.engine.initialize",
+    "initialize": ".runtime.engine.initialize",
 }
 
 _MODULE_OF = {
-    "checkpointing": ".runtime.activation",
-    "comm": ".runtime.comm.api",
+    "checkpointing": ".runtime.activation.checkpointing",
+    "comm": ".runtime.compat.comm",
     "ops": ".ops",
-    "profiling": ".runtime.profiling.flops_profiler",
+    "profiling": ".runtime.metrics.profiler",
     "utils": ".utils",
     "zero": ".runtime.zero.api",
 }

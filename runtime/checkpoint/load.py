@@ -24,11 +24,9 @@ from torch import Tensor
 
 from ..comm.collectives import Pending
 from ..errors import CheckpointError
-from ..optim.flat import FlatOptimizer
+from ..step.flat_optimizer import FlatOptimizer
 from ..zero.sub_buffer import Member, SubBuffer
-from .opened import OpenCheckpoint, latest_tag, open_checkpoint
-from .rest import take_rest
-from .shelf import (
+from .files.shelf import (
     MASTER,
     MODEL,
     PARAMETERS,
@@ -39,8 +37,10 @@ from .shelf import (
     shelf_of_tensors,
     state_name,
 )
-from .store import LATEST, Store, is_tag
-from .training import Training
+from .opened import OpenCheckpoint, latest_tag, open_checkpoint
+from .small_state import take_rest
+from .storage.store import LATEST, Store, is_tag
+from .training_state import Training
 
 _LISTED = 5  # names in one message
 _PAUSES_S = (0.1, 1.0)  # before a read that failed is tried again

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ..errors import CheckpointError
-from .deepspeed_folder import is_deepspeed
-from .deepspeed_reader import DeepSpeedReader
-from .folder_store import FolderStore
-from .reader import CheckpointReader
-from .shelf import Shelf
-from .store import MANIFEST, Store
+from .deepspeed.folder import is_deepspeed
+from .deepspeed.reader import DeepSpeedReader
+from .files.reader import CheckpointReader
+from .files.shelf import Shelf
+from .storage.folder_store import FolderStore
+from .storage.store import MANIFEST, Store
 
 _UNIVERSAL = "latest_universal"
 

@@ -16,18 +16,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..config.value import show
+from ..config.keys.value import show
 from ..errors import CheckpointError
-from ..optim.rule import ByName, hyper_parameters
-from .format import TRAINING_FILE, check_is_plain
-from .manifest import Manifest, Span, digest
-from .meeting import Meeting
-from .rng import rng_state
-from .script import put_scripts
-from .shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
-from .store import LATEST, MANIFEST, Store, is_tag
-from .training import Training
-from .writer import METADATA, Written, make_metadata, spans_of, write_shelves
+from ..step.rule import ByName, hyper_parameters
+from .deepspeed.recovery_script import put_scripts
+from .files.format import TRAINING_FILE, check_is_plain
+from .files.manifest import Manifest, Span, digest
+from .files.shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
+from .files.writer import METADATA, Written, make_metadata, spans_of, write_shelves
+from .rank_meeting import Meeting
+from .storage.store import LATEST, MANIFEST, Store, is_tag
+from .training_state import Training, rng_state
 
 _log = logging.getLogger("dslaunch")
 

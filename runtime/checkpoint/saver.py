@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError
-from .snapshot import Memory, Snapshot
+from .files.snapshot import Memory, Snapshot
 
-if TYPE_CHECKING:  # see runtime/checkpoints.py
+if TYPE_CHECKING:  # see runtime/engine/checkpoints.py
     from .save import Prepared
 
 _NICENESS = 19  # of what writes files: a seventieth of a core where others want it, and all of it where not

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .byte_meter import Meter
 from .comms_log import process_log
 from .flight_recorder import PARAMETER_LANE, Flight, FlightRecorder
 from .mesh import Axis, Mesh
-from .meter import Meter
 
 # torch 2.13 renamed these two and deprecated the old names.
 all_gather_single: Callable[..., dist.Work | None] = (

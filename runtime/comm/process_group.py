@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before there is a group: its default arguments would hold it for ever
 
+from ..environment import WorkerEnvironment
 from ..errors import ConfigError, UserError
-from .environment import WorkerEnvironment
 
 
 def start_process_group(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .keys.value import Bool, Count
 from .section import Section
-from .value import Bool, Count
 
 
 class ActivationConfig(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .value import POSITIVE, show
+from .keys.value import POSITIVE, show
 
 TRAIN = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"

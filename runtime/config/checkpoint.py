@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from .keys.value import TEXT, Bool, Positive, choice
 from .section import Section
-from .value import TEXT, Bool, Positive, choice
 
 _TAG_VALIDATION = choice("Ignore", "Warn", "Fail")
 

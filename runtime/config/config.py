@@ -9,6 +9,7 @@ from pydantic import Field
 
 from .activation import ActivationConfig
 from .checkpoint import CheckpointConfig
+from .keys.value import Bool, Count, DtypeName, Interval, Positive, Size
 from .monitor import (
     CommsLoggerConfig,
     CsvConfig,
@@ -22,7 +23,6 @@ from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
-from .value import Bool, Count, DtypeName, Interval, Positive, Size
 from .zero import ZeroConfig
 
 

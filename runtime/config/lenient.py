@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .keys.value import show
 from .scheduler import PARAMS_OF, WARMUP_TYPES
 from .strict import Sifted, leave_out_autos
-from .value import show
 
 
 def relax(values: dict[str, Any], sifted: Sifted, *, has_optimizer: bool) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from . import optimizer, scheduler
 from .activation import ActivationConfig
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config, Origin
-from .known_keys import keys_for
+from .keys.table import keys_for
+from .keys.value import PLAIN, show, show_name
 from .lenient import relax
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
 from .source import read_source
 from .strict import Sifted, rename_old, sift
 from .torch_scheduler import torch_scheduler, torch_scheduler_names, torch_scheduler_params
-from .value import PLAIN, show, show_name
 from .zero import ZeroConfig
 
 _log = logging.getLogger("dslaunch")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from .keys.value import TEXTS, Bool, Count, Integer, Kind, Size, Text
 from .section import Section
-from .value import TEXTS, Bool, Count, Integer, Kind, Size, Text
 
 # Other spellings of a collective, in torch.distributed's and DeepSpeed's functions, and its name here.
 _OPS = {

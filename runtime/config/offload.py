@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from .keys.value import POSITIVE, TEXT, Bool, Count, Positive, Ratio, choice
 from .section import Section
-from .value import POSITIVE, TEXT, Bool, Count, Positive, Ratio, choice
 
 _MAX_THREADS = 64  # more under way than any disk has queues for
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, model_validator
 
-from ..ops.lamb import FusedLamb
-from ..ops.lion import FusedLion
+from ..optimizers.lamb import FusedLamb
+from ..optimizers.lion import FusedLion
+from .keys.value import Beta, Betas, Bool, Size
 from .section import Section
-from .value import Beta, Betas, Bool, Size
 
 _ONE_BIT = (
     "compresses gradients to one bit, which is not available in this version; take Adam or Lamb, with ZeRO"

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
+from .keys.value import Bool, DtypeName, LossScale, Positive, ScalePower, choice
 from .section import Section
-from .value import Bool, DtypeName, LossScale, Positive, ScalePower, choice
 
 
 class Bf16Config(Section):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict
 
+from .keys.value import Bool, Count, Lrs, Moms, Number, Positive, Ratio, Size, Start, choice
 from .section import Section
-from .value import Bool, Count, Lrs, Moms, Number, Positive, Ratio, Size, Start, choice
 
 WARMUP_TYPES = ("log", "linear")
 WarmupType = Annotated[Literal["log", "linear"], BeforeValidator(choice(*WARMUP_TYPES).read)]

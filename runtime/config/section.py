@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .value import show, show_name
+from .keys.value import show, show_name
 
 
 class Section(BaseModel):

@@ -22,7 +22,7 @@ import hjson
 import yaml
 
 from ..errors import ConfigError
-from .value import show_name
+from .keys.value import show_name
 
 _DICT_NAME = "ds_config"
 _BASE64_NAME = "ds_config (base64)"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .key import Fate, Key
-from .value import OBJECT, show, show_name
+from .keys.key import Fate, Key
+from .keys.value import OBJECT, show, show_name
 
 _AUTO = "auto"
 _TOP = "the top level"

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from .keys.value import POSITIVE, Bool, Count, Texts
 from .offload import OffloadOptimizerConfig, OffloadParamConfig
 from .section import Section
-from .value import POSITIVE, Bool, Count, Texts
 
 STAGES = (0, 1, 2, 3)
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..config.offload import AioConfig
 from ..config.zero import ZeroConfig
-from ..host_memory import give_back_freed_memory
-from ..zero.policy import Residence
-from .folder import SpillFolder
+from ..placement.offload_plan import AT_HOME, Home, OffloadPlan, StepAt
+from ..placement.stage_policy import Residence
+from .host_memory import give_back_freed_memory
 from .outbox import Outbox
-from .plan import AT_HOME, Home, OffloadPlan, StepAt
 from .spill import Spill
+from .spill_folder import SpillFolder
 
 _SHARE_STEPS = 16  # how finely a model is cut for a share of it to leave the device
 

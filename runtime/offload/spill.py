@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...kernels.disk import DiskFile, DiskRequest
 from ..errors import OffloadError
-from .folder import SpillFolder
+from .spill_folder import SpillFolder
 
 
 class Spill:

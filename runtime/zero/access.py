@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ConfigError
-from .buffer import place_of
-from .placeholder import FreedParameter
-from .residents import Residents, in_backward
+from .flat_buffer import place_of
+from .freed_parameter import FreedParameter
+from .prefetch import Residents, in_backward
 from .sub_buffer import SubBuffer
 from .unit import Unit
 

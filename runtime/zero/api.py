@@ -9,10 +9,9 @@ from torch import nn
 
 from ..errors import ConfigError
 from .ds_attributes import ZeroParamStatus
-from .gathered import GatheredParameters
-from .home import home_of
-from .init import Init
-from .leaf import (
+from .gathered_parameters import GatheredParameters
+from .init_context import Init
+from .leaf_modules import (
     get_z3_leaf_modules,
     set_z3_leaf_module,
     set_z3_leaf_modules,
@@ -21,8 +20,8 @@ from .leaf import (
     unset_z3_leaf_modules,
     z3_leaf_module,
 )
-from .offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
-from .peek import (
+from .offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
+from .param_access import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
     safe_get_full_optimizer_state,
@@ -37,6 +36,7 @@ from .peek import (
     safe_set_local_optimizer_state,
     safe_update_full_grad_vectorized,
 )
+from .param_home import home_of
 
 __all__ = [
     "GatheredParameters",

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import squared_norm
-from ..offload.copies import Arrival
+from ..offload.device_copies import Arrival
 from ..offload.outbox import Outbox
 from ..offload.spill import Spill
-from .buffer import FlatBuffer
+from .flat_buffer import FlatBuffer
 from .sharded_gradients import ShardedGradients, SumPlace
 
 

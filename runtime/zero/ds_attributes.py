@@ -18,7 +18,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ..comm.mesh import Axis
 from ..errors import ConfigError
-from .gathered import GatheredParameters
+from .gathered_parameters import GatheredParameters
 
 _IDS = count()  # in the order in which parameters are sharded, so the same on every rank
 _ID_OF: Any = WeakTensorKeyDictionary()  # parameter -> its id, which zero.Init and initialize() agree on

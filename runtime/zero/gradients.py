@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..errors import ConfigError
-from .buffer import FlatBuffer
+from .flat_buffer import FlatBuffer
 from .layout import FlatLayout
 
 

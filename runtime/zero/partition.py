@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .home import early_of
+from .param_home import early_of
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives, Pending, nothing_before
 from .gradients import FlatGradients
-from .residents import in_backward
-from .schedule import Schedule
+from .prefetch import in_backward
+from .reduce_schedule import Schedule
 from .sharded_gradients import ShardedGradients
 from .sub_buffer import SubBuffer
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..errors import ConfigError
-from ..offload.copies import Arrival
-from .buffer import FlatBuffer
+from ..offload.device_copies import Arrival
+from .flat_buffer import FlatBuffer
 from .gradients import FlatGradients
 
 

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from ..comm.collectives import Collectives, Pending
 from ..comm.mesh import Mesh
 from ..errors import ConfigError
-from ..offload.copies import bring, to_host
+from ..offload.device_copies import bring, to_host
 from ..offload.offload import Offload, PartHome
-from .buffer import FlatBuffer
-from .gradient_kinds import make_gradients
+from ..placement.precision import Precision
+from ..placement.stage_policy import Placement, Policy
+from .flat_buffer import FlatBuffer
+from .freed_parameter import Placeholder, put_all, take_away_all
 from .gradients import Gradients
-from .home import early_of
 from .layout import Segment, plan_layout
-from .placeholder import Placeholder, put_all, take_away_all
-from .policy import Placement, Policy
-from .precision import Precision
+from .make_gradients import make_gradients
+from .param_home import early_of
 from .writes import Writes, check_in_place, differences, first_changed
 
 NO_GROUP = -1  # a parameter that no optimizer group contains

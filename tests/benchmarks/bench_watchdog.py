@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from dslaunch.runtime.comm.board import Board
 from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.flight_recorder import FlightRecorder
 from dslaunch.runtime.comm.mesh import make_mesh
+from dslaunch.runtime.comm.watchdog.board import Board
 
 NUM_CALLS = 2000
 NUM_ROUNDS = 7

@@ -79,8 +79,8 @@ def _config(turn: Turn, block_numel: int) -> dict[str, Any]:
 
 
 def _formula(engine: Any, turn: Turn) -> Any:
-    from dslaunch.runtime.offload.footprint import ModelSize, peak_bytes
-    from dslaunch.runtime.zero.policy import policy_for_stage
+    from dslaunch.runtime.placement.footprint import ModelSize, peak_bytes
+    from dslaunch.runtime.placement.stage_policy import policy_for_stage
 
     parts = engine.optimizer.parts
     return peak_bytes(

@@ -124,7 +124,10 @@ def options_of_examples() -> set[str]:
 
 
 def options_of_dslaunch() -> set[str]:
-    commands = [dslaunch, *(import_module(name, "dslaunch.launcher").command for name in COMMANDS.values())]
+    commands = [
+        dslaunch,
+        *(import_module(name, "dslaunch.launcher.command_line").command for name in COMMANDS.values()),
+    ]
     groups = [command for command in commands if isinstance(command, click.Group)]
     commands += [command for group in groups for command in group.commands.values()]
     words = {

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.launcher.command_line import cli, runtime_program
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.runtime.checkpoint import command, difference
-from dslaunch.runtime.checkpoint.output_plan import size_text
-from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.url_store import open_store
+from dslaunch.runtime.checkpoint.export.output_plan import size_text
+from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.inspect import command, difference
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
 from tests.runtime.ranks import process_group
 

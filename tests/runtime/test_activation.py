@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError
-from dslaunch.runtime import activation
-from dslaunch.runtime.activation import HostCopy
+from dslaunch.runtime.activation.checkpointing import HostCopy
 from tests.runtime.models import (
     Uneven,
     assert_same_bits,
@@ -37,11 +36,11 @@ checkpointing = dslaunch.checkpointing
 @contextmanager
 def fresh_process() -> Iterator[None]:
     """As in a process where nothing was configured yet; rank processes serve many tests."""
-    was, activation._PROCESS = activation._PROCESS, activation._Process()
+    was, checkpointing._PROCESS = checkpointing._PROCESS, checkpointing._Process()
     try:
         yield
     finally:
-        activation._PROCESS = was
+        checkpointing._PROCESS = was
 
 
 @pytest.fixture(autouse=True)
@@ -289,13 +288,13 @@ def test_configure_reads_a_ds_config_and_what_is_named_goes_before_it() -> None:
         None, {"train_batch_size": 1, "activation_checkpointing": section}, profile=False, synchronize=True
     )
     assert checkpointing.is_configured()
-    config = activation._PROCESS.config
+    config = checkpointing._PROCESS.config
     assert (config.cpu_checkpointing, config.profile) == (True, False)
     assert config.synchronize_checkpoint_boundary
     checkpointing.reset()
     assert checkpointing.is_configured()
     checkpointing.configure(None)
-    assert not activation._PROCESS.config.asks_for_something
+    assert not checkpointing._PROCESS.config.asks_for_something
 
 
 @pytest.mark.parametrize(
@@ -439,7 +438,7 @@ def _precedence(rank: int) -> list[bool]:
 
     def initialize(**changes: Any) -> None:
         dslaunch.initialize(model=make_model(), config=make_config(**changes))
-        seen.append(activation._PROCESS.config.cpu_checkpointing)
+        seen.append(checkpointing._PROCESS.config.cpu_checkpointing)
 
     with fresh_process():
         initialize()

@@ -15,7 +15,7 @@ from torch import nn
 
 import dslaunch
 from dslaunch import ConfigError
-from dslaunch.runtime.absent import names_by_reason, why_absent
+from dslaunch.runtime.engine.absent import names_by_reason, why_absent
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
 

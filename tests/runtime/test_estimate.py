@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from dslaunch.runtime import estimate
+from dslaunch.runtime.compat import estimate
 
 ZERO = (
     Path(sys.prefix) / "deepspeed" / "deepspeed" / "runtime" / "zero"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import dslaunch
-from dslaunch.runtime import log, on_device
-from dslaunch.runtime.accelerator import current
-from dslaunch.runtime.comm import api
+from dslaunch.runtime import log
+from dslaunch.runtime.compat import comm, on_device
+from dslaunch.runtime.compat.accelerator import current
 
 
 def test_every_name_is_there_once_it_is_asked_for() -> None:
@@ -20,7 +20,7 @@ def test_every_name_is_there_once_it_is_asked_for() -> None:
 
 
 def test_what_stands_beside_the_engine_is_one_thing_by_all_its_names() -> None:
-    assert dslaunch.comm is api
+    assert dslaunch.comm is comm
     assert dslaunch.get_accelerator is current.get_accelerator
     assert dslaunch.OnDevice is dslaunch.utils.OnDevice is on_device.OnDevice
     assert dslaunch.utils.logger is log.logger

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dslaunch
-from dslaunch.runtime import grad_norm
+from dslaunch.runtime.compat import grad_norm
 from dslaunch.runtime.errors import ConfigError
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from dslaunch.runtime.host_memory import keep_freed_memory
+from dslaunch.runtime.offload.host_memory import keep_freed_memory
 
 TIMEOUT_S = 120
 CHUNKS, CHUNK_NUMEL = 40, 2**18  # 40 MiB in pieces of 1 MiB

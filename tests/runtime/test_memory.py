@@ -20,7 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 import dslaunch
 from dslaunch import zero
-from dslaunch.runtime.zero.policy import memory_bytes, optimizer_bytes_per_element, policy_for_stage
+from dslaunch.runtime.placement.stage_policy import (
+    memory_bytes,
+    optimizer_bytes_per_element,
+    policy_for_stage,
+)
 from tests.exhaustive import few
 from tests.runtime.models import make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks

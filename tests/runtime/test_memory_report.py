@@ -9,8 +9,8 @@ import re
 import pytest
 import torch
 
-from dslaunch.runtime.accelerator.current import get_accelerator
-from dslaunch.runtime.memory_report import empty_cache, get_ma_status, see_memory_usage
+from dslaunch.runtime.compat.accelerator.current import get_accelerator
+from dslaunch.runtime.compat.memory_report import empty_cache, get_ma_status, see_memory_usage
 from tests.runtime.ranks import Ranks
 
 GIB = 2**30

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import dslaunch
-from dslaunch.runtime import monitor as monitor_module
 from dslaunch.runtime.config.monitor import (
     CsvConfig,
     MonitorConfig,
@@ -25,8 +24,9 @@ from dslaunch.runtime.config.monitor import (
     WandbConfig,
 )
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.monitor import MonitorMaster, get_monitor_config
-from dslaunch.runtime.throughput import ThroughputTimer
+from dslaunch.runtime.metrics import monitor as monitor_module
+from dslaunch.runtime.metrics.monitor import MonitorMaster, get_monitor_config
+from dslaunch.runtime.metrics.throughput import ThroughputTimer
 from tests.runtime.models import batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 
@@ -144,7 +144,7 @@ def test_tensorboard_reads_what_the_engine_wrote(ranks: Ranks, tmp_path: Path) -
 
 WANDB = """
 import sys
-from dslaunch.runtime.monitor import MonitorMaster, get_monitor_config
+from dslaunch.runtime.metrics.monitor import MonitorMaster, get_monitor_config
 config = get_monitor_config({"wandb": {"enabled": True, "project": "all", "group": "us"}, "anything": 1})
 monitor = MonitorMaster(config, rank=0)
 monitor.write_events([("Train/Samples/lr", 0.25, 12), ("Train/Samples/train_loss", 2.5, 12), ("Train/Samples/lr", 0.125, 24)])
@@ -241,7 +241,7 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
-        monkeypatch.setattr("dslaunch.runtime.throughput.time.perf_counter", lambda: self.now_s)
+        monkeypatch.setattr("dslaunch.runtime.metrics.throughput.time.perf_counter", lambda: self.now_s)
 
 
 def test_samples_per_second_are_those_between_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:

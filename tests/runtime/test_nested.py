@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dslaunch.runtime.nested import (
+from dslaunch.runtime.compat.nested import (
     clone_tensors_for_torch_save,
     copy_to_device,
     get_tensor_bytes,

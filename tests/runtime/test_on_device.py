@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dslaunch.runtime.on_device import OnDevice
+from dslaunch.runtime.compat.on_device import OnDevice
 
 
 class Model(nn.Module):

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from dslaunch.runtime.config import load_config
 from dslaunch.runtime.config.scheduler import PARAMS_OF, SchedulerConfig
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.optim import schedules
-from dslaunch.runtime.optim.schedules import OneCycle, Scheduler, make_scheduler
+from dslaunch.runtime.step import lr_schedules
+from dslaunch.runtime.step.lr_schedules import OneCycle, Scheduler, make_scheduler
 
 PRINTED = 5.1e-6  # the traces were printed with five decimals
 
@@ -89,7 +89,7 @@ def test_every_schedule_has_a_trace() -> None:
 
 @pytest.mark.parametrize(("kind", "params", "expected"), TRACES)
 def test_a_program_may_make_them_itself(kind: str, params: dict[str, Any], expected: list[float]) -> None:
-    scheduler, trace = getattr(schedules, kind)(make_optimizer(), **params), []
+    scheduler, trace = getattr(lr_schedules, kind)(make_optimizer(), **params), []
     for _ in expected:
         trace += scheduler.get_last_lr()
         scheduler.step()
@@ -97,11 +97,11 @@ def test_a_program_may_make_them_itself(kind: str, params: dict[str, Any], expec
 
 
 def test_the_order_of_arguments_is_deepspeeds() -> None:
-    signatures = {kind: list(signature(getattr(schedules, kind)).parameters) for kind in PARAMS_OF}
+    signatures = {kind: list(signature(getattr(lr_schedules, kind)).parameters) for kind in PARAMS_OF}
     for kind, names in signatures.items():
         assert names == ["optimizer", *PARAMS_OF[kind].model_fields]
     with pytest.raises(ConfigError) as caught:
-        schedules.WarmupLR(make_optimizer(), warmup_num_steps=0, last_batch_iteration=-2)
+        lr_schedules.WarmupLR(make_optimizer(), warmup_num_steps=0, last_batch_iteration=-2)
     first, second = str(caught.value).splitlines()
     assert first.startswith("WarmupLR.warmup_num_steps 0 ")
     assert second.startswith("WarmupLR.last_batch_iteration -2 ")
@@ -113,7 +113,7 @@ def test_an_unknown_warmup_type_that_a_program_gives_is_told_and_counts_as_log(
     kind: str, given: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     params = {"warmup_num_steps": 5} | ({} if kind == "WarmupLR" else {"total_num_steps": 9})
-    scheduler, trace = getattr(schedules, kind)(make_optimizer(), warmup_type=given, **params), []
+    scheduler, trace = getattr(lr_schedules, kind)(make_optimizer(), warmup_type=given, **params), []
     for _ in range(9):
         trace += scheduler.get_last_lr()
         scheduler.step()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dslaunch.runtime.checkpoint.rng import restore_rng_state, rng_state
-from dslaunch.runtime.seed import set_random_seed
+from dslaunch.runtime.checkpoint.training_state import restore_rng_state, rng_state
+from dslaunch.runtime.compat.seed import set_random_seed
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from functools import partial, update_wrapper
 
-from ..runtime import initialize as runtime
-from ..runtime.zero import init
+from ..runtime.engine import initialize as runtime
+from ..runtime.zero import init_context
 
 initialize = update_wrapper(partial(runtime.initialize, is_lenient=True), runtime.initialize)
 
@@ -20,7 +20,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     return parser
 
 
-class Init(init.Init):
-    __doc__ = init.Init.__doc__
+class Init(init_context.Init):
+    __doc__ = init_context.Init.__doc__
 
     loses_writes = True

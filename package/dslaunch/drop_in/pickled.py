@@ -1,6 +1,6 @@
 """Classes that DeepSpeed's checkpoints name: what they held, for programs that unpickle such files by themselves.
 
-dslaunch's own reader takes no classes from files, see runtime/checkpoint/deepspeed_file.py.
+dslaunch's own reader takes no classes from files, see runtime/checkpoint/deepspeed/pickle_file.py.
 """
 
 from __future__ import annotations

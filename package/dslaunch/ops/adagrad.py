@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..runtime.ops.adagrad import DeepSpeedCPUAdagrad
+from ..runtime.optimizers.adagrad import DeepSpeedCPUAdagrad
 
 __all__ = ["DeepSpeedCPUAdagrad"]

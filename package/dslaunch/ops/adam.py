@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..runtime.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from ..runtime.optimizers.adam import DeepSpeedCPUAdam, FusedAdam
 
 __all__ = ["DeepSpeedCPUAdam", "FusedAdam"]

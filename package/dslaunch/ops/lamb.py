@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..runtime.ops.lamb import FusedLamb
+from ..runtime.optimizers.lamb import FusedLamb
 
 __all__ = ["FusedLamb"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..runtime.ops.lion import DeepSpeedCPULion, FusedLion
+from ..runtime.optimizers.lion import DeepSpeedCPULion, FusedLion
 
 __all__ = ["DeepSpeedCPULion", "FusedLion"]

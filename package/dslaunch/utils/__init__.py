@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from . import zero_to_fp32 as zero_to_fp32, zero_to_torch as zero_to_torch
 
 _HOMES = {
-    "accelerator.ranges": "instrument_w_nvtx",
-    "data": "RepeatingLoader",
-    "estimate": "estimate_zero2_model_states_mem_needs estimate_zero2_model_states_mem_needs_all_cold "
+    "compat.accelerator.ranges": "instrument_w_nvtx",
+    "data_loader": "RepeatingLoader",
+    "compat.estimate": "estimate_zero2_model_states_mem_needs estimate_zero2_model_states_mem_needs_all_cold "
     "estimate_zero2_model_states_mem_needs_all_live estimate_zero3_model_states_mem_needs "
     "estimate_zero3_model_states_mem_needs_all_cold estimate_zero3_model_states_mem_needs_all_live",
-    "grad_norm": "clip_grad_norm_ clip_tensors_by_global_norm get_global_norm get_global_norm_of_tensors has_inf_or_nan",
+    "compat.grad_norm": "clip_grad_norm_ clip_tensors_by_global_norm get_global_norm get_global_norm_of_tensors has_inf_or_nan",
     "log": "call_to_str log_dist log_dist_once logger print_dist print_json_dist set_log_level_from_string",
-    "memory_report": "empty_cache see_memory_usage",
-    "nested": "clone_tensors_for_torch_save copy_to_device get_tensor_bytes move_to_device",
-    "on_device": "OnDevice",
-    "seed": "set_random_seed",
+    "compat.memory_report": "empty_cache see_memory_usage",
+    "compat.nested": "clone_tensors_for_torch_save copy_to_device get_tensor_bytes move_to_device",
+    "compat.on_device": "OnDevice",
+    "compat.seed": "set_random_seed",
     "zero.api": "safe_get_full_fp32_param safe_get_full_grad safe_get_full_optimizer_state safe_get_local_fp32_param "
     "safe_get_local_grad safe_get_local_optimizer_state safe_set_full_fp32_param safe_set_full_grad "
     "safe_set_full_optimizer_state safe_set_local_fp32_param safe_set_local_grad safe_set_local_optimizer_state "

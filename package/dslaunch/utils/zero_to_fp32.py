@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.zero_to_fp32 import (
+from ..runtime.compat.zero_to_fp32 import (
     convert_zero_checkpoint_to_fp32_state_dict,
     convert_zero_checkpoint_to_state_dict,
     get_fp32_state_dict_from_zero_checkpoint,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.zero_to_fp32 import main_with_dtype as main
+from ..runtime.compat.zero_to_fp32 import main_with_dtype as main
 
 __all__ = ["main"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..key import details, is_empty, nothing_enabled, opaque, refused
-from ..value import BOOL, COUNT, LIST, NUMBER, OBJECT, POSITIVE, SIZE, TEXT, TEXTS
+from .key import details, is_empty, nothing_enabled, opaque, refused
+from .value import BOOL, COUNT, LIST, NUMBER, OBJECT, POSITIVE, SIZE, TEXT, TEXTS
 
 ABSENT = (
     refused("elasticity.enabled", note="give the batch sizes themselves"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..key import details, refused, used
-from ..value import BOOL, POSITIVE, TEXT
+from .key import details, refused, used
+from .value import BOOL, POSITIVE, TEXT
 
 MONITOR = (
     used("tensorboard.enabled", "rank 0 writes loss, lr and more for TensorBoard; needs its package"),

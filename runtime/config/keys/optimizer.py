@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..key import hint, refused, used
-from ..value import BOOL, NUMBER, choice
+from .key import hint, refused, used
+from .value import BOOL, NUMBER, choice
 
 _ADAM = ("Adam", "AdamW")
 _OURS = ("Adam", "AdamW", "Muon")

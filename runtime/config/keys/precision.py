@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..key import details, hint, refused, used
-from ..value import ANY, BOOL, DTYPE, INT, POSITIVE, SIZE, TEXT, TEXTS
+from .key import details, hint, refused, used
+from .value import ANY, BOOL, DTYPE, INT, POSITIVE, SIZE, TEXT, TEXTS
 
 PRECISION = (
     used("bf16.enabled", "bfloat16 parameters and gradients with a float32 master copy (old name: bfloat16)"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..key import details, hint, is_empty, opaque, refused, used
-from ..value import BOOL, COUNT, OBJECT, POSITIVE, TEXT
+from .key import details, hint, is_empty, opaque, refused, used
+from .value import BOOL, COUNT, OBJECT, POSITIVE, TEXT
 
 _STAYS = "has no effect, which a warning says: inputs stay in the memory that they have"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..key import hint, refused, unmet, used
-from ..value import BOOL, COUNT, DTYPE, NUMBER, POSITIVE, TEXT, choice
+from .key import hint, refused, unmet, used
+from .value import BOOL, COUNT, DTYPE, NUMBER, POSITIVE, TEXT, choice
 
 TRAINING = (
     used("train_batch_size", "samples for one optimizer step, over all ranks"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..key import Key, hint, is_empty, opaque, refused, used
-from ..value import BOOL, COUNT, RATIO, Kind
+from .key import Key, hint, is_empty, opaque, refused, used
+from .value import BOOL, COUNT, RATIO, Kind
 
 _GATHERED = "state_dict() is always whole"
 

@@ -10,10 +10,10 @@ import psutil
 import pytest
 import torch
 
-from dslaunch.runtime.accelerator.accelerator import Accelerator
-from dslaunch.runtime.accelerator.cpu import CpuAccelerator
-from dslaunch.runtime.accelerator.cuda import CudaAccelerator
-from dslaunch.runtime.accelerator.current import (
+from dslaunch.runtime.compat.accelerator.accelerator import Accelerator
+from dslaunch.runtime.compat.accelerator.cpu import CpuAccelerator
+from dslaunch.runtime.compat.accelerator.cuda import CudaAccelerator
+from dslaunch.runtime.compat.accelerator.current import (
     get_accelerator,
     is_current_accelerator_supported,
     set_accelerator,

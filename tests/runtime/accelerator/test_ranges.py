@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.runtime.accelerator.current import get_accelerator
-from dslaunch.runtime.accelerator.ranges import instrument_w_nvtx
+from dslaunch.runtime.compat.accelerator.current import get_accelerator
+from dslaunch.runtime.compat.accelerator.ranges import instrument_w_nvtx
 
 
 @instrument_w_nvtx

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from dslaunch.runtime.checkpoint import archive
+from dslaunch.runtime.checkpoint.files import archive
 from dslaunch.runtime.comm.collectives import Collectives
 
 from dslaunch.kernels.disk import DiskEngine, DiskFile  # isort: skip

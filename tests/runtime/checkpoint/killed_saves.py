@@ -25,12 +25,12 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.kernels.disk import DiskEngine
-from dslaunch.runtime.checkpoint import meeting, saver
-from dslaunch.runtime.checkpoint.folder_store import FolderStore
-from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.store import LATEST
-from dslaunch.runtime.checkpoint.stream import DirectStream
-from dslaunch.runtime.checkpoint.url_store import open_store
+from dslaunch.runtime.checkpoint import rank_meeting, saver
+from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
+from dslaunch.runtime.checkpoint.storage.store import LATEST
+from dslaunch.runtime.checkpoint.storage.stream import DirectStream
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from tests.runtime.models import make_config, train_engine
 
 POINTS = 20
@@ -286,7 +286,7 @@ def _store(index: int, port: Path) -> torch.distributed.TCPStore:
 
 def _be_rank(function: Callable[[int], str], index: int, said: Path) -> None:
     status = 1
-    meeting.BEAT_S, meeting.PATIENCE_S = 0.1, 2.0
+    rank_meeting.BEAT_S, rank_meeting.PATIENCE_S = 0.1, 2.0
     saver._NICENESS = 0  # a rank that makes way for what else this machine does would be taken for dead
     try:
         store = _store(index, said / "port")

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
-from dslaunch.runtime.checkpoint.folder_store import FolderStore
-from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.snapshot import Memory, Snapshot
-from dslaunch.runtime.checkpoint.url_store import open_store
+from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.files.snapshot import Memory, Snapshot
+from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from dslaunch import CheckpointError
 from dslaunch.runtime.checkpoint import save
-from dslaunch.runtime.checkpoint.format import check_is_plain, write_atomically
-from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.url_store import open_store
+from dslaunch.runtime.checkpoint.files.format import check_is_plain, write_atomically
+from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from dslaunch.runtime.config import load_config
 from tests.runtime.checkpoint.states import WithCounter, make, run, tensors, whole_state
 from tests.runtime.models import (

@@ -18,12 +18,12 @@ from torch import Tensor
 
 import dslaunch
 from dslaunch import CheckpointError
-from dslaunch.runtime.checkpoint.deepspeed_file import load_file
-from dslaunch.runtime.checkpoint.deepspeed_reader import DeepSpeedReader
-from dslaunch.runtime.checkpoint.listing import rows
+from dslaunch.runtime.checkpoint.deepspeed.pickle_file import load_file
+from dslaunch.runtime.checkpoint.deepspeed.reader import DeepSpeedReader
+from dslaunch.runtime.checkpoint.inspect.listing import rows
 from dslaunch.runtime.checkpoint.opened import open_checkpoint
-from dslaunch.runtime.checkpoint.url_store import open_store
-from dslaunch.runtime.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
+from dslaunch.runtime.compat.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from tests.runtime.checkpoint.deepspeed_cases import (
     AFTER,
     BEFORE,

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError
-from dslaunch.runtime.checkpoint.export import ExportOptions, export
-from dslaunch.runtime.checkpoint.meter import Meter
-from dslaunch.runtime.checkpoint.output_plan import Spec, plan_output, shard_bytes
-from dslaunch.runtime.checkpoint.source import Source, open_source
-from dslaunch.runtime.checkpoint.url_store import open_store
+from dslaunch.runtime.checkpoint.export.export import ExportOptions, export
+from dslaunch.runtime.checkpoint.export.output_plan import Spec, plan_output, shard_bytes
+from dslaunch.runtime.checkpoint.export.progress_bar import Meter
+from dslaunch.runtime.checkpoint.export.source import Source, open_source
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from dslaunch.utils import zero_to_fp32, zero_to_torch
 from tests.runtime.models import assert_same_bits, make_config
 from tests.runtime.ranks import Ranks

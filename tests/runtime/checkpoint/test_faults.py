@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError
-from dslaunch.runtime.checkpoint.folder_store import FolderStore
-from dslaunch.runtime.checkpoint.format import TRAINING_FILE
-from dslaunch.runtime.checkpoint.manifest import Manifest, Span, digest
-from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.store import MANIFEST
-from dslaunch.runtime.checkpoint.url_store import open_store
-from dslaunch.runtime.checkpoint.writer import METADATA, make_metadata
+from dslaunch.runtime.checkpoint.files.format import TRAINING_FILE
+from dslaunch.runtime.checkpoint.files.manifest import Manifest, Span, digest
+from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.files.writer import METADATA, make_metadata
+from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
+from dslaunch.runtime.checkpoint.storage.store import MANIFEST
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks, process_group
 

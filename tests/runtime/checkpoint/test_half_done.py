@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from dslaunch import CheckpointError, ConfigError
 from dslaunch.runtime.checkpoint import saver
-from dslaunch.runtime.checkpoint.export import ExportOptions, export
-from dslaunch.runtime.checkpoint.folder_store import FolderStore
-from dslaunch.runtime.checkpoint.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.export.export import ExportOptions, export
+from dslaunch.runtime.checkpoint.export.source import open_source
+from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.save import prune
-from dslaunch.runtime.checkpoint.source import open_source
-from dslaunch.runtime.zero.offloaded import Parked
+from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
+from dslaunch.runtime.zero.parked_states import Parked
 from tests.runtime.checkpoint.injection import Fault, collectives_fail, files_fail
 from tests.runtime.checkpoint.states import make, run, tensors
 from tests.runtime.ranks import Ranks

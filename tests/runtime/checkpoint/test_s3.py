@@ -17,8 +17,8 @@ import torch
 pytest.importorskip("s3fs", reason="needs s3fs and moto[server]: pip install s3fs 'moto[server]'")
 pytest.importorskip("moto.server", reason="needs s3fs and moto[server]: pip install s3fs 'moto[server]'")
 
-from dslaunch.runtime.checkpoint.reader import CheckpointReader
-from dslaunch.runtime.checkpoint.url_store import open_store
+from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from tests.runtime.checkpoint.states import make, run, whole_state
 from tests.runtime.models import assert_same_bits
 from tests.runtime.ranks import Ranks

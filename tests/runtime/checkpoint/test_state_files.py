@@ -10,11 +10,7 @@ import torch
 
 import dslaunch
 from dslaunch import CheckpointError
-from dslaunch.runtime.checkpoint.state_files import (
-    get_model_state_file,
-    get_model_state_files,
-    get_optim_files,
-)
+from dslaunch.runtime.compat.state_files import get_model_state_file, get_model_state_files, get_optim_files
 from dslaunch.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from tests.runtime.models import batch, loss_of, make_config
 from tests.runtime.ranks import Ranks

@@ -12,9 +12,9 @@ import pytest
 
 import dslaunch
 from dslaunch import CheckpointError
-from dslaunch.runtime.checkpoint.folder_store import FolderStore
-from dslaunch.runtime.checkpoint.store import LATEST, MANIFEST, Store
-from dslaunch.runtime.checkpoint.url_store import UrlStore, open_store
+from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
+from dslaunch.runtime.checkpoint.storage.store import LATEST, MANIFEST, Store
+from dslaunch.runtime.checkpoint.storage.url_store import UrlStore, open_store
 from tests.runtime.models import assert_same_bits, make_config, make_model, snapshot, train_engine
 from tests.runtime.ranks import Ranks
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 
-from dslaunch.runtime.comm import api as dist
+from dslaunch.runtime.compat import comm as dist
 from dslaunch.runtime.errors import ConfigError
 from tests.runtime.ranks import Ranks
 

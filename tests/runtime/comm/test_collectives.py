@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dslaunch.runtime.comm.byte_meter import Meter
 from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.mesh import make_mesh
-from dslaunch.runtime.comm.meter import Meter
 from tests.runtime.ranks import Ranks
 
 N = 24  # divides by 1, 2, 3 and 4 ranks

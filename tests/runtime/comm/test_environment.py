@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from dslaunch import ConfigError
-from dslaunch.runtime.comm.environment import read_environment
+from dslaunch.runtime.environment import read_environment
 
 
 def test_a_launched_worker() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dslaunch.runtime.comm import groups
+from dslaunch.runtime.compat import groups
 from dslaunch.runtime.errors import ConfigError
 from tests.runtime.ranks import Ranks
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dslaunch.runtime.comm.flight_recorder import Collective
-from dslaunch.runtime.comm.hang_report import describe_hang
-from dslaunch.runtime.comm.position import Position, Wait
+from dslaunch.runtime.comm.watchdog.hang_report import describe_hang
+from dslaunch.runtime.comm.watchdog.position import Position, Wait
 
 A, B, C = (Collective(0, number, 17, "all_gather", f"unit '{number}'", 8) for number in (1, 2, 3))
 OTHER_B = Collective(0, 2, 17, "all_gather", "unit 'other'", 8)

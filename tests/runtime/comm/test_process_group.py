@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dslaunch import ConfigError
-from dslaunch.runtime.comm.environment import read_environment
 from dslaunch.runtime.comm.process_group import choose_device
+from dslaunch.runtime.environment import read_environment
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError
-from dslaunch.runtime.comm import watchdog
 from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import group_timeout
+from dslaunch.runtime.comm.watchdog import watchdog
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks
 
@@ -282,7 +282,7 @@ def test_ranks_that_use_other_units_are_told_where_they_parted_and_what_torch_ga
 QUIET = """
 import os, sys, time, torch, dslaunch
 from pathlib import Path
-from dslaunch.runtime.comm import watchdog
+from dslaunch.runtime.comm.watchdog import watchdog
 from tests.runtime.comm.test_watchdog import make_engine, train_step, wait_until
 watchdog._LONGEST_POLL_S = 0.5
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])

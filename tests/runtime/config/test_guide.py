@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from dslaunch.runtime.config import Config, load_config
-from dslaunch.runtime.config.key import Fate, Key
-from dslaunch.runtime.config.known_keys import KEYS
+from dslaunch.runtime.config.keys.key import Fate, Key
+from dslaunch.runtime.config.keys.table import KEYS
 from dslaunch.runtime.config.optimizer import AdamParams
 from dslaunch.runtime.config.zero import ZeroConfig
 

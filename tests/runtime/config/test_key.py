@@ -20,9 +20,8 @@ from dslaunch.runtime.config import (
     scheduler,
     zero,
 )
-from dslaunch.runtime.config.key import Fate, Key
-from dslaunch.runtime.config.known_keys import KEYS, keys_for
-from dslaunch.runtime.config.removed import REMOVED
+from dslaunch.runtime.config.keys.key import Fate, Key
+from dslaunch.runtime.config.keys.table import KEYS, REMOVED, keys_for
 from dslaunch.runtime.config.section import Section
 
 

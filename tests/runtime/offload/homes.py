@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dslaunch
-from dslaunch.runtime.offload import plan
+from dslaunch.runtime.placement import offload_plan
 from tests.runtime.models import Uneven, make_config, make_model
 
 PRECISIONS: dict[str, dict[str, Any]] = {
@@ -45,13 +45,13 @@ AWAY = (
 @contextmanager
 def pretended(is_apart: bool) -> Iterator[None]:
     """Let the CPU count as an accelerator with memory of its own: all copies are made that a GPU needs."""
-    known = plan.has_memory_of_its_own
+    known = offload_plan.has_memory_of_its_own
     if is_apart:
-        plan.has_memory_of_its_own = lambda device: True
+        offload_plan.has_memory_of_its_own = lambda device: True
     try:
         yield
     finally:
-        plan.has_memory_of_its_own = known
+        offload_plan.has_memory_of_its_own = known
 
 
 def make_engine(

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from dslaunch.runtime.offload.copies import Arrival, Copier
+from dslaunch.runtime.offload.device_copies import Arrival, Copier
 
 
 class _Fake:

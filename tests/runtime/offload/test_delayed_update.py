@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dslaunch import ConfigError, zero
-from dslaunch.runtime.offload.delayed import DelayedSteps
-from dslaunch.runtime.zero.offloaded import KINDS
+from dslaunch.runtime.step.delayed_steps import DelayedSteps
+from dslaunch.runtime.zero.parked_states import KINDS
 from tests.exhaustive import few
 from tests.runtime.models import (
     assert_same_bits,

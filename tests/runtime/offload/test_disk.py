@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import ConfigError
 from dslaunch.runtime.errors import OffloadError
-from dslaunch.runtime.optim.formulas import adam
+from dslaunch.runtime.optimizers import adam
 from tests.runtime.models import assert_same_bits, make_config
 from tests.runtime.offload.homes import Where, make_engine
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import dslaunch
 from dslaunch import ConfigError, zero
-from dslaunch.runtime.offload.early import EarlySteps
+from dslaunch.runtime.step.early_steps import EarlySteps
 from tests.runtime.models import assert_same_bits, batch, loss_of, make_config, snapshot, train_engine
 from tests.runtime.offload.homes import DTYPES, Where, make_engine
 from tests.runtime.ranks import Ranks

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.offload.footprint import Footprint, ModelSize, peak_bytes
-from dslaunch.runtime.offload.plan import Home, OffloadPlan
-from dslaunch.runtime.zero.policy import Residence, policy_for_stage
+from dslaunch.runtime.placement.footprint import Footprint, ModelSize, peak_bytes
+from dslaunch.runtime.placement.offload_plan import Home, OffloadPlan
+from dslaunch.runtime.placement.stage_policy import Residence, policy_for_stage
 from tests.runtime.models import make_config, make_model
 from tests.runtime.offload.census import Census
 from tests.runtime.offload.homes import PRECISIONS, pretended

@@ -15,8 +15,8 @@ from dslaunch.ops.adagrad import DeepSpeedCPUAdagrad
 from dslaunch.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from dslaunch.ops.lamb import FusedLamb
 from dslaunch.ops.lion import DeepSpeedCPULion, FusedLion
-from dslaunch.runtime.ops.flatten import step_flat
-from dslaunch.runtime.optim.formulas.formula import Formula
+from dslaunch.runtime.optimizers.flatten import step_flat
+from dslaunch.runtime.optimizers.formula import Formula
 from tests.exhaustive import few
 from tests.runtime.ops.bounded import Bounded
 from tests.runtime.ops.reference import (
@@ -240,7 +240,7 @@ def test_any_shapes_in_any_number_of_parts_are_each_element_alone(
     alone, together = make([whole]), make(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "dslaunch.runtime.ops.optimizer.step_flat",
+            "dslaunch.runtime.optimizers.fused_optimizer.step_flat",
             lambda formula, updates: step_flat(formula, updates, scratch_numel=limit),
         )
         for step in range(2):

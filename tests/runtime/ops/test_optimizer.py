@@ -24,7 +24,7 @@ from dslaunch.ops.adagrad import DeepSpeedCPUAdagrad
 from dslaunch.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from dslaunch.ops.lamb import FusedLamb
 from dslaunch.ops.lion import DeepSpeedCPULion, FusedLion
-from dslaunch.runtime.optim.formulas import adam as adam_formula
+from dslaunch.runtime.optimizers import adam as adam_formula
 
 ROOT = Path(__file__).resolve().parents[3]
 DEEPSPEED = ROOT / ".venv" / "deepspeed"

@@ -15,7 +15,7 @@ import dslaunch
 from dslaunch import ConfigError
 from dslaunch.ops.lamb import FusedLamb
 from dslaunch.ops.lion import FusedLion
-from dslaunch.runtime.optim.whole import choose_owners
+from dslaunch.runtime.step.whole_tensors import choose_owners
 from tests.runtime.models import (
     assert_same_bits,
     make_config,

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from dslaunch.kernels.cuda import lamb, steps
 from dslaunch.kernels.cuda.arrays import CPU
-from dslaunch.runtime.optim.formulas.adagrad import AdagradFormula
-from dslaunch.runtime.optim.formulas.adam import AdamFormula
-from dslaunch.runtime.optim.formulas.formula import FlatArrays, Formula, Run
-from dslaunch.runtime.optim.formulas.lamb import LambFormula
-from dslaunch.runtime.optim.formulas.lion import LionFormula
-from dslaunch.runtime.optim.formulas.sgd import SgdFormula
-from dslaunch.runtime.optim.on_device import SWITCH
+from dslaunch.runtime.optimizers.adagrad import AdagradFormula
+from dslaunch.runtime.optimizers.adam import AdamFormula
+from dslaunch.runtime.optimizers.formula import FlatArrays, Formula, Run
+from dslaunch.runtime.optimizers.lamb import LambFormula
+from dslaunch.runtime.optimizers.lion import LionFormula
+from dslaunch.runtime.optimizers.on_device import SWITCH
+from dslaunch.runtime.optimizers.sgd import SgdFormula
 from tests.kernels.cuda.host_device import HostDevice
 
 N, CUT = 301, 117  # two groups that meet at an odd place; the last element belongs to none

@@ -8,7 +8,7 @@ import pytest
 
 from dslaunch.runtime.config.precision import Fp16Config
 from dslaunch.runtime.errors import LossScaleError
-from dslaunch.runtime.optim.loss_scale import LossScaler
+from dslaunch.runtime.step.loss_scale import LossScaler
 
 
 def _scaler(**changes: Any) -> LossScaler:

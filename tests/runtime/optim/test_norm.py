@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dslaunch
-from dslaunch.runtime.optim.norm import clip_factor
+from dslaunch.runtime.step.grad_norm import clip_factor
 from tests.runtime.models import batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 

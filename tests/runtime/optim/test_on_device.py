@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dslaunch.kernels.cuda import CudaUnavailable
-from dslaunch.runtime.optim import on_device
-from dslaunch.runtime.optim.on_device import step_on_device
+from dslaunch.runtime.optimizers import on_device
+from dslaunch.runtime.optimizers.on_device import step_on_device
 
 DEVICE = torch.device("cuda", 3)
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from dslaunch.runtime.errors import CheckpointError
-from dslaunch.runtime.optim.flat import FlatOptimizer
-from dslaunch.runtime.optim.formulas.adam import AdamFormula
-from dslaunch.runtime.optim.fused import FusedRule
+from dslaunch.runtime.optimizers.adam import AdamFormula
+from dslaunch.runtime.step.flat_optimizer import FlatOptimizer
+from dslaunch.runtime.step.fused_rule import FusedRule
 
 
 def test_a_state_dict_can_be_saved_and_what_is_loaded_still_says_where_the_states_are() -> None:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.profiling.amounts import (
+from dslaunch.runtime.metrics.amounts import (
     duration_to_string,
     macs_to_string,
     number_to_string,
     params_to_string,
 )
-from dslaunch.runtime.profiling.flops_profiler import FlopsProfiler, get_model_profile
+from dslaunch.runtime.metrics.profiler import FlopsProfiler, get_model_profile
 from tests.runtime.models import Uneven, batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.zero.generation import unwrap_model_for_generation
+from dslaunch.runtime.compat.generation import unwrap_model_for_generation
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks
 

@@ -13,8 +13,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import dslaunch
 from dslaunch import ConfigError, zero
-from dslaunch.runtime.zero.home import early_of
-from dslaunch.runtime.zero.placeholder import FreedParameter
+from dslaunch.runtime.zero.freed_parameter import FreedParameter
+from dslaunch.runtime.zero.param_home import early_of
 from tests.runtime.models import (
     assert_same_bits,
     batch,

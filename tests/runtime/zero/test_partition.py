@@ -109,7 +109,7 @@ def test_parameters_without_storage_are_refused(model: nn.Module, message: str) 
 
 
 def test_a_trained_parameter_of_another_dtype_is_refused_by_name() -> None:
-    from dslaunch.runtime.zero.model import _check_trained_dtypes
+    from dslaunch.runtime.zero.sharded_model import _check_trained_dtypes
     from dslaunch.runtime.zero.sub_buffer import Member
 
     member = Member(name="w", param=nn.Parameter(torch.zeros(1, dtype=torch.float16)), group=0)

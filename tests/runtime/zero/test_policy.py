@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dslaunch import ConfigError
-from dslaunch.runtime.zero import policy
-from dslaunch.runtime.zero.policy import (
+from dslaunch.runtime.placement import stage_policy
+from dslaunch.runtime.placement.stage_policy import (
     MeshShape,
     Placement,
     ReduceAt,
@@ -88,7 +88,7 @@ def test_fp32_parameters_are_their_own_master() -> None:
 
 
 def test_no_other_file_of_the_runtime_asks_for_a_stage() -> None:
-    home = Path(policy.__file__)
+    home = Path(stage_policy.__file__)
     runtime = home.parent.parent
     asking = []
     for path in runtime.rglob("*.py"):

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from dslaunch.runtime.offload.offload import Offload
+from dslaunch.runtime.placement.precision import Precision
+from dslaunch.runtime.placement.stage_policy import policy_for_stage
 from dslaunch.runtime.zero import reducer
-from dslaunch.runtime.zero.model import ShardedModel
-from dslaunch.runtime.zero.policy import policy_for_stage
-from dslaunch.runtime.zero.precision import Precision
+from dslaunch.runtime.zero.sharded_model import ShardedModel
 from tests.runtime.models import make_model
 from tests.runtime.zero.fake_wire import FakeCollectives, Stuck, Wire
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.compat.tiled_linear import TiledLinear, TiledLinearReturnBias
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.zero.tiling import TiledLinear, TiledLinearReturnBias
 from tests.runtime.ranks import Ranks
 
 CLOSE = 2e-5  # of float32 values near 1: sums in another order, and some Adam steps

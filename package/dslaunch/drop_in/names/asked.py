@@ -55,7 +55,7 @@ ASKED: tuple[Module, ...] = (
         "deepspeed.utils.nvtx",
         MEASURING,
         "names ranges for a profiler",
-        works("dslaunch.runtime.accelerator.ranges", "instrument_w_nvtx"),
+        works("dslaunch.runtime.compat.accelerator.ranges", "instrument_w_nvtx"),
     ),
     absent(
         "deepspeed.env_report",
@@ -64,6 +64,6 @@ ASKED: tuple[Module, ...] = (
         mapped("dslaunch.drop_in.report", "main cli_main", "dslaunch's report on this machine"),
         works("dslaunch.drop_in.build", "installed_ops torch_info accelerator_name"),
         works("dslaunch.drop_in.op_builders", "ALL_OPS"),
-        works("dslaunch.runtime.accelerator.current", "get_accelerator"),
+        works("dslaunch.runtime.compat.accelerator.current", "get_accelerator"),
     ),
 )

@@ -16,9 +16,9 @@ _LEAF = works(
     "set_z3_leaf_modules_by_suffix z3_leaf_module",
 )
 _COLLECTIVES = (
-    works("dslaunch.runtime.initialize", "init_distributed"),
+    works("dslaunch.runtime.engine.initialize", "init_distributed"),
     works(
-        "dslaunch.runtime.comm.api",
+        "dslaunch.runtime.compat.comm",
         "is_available is_initialized new_group destroy_process_group get_world_group get_world_size get_rank get_local_rank "
         "get_global_rank get_all_ranks_from_group initialize_mesh_device barrier monitored_barrier broadcast broadcast_object_list "
         "gather scatter reduce all_reduce inference_all_reduce all_reduce_coalesced reduce_scatter reduce_scatter_tensor "
@@ -39,11 +39,11 @@ _COMM_INSIDE = refused(
 )
 _ACCELERATOR = (
     works(
-        "dslaunch.runtime.accelerator.current",
+        "dslaunch.runtime.compat.accelerator.current",
         "get_accelerator set_accelerator is_current_accelerator_supported",
     ),
     mapped(
-        "dslaunch.runtime.accelerator.accelerator",
+        "dslaunch.runtime.compat.accelerator.accelerator",
         "DeepSpeedAccelerator=Accelerator",
         "of CUDA and of the CPU",
     ),
@@ -55,9 +55,9 @@ _FILES = refused(
 )
 
 _PROFILER = (
-    works("dslaunch.runtime.profiling.flops_profiler", "FlopsProfiler get_model_profile"),
+    works("dslaunch.runtime.metrics.profiler", "FlopsProfiler get_model_profile"),
     works(
-        "dslaunch.runtime.profiling.amounts",
+        "dslaunch.runtime.metrics.amounts",
         "number_to_string flops_to_string macs_to_string duration_to_string bytes_to_string params_to_string",
     ),
     inside(
@@ -67,7 +67,7 @@ _PROFILER = (
 )
 _GROUPS = (
     works(
-        "dslaunch.runtime.comm.groups",
+        "dslaunch.runtime.compat.groups",
         "_get_data_parallel_group=data_parallel_group _get_data_parallel_group_ranks=data_parallel_group_ranks "
         "_get_data_parallel_world_size=data_parallel_world_size _get_data_parallel_rank=data_parallel_rank "
         "_get_broadcast_src_rank=broadcast_src_rank _clone_world_group=data_parallel_group "
@@ -154,10 +154,10 @@ BESIDE: tuple[Module, ...] = (
             _PEEK,
             _LEAF,
             *_GROUPS,
-            works("dslaunch.runtime.data", "RepeatingLoader"),
+            works("dslaunch.runtime.data_loader", "RepeatingLoader"),
             works("dslaunch.runtime.log", "logger log_dist log_dist_once set_log_level_from_string"),
-            works("dslaunch.runtime.on_device", "OnDevice"),
-            works("dslaunch.runtime.accelerator.ranges", "instrument_w_nvtx"),
+            works("dslaunch.runtime.compat.on_device", "OnDevice"),
+            works("dslaunch.runtime.compat.accelerator.ranges", "instrument_w_nvtx"),
             works("dslaunch.drop_in.pickled", "fragment_address"),
             inside(
                 "get_caller_func get_full_hp_grad get_full_hp_param get_hp_fragment_mapping get_numactl_cmd z3_leaf_parameter "
@@ -181,7 +181,7 @@ BESIDE: tuple[Module, ...] = (
         "deepspeed.utils.groups",
         _GROUPS,
     ),
-    Module("deepspeed.utils.init_on_device", (works("dslaunch.runtime.on_device", "OnDevice"),)),
+    Module("deepspeed.utils.init_on_device", (works("dslaunch.runtime.compat.on_device", "OnDevice"),)),
     Module(
         "deepspeed.utils.tensor_fragment",
         (
@@ -205,7 +205,7 @@ BESIDE: tuple[Module, ...] = (
                 "convert_zero_checkpoint_to_state_dict load_state_dict_from_zero_checkpoint",
             ),
             works(
-                "dslaunch.runtime.checkpoint.state_files",
+                "dslaunch.runtime.compat.state_files",
                 "get_model_state_file get_model_state_files get_optim_files",
             ),
             inside(
@@ -242,7 +242,7 @@ BESIDE: tuple[Module, ...] = (
     Module(
         "deepspeed.checkpoint.utils",
         (
-            works("dslaunch.runtime.nested", "clone_tensors_for_torch_save"),
+            works("dslaunch.runtime.compat.nested", "clone_tensors_for_torch_save"),
             works(
                 "dslaunch.drop_in.constants",
                 "MODEL_FILE_PREFIX MODEL_FILE_SUFFIX OPTIM_FILE_SUFFIX ZERO_FILE_PREFIX",
@@ -251,10 +251,16 @@ BESIDE: tuple[Module, ...] = (
         ),
     ),
     Module("deepspeed.monitor"),
-    Module("deepspeed.monitor.monitor", (works("dslaunch.runtime.monitor", "Monitor MonitorMaster"),)),
-    Module("deepspeed.monitor.csv_monitor", (works("dslaunch.runtime.monitor", "csvMonitor=CsvMonitor"),)),
-    Module("deepspeed.monitor.tensorboard", (works("dslaunch.runtime.monitor", "TensorBoardMonitor"),)),
-    Module("deepspeed.monitor.wandb", (works("dslaunch.runtime.monitor", "WandbMonitor"),)),
+    Module(
+        "deepspeed.monitor.monitor", (works("dslaunch.runtime.metrics.monitor", "Monitor MonitorMaster"),)
+    ),
+    Module(
+        "deepspeed.monitor.csv_monitor", (works("dslaunch.runtime.metrics.monitor", "csvMonitor=CsvMonitor"),)
+    ),
+    Module(
+        "deepspeed.monitor.tensorboard", (works("dslaunch.runtime.metrics.monitor", "TensorBoardMonitor"),)
+    ),
+    Module("deepspeed.monitor.wandb", (works("dslaunch.runtime.metrics.monitor", "WandbMonitor"),)),
     Module(
         "deepspeed.monitor.config",
         (
@@ -262,7 +268,7 @@ BESIDE: tuple[Module, ...] = (
                 "dslaunch.runtime.config.monitor",
                 "CSVConfig=CsvConfig TensorBoardConfig WandbConfig DeepSpeedMonitorConfig=MonitorConfig",
             ),
-            works("dslaunch.runtime.monitor", "get_monitor_config"),
+            works("dslaunch.runtime.metrics.monitor", "get_monitor_config"),
             refused(
                 MEASURING,
                 "CometConfig",
@@ -276,7 +282,7 @@ BESIDE: tuple[Module, ...] = (
     Module(
         "deepspeed.utils.timer",
         (
-            works("dslaunch.runtime.throughput", "ThroughputTimer"),
+            works("dslaunch.runtime.metrics.throughput", "ThroughputTimer"),
             inside(
                 "BACKWARD_GLOBAL_TIMER BACKWARD_INNER_GLOBAL_TIMER BACKWARD_INNER_MICRO_TIMER BACKWARD_MICRO_TIMER "
                 "BACKWARD_REDUCE_GLOBAL_TIMER BACKWARD_REDUCE_MICRO_TIMER CudaEventTimer FORWARD_GLOBAL_TIMER "

@@ -17,13 +17,13 @@ _ZERO = (
     works("dslaunch.runtime.zero.api", "register_external_parameter"),
 )
 _ZERO_TOP = (
-    works("dslaunch.runtime.zero.tiling", "TiledLinear TiledLinearReturnBias"),
-    works("dslaunch.runtime.zero.generation", "unwrap_model_for_generation"),
+    works("dslaunch.runtime.compat.tiled_linear", "TiledLinear TiledLinearReturnBias"),
+    works("dslaunch.runtime.compat.generation", "unwrap_model_for_generation"),
     inside("ZeroParamType DeepSpeedZeRoOffload DeepSpeedTensorOverride"),
 )
 _CHECKPOINTING = (
     works(
-        "dslaunch.runtime.activation",
+        "dslaunch.runtime.activation.checkpointing",
         "checkpoint non_reentrant_checkpoint configure is_configured reset get_cuda_rng_tracker model_parallel_cuda_manual_seed",
     ),
     inside(
@@ -63,7 +63,7 @@ TRAINING: tuple[Module, ...] = (
                 "zero_wrapper_for_fp_tensor_constructor _orig_torch_arange",
                 f"may be called; {_INIT}",
             ),
-            works("dslaunch.runtime.accelerator.current", "get_accelerator"),
+            works("dslaunch.runtime.compat.accelerator.current", "get_accelerator"),
             inside(
                 "AllGatherCoalescedHandle AllGatherHandle AllReduceCoalescedHandle CUDAQuantizer DEFAULT_TENSOR_OVERRIDES "
                 "DS_Z3_EAGER_FALLBACK_OWNER_ATTR DS_Z3_GATHERED_PARAM_CONTEXT_DEPTH_ATTR DeepSpeedTensorOverride "
@@ -77,7 +77,11 @@ TRAINING: tuple[Module, ...] = (
     Module(
         "deepspeed.runtime.engine",
         (
-            mapped("dslaunch.runtime.engine", "DeepSpeedEngine=Engine", "one engine for every configuration"),
+            mapped(
+                "dslaunch.runtime.engine.engine",
+                "DeepSpeedEngine=Engine",
+                "one engine for every configuration",
+            ),
             works("typing", "DeepSpeedOptimizerCallable=Callable DeepSpeedSchedulerCallable=Callable"),
             inside(
                 "MEMORY_OPT_ALLREDUCE_SIZE CASTABLE_DTYPES APEX_INSTALLED split_half_float_double_sparse EngineTimers"
@@ -88,7 +92,7 @@ TRAINING: tuple[Module, ...] = (
         "deepspeed.runtime.base_optimizer",
         (
             mapped(
-                "dslaunch.runtime.optim.flat",
+                "dslaunch.runtime.step.flat_optimizer",
                 "DeepSpeedOptimizer=FlatOptimizer ZeROOptimizer=FlatOptimizer",
                 _OPTIMIZER,
             ),
@@ -99,7 +103,7 @@ TRAINING: tuple[Module, ...] = (
         "deepspeed.runtime.lr_schedules",
         (
             works(
-                "dslaunch.runtime.optim.schedules",
+                "dslaunch.runtime.step.lr_schedules",
                 "LRRangeTest OneCycle WarmupLR WarmupDecayLR WarmupCosineLR",
             ),
             works(
@@ -124,19 +128,19 @@ TRAINING: tuple[Module, ...] = (
     ),
     Module(
         "deepspeed.runtime.dataloader",
-        (works("dslaunch.runtime.data", "RepeatingLoader DeepSpeedDataLoader=Loader"),),
+        (works("dslaunch.runtime.data_loader", "RepeatingLoader DeepSpeedDataLoader=Loader"),),
     ),
     Module(
         "deepspeed.runtime.utils",
         (
-            works("dslaunch.runtime.seed", "set_random_seed"),
-            works("dslaunch.runtime.memory_report", "see_memory_usage get_ma_status empty_cache"),
+            works("dslaunch.runtime.compat.seed", "set_random_seed"),
+            works("dslaunch.runtime.compat.memory_report", "see_memory_usage get_ma_status empty_cache"),
             works("dslaunch.runtime.log", "call_to_str"),
             works(
-                "dslaunch.runtime.grad_norm",
+                "dslaunch.runtime.compat.grad_norm",
                 "clip_grad_norm_ get_global_norm get_global_norm_of_tensors clip_tensors_by_global_norm has_inf_or_nan is_invalid_grad_norm",
             ),
-            works("dslaunch.runtime.nested", "copy_to_device move_to_device get_tensor_bytes"),
+            works("dslaunch.runtime.compat.nested", "copy_to_device move_to_device get_tensor_bytes"),
             inside(
                 "CheckOverflow DummyOptim OutputBackwardHookManager PartitionedTensor TLinear align_dense_tensors "
                 "all_gather_dp_groups all_gather_into_tensor_dp_groups check_internal_apis_for_count_used_parameters "
@@ -155,11 +159,13 @@ TRAINING: tuple[Module, ...] = (
         "deepspeed.runtime.zero.stage_1_and_2",
         (
             works(
-                "dslaunch.runtime.estimate",
+                "dslaunch.runtime.compat.estimate",
                 "estimate_zero2_model_states_mem_needs estimate_zero2_model_states_mem_needs_all_live "
                 "estimate_zero2_model_states_mem_needs_all_cold",
             ),
-            mapped("dslaunch.runtime.optim.flat", "DeepSpeedZeroOptimizer=FlatOptimizer", _OPTIMIZER),
+            mapped(
+                "dslaunch.runtime.step.flat_optimizer", "DeepSpeedZeroOptimizer=FlatOptimizer", _OPTIMIZER
+            ),
             inside(
                 "GradPartitionBufferGroup INITIAL_MICRO_STEP_ID IPGBucket OPTIMIZER_ALLGATHER_TIMER "
                 "OPTIMIZER_GRADIENTS_TIMER OPTIMIZER_STEP_TIMER OPTIMIZER_TIMERS get_alignment_padding isclose lcm "
@@ -171,29 +177,33 @@ TRAINING: tuple[Module, ...] = (
         "deepspeed.runtime.zero.stage3",
         (
             works(
-                "dslaunch.runtime.estimate",
+                "dslaunch.runtime.compat.estimate",
                 "estimate_zero3_model_states_mem_needs estimate_zero3_model_states_mem_needs_all_live "
                 "estimate_zero3_model_states_mem_needs_all_cold",
             ),
-            mapped("dslaunch.runtime.optim.flat", "DeepSpeedZeroOptimizer_Stage3=FlatOptimizer", _OPTIMIZER),
+            mapped(
+                "dslaunch.runtime.step.flat_optimizer",
+                "DeepSpeedZeroOptimizer_Stage3=FlatOptimizer",
+                _OPTIMIZER,
+            ),
             inside(
                 "INITIAL_MICRO_STEP_ID INIT_OPTIMIZER_TIMER IPGBucketZ3 OPTIMIZER_STEP_TIMER OPTIMIZER_SWAP_IN_STATE_TIMER "
                 "OPTIMIZER_SWAP_OUT_STATE_TIMER isclose lcm model_to_params move_to_cpu pg_correctness_test print_rank_0"
             ),
-            works("dslaunch.runtime.zero.generation", "unwrap_model_for_generation"),
+            works("dslaunch.runtime.compat.generation", "unwrap_model_for_generation"),
         ),
     ),
     Module(
         "deepspeed.runtime.zero.tiling",
         (
-            works("dslaunch.runtime.zero.tiling", "TiledLinear TiledLinearReturnBias"),
+            works("dslaunch.runtime.compat.tiled_linear", "TiledLinear TiledLinearReturnBias"),
             inside("partition split_tensor_along_last_dim"),
         ),
     ),
     Module(
         "deepspeed.runtime.zero.config",
         (
-            works("dslaunch.runtime.zero.stage", "ZeroStageEnum"),
+            works("dslaunch.runtime.compat.stage_names", "ZeroStageEnum"),
             inside(
                 "DeepSpeedZeroConfig ZERO_FORMAT ZERO_OPTIMIZATION get_zero_config read_zero_config_deprecated"
             ),
@@ -202,7 +212,7 @@ TRAINING: tuple[Module, ...] = (
     Module(
         "deepspeed.runtime.zero.offload_config",
         (
-            works("dslaunch.runtime.zero.offload_config", "OffloadDeviceEnum OffloadStateTypeEnum"),
+            works("dslaunch.runtime.zero.offload_kinds", "OffloadDeviceEnum OffloadStateTypeEnum"),
             inside("DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig"),
         ),
     ),

@@ -1,0 +1,294 @@
+"""Activation checkpointing under DeepSpeed's names: `dslaunch.checkpointing`.
+
+A checkpointed function keeps its inputs alone; what autograd needs beside them is computed again in the backward. That, and
+the random numbers being the same again, is torch.utils.checkpoint's work, of the kind without a backward inside the backward.
+Here is what DeepSpeed adds: inputs that wait in host memory, a tracker of random states, and the settings for all that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from ..clock import Clock
+from ..config import load_config
+from ..config.activation import ActivationConfig
+from ..config.section import read_section
+from ..environment import read_environment
+from ..errors import ConfigError
+from ..zero.param_home import Home, home_of
+from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
+
+__all__ = [
+    "checkpoint",
+    "configure",
+    "get_cuda_rng_tracker",
+    "is_configured",
+    "model_parallel_cuda_manual_seed",
+    "non_reentrant_checkpoint",
+    "reset",
+]
+
+_SEED_OFFSET = 2718  # DeepSpeed's, of the seed of the ranks of a model-parallel group
+
+_log = logging.getLogger("dslaunch")
+
+
+class _Process:
+    """What was configured, and what has happened since."""
+
+    def __init__(self) -> None:
+        self.config = ActivationConfig()
+        self.model_parallel_rank = 0
+        self.is_configured = False
+        self.is_explicit = False  # by configure(), not by a ds_config that initialize() was given
+        self.was_called = False  # checkpoint()
+        self.is_warned = False
+        self.tracker = RngTracker()
+        self.clock = _make_clock(self.config)
+
+    def configure(self, config: ActivationConfig) -> None:
+        self.config = config
+        self.is_configured = True
+        self.clock = _make_clock(config)
+        _warn_of_what_has_no_effect(config)
+
+
+def _make_clock(config: ActivationConfig) -> Clock:
+    return Clock(is_on=config.profile, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+_PROCESS = _Process()  # DeepSpeed's functions below have no object that could hold it
+
+
+# ---- DeepSpeed's functions
+
+
+def configure(
+    mpu_: Any,
+    deepspeed_config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    partition_activations: bool | None = None,
+    contiguous_checkpointing: bool | None = None,
+    num_checkpoints: int | None = None,
+    checkpoint_in_cpu: bool | None = None,
+    synchronize: bool | None = None,
+    profile: bool | None = None,
+) -> None:
+    """Set what `checkpoint()` does in this process, from now on and whatever a ds_config says that initialize() is given.
+
+    `mpu_` is None or tells this rank's place in its model-parallel group. What is given by name goes before the section
+    activation_checkpointing of `deepspeed_config`; what neither names is off.
+    Errors: ConfigError for values of the wrong type, and for partition_activations in a model-parallel group
+    Source: DeepSpeed 0.19.8 runtime/activation_checkpointing/checkpointing.py, `configure`
+    """
+    given = {
+        "partition_activations": partition_activations,
+        "contiguous_memory_optimization": contiguous_checkpointing,
+        "number_checkpoints": num_checkpoints,
+        "cpu_checkpointing": checkpoint_in_cpu,
+        "synchronize_checkpoint_boundary": synchronize,
+        "profile": profile,
+    }
+    base = ActivationConfig()
+    if deepspeed_config is not None:
+        settings = load_config(deepspeed_config, world_size=_world_size())
+        base = settings.activation_checkpointing or base
+    problems: dict[str, str] = {}
+    values = base.model_dump() | {name: value for name, value in given.items() if value is not None}
+    config = read_section(ActivationConfig, values, path="activation_checkpointing", problems=problems)
+    if config is None:
+        raise ConfigError("\n".join(f"checkpointing.configure(): {line}" for line in problems.values()))
+    rank, size = _model_parallel_place(mpu_)
+    if config.partition_activations and size > 1:
+        raise ConfigError(
+            f"checkpointing.configure(partition_activations=True) in a model-parallel group of {size} ranks is not available; "
+            "leave it out, or use checkpoint_in_cpu=True"
+        )
+    _PROCESS.model_parallel_rank = rank
+    _PROCESS.is_explicit = True
+    _PROCESS.configure(config)
+
+
+def is_configured() -> bool:
+    """Whether `configure()`, or a ds_config with a section activation_checkpointing, has set anything."""
+    return _PROCESS.is_configured
+
+
+@_disable_dynamo  # as torch's own; torch.compiler.disable would load the compiler with this file
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return `function(*args, **kwargs)`, and keep of it only the tensors among its arguments, those in containers too.
+
+    The backward calls `function` again, with the same random numbers. It may return anything, and need not use tensors
+    that require a gradient. Inside torch.compile it is a break of the graph.
+    """
+    process = _PROCESS
+    process.was_called = True
+    leaves, structure = tree_flatten((args, kwargs))
+    # The backward of what is computed again uses parameters among the arguments past everything that would bring them.
+    homes = [home for leaf in leaves if (home := _sharded_home(leaf)) is not None]
+
+    def run(*leaves: Any) -> Any:
+        for home in homes:
+            home.model.lend(home.unit)
+        args, kwargs = tree_unflatten(list(leaves), structure)
+        return function(*args, **kwargs)
+
+    def contexts() -> tuple[_Boundary, _Boundary]:
+        return (
+            _Boundary("checkpoint forward", process, nullcontext()),
+            _Boundary("checkpoint recompute", process, Replay(process.tracker)),
+        )
+
+    with inputs_on_host() if process.config.cpu_checkpointing else nullcontext():
+        return torch_checkpoint(run, *leaves, use_reentrant=False, context_fn=contexts)
+
+
+def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Do as `checkpoint`, which is of this kind here."""
+    return checkpoint(function, *args, **kwargs)
+
+
+def reset() -> None:
+    """Do nothing: DeepSpeed's frees buffers here, and ours keep nothing beyond what autograd holds."""
+
+
+def get_cuda_rng_tracker() -> RngTracker:
+    """Return the tracker of random states, which `checkpoint()` sets back for the recomputation."""
+    return _PROCESS.tracker
+
+
+def model_parallel_cuda_manual_seed(seed: int) -> None:
+    """Seed the device with `seed`, and the tracker's default state differently on each rank of a model-parallel group."""
+    device_random().manual_seed(seed)
+    _PROCESS.tracker.reset()
+    _PROCESS.tracker.add(DEFAULT_NAME, seed + _SEED_OFFSET + _PROCESS.model_parallel_rank)
+
+
+# ---- for the engine
+
+
+def configure_from(config: ActivationConfig | None) -> None:
+    """Take a ds_config's section; where it has none, or `configure()` was called, all stays as it is."""
+    if config is not None and not _PROCESS.is_explicit:
+        _PROCESS.configure(config)
+
+
+def warn_if_never_called(config: ActivationConfig | None) -> None:
+    """Warn, once, of a ds_config that asks for what no `checkpoint()` has done: DeepSpeed ignores it silently."""
+    if config is None or not config.asks_for_something or _PROCESS.was_called or _PROCESS.is_warned:
+        return
+    _PROCESS.is_warned = True
+    if _rank() == 0:
+        _log.warning(
+            "activation_checkpointing is configured, but a whole step has passed without dslaunch.checkpointing.checkpoint(), "
+            "so nothing of it has an effect; call that in the model in place of torch.utils.checkpoint.checkpoint(), or leave "
+            "the section out"
+        )
+
+
+def take_times() -> str:
+    """Return what checkpointed functions took since the last call; empty unless `profile` is on."""
+    return _PROCESS.clock.take()
+
+
+# ---- around one function
+
+
+def _sharded_home(leaf: Any) -> Home | None:
+    """Where the parameter lives that `leaf` is, or is a view of, if it is a sharded one."""
+    if not isinstance(leaf, Tensor):
+        return None
+    home = home_of(leaf if leaf._base is None else leaf._base)
+    return home if home is not None and home.part.is_sharded else None
+
+
+class _Boundary:
+    """Around one run of a checkpointed function. torch enters it again for each backward through it."""
+
+    def __init__(self, name: str, process: _Process, inner: AbstractContextManager[object]) -> None:
+        self._name = name
+        self._clock = process.clock
+        self._must_wait = process.config.synchronize_checkpoint_boundary and torch.cuda.is_available()
+        self._inner = inner
+        self._open = ExitStack()
+
+    def __enter__(self) -> None:
+        if self._must_wait:
+            torch.cuda.synchronize()
+        self._open.enter_context(self._clock.time(self._name))
+        self._open.enter_context(self._inner)
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.close()
+        if self._must_wait:
+            torch.cuda.synchronize()
+
+
+class HostCopy(NamedTuple):
+    """An input that waits for the backward. The copy is made on a CPU too, where the tensor's own memory may go."""
+
+    values: Tensor  # in host memory, pinned where the device is a GPU
+    device: torch.device
+
+
+def inputs_on_host() -> AbstractContextManager[object]:
+    """Inside, autograd keeps copies in host memory of floating-point tensors."""
+
+    def pack(tensor: Tensor) -> Tensor | HostCopy:
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            return tensor
+        values = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        return HostCopy(values.copy_(tensor), tensor.device)
+
+    def unpack(saved: Tensor | HostCopy) -> Tensor:
+        if isinstance(saved, HostCopy):
+            return saved.values.to(saved.device, non_blocking=True)
+        return saved
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+# ---- settings
+
+
+def _warn_of_what_has_no_effect(config: ActivationConfig) -> None:
+    notes = []
+    if config.partition_activations:
+        notes.append("partition_activations has nothing to divide without model parallelism")
+    idle = [
+        name for name in ("contiguous_memory_optimization", "number_checkpoints") if getattr(config, name)
+    ]
+    if idle:
+        verb = "have" if len(idle) > 1 else "has"
+        notes.append(f"{' and '.join(idle)} {verb} no effect: inputs stay in the memory that they have")
+    if notes and _rank() == 0:
+        _log.warning("activation_checkpointing: %s", "; ".join(notes))
+
+
+def _model_parallel_place(mpu: Any) -> tuple[int, int]:
+    """This rank's place in its group, and the group's size."""
+    if mpu is None:
+        return 0, 1
+    kind = (
+        "tensor_model_parallel" if hasattr(mpu, "get_tensor_model_parallel_rank") else "model_parallel"
+    )  # Megatron's names, new and old
+    rank, size = getattr(mpu, f"get_{kind}_rank")(), getattr(mpu, f"get_{kind}_world_size")()
+    return int(rank), int(size)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else read_environment().rank
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else read_environment().world_size

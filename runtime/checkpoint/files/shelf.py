@@ -1,0 +1,182 @@
+"""What of a model and its optimizer this rank writes to a checkpoint, and where what it reads has to go.
+
+Every tensor has its name, its true shape and its own dtype in a checkpoint, however it is sharded here:
+
+    model.<name>                    parameters and buffers, as in the module's state_dict
+    optimizer.state.<name>.master   the float32 master of a parameter of 16 bits
+    optimizer.state.<name>.<state>  e.g. exp_avg
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...zero.layout import Slot
+from ...zero.sub_buffer import SubBuffer
+
+MODEL, STATE = "model.", "optimizer.state."
+MASTER = "master"
+PARAMETERS = "parameters"  # not the name of a state
+
+
+def model_name(name: str) -> str:
+    """Return the name in a checkpoint of a parameter or buffer."""
+    return MODEL + name
+
+
+def state_name(name: str, state: str) -> str:
+    """Return the name in a checkpoint of an optimizer's state of a parameter."""
+    return f"{STATE}{name}.{state}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Elements of one tensor that follow each other in C order, and where they lie here."""
+
+    name: str  # in the checkpoint
+    shape: tuple[int, ...]  # of the tensor
+    start: int  # the first of them, counted in the tensor
+    numel: int
+    flat: str  # which of the shelf's flat tensors they lie in
+    offset: int  # of the first one there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """Runs that lie in a few flat tensors, which may be on a disk between their uses."""
+
+    runs: tuple[Run, ...]
+    dtypes: Mapping[str, torch.dtype]  # of the flat tensors, by name
+    flats: Callable[[], Mapping[str, Tensor]]  # while they are here
+    here: Callable[[bool], AbstractContextManager[object]]  # have them here; whether they are to be changed
+    exposed: frozenset[str] = frozenset()  # flat tensors that the program may change by itself, at any time
+
+
+def shelf_of_tensors(tensors: Mapping[str, Tensor]) -> Shelf:
+    """Return whole tensors as a shelf, by their names in a checkpoint."""
+    contiguous = {name: value.detach().contiguous().reshape(-1) for name, value in tensors.items()}
+    return Shelf(
+        runs=tuple(
+            Run(name=name, shape=tuple(value.shape), start=0, numel=value.numel(), flat=name, offset=0)
+            for name, value in tensors.items()
+        ),
+        dtypes={name: value.dtype for name, value in tensors.items()},
+        flats=lambda: contiguous,
+        here=lambda is_written: nullcontext(),
+        exposed=frozenset(tensors),
+    )
+
+
+# Of a parameter, a kind of value and the dtype that it has here: under which name to read it, None if not at all.
+SourceOf = Callable[[str, str, torch.dtype], str | None]
+
+
+class PartShelves:
+    """Of one sub-buffer: which elements this rank has, of each kind of value."""
+
+    def __init__(self, part: SubBuffer) -> None:
+        self.part = part
+        layout, mesh = part.layout, part.mesh
+        self._state_range = layout.shard_range(part.shard_index, num_shards=part.num_shards)
+        self._param_start = 0
+        if part.is_sharded:
+            self._param_start, _ = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
+        self._chunk = layout.shard_range(mesh.chunk_index, num_shards=mesh.world.size)
+        self._param_range = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
+        self._is_first = mesh.chunk_index == 0
+
+    def to_write(self, *, left_out: Container[str] = ()) -> Shelf:
+        """Return this rank's 1/world of it, without these parameters; all ranks' make the whole."""
+        part = self.part
+
+        def kept_name(name: str) -> str | None:
+            return None if name in left_out else model_name(name)
+
+        runs = list(self._runs(PARAMETERS, kept_name, self._chunk, self._param_start))
+        kinds: list[str] = []
+        if part.is_trained:
+            has_master = part.has_separate_master and part.values.flat.dtype != torch.float32
+            kinds = [*([MASTER] if has_master else []), *part.states]
+        for kind in kinds:
+            runs += self._runs(kind, partial(_swapped, kind), self._chunk, self._state_range[0])
+        return self._shelf(runs, kinds)
+
+    def to_read(self, source_of: SourceOf, kinds: Sequence[str]) -> Shelf:
+        """Return all that this rank holds; where parameters are whole, what it holds of a shard of them."""
+        part, dtype = self.part, self.part.values.flat.dtype
+
+        def source(kind: str, dtype: torch.dtype) -> Callable[[str], str | None]:
+            return lambda name: source_of(name, kind, dtype)
+
+        runs = list(self._runs(PARAMETERS, source(PARAMETERS, dtype), self._param_range, self._param_start))
+        names = [*([MASTER] if part.is_trained and part.has_separate_master else []), *kinds]
+        for kind in names:
+            runs += self._runs(kind, source(kind, torch.float32), self._state_range, self._state_range[0])
+        return self._shelf(runs, names)
+
+    def _shelf(self, runs: Sequence[Run], kinds: Sequence[str]) -> Shelf:
+        part = self.part
+        dtypes = dict.fromkeys(kinds, torch.float32)
+        dtypes |= {kind: part.states[kind].dtype for kind in kinds if kind in part.states}
+        return Shelf(
+            runs=tuple(runs),
+            dtypes={PARAMETERS: part.values.flat.dtype, **dtypes},
+            flats=lambda: self._flats(kinds),
+            here=lambda is_written: part.here(is_written=is_written),
+            exposed=frozenset() if part.is_sharded else frozenset({PARAMETERS}),
+        )
+
+    def _flats(self, kinds: Sequence[str]) -> dict[str, Tensor]:
+        part = self.part
+        flats = {PARAMETERS: part.kept if part.is_sharded else part.values.flat}
+        return flats | {kind: part.master if kind == MASTER else part.states[kind] for kind in kinds}
+
+    def _runs(
+        self, flat: str, name_of: Callable[[str], str | None], wanted: tuple[int, int], flat_start: int
+    ) -> Iterator[Run]:
+        for member, slot in zip(self.part.members, self.part.layout.slots, strict=True):
+            name = name_of(member.name)
+            if name is None:
+                continue
+            low, high = _overlap(slot, wanted)
+            if low < high:
+                yield Run(
+                    name=name,
+                    shape=slot.shape,
+                    start=low - slot.offset,
+                    numel=high - low,
+                    flat=flat,
+                    offset=low - flat_start,
+                )
+            elif slot.numel == 0 and self._is_first:
+                yield Run(name=name, shape=slot.shape, start=0, numel=0, flat=flat, offset=0)
+
+
+def _swapped(state: str, name: str) -> str:
+    return state_name(name, state)
+
+
+def _overlap(slot: Slot, wanted: tuple[int, int]) -> tuple[int, int]:
+    return max(slot.offset, wanted[0]), min(slot.offset + slot.numel, wanted[1])
+
+
+def split_beside(
+    beside: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Part what an optimizer remembers beside the states into tensors, by name in a checkpoint, and the rest."""
+    tensors: dict[str, Tensor] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    for name, values in beside.items():
+        for state, value in values.items():
+            if isinstance(value, Tensor) and value.numel() > 1:
+                tensors[state_name(name, state)] = value
+            else:
+                rest.setdefault(name, {})[state] = value
+    return tensors, rest

@@ -1,0 +1,90 @@
+"""Where a rank stands: what it waits for, what it did last, and where its program is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass
+
+from ..flight_recorder import Collective, FlightRecorder
+
+_NUM_FRAMES = 5
+_NUM_RECENT = 64  # collectives, more than two ranks can be apart
+_LEFT_OUT = (
+    __name__.partition(".")[0] + ".runtime",
+    "torch.nn.modules.module",
+)  # modules; it is others who went wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A collective that has not come to its end."""
+
+    label: Collective
+    s: float  # since it began
+    is_awaited: bool  # the program stands still for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Of one rank at one moment."""
+
+    rank: int
+    host: str
+    pid: int
+    step: int
+    issued: tuple[int, ...]  # number of the last collective, by lane
+    waits: tuple[Wait, ...]  # the oldest first
+    recent: tuple[Collective, ...]  # the oldest first
+    quiet_s: float  # since the last collective began or was waited for
+    stack: tuple[str, ...]  # of the main thread, the innermost last
+
+    def to_json(self) -> str:
+        """The text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Position:
+        """Read what another rank wrote."""
+        fields = json.loads(text)
+        fields["waits"] = tuple(
+            Wait(label=Collective(*one["label"]), s=one["s"], is_awaited=one["is_awaited"])
+            for one in fields["waits"]
+        )
+        fields["recent"] = tuple(Collective(*one) for one in fields["recent"])
+        return cls(**fields | {name: tuple(fields[name]) for name in ("issued", "stack")})
+
+
+def take_position(recorder: FlightRecorder, *, rank: int) -> Position:
+    """Look where this rank stands; any thread may ask."""
+    now = time.monotonic()
+    return Position(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        step=recorder.step,
+        issued=recorder.issued,
+        waits=tuple(
+            Wait(label=flight.label, s=now - flight.began, is_awaited=flight.is_awaited)
+            for flight in recorder.under_way()
+        ),
+        recent=recorder.recent()[-_NUM_RECENT:],
+        quiet_s=now - recorder.quiet_since,
+        stack=_main_stack(),
+    )
+
+
+def _main_stack() -> tuple[str, ...]:
+    """The last frames of the main thread; ours, and those of a module's call, only if there are no others."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = list(traceback.walk_stack(innermost))[::-1] if innermost else []
+    others = [one for one in frames if not one[0].f_globals.get("__name__", "").startswith(_LEFT_OUT)]
+    return tuple(
+        f'File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}'
+        for frame, line in (others or frames)[-_NUM_FRAMES:]
+    )

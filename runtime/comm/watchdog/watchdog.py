@@ -1,0 +1,175 @@
+"""A thread on each rank that notices a collective that does not come to its end, and has all ranks say where they stand.
+
+A round
+-------
+Who has waited too long rings: it leaves a note on the board. The others look for it every few seconds, and then every rank
+leaves its position. The lowest rank that did so reads all of them and prints one report. The ranks do not touch the board
+otherwise, and each number of a round is used once. The program is not disturbed: it goes on waiting until torch ends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+import time
+import weakref
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ...errors import ConfigError
+from ..collectives import Collectives
+from ..flight_recorder import NUM_LANES, Flight, FlightRecorder
+from .board import Board, BoardLost
+from .hang_report import describe_hang
+from .position import Position, take_position
+
+_DEFAULT_PART = 6  # of the timeout: 5 minutes of 30
+_LONGEST_POLL_S = 5.0
+_SHORTEST_GRACE_S = 2.0
+_END_S = 2.0  # for the thread to end, when the program does
+_log = logging.getLogger("dslaunch")
+
+
+class Watchdog:
+    """Of one engine. Costs one look at the board every few seconds."""
+
+    def __init__(self, recorder: FlightRecorder, board: Board, *, limit_s: float, timeout: timedelta) -> None:
+        """`limit_s` is how long a collective may take; torch ends it after `timeout`."""
+        self._recorder = recorder
+        self._board = board
+        self._limit_s, self._timeout = limit_s, timeout
+        self._poll_s = min(_LONGEST_POLL_S, limit_s / 4)
+        self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # for others to notice, and to answer
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._round = 0
+        self._reported = [0] * NUM_LANES  # numbers of the last collectives that a report has seen
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dslaunch-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch, until stop() or the end of the program."""
+        self._thread.start()
+        atexit.register(_stop, weakref.ref(self))
+
+    def stop(self) -> None:
+        """Watch no longer. A thread that is inside torch when the interpreter ends would end the process with SIGABRT."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._poll_s):
+            overdue = self._overdue()
+            try:
+                self._look(overdue)
+            except BoardLost as lost:
+                if overdue is not None and dist.is_initialized():
+                    self._speak_alone(overdue, lost)
+        self._board.close()
+
+    def _look(self, overdue: Flight | None) -> None:
+        ring = f"{self._round}/ring"
+        if not self._board.has(
+            ring
+        ):  # asked first: a note that a stopped store takes late would ring for nothing
+            if overdue is None:
+                return
+            self._board.set(ring, "")
+        position = take_position(self._recorder, rank=self._rank)
+        self._board.set(self._note(self._rank), position.to_json())
+        self._reported = list(position.issued)
+        if self._is_reporter():
+            self._report()
+        self._round += 1
+
+    def _overdue(self) -> Flight | None:
+        """A collective that has taken too long, unless a report has seen it."""
+        now = time.monotonic()
+        for flight in self._recorder.under_way():
+            if now - flight.began > self._limit_s and flight.label.number > self._reported[flight.label.lane]:
+                return flight
+        return None
+
+    def _is_reporter(self) -> bool:
+        """Whether no lower rank has answered, or will."""
+        if self._rank > 0:
+            self._wait_for(self._note(0))
+            if any(self._board.has(self._note(rank)) for rank in range(self._rank)):
+                return False
+        return self._board.is_first(f"{self._round}/reporter")
+
+    def _report(self) -> None:
+        notes = [self._note(rank) for rank in range(self._world_size)]
+        self._wait_for(*notes)
+        positions = {
+            rank: Position.from_json(self._board.get(note))
+            for rank, note in enumerate(notes)
+            if self._board.has(note)
+        }
+        text = describe_hang(positions, world_size=self._world_size)
+        if text is not None:
+            _say(
+                f"{text}dslaunch: the ranks go on waiting; torch gives up after {self._timeout.total_seconds():.0f} s\n"
+            )
+
+    def _wait_for(self, *notes: str) -> None:
+        """Until these are there, or nobody expects them any more."""
+        deadline = time.monotonic() + self._grace_s
+        while not self._board.has(*notes) and time.monotonic() < deadline:
+            if self._stopped.wait(self._poll_s / 4):
+                return
+
+    def _speak_alone(self, overdue: Flight, lost: BoardLost) -> None:
+        """Without the board nobody can know what the others do."""
+        self._reported = list(self._recorder.issued)
+        waited_s = time.monotonic() - overdue.began
+        _say(
+            f"dslaunch: it hangs: rank {self._rank} has waited {waited_s:.0f} s for {overdue.label} (step "
+            f"{overdue.label.step}), and cannot ask the others: {lost}; rank 0, which serves it, is stopped, has ended or "
+            "cannot be reached\n"
+        )
+
+    def _note(self, rank: int) -> str:
+        return f"{self._round}/rank/{rank}"
+
+
+def watch(comm: Collectives, *, limit_s: float | None, timeout: timedelta) -> Watchdog | None:
+    """Watch these collectives until they are gone; None where there is nobody to wait for, or `limit_s` is 0.
+
+    Order:  as Board
+    Errors: ConfigError for a limit that torch's own `timeout` would forestall
+    """
+    if limit_s == 0 or comm.mesh.world.is_alone:
+        return None
+    timeout_s = timeout.total_seconds()
+    if limit_s is None:
+        limit_s = timeout_s / _DEFAULT_PART
+    elif limit_s >= timeout_s:
+        raise ConfigError(
+            f"DSLAUNCH_WATCHDOG_S={limit_s:g}: torch gives a collective up after {timeout_s:g} s; give less, or 0 for no report, "
+            "or raise DEEPSPEED_TIMEOUT, which is in minutes"
+        )
+    try:
+        board = Board(dist.distributed_c10d._get_default_store(), rank=dist.get_rank())
+    except BoardLost as lost:
+        _log.warning("a hang will not be explained: %s", lost)
+        return None
+    watchdog = Watchdog(comm.recorder, board, limit_s=limit_s, timeout=timeout)
+    watchdog.start()
+    weakref.finalize(comm, watchdog._stopped.set).atexit = False  # the thread alone keeps the watchdog
+    return watchdog
+
+
+def _stop(watchdog: weakref.ref[Watchdog]) -> None:
+    alive = watchdog()
+    if alive is not None:
+        alive.stop()
+
+
+def _say(text: str) -> None:
+    """In one piece: all ranks may share this stderr."""
+    sys.stderr.write(text)
+    sys.stderr.flush()

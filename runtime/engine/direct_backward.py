@@ -1,0 +1,105 @@
+"""What `loss.backward()` means where the engine does not run it: the same as `engine.backward(loss)`, or an error.
+
+Autograd's backward knows nothing of micro batches and of fp16's loss scale. Hooks on the parameters make its gradients parts of
+the mean; without the loss scale they would be wrong, so that is an error.
+Source: DeepSpeed 0.19.8 runtime/engine.py, `_backward_prologue_per_tensor`, which does it for stages 1 to 3
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..zero.reducer import is_reached
+
+
+class DirectBackward:
+    """Watches the backwards that end in these parameters, once a gradient may need a factor."""
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        *,
+        has_loss_scale: bool,
+        loss_scale: Callable[[], float],
+        num_parts: Callable[[], int],
+    ) -> None:
+        """`loss_scale`: what the loss is to be multiplied by. `num_parts`: micro batches of a step."""
+        self._params = tuple(params)
+        self._has_loss_scale = has_loss_scale
+        self._loss_scale = loss_scale
+        self._num_parts = num_parts
+        self._num_known = 0  # backwards under way of losses that have their factors
+        self._hooks: list[Any] = []
+        self.watch_if_needed()
+
+    def watch_if_needed(self) -> None:
+        """Watch from now on if there may be a factor. It costs a Python call for each parameter in every backward."""
+        if self._hooks or not (self._has_loss_scale or self._num_parts() > 1):
+            return
+        self._hooks = [
+            param.register_hook(self._hook(place))  # type: ignore[no-untyped-call]
+            for place, param in enumerate(self._params)
+            if param.requires_grad
+        ]
+
+    @contextmanager
+    def known(self) -> Iterator[None]:
+        """The backward inside is the engine's."""
+        self._num_known += 1
+        try:
+            yield
+        finally:
+            self._num_known -= 1
+
+    def known_from(self, loss: Tensor) -> Tensor:
+        """Return this loss, which has its factors; a backward that begins with it is known."""
+        if self._hooks and loss.requires_grad:  # else none begins with it
+            reference = weakref.ref(self)
+
+            def begin(_: Tensor) -> None:
+                watcher = reference()
+                if watcher is not None:
+                    watcher._num_known += 1
+                    torch.autograd.Variable._execution_engine.queue_callback(watcher._end)
+
+            loss.register_hook(begin)  # type: ignore[no-untyped-call]
+        return loss
+
+    def forget(self) -> None:
+        """No backward is under way: one that failed does not tell its end."""
+        self._num_known = 0
+
+    def release(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _hook(self, place: int) -> Callable[[Tensor], Tensor]:
+        reference = weakref.ref(self)  # torch holds hooks where the garbage collector does not look
+
+        def part_of(gradient: Tensor) -> Tensor:
+            watcher = reference()
+            return gradient if watcher is None else watcher._part_of(gradient, place)
+
+        return part_of
+
+    def _end(self) -> None:
+        self._num_known = max(self._num_known - 1, 0)
+
+    def _part_of(self, gradient: Tensor, place: int) -> Tensor:
+        if self._num_known or not is_reached(self._params[place]):
+            return gradient
+        if self._loss_scale() != 1.0:
+            raise ConfigError(
+                "backward() of a loss without fp16's loss scale: call engine.backward(loss), or engine.scale(loss).backward()"
+            )
+        num_parts = self._num_parts()
+        return gradient / num_parts if num_parts > 1 else gradient

@@ -1,0 +1,235 @@
+"""What a training loop reads of an engine: counters, sizes, what is on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..checkpoint.training_state import Progress
+from ..comm.collectives import Collectives
+from ..config import Config
+from ..placement.stage_policy import Placement, Policy
+from ..step.flat_optimizer import FlatOptimizer
+from ..step.loss_scale import LossScaler
+from .absent import Fixed
+from .deepspeed_config import DeepSpeedConfig
+
+
+class Readings:
+    """DeepSpeed's getters, most of which are methods. None of them is a collective."""
+
+    module: nn.Module
+    settings: Config
+    optimizer: FlatOptimizer | None
+    lr_scheduler: Any
+    global_rank: int
+    world_size: int
+    _policy: Policy
+    _scaler: LossScaler
+    _progress: Progress
+    _comm: Collectives
+    _grad_norm: float | None
+    _was_step_applied: bool
+
+    gradient_average = Fixed(True, "for a sum over the ranks, multiply the loss by engine.world_size")
+    enable_backward_allreduce = Fixed(
+        True, "for backwards that average nothing, open engine.coalesce_grad_reduction()"
+    )
+
+    @property
+    def _config(self) -> DeepSpeedConfig:
+        """Return the settings by the names that they have in DeepSpeed, for programs that read them there."""
+        return DeepSpeedConfig(self.settings)
+
+    @property
+    def micro_steps(self) -> int:
+        return self._progress.micro_steps
+
+    @property
+    def global_steps(self) -> int:
+        return self._progress.global_steps
+
+    @property
+    def global_samples(self) -> int:
+        return self._progress.global_samples
+
+    @property
+    def skipped_steps(self) -> int:
+        return self._progress.skipped_steps
+
+    def was_step_applied(self) -> bool:
+        """Whether the last `step()` updated the parameters."""
+        return self._was_step_applied
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the last step's gradient norm, before clipping, the same on all ranks; None only before the first."""
+        return self._grad_norm
+
+    def get_lr(self) -> list[float]:
+        """Return each parameter group's learning rate."""
+        return [float(group["lr"]) for group in self._groups()]
+
+    def get_mom(self) -> list[Any]:
+        """Return each parameter group's momentum, or betas."""
+        return [
+            group["betas"] if "betas" in group else group.get("momentum", 0.0) for group in self._groups()
+        ]
+
+    def get_type(self) -> list[Any]:
+        """Return each parameter group's "type", which a scheduler may have put there; 0.0 where there is none."""
+        return [group.get("type", 0.0) for group in self._groups()]
+
+    # With these three the engine is what Lightning's Fabric calls optimizable, so that its optimizer.step() is the engine's.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's groups; the module's attribute where it has one, as for the next two."""
+        return self._optimizers("param_groups")  # type: ignore[no-any-return]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Return the optimizer's defaults."""
+        return self._optimizers("defaults")  # type: ignore[no-any-return]
+
+    @property
+    def state(self) -> Any:
+        """Return the optimizer's `state`, in which there is nothing: a rank has shards."""
+        return self._optimizers("state")
+
+    def _optimizers(self, name: str) -> Any:
+        """Errors: AttributeError where neither the module nor an optimizer has it"""
+        owner = self.module if hasattr(self.module, name) or self.optimizer is None else self.optimizer
+        return getattr(owner, name)
+
+    def optimizer_name(self) -> str | None:
+        """Return what updates the parameters, as its class is called; None if there is no optimizer."""
+        return None if self.optimizer is None else self.optimizer.rule.name
+
+    def optimizer_params(self) -> dict[str, Any] | None:
+        """Return what the ds_config says of the optimizer, with defaults; None if it says nothing."""
+        optimizer = self.settings.optimizer
+        return None if optimizer is None else optimizer.params.model_dump()
+
+    def scheduler_name(self) -> str | None:
+        """Return the class of the scheduler; None if there is none."""
+        return None if self.lr_scheduler is None else type(self.lr_scheduler).__name__
+
+    def scheduler_params(self) -> dict[str, Any] | None:
+        """Return what the ds_config says of the scheduler, with defaults; None if it says nothing."""
+        scheduler = self.settings.scheduler
+        return None if scheduler is None else scheduler.params.model_dump()
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """Return `train_batch_size()`, `train_micro_batch_size_per_gpu()` and `gradient_accumulation_steps()`."""
+        config = self.settings
+        return config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps
+
+    def train_batch_size(self) -> int:
+        return self.settings.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self.settings.micro_batch_size
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.settings.gradient_accumulation_steps
+
+    def gradient_clipping(self) -> float:
+        return self.settings.gradient_clipping if self.optimizer is None else self.optimizer.clip_grad or 0.0
+
+    def steps_per_print(self) -> int | None:
+        return self.settings.steps_per_print
+
+    def wall_clock_breakdown(self) -> bool:
+        return self.settings.wall_clock_breakdown
+
+    def dump_state(self) -> bool:
+        return self.settings.dump_state
+
+    def dataloader_drop_last(self) -> bool:
+        return self.settings.dataloader_drop_last
+
+    @property
+    def dp_world_size(self) -> int:
+        """Return the number of ranks that train on data of their own: all."""
+        return self.world_size
+
+    @property
+    def mp_world_size(self) -> int:
+        """Return the number of ranks that share a layer: none does."""
+        return 1
+
+    def get_data_parallel_rank(self) -> int:
+        return self.global_rank
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    def zero_optimization_stage(self) -> int:
+        return self._policy.stage
+
+    def zero_optimization(self) -> bool:
+        """Whether anything is sharded."""
+        return self._policy.is_sharded
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        return self._policy.gradients is Placement.SHARDED
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self._policy.parameters is Placement.SHARDED
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """Whether `save_16bit_model()` writes the whole model: always."""
+        return True
+
+    def zero_reduce_bucket_size(self) -> int:
+        """Return the elements that are reduced together."""
+        return self.settings.zero.reduce_bucket_numel
+
+    def zero_prefetch_bucket_size(self) -> int:
+        """Return the elements that are gathered together, at stage 3."""
+        return self.settings.zero.prefetch_bucket_numel
+
+    def bfloat16_enabled(self) -> bool:
+        return self.settings.bf16.enabled
+
+    def fp16_enabled(self) -> bool:
+        return self.settings.fp16.enabled
+
+    def fp16_auto_cast(self) -> bool:
+        return self.settings.fp16.auto_cast
+
+    def torch_autocast_enabled(self) -> bool:
+        return self.settings.torch_autocast.enabled
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        """Return the data type of operations under torch_autocast; None where that is off."""
+        wanted = self.settings.torch_autocast
+        return getattr(torch, wanted.dtype) if wanted.enabled else None
+
+    def loss_scale(self) -> float:
+        """Return the constant that the ds_config gives; 0 for a loss scale that follows the gradients.
+
+        What it is now is `engine.optimizer.loss_scale`.
+        """
+        return self.settings.fp16.loss_scale
+
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss is scaled, by a number that follows the gradients."""
+        return self._scaler.is_dynamic
+
+    def initial_dynamic_scale(self) -> float:
+        """Return the number with which that begins."""
+        return 2.0**self.settings.loss_scaling.initial_scale_power
+
+    def comm_bytes(self) -> dict[str, int]:
+        """Return the bytes that this rank has sent, by kind of collective (ring formulas; see `Meter`)."""
+        return self._comm.meter.bytes_by_kind()
+
+    def comm_order_hash(self) -> int:
+        """Return a hash of the order of collectives so far; equal on all ranks unless one has gone astray."""
+        return self._comm.meter.order_hash
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [] if self.optimizer is None else self.optimizer.param_groups

@@ -1,0 +1,200 @@
+"""The way in: `initialize()`, `init_distributed()` and `add_config_arguments()`, as DeepSpeed has them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..activation import checkpointing
+from ..comm.process_group import choose_device, start_process_group
+from ..config import Config, load_config
+from ..data_loader import Loader
+from ..environment import read_environment
+from ..errors import ConfigError, report_user_errors_in_one_line
+from ..log import logger as _log
+from ..offload.host_memory import keep_freed_memory
+from ..placement.stage_policy import policy_for_stage
+from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
+from ..step.flat_optimizer import FlatOptimizer
+from ..step.lr_schedules import make_scheduler
+from .engine import Engine
+from .summary import summarize
+
+ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+ClientScheduler = Any  # an object with step(), or a callable that makes one from the optimizer
+
+
+def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
+    args: argparse.Namespace | None = None,
+    model: nn.Module | None = None,
+    optimizer: ClientOptimizer | None = None,
+    model_parameters: ModelParameters | None = None,
+    training_data: torch.utils.data.Dataset[Any] | None = None,
+    lr_scheduler: ClientScheduler | None = None,
+    distributed_port: int = 29500,
+    mpu: object | None = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    config: ConfigSource | None = None,
+    mesh_param: object | None = None,
+    config_params: ConfigSource | None = None,
+    *,
+    is_lenient: bool = False,
+) -> tuple[Engine, FlatOptimizer | None, Loader | None, Any]:
+    """Return (engine, optimizer, dataloader, lr_scheduler); the last three are None where nothing asks for one.
+
+    `config` is a path, a dict or base64 of JSON; `args.deepspeed_config` serves in its place. `args.device_rank` is the GPU,
+    where that is not what LOCAL_RANK counts to. An optimizer or
+    scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on this
+    worker's device and get rank 0's values.
+    `is_lenient` is for programs that were written for DeepSpeed, and get it where they `import deepspeed`: of the ds_config,
+    a warning names what is not known or says "auto", and a folder without a checkpoint is (None, None) to load_checkpoint().
+    Order:  every rank must call this
+    Errors: ConfigError; uncaught, it ends the program with one line and exit code 2
+    Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `initialize`
+    """
+    report_user_errors_in_one_line()
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise ConfigError(
+                f"initialize({name}=...): model parallelism is not available in this version; leave it out"
+            )
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"initialize(model={type(model).__name__}): must be a torch.nn.Module")
+    source = _config_source(args, config, config_params)
+    init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    worker = read_environment()
+    settings = load_config(
+        source, world_size=dist.get_world_size(), is_lenient=is_lenient, has_optimizer=optimizer is not None
+    )
+    if is_lenient:
+        settings = _with_precision_of(model, settings)
+    device = choose_device(worker, index=getattr(args, "device_rank", None))
+    if device.type == "cpu":
+        keep_freed_memory()
+    engine = Engine(
+        model,
+        config=settings,
+        optimizer=choose_optimizer(
+            settings, client=optimizer, module=model, model_parameters=model_parameters
+        ),
+        device=device,
+        worker=worker,
+    )
+    engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer)
+    engine.collate_fn = collate_fn
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data)
+    if settings.dump_state and engine.global_rank == 0:
+        print(json.dumps(summarize(engine), indent=2), flush=True)
+    checkpointing.configure_from(settings.activation_checkpointing)
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = 29500,
+    verbose: bool = True,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: object | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Make torch.distributed's default process group, unless there is one.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come from the environment, where dslaunch puts them;
+    without them this process is a job of its own. `auto_mpi_discovery`, `distributed_port`, `verbose` and `config`
+    are accepted for DeepSpeed's callers and have no use here: the launcher sets these variables under MPI, too.
+    Order:  every rank must call this
+    Errors: ConfigError if dist_init_required is False and there is no process group
+    """
+    if dist_init_required is False and not dist.is_initialized():
+        raise ConfigError(
+            "dist_init_required=False but torch.distributed has no process group; make one first, or leave it out"
+        )
+    start_process_group(
+        read_environment(),
+        backend=dist_backend,
+        timeout=timeout,
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add --deepspeed and --deepspeed_config, which `initialize(args=...)` reads."""
+    group = parser.add_argument_group("dslaunch", "the ZeRO runtime")
+    group.add_argument(
+        "--deepspeed", action="store_true", help="train with the engine; for the script's own use"
+    )
+    group.add_argument("--deepspeed_config", metavar="FILE", help="the ds_config, as JSON, HJSON or YAML")
+    return parser
+
+
+def _config_source(
+    args: argparse.Namespace | None, config: ConfigSource | None, config_params: ConfigSource | None
+) -> ConfigSource:
+    given: dict[str, ConfigSource | None] = {
+        "config": config,
+        "config_params": config_params,
+        "args.deepspeed_config": getattr(args, "deepspeed_config", None),
+        "args.deepscale_config": getattr(args, "deepscale_config", None),
+    }
+    if given["args.deepscale_config"] is not None:
+        _log.warning("args.deepscale_config is DeepSpeed's name of before 2020; give args.deepspeed_config")
+    present = {name: value for name, value in given.items() if value is not None}
+    if len(present) > 1:
+        raise ConfigError(f"{' and '.join(present)} are both given; give the ds_config once")
+    if not present:
+        raise ConfigError(
+            "no ds_config; give initialize(config=...), or start the script with --deepspeed_config FILE"
+        )
+    return next(iter(present.values()))
+
+
+def _with_precision_of(model: nn.Module, config: Config) -> Config:
+    """Train a model in float16 as fp16.enabled has it, where optimizer states are sharded: DeepSpeed does."""
+    kinds = {param.dtype for param in model.parameters() if param.requires_grad and param.is_floating_point()}
+    is_said = config.fp16.enabled or config.bf16.enabled or config.torch_autocast.enabled
+    policy = policy_for_stage(config.zero.stage)
+    if is_said or kinds != {torch.float16} or not policy.is_sharded:
+        return config
+    _log.warning("the model is float16 and fp16.enabled is not set: it counts as true")
+    return config.model_copy(update={"fp16": config.fp16.model_copy(update={"enabled": True})})
+
+
+def _choose_scheduler(config: Config, given: ClientScheduler | None, optimizer: FlatOptimizer | None) -> Any:
+    if given is None and config.scheduler is None:
+        return None
+    if optimizer is None:
+        raise ConfigError(
+            "there is a scheduler but no optimizer; name one in the ds_config, or give it to initialize()"
+        )
+    if given is None:
+        return None if config.scheduler is None else make_scheduler(config.scheduler, optimizer)
+    if config.scheduler is not None:
+        _log.info(
+            "initialize(lr_scheduler=...) goes before the ds_config's scheduler %s", config.scheduler.type
+        )
+    if not hasattr(given, "step") or isinstance(given, type):
+        return given(optimizer)
+    # A program may have put its groups into another optimizer since; they are the same dicts all the same.
+    groups = getattr(getattr(given, "optimizer", None), "param_groups", optimizer.param_groups)
+    if [id(group) for group in groups] != [id(group) for group in optimizer.param_groups]:
+        raise ConfigError(
+            f"lr_scheduler {type(given).__name__} was made for another optimizer; give initialize() that optimizer, "
+            "too, or a callable that makes the scheduler from the engine's"
+        )
+    return given

@@ -1,0 +1,196 @@
+"""Whether the engine still trains what plain torch would train: asked at every step, of the model and of the optimizer's groups.
+
+Flat buffers are laid out once, by what `initialize()` was given. A program may change its model or its optimizer later. To take
+requires_grad away and to give it back is followed, see zero/freezing.py. All else is told: what plain torch would train and the
+engine cannot, in an error on all ranks; what plain torch would not train either, but somebody may have hoped for, in a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import is_, itemgetter
+from typing import Any
+from zlib import crc32
+
+from torch import Tensor, nn
+
+from ..comm.collectives import Collectives
+from ..errors import ConfigError
+from ..zero.freezing import Freezing, requiring_grad
+from ..zero.sharded_model import ShardedModel
+from ..zero.sub_buffer import NO_GROUP
+from ..zero.unused import Unused
+
+_log = logging.getLogger("dslaunch")
+_LISTED = 5
+_FREEZE = (
+    "set requires_grad before initialize(), and call requires_grad_(False) until it is to be trained, which is followed; or call "
+    "initialize() again"
+)
+
+
+class RollCall:
+    """Of one engine, made when its model lies in flat buffers."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        model: ShardedModel,
+        groups: Sequence[Mapping[str, Any]],
+        comm: Collectives,
+        *,
+        ignores_unused: bool = True,
+    ) -> None:
+        """`ignores_unused` False: a parameter that has got no gradient is told in an error, too."""
+        self._module, self._groups, self._comm = module, groups, comm
+        members = [member for unit in model.units for part in unit.parts for member in part.members]
+        trained = {id(member.param) for part in model.trained for member in part.members}
+        self._trained = {id(member.param): member for member in members if id(member.param) in trained}
+        self._frozen = [member for member in members if not member.param.requires_grad]
+        self._known = {id(member.param) for member in members}
+        self.freezing = Freezing(model.trained)
+        self._unused = None if ignores_unused else Unused(model.trained)
+        self._tables: list[dict[str, Any]] = []
+        self._present: list[Any] = []
+        self._untrained: tuple[str, ...] = ()  # they require a gradient; all are told
+        self._about_model = self._complaint = ""
+        self._of_groups = self._in_groups()
+        self._num_groups = len(groups)
+        self._look_at_model()
+
+    @property
+    def note(self) -> float:
+        """A number that is 0 where all is as it was at the start, and that ranks on which the same has changed have in common."""
+        told = (*self.freezing.names, "", *self._untrained, "", self._complaint)
+        return float(crc32("\n".join(told).encode())) if any(told) else 0.0
+
+    def call(self) -> None:
+        """A step begins."""
+        self.freezing.look_if_new()
+        if not _are_same(self._now_present(), self._present):
+            self._look_at_model()
+        self._complaint = self._about_model
+        if not _are_same(self._in_groups(), self._of_groups) or len(self._groups) != self._num_groups:
+            self._complaint = self._about_groups()
+        if any(requiring_grad(member.param for member in self._frozen)):
+            self._look_at_unfrozen()
+        unused = [] if self._unused is None else self._unused.take()
+        if unused and not self._complaint:
+            self._complaint = (
+                f"no backward of this step gave {_listed(unused)} a gradient, and zero_optimization.ignore_unused_parameters is false; "
+                "call requires_grad_(False) on what is not trained, or leave the key out: such a gradient is zero then"
+            )
+
+    def close(self) -> None:
+        """The engine is given up."""
+        if self._unused is not None:
+            self._unused.close()
+
+    def settle(self, notes: Sequence[float]) -> None:
+        """Have every rank know what any rank has to say; `notes` are those of all ranks.
+
+        Order:  a collective, if any of them is not 0
+        Errors: ConfigError, on all ranks, if there is a complaint, or ranks have changed different things
+        """
+        if not any(notes) or (len(set(notes)) == 1 and not self._complaint):
+            return
+        own = (self._complaint, self.freezing.names, self._untrained)
+        everywhere = self._comm.all_gather_objects(own, what="what has changed since initialize()")
+        for complaint, _, _ in everywhere:
+            if complaint:
+                raise ConfigError(complaint)
+        for rank, (_, frozen, untrained) in enumerate(everywhere):
+            different = {*frozen, *untrained} ^ {*everywhere[0][1], *everywhere[0][2]}
+            if different:
+                raise ConfigError(
+                    f"rank {rank} and rank 0 do not train the same: {_listed(sorted(different))} was frozen, or added, on one of them "
+                    "only; change requires_grad and the model on all ranks alike"
+                )
+
+    # ---- the model
+
+    def _look_at_model(self) -> None:
+        modules = list(self._module.modules())
+        self._tables = [table for one in modules for table in (one._parameters, one._modules)]
+        self._present = self._now_present()
+        params = dict(self._module.named_parameters())
+        flags = requiring_grad(params.values())
+        here = {id(param) for param in params.values()}
+        gone = [member.name for key, member in self._trained.items() if key not in here]
+        untrained = [
+            name
+            for (name, param), flag in zip(params.items(), flags, strict=True)
+            if flag and id(param) not in self._trained
+        ]
+        strange = [name for name in untrained if id(params[name]) not in self._known]
+        self._about_model = ""
+        if gone and strange:
+            self._about_model = (
+                f"the model no longer has {_listed(gone)}, and now has {_listed(strange)}, which initialize() has not seen, with requires_grad: "
+                "the optimizer has the old ones; replace parameters before initialize(), or write new values into those that are there"
+            )
+        elif gone:
+            self._warn(
+                "the model no longer has %s: what is not in the model gets no gradient and is not trained",
+                gone,
+            )
+        self._tell_untrained(untrained)
+
+    def _look_at_unfrozen(self) -> None:
+        flags = requiring_grad(member.param for member in self._frozen)
+        unfrozen = [member for member, flag in zip(self._frozen, flags, strict=True) if flag]
+        in_groups = [member.name for member in unfrozen if member.group != NO_GROUP]
+        if in_groups:
+            self._complaint = (
+                f"the optimizer has {_listed(in_groups)}, with requires_grad now and without it at initialize(), which has laid out gradients "
+                f"and states for what had it: {_FREEZE}"
+            )
+        self._tell_untrained([member.name for member in unfrozen if member.group == NO_GROUP])
+
+    def _tell_untrained(self, names: Sequence[str]) -> None:
+        new = [name for name in names if name not in self._untrained]
+        if not new:
+            return
+        self._untrained = (*self._untrained, *new)
+        self._warn(
+            "no group of the optimizer has %s, though requires_grad is set: what no group has is not trained; give it to the optimizer "
+            "before initialize(), or call requires_grad_(False) on it",
+            new,
+        )
+
+    def _warn(self, text: str, names: Sequence[str]) -> None:
+        if self._comm.mesh.world.index == 0:
+            _log.warning(text, _listed(names))
+
+    def _now_present(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self._tables)))
+
+    # ---- the optimizer's groups
+
+    def _in_groups(self) -> list[Tensor]:
+        return list(chain.from_iterable(map(itemgetter("params"), self._groups)))
+
+    def _about_groups(self) -> str:
+        before, now = {id(one) for one in self._of_groups}, {id(one) for one in self._in_groups()}
+        changes = [
+            f"{number} parameters were {verb}"
+            for number, verb in ((len(now - before), "added"), (len(before - now), "taken out"))
+            if number
+        ]
+        return (
+            f"the optimizer's param_groups have changed since initialize(): {' and '.join(changes) or 'parameters were moved'}; give "
+            "initialize() all groups, and call requires_grad_(False) on what is not to be trained for a while"
+        )
+
+
+def _are_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(is_, one, other))
+
+
+def _listed(names: Iterable[str]) -> str:
+    all_names = list(names)
+    shown = ", ".join(f"'{name}'" for name in all_names[:_LISTED])
+    shown = f"parameter{'s' if len(all_names) > 1 else ''} {shown}"
+    return shown + (f" and {len(all_names) - _LISTED} more" if len(all_names) > _LISTED else "")

@@ -1,0 +1,148 @@
+"""Steps that are skipped because gradients are infinite or NaN: who is told what.
+
+A step is told in one line, with what rank 0 can know without slowing down those that are not skipped: the norm has said that a
+gradient is not finite; where, each rank looks up in its part of the averages. Whose it was is known if that rank's loss was not
+finite either. Else the ranks look at their own gradients in the steps that follow, until one is applied.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..comm.collectives import Collectives
+from ..config import Config
+from ..errors import SkippedStepsError
+from ..zero.partition import ROOT
+from ..zero.sub_buffer import SubBuffer
+
+_log = logging.getLogger("dslaunch")
+
+EVERY = (
+    100  # steps, for each of which the skipped ones are summed up if they were more than are told one by one
+)
+NUM_TOLD = 10
+_DEFAULT_LIMIT = {
+    True: 1000,
+    False: 100,
+}  # by whether the loss is scaled, which skips steps to find the scale
+
+
+class SkippedSteps:
+    """Of one engine."""
+
+    def __init__(self, config: Config, parts: Sequence[SubBuffer], comm: Collectives) -> None:
+        self._parts, self._comm = tuple(parts), comm
+        limit = config.max_skipped_steps
+        self._limit = _DEFAULT_LIMIT[config.loss_scaling.enabled] if limit is None else limit
+        self._is_lenient = config.origin.is_lenient
+        self._losses: list[Tensor] = []  # of this step's micro batches, 0-d on the device
+        self._num_in_a_row = 0
+        self._num_recent = 0  # among the last EVERY steps
+
+    def note_loss(self, loss: Tensor) -> None:
+        """A micro batch has this loss."""
+        self._losses.append(loss.detach())
+
+    def forget_losses(self) -> None:
+        """The micro batches since the last step count no more."""
+        self._losses.clear()
+
+    def end_step(self, step: int, *, is_finite: bool, is_applied: bool, loss_scale: float) -> None:
+        """The step's gradients are known, and still there. `step` counts from 1; one that is not finite may be applied all the same.
+
+        Order: a collective if the step is told
+        """
+        self._num_in_a_row = 0 if is_applied else self._num_in_a_row + 1
+        self._num_recent += not is_finite
+        if not is_finite and self._num_recent <= NUM_TOLD:
+            self._tell(step, is_applied=is_applied, loss_scale=loss_scale)
+        if step % EVERY == 0:
+            if self._num_recent > NUM_TOLD:
+                self._say(
+                    f"{self._num_recent} of the last {EVERY} steps had gradients that are infinite or NaN; {self._num_in_a_row} "
+                    f"steps in a row have been skipped; loss scale {loss_scale:g}"
+                )
+            self._num_recent = 0
+        for part in self._parts:
+            part.gradients.watch_own(not is_finite)
+        self._losses.clear()
+
+    def check(self) -> None:
+        """After a step.
+
+        Errors: SkippedStepsError if too many in a row were skipped; in programs written for DeepSpeed that is a warning
+        """
+        if self._limit == 0 or self._num_in_a_row < self._limit or self._num_in_a_row % self._limit:
+            return
+        text = (
+            f"{self._num_in_a_row} steps in a row were skipped, because their gradients were infinite or NaN: nothing is trained; "
+            "look at the loss, the learning rate and the data of the step before the first of them, or set max_skipped_steps "
+            "(0: any number)"
+        )
+        if not self._is_lenient:
+            raise SkippedStepsError(text)
+        self._say(text)
+
+    def _tell(self, step: int, *, is_applied: bool, loss_scale: float) -> None:
+        own = (
+            [name for part in self._parts if (name := _last_bad(part)) is not None],
+            any(not bool(torch.isfinite(loss).all()) for loss in self._losses),
+            any(part.gradients.was_own_bad for part in self._parts),
+        )
+        everywhere = self._comm.all_gather_objects(own, what="where gradients are not finite")
+        names = [name for bad, _, _ in everywhere for name in bad]
+        what = "is applied, as bf16.check_grad_overflow is false" if is_applied else "is skipped"
+        self._say(
+            f"step {step} {what}: gradients are infinite or NaN, {self._first(names)}; "
+            f"{_who([bad for _, bad, _ in everywhere], [bad for _, _, bad in everywhere])}; loss scale {loss_scale:g}"
+        )
+
+    def _first(self, names: Sequence[str]) -> str:
+        """Return where the backward came first, which goes from the last unit to the first; the root is used anywhere."""
+        bad = {part: [m.name for m in part.members if m.name in names] for part in self._parts}
+        places = [part for part in self._parts if bad[part]]
+        if not places:
+            return "as their norm is"  # of numbers whose squares are too large
+        blocks = [part for part in places if part.label != f"unit '{ROOT}'"] or places
+        first = blocks[-1]
+        others = f" of {len(places)} units" if len(places) > 1 else ""
+        return f"first in {first.label}{others} (parameter '{bad[first][-1]}')"
+
+    def _say(self, text: str) -> None:
+        if self._comm.mesh.world.index == 0:
+            _log.warning("%s", text)
+
+
+def _last_bad(part: SubBuffer) -> str | None:
+    """Return the last of the parameters whose averages in this rank's part are not finite."""
+    mesh = part.mesh
+    start, stop = part.own_run(mesh.chunk_index, num_chunks=mesh.world.size)
+    shard_start, _ = part.layout.shard_range(part.shard_index, num_shards=part.num_shards)
+    found = -1
+    for offset, piece in part.gradients.pieces(start, stop):
+        bad = torch.isfinite(piece).logical_not().nonzero()
+        if len(bad):
+            found = max(found, shard_start + offset + int(bad[-1]))
+    part.gradients.let_go()
+    slots = zip(part.members, part.layout.slots, strict=True)
+    return next(
+        (member.name for member, slot in slots if slot.offset <= found < slot.offset + slot.numel), None
+    )
+
+
+def _who(losses: Iterable[bool], gradients: Iterable[bool]) -> str:
+    of_loss = [str(rank) for rank, is_bad in enumerate(losses) if is_bad]
+    of_gradients = [str(rank) for rank, is_bad in enumerate(gradients) if is_bad]
+    if of_loss:
+        return f"the loss of {_ranks(of_loss)} was not finite"
+    if of_gradients:
+        return f"those of {_ranks(of_gradients)} were so before the average"
+    return "every rank's loss was finite"
+
+
+def _ranks(numbers: Sequence[str]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

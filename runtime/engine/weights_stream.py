@@ -1,0 +1,138 @@
+"""The weights of a model that is divided over ranks, into files that rank 0 writes while the others send: a unit at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpoint.export.output import Output
+from ..checkpoint.export.output_plan import Spec, plan_output, shard_bytes
+from ..checkpoint.export.progress_bar import Meter
+from ..checkpoint.storage.url_store import open_store
+from ..comm.collectives import Collectives
+from ..errors import CheckpointError
+from ..zero.sharded_model import ShardedModel
+from ..zero.sub_buffer import SubBuffer
+
+_log = logging.getLogger("dslaunch")
+
+
+class _Piece(NamedTuple):
+    """What becomes present at once: the parameters of one sub-buffer, or one tensor that lies in none, by its name."""
+
+    dtype: torch.dtype
+    part: SubBuffer | None
+    others: dict[str, Tensor]
+
+
+class WeightsStream:
+    """One pass over all weights. Tensors of 8 bytes an element come first, then those of 4, 2 and 1, as `plan_output` wants them."""
+
+    def __init__(
+        self, module: nn.Module, model: ShardedModel, comm: Collectives, *, left_out: Collection[str]
+    ) -> None:
+        self._comm, self._left_out = comm, left_out
+        self._is_first = comm.mesh.world.index == 0
+        parts = [
+            part
+            for unit in model.units
+            for part in unit.parts
+            if not set(left_out).issuperset(member.name for member in part.members)
+        ]
+        first_name = {id(member.param): member.name for part in parts for member in part.members}
+        pieces = [_Piece(part.values.flat.dtype, part, {}) for part in parts]
+        self.aliases: dict[str, str] = {}
+        self.no_tensors: list[str] = []  # extra states of modules
+        # keep_vars, because detaching a parameter asks for its values, which may be sharded
+        for name, value in module.state_dict(keep_vars=True).items():
+            if name in left_out:
+                continue
+            if not isinstance(value, Tensor):
+                self.no_tensors.append(name)
+            elif id(value) not in first_name:
+                first_name[id(value)] = name
+                pieces.append(_Piece(value.dtype, None, {name: value.detach()}))
+            elif first_name[id(value)] != name:
+                self.aliases[name] = first_name[id(value)]
+        self._pieces = sorted(pieces, key=lambda piece: -piece.dtype.itemsize)
+
+    def specs(self) -> dict[str, Spec]:
+        """Return what will come, in its order."""
+        found: dict[str, Spec] = {}
+        for dtype, part, others in self._pieces:
+            if part is None:
+                found |= {name: Spec(tuple(value.shape), dtype) for name, value in others.items()}
+            else:
+                found |= {name: Spec(shape, dtype) for name, shape, _ in self._members(part)}
+        return found
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Give name and tensor, in host memory, on rank 0, and nothing on the others.
+
+        Order: a collective for each sub-buffer, whose end on rank 0 nobody awaits but the next one
+        """
+        for _, part, others in self._pieces:
+            if part is None:
+                if self._is_first:
+                    yield from ((name, value.cpu()) for name, value in others.items())
+                continue
+            with part.here() if part.is_sharded else nullcontext():
+                flat: Tensor | None = part.values.flat if self._is_first and not part.is_sharded else None
+                if part.is_sharded:
+                    flat = self._comm.gather_to_first(part.on_device(part.param_shard), what=part.label)
+                if flat is not None:
+                    for name, shape, offset in self._members(part):
+                        yield name, flat[offset : offset + torch.Size(shape).numel()].view(shape).cpu()
+
+    def _members(self, part: SubBuffer) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        for member, slot in zip(part.members, part.layout.slots, strict=True):
+            if member.name not in self._left_out:
+                yield member.name, slot.shape, slot.offset
+
+
+def write_weights(
+    weights: WeightsStream,
+    comm: Collectives,
+    folder: str | os.PathLike[str],
+    file_name: str,
+    *,
+    max_shard_size: int | str | None,
+) -> None:
+    """Write them into a folder or URL: one file of that name, or several with an index, each name ending as this one.
+
+    Order:  every rank must call this
+    Errors: CheckpointError, on every rank, if it cannot be written
+    """
+    shard_bytes(max_shard_size)  # before anything is sent: an error here is the same on every rank
+    problem: str | None = None
+    sent = iter(weights)
+    if comm.mesh.world.index == 0:
+        try:
+            plan = plan_output(
+                weights.specs(),
+                aliases=weights.aliases,
+                file_name=file_name,
+                max_shard_size=max_shard_size,
+            )
+            with (
+                Meter(f"save to {os.fspath(folder)}", plan.num_bytes) as meter,
+                Output(open_store(folder), plan) as output,
+            ):
+                for name, tensor in sent:
+                    output.put(name, tensor)
+                    meter.advance(tensor.nbytes)
+        except CheckpointError as error:
+            problem = str(error)
+    for _ in sent:  # other ranks send; so do they if rank 0 has failed
+        pass
+    problem = comm.all_gather_objects(problem, what="the success of saving")[0]
+    if problem is not None:
+        raise CheckpointError(problem)
+    if weights.no_tensors and comm.mesh.world.index == 0:
+        _log.warning("%s holds tensors only: without %s", folder, ", ".join(weights.no_tensors))

@@ -1,0 +1,93 @@
+"""What the launcher tells a worker in its environment. The only file that reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from math import isfinite
+
+from .errors import ConfigError
+
+_DEFAULT_TIMEOUT_MIN = 30
+_DEBUG = "collectives"  # what DSLAUNCH_DEBUG may be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnvironment:
+    """One process of a job. `local_rank` chooses a device on its host and says nothing about `rank`."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    is_launched: bool  # False: nothing told us about a job, so this is a single process
+    timeout: timedelta  # of one collective
+    watchdog_s: float | None  # a collective that takes longer is reported; 0: none is; None: nothing was said
+    checks_order: bool  # of collectives, after every step
+    max_restarts: int = 0  # how often the launcher starts a job again that failed
+    local_world_size: int = 1  # workers of the job on this host
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
+    """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S, DSLAUNCH_DEBUG and what restarts.
+
+    LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing.
+
+    Errors: ConfigError for a value that is not allowed, or a RANK without WORLD_SIZE
+    """
+    env = os.environ if environ is None else environ
+    is_launched = "RANK" in env and "WORLD_SIZE" in env
+    if not is_launched and ("RANK" in env or "WORLD_SIZE" in env):
+        given, missing = ("RANK", "WORLD_SIZE") if "RANK" in env else ("WORLD_SIZE", "RANK")
+        raise ConfigError(f"{given} is set but {missing} is not; start with dslaunch, or set both or neither")
+    debug = env.get("DSLAUNCH_DEBUG", "")
+    if debug not in ("", _DEBUG):
+        raise ConfigError(f"DSLAUNCH_DEBUG={debug!r} in the environment: must be {_DEBUG!r}, or unset")
+    return WorkerEnvironment(
+        rank=_number(env, "RANK", 0),
+        local_rank=_number(env, "LOCAL_RANK", 0),
+        world_size=_number(env, "WORLD_SIZE", 1),
+        is_launched=is_launched,
+        timeout=_timeout(env),
+        watchdog_s=_seconds(env, "DSLAUNCH_WATCHDOG_S"),
+        checks_order=debug == _DEBUG,
+        max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0),
+        local_world_size=_number(env, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE", 1),
+    )
+
+
+def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return what DS_ACCELERATOR says the job trains on, or None."""
+    return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None
+
+
+def _timeout(env: Mapping[str, str]) -> timedelta:
+    minutes = _number(env, "DEEPSPEED_TIMEOUT", _DEFAULT_TIMEOUT_MIN)
+    if minutes < 1:
+        raise ConfigError(
+            f"DEEPSPEED_TIMEOUT={minutes} in the environment: must be 1 or more, in minutes; for less, give "
+            "init_distributed(timeout=datetime.timedelta(seconds=...))"
+        )
+    return timedelta(minutes=minutes)
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not (isfinite(seconds) and seconds >= 0.0):
+        raise ConfigError(f"{name}={text!r} in the environment: must be seconds, or 0 for none")
+    return seconds
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} in the environment: must be a whole number") from None

@@ -1,1 +1,0 @@
-"""Optimizers with fused kernels, for training loops with or without the engine."""

@@ -1,0 +1,126 @@
+"""Adagrad: every element's step is divided by the root of the sum of its squared gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels import AdagradSegment, AdagradShard, adagrad_step, cuda
+from .formula import FlatArrays, Formula, Pieces, Run
+from .fused_optimizer import FusedOptimizer, Params
+from .on_device import as_float
+
+
+class AdagradFormula(Formula):
+    """Update sum += g * g; p -= lr * g / (sqrt(sum) + eps), with L2 weight decay in g.
+
+    Source: Duchi et al. 2011, "Adaptive subgradient methods"; as torch.optim.Adagrad without maximize, with lr / (1 + (step - 1) * lr_decay)
+            where a group has lr_decay
+    """
+
+    state_names = ("sum",)
+
+    def segment(self, run: Run) -> AdagradSegment:
+        """As Adagrad's kernel takes it."""
+        return AdagradSegment(
+            offset=run.offset,
+            numel=run.numel,
+            lr=as_float(run.group["lr"]),
+            weight_decay=as_float(run.group["weight_decay"]),
+            lr_decay=as_float(run.group.get("lr_decay", 0.0)),
+            eps=as_float(run.group["eps"]),
+            step=run.step,
+        )
+
+    def shard(self, one: FlatArrays, segments: list[AdagradSegment]) -> AdagradShard:
+        """As Adagrad's kernel takes it."""
+        return AdagradShard(
+            param=one.param,
+            grads=one.grads,
+            param_out=one.param_out,
+            sum=one.states["sum"],
+            segments=segments,
+        )
+
+    def call(self, shards: list[AdagradShard], grad_scale: float) -> None:
+        """Adagrad."""
+        adagrad_step(shards, grad_scale=grad_scale)
+
+    def call_on_device(self, shards: list[AdagradShard], grad_scale: float, stream: int) -> None:
+        """Adagrad."""
+        cuda.adagrad_step(shards, grad_scale=grad_scale, stream=stream)
+
+    def foreach(self, pieces: Pieces) -> None:
+        """Update with torch's operations."""
+        group, grads, sums = pieces.group, pieces.grads, pieces.states["sum"]
+        weight_decay = as_float(group["weight_decay"])
+        if weight_decay:
+            grads = list(torch._foreach_add(grads, pieces.params, alpha=weight_decay))
+        torch._foreach_addcmul_(sums, grads, grads, 1.0)
+        roots = torch._foreach_sqrt(sums)
+        torch._foreach_add_(roots, as_float(group["eps"]))
+        lr = as_float(group["lr"]) / (1 + (pieces.step - 1) * as_float(group.get("lr_decay", 0.0)))
+        torch._foreach_addcdiv_(pieces.params, grads, roots, -lr)
+
+
+_FORMULA = AdagradFormula()
+
+
+class DeepSpeedCPUAdagrad(FusedOptimizer):
+    """Adagrad with the arguments of DeepSpeed's DeepSpeedCPUAdagrad, for host memory.
+
+    Its state_dict is that of `torch.optim.Adagrad`, and so are two more keys of its groups: `lr_decay` and
+    `initial_accumulator_value`. A sparse gradient is made dense for the step, which moves no
+    element that it does not name.
+    Source: the arguments are those of DeepSpeed 0.19.8 ops/adagrad/cpu_adagrad.py, `DeepSpeedCPUAdagrad`
+    """
+
+    state_names = AdagradFormula.state_names
+    host_only = True
+
+    def __init__(
+        self,
+        model_params: Params,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        """Refuse `amsgrad` by name."""
+        super().__init__(
+            model_params,
+            {
+                "lr": lr,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsgrad": amsgrad,
+                "lr_decay": 0.0,
+                "initial_accumulator_value": 0.0,
+            },
+            fp32_optimizer_states=fp32_optimizer_states,
+        )
+
+    def formula_of(self, group: Mapping[str, Any]) -> Formula:
+        """Return the one."""
+        return _FORMULA
+
+    def make_states(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the sum with which it begins."""
+        states = super().make_states(param, group)
+        states["sum"].fill_(group["initial_accumulator_value"])
+        return states
+
+    def _dense(self, param: Tensor, group: Mapping[str, Any], where: str) -> Tensor:
+        grad = param.grad
+        if grad is None or grad.layout is not torch.sparse_coo:
+            return super()._dense(param, group, where)
+        if group["weight_decay"]:
+            raise RuntimeError(
+                f"DeepSpeedCPUAdagrad: group {where} has a sparse gradient and weight_decay={group['weight_decay']}, which would "
+                "move elements that the gradient does not name; set weight_decay to 0 for it"
+            )
+        return grad.to_dense()

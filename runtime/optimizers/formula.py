@@ -1,0 +1,165 @@
+"""One step of an optimizer over flat arrays: one kernel call for all of them; torch's kernels where ours cannot be had.
+
+Letters: n = elements of one array.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .on_device import scaled_grad, step_on_device
+
+Group = Mapping[str, Any]  # hyper-parameters
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen, as the next: thousands are made in each step
+class Run:
+    """The elements [offset, offset + numel) and what they are updated with; `step` counts from 1."""
+
+    offset: int
+    numel: int
+    group: Group
+    step: int
+
+
+@dataclass(slots=True, kw_only=True)
+class FlatArrays:
+    """A shard, or one parameter. Elements in no run, or without a gradient, stay as they are."""
+
+    param: Tensor  # [n] float32, contiguous, updated in place
+    grads: tuple[tuple[int, Tensor], ...]  # where each piece begins, [k] float32, bfloat16 or float16
+    states: Mapping[str, Tensor]  # by name: [n] float32, in host memory or all bfloat16, updated in place
+    runs: tuple[Run, ...]
+    param_out: Tensor | None = None  # [n] bfloat16 or float16: the result, rounded to nearest even
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What has one group and one step, as lists for torch's foreach functions: runs, each under one piece of gradient."""
+
+    group: Group
+    step: int
+    params: list[Tensor]
+    grads: list[Tensor]  # float32; may be the caller's
+    states: dict[str, list[Tensor]]
+
+
+class Formula(ABC):
+    """A formula and the names of its states. It remembers nothing: all that changes lies in the arrays."""
+
+    state_names: ClassVar[tuple[str, ...]]
+    is_elementwise: ClassVar[bool] = True  # else a run is one whole parameter, with its gradient in one piece
+
+    def names_for(self, groups: Iterable[Group]) -> tuple[str, ...]:
+        """Return the names of the states that these groups need."""
+        return self.state_names
+
+    def update(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
+        """Apply one step to all, which are on one device; `grad_scale` is multiplied into the gradients first.
+
+        Errors: ValueError for a hyper-parameter out of range; nothing is written then
+        """
+        if not arrays:
+            return
+        if arrays[0].param.is_cpu:
+            self.update_in_host_memory(arrays, grad_scale=grad_scale)
+        elif not (arrays[0].param.is_cuda and self.update_on_device(arrays, grad_scale=grad_scale)):
+            self.update_with_torch(arrays, grad_scale=grad_scale)
+
+    def update_in_host_memory(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
+        """Do that with one call of our kernel."""
+        self.call(self._shards(arrays), grad_scale)
+
+    def update_on_device(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> bool:
+        """Queue one call of our CUDA kernel; False, with nothing written, where it is not wanted or cannot be had."""
+
+        def queue(arrays: Sequence[FlatArrays], *, stream: int) -> None:
+            self.call_on_device(self._shards(arrays), grad_scale, stream)
+
+        return step_on_device(queue, arrays, device=arrays[0].param.device)
+
+    def _shards(self, arrays: Sequence[FlatArrays]) -> list[Any]:
+        segments: dict[tuple[int, ...], Any] = {}  # models have many parameters of few sizes
+        shards = []
+        for one in arrays:
+            chosen = []
+            for run in one.runs:
+                key = (id(run.group), run.offset, run.numel, run.step)
+                if key not in segments:
+                    segments[key] = self.segment(run)
+                chosen.append(segments[key])
+            shards.append(self.shard(one, chosen))
+        return shards
+
+    @abstractmethod
+    def segment(self, run: Run) -> Any:
+        """Return the run as our kernel takes it."""
+
+    @abstractmethod
+    def shard(self, one: FlatArrays, segments: list[Any]) -> Any:
+        """Return the arrays as our kernel takes them."""
+
+    @abstractmethod
+    def call(self, shards: list[Any], grad_scale: float) -> None:
+        """Call our kernel."""
+
+    @abstractmethod
+    def call_on_device(self, shards: list[Any], grad_scale: float, stream: int) -> None:
+        """Queue our CUDA kernel on the stream, a `cudaStream_t`; arrays that nobody else holds may be freed then.
+
+        Errors: CudaUnavailable, with nothing written
+        """
+
+    def update_with_torch(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
+        """Do that with torch's operations, on any device. Float32 gradients may be overwritten if `grad_scale` is not 1."""
+        names = self.names_for(run.group for one in arrays for run in one.runs)
+        for pieces in _collect(arrays, names, grad_scale):
+            self.foreach(pieces)
+        _copy_out(arrays)
+
+    @abstractmethod
+    def foreach(self, pieces: Pieces) -> None:
+        """Apply one step with torch's operations over lists; `pieces.grads` may be read only."""
+
+
+def _copy_out(arrays: Sequence[FlatArrays]) -> None:
+    """Round the results into `param_out`, run by run, so that padding between runs stays zero."""
+    for one in arrays:
+        if one.param_out is not None:
+            for run in one.runs:
+                span = slice(run.offset, run.offset + run.numel)
+                one.param_out[span].copy_(one.param[span])
+
+
+def _collect(arrays: Sequence[FlatArrays], names: Sequence[str], grad_scale: float) -> Iterator[Pieces]:
+    found: dict[tuple[int, int], Pieces] = {}
+    for one in arrays:
+        for offset, piece in one.grads:
+            grad = scaled_grad(piece, grad_scale)
+            for run in one.runs:
+                start, stop = max(run.offset, offset), min(run.offset + run.numel, offset + grad.numel())
+                if start >= stop:
+                    continue
+                key = (id(run.group), run.step)
+                if key not in found:
+                    found[key] = Pieces(run.group, run.step, [], [], {name: [] for name in names})
+                pieces = found[key]
+                pieces.params.append(one.param[start:stop])
+                pieces.grads.append(grad[start - offset : stop - offset])
+                for name in names:
+                    pieces.states[name].append(one.states[name][start:stop])
+    return iter(found.values())
+
+
+# Both corrections are 1 - beta^step: after so many steps beta^step is 0 for every beta below 1, so they are exactly 1.
+ALL_STEPS = 2**62
+
+
+def corrected_step(run: Run | Pieces) -> int:
+    """Return the step for Adam's bias correction; one that corrects nothing where a group says so."""
+    return run.step if run.group.get("bias_correction", True) else ALL_STEPS

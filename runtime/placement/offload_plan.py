@@ -1,0 +1,167 @@
+"""Where parameters and optimizer states lie between their uses, as a ds_config and a device have it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from ..config.offload import OffloadOptimizerConfig, OffloadParamConfig
+from ..config.zero import ZeroConfig
+from ..errors import ConfigError
+from .stage_policy import Placement, Policy, Residence
+
+_SECTION = "zero_optimization"
+_RESIDENCES = {"none": Residence.GPU, "cpu": Residence.CPU, "nvme": Residence.NVME}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Where one kind of value lies between its uses."""
+
+    residence: Residence = Residence.GPU
+    pin_memory: bool = False
+    nvme_path: Path | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is not in the memory of the device that computes."""
+        return self.residence is not Residence.GPU
+
+
+AT_HOME = Home()
+
+
+class StepAt(Enum):
+    """When states in host memory are updated."""
+
+    STEP = "step"  # the device waits
+    BACKWARD = "backward"  # of the last micro batch: a second set of them is in host memory
+    NEXT = "next"  # beside the forward and backward after it: a second set of gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadPlan:
+    """What a ds_config and a device come to."""
+
+    # of the optimizer, and the float32 masters where parameters have another dtype or lie elsewhere
+    states: Home = AT_HOME
+    parameters: Home = AT_HOME
+    share: float = 1.0  # of the trained elements whose states are away; the rest stays on the device
+    has_host: bool = (
+        False  # the device that computes has memory of its own, and what is away is in the host's
+    )
+    step_at: StepAt = StepAt.STEP
+    warmup_steps: int = 0  # of StepAt.NEXT, that are as those of StepAt.STEP
+
+    @property
+    def uses_disk(self) -> bool:
+        """Whether any of it lies on a disk."""
+        return Residence.NVME in (self.states.residence, self.parameters.residence)
+
+
+def plan_offload(
+    zero: ZeroConfig,
+    policy: Policy,
+    device: torch.device,
+    *,
+    optimizer: str | None,
+    steps_by_part: bool,
+    is_lenient: bool = False,
+) -> OffloadPlan:
+    """Return what `offload_optimizer` and `offload_param` say, for an optimizer of this name.
+
+    `is_lenient`: at a stage that does not shard them these have no effect, as with DeepSpeed, and a warning says so.
+    Errors: ConfigError at a stage that does not shard them, or for an optimizer that does not step part by part
+    """
+    if is_lenient:
+        zero = _without_effect(zero, policy)
+    if zero.offload_param.is_on and policy.parameters is not Placement.SHARDED:
+        raise ConfigError(
+            f'{_SECTION}.offload_param.device "{zero.offload_param.device}": at stage {policy.stage} every rank has all '
+            "parameters at all times; write stage 3"
+        )
+    states = AT_HOME if optimizer is None else _home("offload_optimizer", zero.offload_optimizer, device)
+    asked = zero.offload_optimizer.device
+    if optimizer is not None and asked != "none":
+        if policy.optimizer is not Placement.SHARDED:
+            raise ConfigError(
+                f'{_SECTION}.offload_optimizer.device "{asked}": at stage {policy.stage} every rank has all optimizer states, '
+                "and they stay where they are; write stage 1, 2 or 3"
+            )
+        if states.is_away and not steps_by_part:
+            raise ConfigError(
+                f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the device in this '
+                "version, those of AdamW, Adam, Lion, Adagrad and SGD can; leave offload_optimizer out, or choose one of these"
+            )
+    key, step_at = _step_at(zero)
+    if step_at is not StepAt.STEP and optimizer is not None:
+        if policy.gradients is not Placement.SHARDED:
+            raise ConfigError(
+                f"{_SECTION}.offload_optimizer.{key} true: at stage {policy.stage} gradients are averaged after backward, and not "
+                "unit by unit; write stage 2 or 3, or leave it out"
+            )
+        if not states.is_away:
+            logging.getLogger("dslaunch").warning(
+                "%s.offload_optimizer.%s has no effect: this run is on CPUs, where nothing is offloaded",
+                _SECTION,
+                key,
+            )
+            step_at = StepAt.STEP
+    return OffloadPlan(
+        step_at=step_at if optimizer is not None else StepAt.STEP,
+        warmup_steps=zero.offload_optimizer.delayed_update.warmup_steps,
+        states=states,
+        parameters=_home("offload_param", zero.offload_param, device),
+        share=zero.offload_optimizer.ratio,
+        has_host=has_memory_of_its_own(device),
+    )
+
+
+def _without_effect(zero: ZeroConfig, policy: Policy) -> ZeroConfig:
+    """The section without what has nothing to offload at this stage."""
+    idle: dict[str, object] = {}
+    if zero.offload_param.is_on and policy.parameters is not Placement.SHARDED:
+        idle["offload_param"] = OffloadParamConfig()
+    if zero.offload_optimizer.is_on and policy.optimizer is not Placement.SHARDED:
+        idle["offload_optimizer"] = OffloadOptimizerConfig()
+    for name in idle:
+        logging.getLogger("dslaunch").warning(
+            "%s.%s has no effect at stage %d, where every rank has all of it", _SECTION, name, policy.stage
+        )
+    return zero.model_copy(update=idle)
+
+
+def _step_at(zero: ZeroConfig) -> tuple[str, StepAt]:
+    """The key that says it."""
+    if zero.offload_optimizer.super_offload:
+        return "super_offload", StepAt.BACKWARD
+    is_delayed = zero.offload_optimizer.delayed_update.enabled
+    return "delayed_update.enabled", StepAt.NEXT if is_delayed else StepAt.STEP
+
+
+def _home(section: str, wanted: OffloadParamConfig, device: torch.device) -> Home:
+    residence = _RESIDENCES[wanted.device]
+    if residence is Residence.CPU and not has_memory_of_its_own(device):
+        logging.getLogger("dslaunch").info(
+            '%s.%s.device "cpu" has no effect: this run is on CPUs, so all is in host memory',
+            _SECTION,
+            section,
+        )
+        return AT_HOME
+    if residence is Residence.GPU:
+        return AT_HOME
+    path = wanted.nvme_path if residence is Residence.NVME else None
+    return Home(
+        residence=residence,
+        pin_memory=wanted.pin_memory and device.type == "cuda",
+        nvme_path=None if path is None else Path(path),
+    )
+
+
+def has_memory_of_its_own(device: torch.device) -> bool:
+    """Whether this is an accelerator, whose memory is not the host's."""
+    return device.type != "cpu"

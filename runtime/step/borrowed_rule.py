@@ -1,0 +1,335 @@
+"""Any torch optimizer, on this rank's part of the parameters.
+
+It is given stand-ins for the model's parameters, and steps those. One that treats every element alone gets the run of each
+parameter that the rank's shard holds: nothing travels for it, and what it remembers of each element is sharded. Any other
+gets whole parameters of their true shapes, of which each rank owns some: gradients and values travel to the owners for the
+step and values back, and what it remembers stays with the owner. A rank that shares with nobody owns everything.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.collectives import Collectives
+from ..errors import ConfigError
+from ..zero.layout import Fragment
+from ..zero.sub_buffer import SubBuffer
+from .rule import AfterPart, ByName, Groups, hyper_parameters, scaled_grad
+from .whole_tensors import WholeTensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loan:
+    """An optimizer that is ours to change, and which of the user's parameter groups its own stand for."""
+
+    optimizer: torch.optim.Optimizer
+    states: MutableMapping[
+        Tensor, Any
+    ]  # by the model's parameters, what it remembers already; taken over, and emptied
+    groups: tuple[int, ...]
+    is_elementwise: bool  # it treats every element alone
+    as_matrices: bool = False  # it takes two dimensions only: the first one, and the others as one
+
+
+class _StandIn(NamedTuple):
+    """What the optimizer has in place of the parameter at `place` of `part`."""
+
+    loan: Loan
+    part: SubBuffer
+    place: int
+    param: nn.Parameter
+    run: slice | None  # of the shard's elements; None: the values are here for the step only
+
+    @property
+    def name(self) -> str:
+        return self.part.members[self.place].name
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the optimizer remembers of it, once it has stepped."""
+        found: dict[str, Any] = self.loan.optimizer.state.get(self.param, {})
+        return found
+
+
+class BorrowedRule:
+    """Steps the optimizers of `loans`, which are lent to it for good."""
+
+    def __init__(self, name: str, loans: Sequence[Loan]) -> None:
+        self.name = name
+        self.steps_by_part = False
+        self._loans = tuple(loans)
+        self._parts: tuple[SubBuffer, ...] = ()
+        self._stand_ins: list[_StandIn] = []
+        self._shared: list[_StandIn | None] = []  # by number in `_whole`; None: another rank owns it
+        self._whole: WholeTensors | None = None
+
+    def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
+        """Make the stand-ins."""
+        self._parts = tuple(parts)
+        loan_of = {group: loan for loan in self._loans for group in loan.groups}
+        shared: list[tuple[Loan, SubBuffer, int]] = []
+        for part in self._parts:
+            for place, member in enumerate(part.members):
+                loan = loan_of[member.group]
+                if not member.param.numel():
+                    continue
+                if loan.is_elementwise or part.num_shards == 1:
+                    self._stand_ins += _local(loan, part, place)
+                else:
+                    shared.append((loan, part, place))
+            self._stand_ins += self._empty(part, loan_of)
+        if shared:
+            self._whole = WholeTensors([(part, place) for _, part, place in shared], comm)
+            self._shared = [
+                _StandIn(*item, nn.Parameter(item[1].master.new_empty(0)), None)
+                if number in self._whole.owned
+                else None
+                for number, item in enumerate(shared)
+            ]
+            self._stand_ins += [one for one in self._shared if one is not None]
+            for _, part, place in shared:
+                part.states_of_whole[place] = dict
+        for one in self._stand_ins:
+            if not one.loan.is_elementwise:
+                one.part.states_of_whole[one.place] = partial(getattr, one, "state")
+            own_group = one.loan.groups.index(one.part.members[one.place].group)
+            one.loan.optimizer.param_groups[own_group]["params"].append(one.param)
+        self._take_states(loan_of)
+
+    @torch.no_grad()
+    def _take_states(self, loan_of: Mapping[int, Loan]) -> None:
+        """Go on from what the optimizers remember: some do from the start."""
+        beside: ByName = {}
+        for part in self._parts:
+            for place, member in enumerate(part.members):
+                loan = loan_of[member.group]
+                for name, value in loan.states.get(member.param, {}).items():
+                    is_tensor = isinstance(value, Tensor)
+                    if (
+                        loan.is_elementwise
+                        and name != "step"
+                        and is_tensor
+                        and value.shape == member.param.shape
+                    ):
+                        part.copy_fragment(place, value, _state_of(part, name))
+                    else:
+                        beside.setdefault(member.name, {})[name] = value.clone() if is_tensor else value
+        if any(loan.states for loan in self._loans):
+            self.load_beside(beside)
+        for loan in self._loans:
+            loan.states.clear()  # whole tensors, on every rank
+
+    def _empty(self, part: SubBuffer, loan_of: Mapping[int, Loan]) -> Iterator[_StandIn]:
+        """One without elements for each group of which the shard has none: so all ranks have the same states."""
+        present = {one.part.members[one.place].group for one in self._stand_ins if one.part is part}
+        for place, member in enumerate(part.members):
+            loan = loan_of[member.group]
+            if loan.is_elementwise and member.group not in present:
+                present.add(member.group)
+                nothing = slice(0, 0)
+                yield _StandIn(loan, part, place, nn.Parameter(part.master[nothing]), nothing)
+
+    # ---- a step
+
+    def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
+        """Step everything at once: optimizers count their steps, each in a way of its own."""
+        grads = {part: _Grads(part, grad_scale) for part in self._parts}
+        for one in self._stand_ins:
+            if one.run is not None:
+                one.param.grad = grads[one.part].at(one.run).view(one.param.shape)
+        if self._whole is not None:
+            self._collect(self._whole, grads)
+        self._forget_frozen()
+        for loan in self._loans:
+            _step(loan, groups)
+        if self._whole is not None:
+            self._hand_back(self._whole)
+        self._take_back()
+        for part in self._parts:
+            if part.has_separate_master:
+                part.param_shard.copy_(part.master)
+            if after_part is not None:
+                after_part(part)
+
+    def _forget_frozen(self) -> None:
+        """A parameter without a gradient is left alone by torch's optimizers."""
+        for one in self._stand_ins:
+            if one.place in one.part.frozen:
+                one.param.grad = None
+
+    def _take_back(self) -> None:
+        for one in self._stand_ins:
+            one.param.grad = None
+            if one.run is not None:
+                _return_to_master(one, one.run)
+            if one.loan.is_elementwise:
+                _adopt_states(one)
+
+    def _collect(self, whole: WholeTensors, grads: dict[SubBuffer, _Grads]) -> None:
+        runs = [(whole.place(number), _run(fragment)) for number, fragment in whole.held]
+        values = whole.collect([part.master[run] for (part, _), run in runs])
+        gradients = whole.collect([grads[part].at(run) for (part, _), run in runs])
+        for number in whole.owned:
+            one = self._owned(number)
+            shape = _shape(one)
+            one.param.data = values[number].view(shape)
+            one.param.grad = gradients[number].view(shape)
+
+    def _hand_back(self, whole: WholeTensors) -> None:
+        values = {number: self._owned(number).param.detach().reshape(-1) for number in whole.owned}
+        for (number, fragment), piece in zip(whole.held, whole.hand_back(values), strict=True):
+            whole.place(number)[0].master[_run(fragment)].copy_(piece)
+        for number in whole.owned:
+            param = self._owned(number).param
+            param.data = param.new_empty(0)
+
+    def _owned(self, number: int) -> _StandIn:
+        one = self._shared[number]
+        if one is None:
+            raise AssertionError(f"parameter {number} belongs to another rank")
+        return one
+
+    # ---- what is remembered
+
+    def reset_states(self, names: Sequence[str]) -> None:
+        """Let the optimizers begin anew, the elements' states with zeros."""
+        for loan in self._loans:
+            loan.optimizer.state.clear()
+        for part in self._parts:
+            part.allocate_states(names)
+
+    def beside(self) -> ByName:
+        """Whatever is no state of each element: numbers, and all of whole parameters."""
+        found: ByName = {}
+        for one in self._stand_ins:
+            kept = set(one.part.states) if one.loan.is_elementwise else set()
+            found[one.name] = {
+                name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
+                for name, value in one.state.items()
+                if name not in kept
+            }
+        return found
+
+    def load_beside(self, saved: ByName) -> None:
+        """Of parameters of which nothing was saved, the optimizer makes its states at the first step."""
+        for one in self._stand_ins:
+            state = dict(saved.get(one.name, {}))
+            if one.loan.is_elementwise and one.run is not None:
+                state |= {name: flat[one.run] for name, flat in one.part.states.items()}
+            if state:
+                placed = {name: _placed(name, value, one) for name, value in state.items()}
+                one.loan.optimizer.state[one.param] = placed
+
+
+class _Grads:
+    """This rank's shard of the reduced gradients of one sub-buffer, in float32."""
+
+    def __init__(self, part: SubBuffer, grad_scale: float) -> None:
+        found = sorted(part.gradients.pieces(0, part.param_shard.numel()), key=itemgetter(0))
+        pieces = [(offset, scaled_grad(grad, grad_scale)) for offset, grad in found]
+        self._offsets = [offset for offset, _ in pieces]
+        self._pieces = [piece for _, piece in pieces]
+
+    def at(self, run: slice) -> Tensor:
+        """Those of a run of elements, which no piece ends in."""
+        index = bisect_right(self._offsets, run.start) - 1
+        start = self._offsets[index]
+        return self._pieces[index][run.start - start : run.stop - start]
+
+
+def lend(client: torch.optim.Optimizer, groups: Groups, indices: Sequence[int], **kind: bool) -> Loan:
+    """Return a copy of the client's optimizer that has groups of its own, with these hyper-parameters."""
+    copy = object.__new__(type(client))
+    # A scheduler puts a `step` of its own there, which is bound to the original.
+    copy.__dict__.update({name: value for name, value in vars(client).items() if name != "step"})
+    copy.param_groups = [
+        {**client.defaults, **hyper_parameters(groups[index]), "params": []} for index in indices
+    ]
+    copy.state = defaultdict(dict)
+    return Loan(optimizer=copy, states=client.state, groups=tuple(indices), **kind)
+
+
+def _step(loan: Loan, groups: Groups) -> None:
+    """Step it with the hyper-parameters of the user's groups, and leave there what it makes of them."""
+    pairs = [
+        (own, groups[index]) for own, index in zip(loan.optimizer.param_groups, loan.groups, strict=True)
+    ]
+    for own, users in pairs:
+        own.update(hyper_parameters(users))
+    with torch.enable_grad():  # as a training loop has it; an optimizer switches it off by itself
+        loan.optimizer.step()
+    for own, users in pairs:
+        users.update(hyper_parameters(own))
+
+
+def _local(loan: Loan, part: SubBuffer, place: int) -> Iterator[_StandIn]:
+    """The stand-in for what this rank's shard holds of a parameter, if anything."""
+    slot = part.layout.slots[place]
+    fragment = part.layout.fragment(slot, part.shard_index, num_shards=part.num_shards)
+    if fragment is not None:
+        run = _run(fragment)
+        values = part.master[run]
+        one = _StandIn(loan, part, place, nn.Parameter(values), run)
+        if not loan.is_elementwise:
+            one.param.data = values.view(_shape(one))
+        yield one
+
+
+def _return_to_master(one: _StandIn, run: slice) -> None:
+    """Let the stand-in lie in the master again if the optimizer has given it other memory, by `p.data = ...`."""
+    values = one.part.master[run]
+    if one.param.data_ptr() != values.data_ptr():
+        values.copy_(one.param.detach().reshape(-1))
+        one.param.data = values.view(one.param.shape)
+
+
+def _run(fragment: Fragment) -> slice:
+    return slice(fragment.offset_in_shard, fragment.offset_in_shard + fragment.numel)
+
+
+def _shape(one: _StandIn) -> tuple[int, ...]:
+    """The shape in which the optimizer wants the whole parameter."""
+    shape = one.part.layout.slots[one.place].shape
+    return (shape[0], prod(shape[1:])) if one.loan.as_matrices else shape
+
+
+def _adopt_states(one: _StandIn) -> None:
+    """Let what the optimizer remembers of each element lie in the sub-buffer's states."""
+    for name, value in one.state.items():
+        if not isinstance(value, Tensor) or value.shape != one.param.shape:
+            continue
+        if value.dtype != one.param.dtype:
+            raise ConfigError(
+                f"optimizer {type(one.loan.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
+                "stepped on shards keeps float32: leave out its is_elementwise"
+            )
+        place = _state_of(one.part, name)[one.run]
+        if value.data_ptr() != place.data_ptr():
+            place.copy_(value)
+            one.state[name] = place
+
+
+def _state_of(part: SubBuffer, name: str) -> Tensor:
+    """Return the sub-buffer's state of that name, zeros where it is new."""
+    if name not in part.states:
+        part.states[name] = torch.zeros_like(part.master)
+    return part.states[name]
+
+
+def _placed(name: str, value: Any, one: _StandIn) -> Any:
+    """A loaded state where torch keeps it: step counts in host memory, unless the kernels read them."""
+    if not isinstance(value, Tensor):
+        return value
+    defaults = one.loan.optimizer.defaults
+    stays = name == "step" and not (defaults.get("capturable") or defaults.get("fused"))
+    return value if stays else value.to(one.param.device)

@@ -1,0 +1,266 @@
+"""Which optimizer: the ds_config's, or the one that the user brings."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config.config import Config
+from ..config.keys.value import show
+from ..config.optimizer import AdamParams, MuonParams, OptimizerConfig, optimizer_class
+from ..errors import ConfigError
+from ..optimizers.adagrad import AdagradFormula, DeepSpeedCPUAdagrad
+from ..optimizers.adam import AdamFormula, DeepSpeedCPUAdam, FusedAdam
+from ..optimizers.lamb import FusedLamb
+from ..optimizers.lion import DeepSpeedCPULion, FusedLion, LionFormula
+from ..optimizers.sgd import SgdFormula
+from .borrowed_rule import BorrowedRule, Loan, lend
+from .flat_optimizer import FlatOptimizer
+from .fused_rule import FusedRule
+from .rule import Rule
+
+Groups = list[dict[str, Any]]
+ModelParameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
+ClientOptimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]
+
+_log = logging.getLogger("dslaunch")
+
+# What our kernels update in its place. Exactly these: a subclass may override anything.
+_ADAMS = (torch.optim.Adam, torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam)
+_LIONS = (FusedLion, DeepSpeedCPULion)
+_ADAGRADS = (torch.optim.Adagrad, DeepSpeedCPUAdagrad)
+_FLAGS_OURS_LACK = ("amsgrad", "maximize", "capturable", "differentiable")
+# By these names checkpoints know what is stepped in place of the class; that torch's Adam has another layout than ours.
+_NAMES: dict[type, str] = {
+    torch.optim.Adam: "Adam of torch",
+    torch.optim.AdamW: "AdamW of torch",
+    DeepSpeedCPUAdagrad: "Adagrad",
+    DeepSpeedCPULion: "Lion",
+    FusedLamb: "Lamb",
+    FusedLion: "Lion",
+}
+# What treats every element alone. Others say so with a class attribute `is_elementwise`.
+_ELEMENTWISE = (
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+
+
+def choose_optimizer(
+    config: Config,
+    *,
+    client: ClientOptimizer | None,
+    module: nn.Module,
+    model_parameters: ModelParameters | None,
+) -> FlatOptimizer | None:
+    """Return the optimizer of this run, without states yet; None if neither the user nor the ds_config names one.
+
+    A client's optimizer, or a callable that makes one from the parameters, goes before the ds_config's.
+    Errors: ConfigError for an optimizer that cannot be stepped here, by name
+    """
+    if client is None and config.optimizer is None:
+        return None
+    if isinstance(client, torch.optim.Optimizer):
+        optimizer = _take_over(client)
+    else:
+        groups = _param_groups(module, model_parameters)
+        optimizer = (
+            _from_config(config.optimizer, groups, module)
+            if client is None
+            else _take_over(_call(client, groups))
+        )
+    _check_params(optimizer, module)
+    return optimizer
+
+
+def _call(client: Callable[[Any], torch.optim.Optimizer], groups: Groups) -> torch.optim.Optimizer:
+    has_options = len(groups) > 1 or set(groups[0]) != {"params"}
+    made = client(groups if has_options else groups[0]["params"])
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer={client!r} returned {type(made).__name__}; a callable must return a torch.optim.Optimizer"
+        )
+    return made
+
+
+def _param_groups(module: nn.Module, model_parameters: ModelParameters | None) -> Groups:
+    """Return model_parameters as groups, default all that require a gradient; empty groups are dropped."""
+    given: list[Any] = list(module.parameters() if model_parameters is None else model_parameters)
+    if not given or not isinstance(given[0], dict):
+        given = [{"params": given}]
+    groups: Groups = []
+    for group in given:
+        listed = group["params"]
+        params = [listed] if isinstance(listed, torch.Tensor) else list(listed)
+        params = [item[1] if isinstance(item, tuple) else item for item in params]
+        trained = [param for param in params if param.requires_grad]
+        if trained:
+            groups.append({**group, "params": trained})
+    if not groups:
+        raise ConfigError(
+            "no parameter requires a gradient; give model_parameters, or set requires_grad on some"
+        )
+    return groups
+
+
+def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Module) -> FlatOptimizer:
+    if config is None:
+        raise AssertionError("no optimizer in the ds_config")
+    if isinstance(config.params, AdamParams):
+        return _adam(config.params, groups)
+    if isinstance(config.params, MuonParams):
+        return _muon(config.params, groups, module)
+    given = config.params.model_extra or {}
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    kind: Callable[..., torch.optim.Optimizer] = optimizer_class(config.type)
+    try:
+        made = kind(groups, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = ", ".join(f"optimizer.params.{name} {show(value)}" for name, value in given.items())
+        raise ConfigError(
+            f"{shown or 'optimizer.params'}: {config.type} does not take this: {error}"
+        ) from error
+    return _take_over(made)
+
+
+def _adam(params: AdamParams, groups: Groups) -> FlatOptimizer:
+    defaults = {name: getattr(params, name) for name in ("lr", "betas", "eps", "weight_decay")}
+    if params.is_torchs:
+        kind = torch.optim.AdamW if params.adam_w_mode else torch.optim.Adam
+        return _take_over(kind(groups, **defaults, amsgrad=params.amsgrad, maximize=params.maximize))
+    if not params.bias_correction:
+        defaults["bias_correction"] = False
+    return FlatOptimizer(groups, defaults=defaults, rule=_adam_rule(adam_w_mode=params.adam_w_mode))
+
+
+def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimizer:
+    """Muon for matrices in the middle of the model, AdamW for all else; each group of the user's becomes up to two.
+
+    Source: DeepSpeed 0.19.8 deepspeed/__init__.py `set_optimizer_flags` and runtime/engine.py `_muon_param_groups`
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(
+            f'optimizer.type "Muon" needs torch 2.9 or later; this is torch {torch.__version__}'
+        )
+    at_ends = {
+        id(param)
+        for name, param in module.named_parameters()
+        if "embed" in name.lower() or "lm_head" in name.lower()
+    }
+    halves: Groups = []
+    for group in groups:
+        own = {name: value for name, value in group.items() if name != "params"}
+        for is_muon, defaults in ((True, params.of_muon()), (False, params.of_adam())):
+            chosen = [
+                param
+                for param in group["params"]
+                if (param.ndim >= 2 and id(param) not in at_ends) is is_muon
+            ]
+            if chosen:
+                halves.append({**defaults, **own, "params": chosen, "use_muon": is_muon})
+    shape = [nn.Parameter(torch.zeros(1, 1))]  # they want one, and get others
+    muon, adam = torch.optim.Muon(shape), torch.optim.AdamW(shape)
+    by_kind = {
+        kind: [index for index, half in enumerate(halves) if half["use_muon"] is kind]
+        for kind in (True, False)
+    }
+    rule = BorrowedRule(
+        "Muon",
+        [
+            lend(muon, halves, by_kind[True], is_elementwise=False, as_matrices=True),
+            lend(adam, halves, by_kind[False], is_elementwise=True),
+        ],
+    )
+    return FlatOptimizer(halves, defaults={}, rule=rule)
+
+
+def _check_params(optimizer: FlatOptimizer, module: nn.Module) -> None:
+    """Only the model's parameters lie in flat buffers: others would silently keep their values."""
+    ours = {id(param) for param in module.parameters()}
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    strangers = sum(id(param) not in ours for param in params)
+    if strangers:
+        raise ConfigError(
+            f"{strangers} of the optimizer's {len(params)} parameters are not the model's; give initialize() the model "
+            "that holds them all, and make the optimizer after anything that replaces parameters"
+        )
+    if not any(param.requires_grad for param in params):
+        raise ConfigError("no parameter of the optimizer requires a gradient; set requires_grad on some")
+
+
+def _take_over(client: torch.optim.Optimizer) -> FlatOptimizer:
+    """Return our optimizer with the client's groups: the same dicts, so that a scheduler made for it still works."""
+    rule = _rule_of(client)
+    # torch's schedulers warn if the optimizer they were made for never steps; ours steps in its place.
+    client._opt_called = True  # type: ignore[attr-defined]
+    return FlatOptimizer(client.param_groups, defaults=client.defaults, rule=rule, client=client)
+
+
+def _rule_of(client: torch.optim.Optimizer) -> Rule:
+    kind = type(client)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    groups = client.param_groups
+    _check_can_step(client, name)
+    fused = _fused_rule(client)
+    if fused is not None:
+        client.state.clear()  # nothing is lost: it has not stepped
+        return fused
+    is_elementwise = kind in _ELEMENTWISE or getattr(kind, "is_elementwise", False) is True
+    if not is_elementwise:
+        _log.info(
+            "optimizer %s sees whole parameters, each on one rank: three times their elements travel more for each step; "
+            "if it treats every element alone, say so with a class attribute is_elementwise = True",
+            name,
+        )
+    loan: Loan = lend(client, groups, range(len(groups)), is_elementwise=is_elementwise)
+    return BorrowedRule(_NAMES.get(kind, kind.__name__), [loan])
+
+
+def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
+    """Return the rule with a fused kernel that does what this optimizer does; None if there is none, or it has stepped."""
+    kind, groups = type(client), client.param_groups
+    if any(group.get(flag) for group in groups for flag in _FLAGS_OURS_LACK):
+        return None
+    if any(
+        state.get("step", 1) for state in client.state.values() if state
+    ):  # Adagrad's states begin with a 0
+        return None
+    if kind in _ADAMS:
+        modes = {bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW)) for group in groups}
+        return _adam_rule(adam_w_mode=modes.pop()) if len(modes) == 1 else None
+    if kind in _LIONS:
+        return FusedRule("Lion", LionFormula())
+    if kind in _ADAGRADS:
+        return FusedRule("Adagrad", AdagradFormula(), initial={"sum": "initial_accumulator_value"})
+    return FusedRule("SGD", SgdFormula()) if kind is torch.optim.SGD else None
+
+
+def _adam_rule(*, adam_w_mode: bool) -> Rule:
+    return FusedRule("AdamW" if adam_w_mode else "Adam", AdamFormula(adam_w_mode=adam_w_mode))
+
+
+def _check_can_step(client: torch.optim.Optimizer, name: str) -> None:
+    if any(group.get("differentiable") for group in client.param_groups):
+        raise ConfigError(f"optimizer {name}(differentiable=True) is not supported; leave it off")
+    if type(client) is torch.optim.SparseAdam:
+        raise ConfigError(f"optimizer {name}: averaged gradients are dense here; take torch.optim.Adam")
+    closure = inspect.signature(type(client).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(
+            f"optimizer {name} runs forward and backward itself, in step(closure), which engine.step() has no place for; "
+            "take one that steps from gradients"
+        )

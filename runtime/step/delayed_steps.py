@@ -1,0 +1,122 @@
+"""The step beside the forward and backward after it, which run with the parameters from before it.
+
+Source: ZeRO-Offload (arXiv 2101.06840) section 5.2, "one-step delayed parameter update"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..zero.prefetch import in_backward
+from ..zero.sharded_gradients import HostGradients
+from ..zero.sharded_model import ShardedModel
+from ..zero.sub_buffer import SubBuffer
+from .host_update import AsideUpdate, Update, UpdatePart, make_thread
+from .pipeline import Pieces
+from .step_schedule import StepSchedule
+
+
+class DelayedSteps(StepSchedule):
+    """Of sub-buffers that all have their gradients and states in host memory.
+
+    What reads or changes parameters, masters or states from outside has to `drain` first.
+    """
+
+    def __init__(
+        self,
+        model: ShardedModel,
+        parts: Sequence[SubBuffer],
+        *,
+        device: torch.device,
+        warmup_steps: int,
+        update_of: Callable[[Update], UpdatePart],
+    ) -> None:
+        self._model, self._parts = model, tuple(parts)
+        self._warmup_steps, self._update_of = warmup_steps, update_of
+        self._thread = make_thread(device)
+        self._under_way: list[tuple[SubBuffer, AsideUpdate]] = []
+        self._num_forwards = 0
+        for part in self._parts:
+            part.before_use = lambda is_written: self.drain()
+            part.refuses_writes = "zero_optimization.offload_optimizer.delayed_update"
+        model.before_gather = self.drain_unless_running
+
+    def begin(self, update: Update) -> bool:
+        """Start it, from the gradients as they are now, unless it is a step of the warmup. The last one must be finished."""
+        if self._under_way:
+            raise AssertionError(f"step {update.step} begins, and the one before is not finished")
+        if update.step <= self._warmup_steps:
+            return False
+        update_part = self._update_of(update)
+        for part in reversed(self._parts):
+            gradients = part.gradients
+            if not isinstance(gradients, HostGradients):
+                raise AssertionError(f"the gradients of {part.label} are not in host memory")
+            grads = partial(_whole, gradients.take())
+            aside = AsideUpdate(self._thread, part, update_part, grads=grads, room=None)
+            self._under_way.append((part, aside))
+        return True
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Errors: what the update raised"""
+        under_way, self._under_way = self._under_way, []
+        gathers = []
+        try:
+            for part, aside in under_way:
+                aside.publish()
+                gathers.append(self._model.publish(part))
+        except BaseException:
+            for _, aside in under_way:
+                aside.drop()
+            raise
+        finally:
+            for gather in gathers:
+                gather.wait()
+
+    def drain(self) -> None:
+        """As `finish`, for who needs all of it between two steps; the next forward has new parameters then.
+
+        Order:  a collective, if a step is under way
+        Errors: ConfigError in a forward or backward, in whose middle parameters must not change
+        """
+        if not self._under_way:
+            return
+        if self._num_forwards or in_backward():
+            raise ConfigError(
+                "parameters, masters or optimizer states are used from outside while a forward or backward runs, and "
+                "zero_optimization.offload_optimizer.delayed_update has an update under way; use them between steps, or leave "
+                "delayed_update out"
+            )
+        self._model.free_idle()
+        self.finish()
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """A forward runs: parameters stay."""
+        self._num_forwards += 1
+        try:
+            yield
+        finally:
+            self._num_forwards -= 1
+
+    def drain_unless_running(self) -> None:
+        """As `drain`; but who only reads parameters in a forward or backward gets those that it runs with."""
+        if not self._num_forwards and not in_backward():
+            self.drain()
+
+    def close(self) -> None:
+        try:
+            self.finish()
+        finally:
+            self._thread.shutdown()
+
+
+def _whole(grad: Tensor) -> Pieces:
+    return ((0, grad),)

@@ -1,0 +1,159 @@
+"""The optimizer that the user sees: their parameter groups in front, flat shards behind."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ..comm.collectives import Collectives
+from ..errors import CheckpointError, ConfigError
+from ..zero.sub_buffer import SubBuffer
+from .deepspeed_names import DeepSpeedNames
+from .host_update import Update, UpdatePart
+from .loss_scale import LossScaler
+from .rule import AfterPart, PartRule, Rule, hyper_parameters
+from .trl_hooks import Hooks
+
+# torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on the first
+# call: more than a second in every rank of a job that compiles nothing.
+_ADD_PARAM_GROUP = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+
+class FlatOptimizer(DeepSpeedNames):
+    """A torch optimizer whose states are one tensor per sub-buffer and rank.
+
+    `param_groups` hold the user's parameters and hyper-parameters; schedulers and users change lr there. Parameters
+    that no group contains, and frozen ones, are left alone.
+    """
+
+    def __init__(
+        self,
+        param_groups: list[dict[str, Any]],
+        *,
+        defaults: dict[str, Any],
+        rule: Rule,
+        client: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """`client` is the optimizer that the program brings, if it does, with the same groups."""
+        super().__init__(param_groups, defaults)
+        self.param_groups = param_groups  # the very list, so a client's scheduler and we see the same lr
+        self.rule = rule
+        self.num_steps = 0  # applied, not skipped
+        self.parameter_offload = Hooks()  # DeepSpeed's name for what gathers parameters
+        self.parts: tuple[SubBuffer, ...] = ()
+        self._client = client
+
+    def attach(
+        self,
+        parts: Sequence[SubBuffer],
+        *,
+        comm: Collectives,
+        scaler: LossScaler,
+        look_for_overflow: Callable[[], bool] | None = None,
+    ) -> None:
+        """Get ready to update this rank's shards."""
+        self.parts = tuple(parts)
+        self._scaler = scaler
+        self._look_for_overflow = look_for_overflow
+        self.rule.attach(self.parts, self.param_groups, comm)
+
+    @property
+    def states(self) -> tuple[dict[str, Tensor], ...]:
+        """Per part: name -> [shard] float32. Whoever has them may write to them, until the next backward."""
+        for part in self.parts:
+            if part.before_use is not None:
+                part.before_use(True)
+        return tuple(part.states for part in self.parts)
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]  # a closure would have to run forward and backward on all ranks
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        grad_scale: float | None = None,
+        after_part: AfterPart | None = None,
+    ) -> None:
+        """Update this rank's shards from reduced gradients; `after_part` is called as each sub-buffer is done.
+
+        Errors: ConfigError when called by a user: gradients would not be reduced, nor parameters gathered
+        """
+        if grad_scale is None or closure is not None:
+            raise ConfigError(
+                "optimizer.step() was called directly; call engine.step(), which calls it in turn"
+            )
+        self.num_steps += 1
+        self.rule.step(self.param_groups, step=self.num_steps, grad_scale=grad_scale, after_part=after_part)
+
+    def next_update(self, grad_scale: float) -> Update:
+        """Return what the next step does, with the groups as they are now."""
+        groups = tuple(
+            {name: _value(value) for name, value in hyper_parameters(group).items()}
+            for group in self.param_groups
+        )
+        return Update(groups=groups, step=self.num_steps + 1, grad_scale=grad_scale)
+
+    def part_update(self, update: Update) -> UpdatePart:
+        """Return what that does to one sub-buffer.
+
+        Errors: AssertionError for an optimizer that does not step part by part
+        """
+        if not isinstance(self.rule, PartRule):
+            raise AssertionError(f"{self.rule.name} does not step part by part")
+        groups = [dict(group) for group in update.groups]
+        return self.rule.part_update(groups, step=update.step, grad_scale=update.grad_scale)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
+        for part in self.parts:
+            part.gradients.zero()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group while the optimizer is being built; afterwards the flat buffers are laid out for good."""
+        if getattr(self, "parts", ()):
+            raise ConfigError(
+                "add_param_group() after initialize() is not supported; give initialize() all groups"
+            )
+        _ADD_PARAM_GROUP(self, param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the groups with their hyper-parameters, for who looks at them; "state" refuses to be read: a rank holds shards only."""
+        groups = [hyper_parameters(group) for group in self.param_groups]
+        return {"state": _ShardedStates(), "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuse: a rank holds shards only."""
+        raise CheckpointError("optimizer.load_state_dict() has no whole state; use engine.load_checkpoint()")
+
+
+class _ShardedStates(Mapping[Any, Any]):
+    """In the place of states. A program that gathers or saves state_dicts without need goes on; one that reads this one is told so."""
+
+    def __getitem__(self, key: object) -> NoReturn:
+        self._refuse()
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+    def __len__(self) -> NoReturn:
+        self._refuse()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """In a pickle it is what it is here: a program may save all that it has, and what was loaded refuses to be read."""
+        return type(self), ()
+
+    def _refuse(self) -> NoReturn:
+        """Errors: CheckpointError"""
+        raise CheckpointError(
+            'optimizer.state_dict()["state"] would be this rank\'s shard; use engine.save_checkpoint()'
+        )
+
+
+def _value(value: Any) -> Any:
+    """A hyper-parameter that nobody changes in place."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,129 @@
+"""Updates of sub-buffers in a thread of their own, beside what the device computes.
+
+[Note: aside] Such an update leaves the parameters as they are until it is published: what it computes of them waits in host memory.
+Where it may come to nothing, it works on copies of master and states, too, so that nothing has to be put back: to take it over, the
+copies and the originals change places, and to drop it, nobody looks at the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..offload.device_copies import to_host
+from ..zero.sub_buffer import SubBuffer
+from .pipeline import Pieces, Ready
+
+UpdatePart = Callable[[Ready], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one optimizer step does to every sub-buffer. Equal ones do the same."""
+
+    groups: tuple[Mapping[str, Any], ...]  # the optimizer's, without parameters; nobody changes them
+    step: int  # from 1
+    grad_scale: float  # gradients are multiplied by it
+
+
+def make_thread(device: torch.device) -> ThreadPoolExecutor:
+    """Return a thread that works for the process that has `device`."""
+
+    def begin(num_threads: int) -> None:
+        torch.set_num_threads(num_threads)  # OpenMP asks each thread for itself
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # page-locked memory is taken in the name of one
+
+    return ThreadPoolExecutor(1, "dslaunch-step", begin, (torch.get_num_threads(),))
+
+
+class Room:
+    """Host memory for a second set of one sub-buffer's master and states; taken at its first use."""
+
+    def __init__(self, part: SubBuffer) -> None:
+        self._part = part
+        self.master: Tensor | None = None  # [shard] float32
+        self.states: dict[str, Tensor] = {}  # [shard] float32 by name
+
+    def fill(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return copies of the master and of the states."""
+        self.master = self._copy(self._part.master, self.master)
+        self.states = {
+            name: self._copy(state, self.states.get(name)) for name, state in self._part.states.items()
+        }
+        return self.master, dict(self.states)
+
+    def _copy(self, source: Tensor, target: Tensor | None) -> Tensor:
+        if target is None:
+            return to_host(source, pin_memory=self._part.home.pins_states)
+        return target.copy_(source)
+
+
+class AsideUpdate:
+    """Of one sub-buffer, which has its states in host memory. See [Note: aside].
+
+    Without a `room`, master and states are updated in place, but for a master that is the parameter.
+    """
+
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        part: SubBuffer,
+        update: UpdatePart,
+        *,
+        grads: Callable[[], Pieces],
+        room: Room | None,
+    ) -> None:
+        """Begin as soon as the thread is free; `grads` is called there."""
+        self._part, self._update, self._grads, self._room = part, update, grads, room
+        self._future: Future[Ready] = thread.submit(self._run)
+
+    def drop(self) -> None:
+        """Let it come to nothing, and its error with it: nobody reads its gradients afterwards."""
+        if not self._future.cancel():
+            wait([self._future])
+
+    def publish(self) -> None:
+        """Wait for it, and let its results be the sub-buffer's. Other ranks' parameters are another matter.
+
+        Errors: what the update raised
+        """
+        ready, part = self._future.result(), self._part
+        if ready.master is not part.master:
+            if part.has_separate_master:
+                _exchange(ready.master, part.master)
+            else:
+                part.param_shard.copy_(ready.master)
+        for name, state in ready.states.items():
+            if name not in part.states:
+                part.states[name] = state
+            elif state is not part.states[name]:
+                _exchange(state, part.states[name])
+        if ready.param_out is not None:
+            # torch gives pinned memory to nobody else before a copy from it is done.
+            part.param_shard.copy_(ready.param_out, non_blocking=not part.home.params_on_host)
+
+    @torch.no_grad()
+    def _run(self) -> Ready:
+        part = self._part
+        if self._room is not None:
+            master, states = self._room.fill()
+        else:
+            master, states = part.master, part.states
+            if not part.has_separate_master:
+                master = to_host(master, pin_memory=part.home.pins_states)
+        ready = Ready(
+            part=part, master=master, states=states, grads=self._grads(), param_out=part.make_param_out()
+        )
+        self._update(ready)
+        return ready
+
+
+def _exchange(one: Tensor, other: Tensor) -> None:
+    """Both stay the objects that they are, so that whoever knows them knows what is in them."""
+    one.data, other.data = other.data, one.data

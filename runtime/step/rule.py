@@ -1,0 +1,65 @@
+"""What an optimizer does to this rank's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ..comm.collectives import Collectives
+from ..optimizers.on_device import as_float as as_float, scaled_grad as scaled_grad
+from ..zero.layout import Segment
+from ..zero.sub_buffer import SubBuffer
+from .pipeline import Ready
+
+Groups = Sequence[dict[str, Any]]  # an optimizer's param_groups
+AfterPart = Callable[[SubBuffer], None]
+ByName = dict[str, dict[str, Any]]  # parameter name -> state name -> value
+
+
+class Rule(Protocol):
+    """One update formula and its states.
+
+    A state that has one number for each element lies in `SubBuffer.states`, sharded like the master. What else an optimizer
+    remembers of a parameter is beside it.
+    """
+
+    name: str
+    steps_by_part: bool  # through a StepPipeline, so that states may be elsewhere between steps
+
+    def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
+        """Get ready to update these."""
+
+    def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
+        """Multiply the reduced gradients with `grad_scale` and update masters and parameters, in place.
+
+        `step` counts from 1; `after_part` is called as each sub-buffer is done.
+        """
+
+    def reset_states(self, names: Sequence[str]) -> None:
+        """Forget everything, as before the first step, and have the states of these names, too."""
+
+    def beside(self) -> ByName:
+        """What is remembered beside the states, of the parameters of this rank."""
+
+    def load_beside(self, saved: ByName) -> None:
+        """Take that over, of all parameters, when the states are there."""
+
+
+@runtime_checkable
+class PartRule(Rule, Protocol):
+    """One that steps by part."""
+
+    def part_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
+        """Return what such a step does to one sub-buffer; any thread may call it."""
+
+
+def runs(flat: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
+    """Return the views of `flat` that the segments name."""
+    return [flat[segment.offset : segment.offset + segment.numel] for segment in segments]
+
+
+def hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group without its parameters."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}

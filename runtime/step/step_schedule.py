@@ -1,0 +1,31 @@
+"""When the host updates what is in its memory: in the step, in the backward before it, or beside the one after it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from .host_update import Update
+
+
+class StepSchedule:
+    """In the step."""
+
+    def finish(self) -> None:
+        """Have all parameters as all steps so far have made them.
+
+        Order: a collective
+        """
+
+    def begin(self, update: Update) -> bool:
+        """The gradients of a step are known, and what it does. Return whether the update is under way; else it is to be made."""
+        return False
+
+    def forward(self) -> AbstractContextManager[object]:
+        """A forward runs inside."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """No more steps.
+
+        Order: a collective
+        """

@@ -1,0 +1,181 @@
+"""A parameter that is sharded before `initialize()`: what zero.Init keeps of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
+
+from . import ds_attributes
+from .freed_parameter import Placeholder
+from .param_home import forget_early, note_early
+
+if TYPE_CHECKING:
+    from .init_context import Init
+
+
+class Early:
+    """One parameter of a model under construction. It does not keep the parameter alive.
+
+    State: WHOLE    n elements; a change is kept, for rank 0's values are taken when it is sharded
+           SHARDED  n/N elements, `shard`, and a placeholder
+           HELD     both: whole for as long as somebody reads it
+    A rank that is alone keeps everything WHOLE. Every method is a collective, except where it says otherwise.
+    """
+
+    def __init__(self, param: nn.Parameter, name: str, init: Init, owner: nn.Module | None) -> None:
+        """`owner` is the module that has registered it, if that is known."""
+        self.name = name
+        self.init = init
+        self._owner = None if owner is None else weakref.ref(owner)
+        self.shard: Tensor | None = None  # [ceil(n / N)], the last ranks' with zeros at the end
+        self._param = TensorWeakRef(param)
+        self._placeholder: Placeholder | None = None  # while the values are away
+        self._num_holds = 0
+        self._version = 0  # of the parameter when it came back to be held
+        note_early(param, self)
+
+    @property
+    def param(self) -> nn.Parameter:
+        """The parameter; not a collective."""
+        param = self._param()
+        if not isinstance(param, nn.Parameter):
+            raise AssertionError(f"{self.name} is gone")
+        return param
+
+    def is_owned_by(self, module: nn.Module) -> bool:
+        """Whether this module has registered it; not a collective."""
+        return self._owner is not None and self._owner() is module
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the module that has registered it has another in its place, as parametrizations do; not a collective."""
+        owner = None if self._owner is None else self._owner()
+        return owner is not None and not any(one is self.param for one in owner._parameters.values())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values can be used; not a collective."""
+        return self._placeholder is None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody reads it, so that it must not go; not a collective."""
+        return self._num_holds > 0
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether a parameter that was brought to be read has been written; not a collective."""
+        if self.shard is None:
+            return False
+        param = self.param
+        return param._version != self._version or not torch.equal(self._own_part(param), self._unpadded())
+
+    @torch.no_grad()
+    def keep_shard(self) -> None:
+        """Keep this rank's part of rank 0's values."""
+        param, axis = self.param, self.init.comm.mesh.shard
+        self._broadcast(0)
+        if not axis.is_alone:
+            self.shard = param.new_zeros(-(-param.numel() // axis.size))
+            self._unpadded().copy_(self._own_part(param))
+        self._describe()
+        self._hide()
+
+    @torch.no_grad()
+    def convert(self, dtype: torch.dtype) -> None:
+        """Let it be of this dtype, after `keep_shard`; not a collective."""
+        param = self.param
+        if self.shard is not None:
+            self.shard = self.shard.to(dtype)
+        if self.shard is not None and self._placeholder is not None:
+            placeholder, self._placeholder = self._placeholder, None
+            placeholder.take_away(param, self.shard.new_empty(()).expand(param.shape))
+            self._hide()
+        else:
+            param.data = param.detach().to(dtype)
+        self._describe()
+
+    def use(self) -> None:
+        """Have the values back, to be used and changed."""
+        self._show()
+        # In a memory of their own: gloo's thread lets go of the gathered one later, as if somebody had an alias.
+        self.param.data = self.param.detach().clone()
+        self.shard = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the values here, to be read."""
+        self._show()
+        self._num_holds += 1
+        try:
+            yield
+        finally:
+            self._num_holds -= 1
+            if not self.is_held:
+                self._hide()
+
+    def spread(self, rank: int) -> None:
+        """Take what this rank has written to the values, on all ranks."""
+        self._broadcast(rank)
+        if self.shard is not None:
+            self._unpadded().copy_(self._own_part(self.param))
+        self._version = self.param._version
+
+    def take_out(self) -> None:
+        """Let it be a parameter like any other, with all its values."""
+        self._show()
+        self.shard = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave a parameter that is whole alone from now on; not a collective."""
+        self.init.let_go(self)
+        ds_attributes.detach(self.param)
+        forget_early(self.param)
+
+    def _show(self) -> None:
+        if self._placeholder is None or self.shard is None:
+            return
+        param = self.param
+        flat = self.shard.new_empty(self.init.comm.mesh.shard.size * self.shard.numel())
+        self.init.comm.gather_from(self.shard, flat, what=f"parameter '{self.name}'").wait()
+        placeholder, self._placeholder = self._placeholder, None
+        placeholder.take_away(param, flat[: param.numel()].view(param.shape))
+        self._version = param._version
+
+    def _hide(self) -> None:
+        if self.shard is not None and self.is_whole:
+            param = self.param
+            self._placeholder = Placeholder(self.name, param, dtype=param.dtype, device=param.device)
+            self._placeholder.put(param)
+
+    def _describe(self) -> None:
+        axis = self.init.comm.mesh.shard
+        shard = self.param.detach().view(-1) if self.shard is None else self._unpadded()
+        ds_attributes.attach(self.param, shard=shard, is_sharded=not axis.is_alone, axis=axis)
+
+    def _broadcast(self, rank: int) -> None:
+        param = self.param
+        param.data = param.detach().to(self.init.device).contiguous()
+        self.init.comm.broadcast(param.detach(), what=f"parameter '{self.name}'", source=rank)
+
+    def _own_part(self, whole: Tensor) -> Tensor:
+        start, stop = self._range()
+        return whole.detach().reshape(-1)[start:stop]
+
+    def _unpadded(self) -> Tensor:
+        if self.shard is None:
+            raise AssertionError(f"{self.name} has no shard")
+        start, stop = self._range()
+        return self.shard[: stop - start]
+
+    def _range(self) -> tuple[int, int]:
+        axis, numel = self.init.comm.mesh.shard, self.param.numel()
+        size = -(-numel // axis.size)
+        return min(axis.index * size, numel), min((axis.index + 1) * size, numel)

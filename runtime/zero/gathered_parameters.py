@@ -1,0 +1,187 @@
+"""Parameters that are here for a while, because the program asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..log import logger
+from .param_home import Home, early_of, home_of
+from .writes import collect
+
+if TYPE_CHECKING:
+    from .init_context import Init
+    from .sharded_model import ShardedModel
+    from .sub_buffer import SubBuffer
+
+T = TypeVar("T")
+_SAY_WHOSE = "say whose values count: GatheredParameters(params, modifier_rank=0)"
+
+
+class GatheredParameters:
+    """Inside `with GatheredParameters(params):` every rank has these parameters whole, to be read.
+
+    With `modifier_rank=r` they may also be written, all ranks get rank r's values at the end, and so do the optimizer's
+    float32 masters. Parameters that neither an engine nor zero.Init has are left alone, and so is what is no tensor. May be
+    nested.
+    Order:  a collective at both ends
+    Errors: ConfigError if sharded parameters were written without a modifier_rank. In programs written for DeepSpeed such a
+            write is lost, as there, and a warning says so, unless the ds_config's `enable_sanity_checks` is true.
+    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `GatheredParameters`
+    """
+
+    def __init__(
+        self,
+        params: Tensor | Iterable[Any] | None,
+        modifier_rank: int | None = None,
+        fwd_module: nn.Module | None = None,
+        enabled: bool = True,
+    ) -> None:
+        """`fwd_module` is not needed here: what a forward uses is brought by its use."""
+        given = [params] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
+        wanted = [one for one in given if isinstance(one, Tensor)] if enabled else []
+        homes = [home_of(param) for param in wanted]
+        early = [early_of(param) for param in wanted]
+        self._homes = [home for home in homes if home is not None]
+        self._early = _unique(one for one in early if one is not None)
+        self._modifier_rank = modifier_rank
+        self._versions: list[int] = []
+        self._is_open_ended = False
+        self._open = ExitStack()
+
+    def __enter__(self) -> None:
+        for model in _unique(home.model for home in self._homes):
+            units = {home.unit for home in self._homes if home.model is model}
+            self._open.enter_context(model.gathered([unit for unit in model.units if unit in units]))
+            if not self._is_open_ended:
+                self._open.enter_context(model.saved_values())
+        for early in self._early:
+            self._open.enter_context(early.held())
+        for part in self._sharded_parts:
+            part.take_writes()  # those of a forward that has just ended
+        self._versions = [_param(home)._version for home in self._homes]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._open:
+            try:
+                if kind is None:
+                    self._end(self._modifier_rank)
+            finally:
+                self._forget_writes()
+
+    def open(self) -> None:
+        """Enter, to leave by `close`, whatever is entered and left meanwhile."""
+        self._is_open_ended = True
+        self.__enter__()
+
+    def close(self, *, modifier_rank: int | None) -> None:
+        """Leave, when only now it is known whose values count."""
+        with self._open:
+            try:
+                self._end(modifier_rank)
+            finally:
+                self._forget_writes()
+
+    @property
+    def _sharded_parts(self) -> list[SubBuffer]:
+        return _unique(home.part for home in self._homes if home.part.is_sharded)
+
+    def _forget_writes(self) -> None:
+        """What was written and had to be taken over has been; the rest is lost when the values go."""
+        for model in _unique(home.model for home in self._homes):
+            model.forget_writes(_unique(home.unit for home in self._homes if home.model is model))
+
+    def _end(self, modifier_rank: int | None) -> None:
+        if modifier_rank is not None:
+            self._spread(modifier_rank)
+        elif self._loses_writes:
+            self._warn_of_writes()
+        else:
+            self._check_unchanged()
+
+    @property
+    def _owners(self) -> list[ShardedModel | Init]:
+        return _unique([*(home.model for home in self._homes), *(early.init for early in self._early)])
+
+    @property
+    def _loses_writes(self) -> bool:
+        """Whether all that is here belongs to a program written for DeepSpeed; the same on all ranks."""
+        return all(owner.loses_writes for owner in self._owners)
+
+    def _written(self) -> list[str]:
+        written = [
+            home.name
+            for home, version in zip(self._homes, self._versions, strict=True)
+            if home.part.is_sharded
+            and (
+                _param(home)._version != version
+                or not _param(home).is_set_to(home.part.values.views[home.place])
+                or home.part.is_edited
+            )
+        ]
+        return written + [early.name for early in self._early if early.is_edited]
+
+    def _warn_of_writes(self) -> None:
+        """Once for each owner: to compare all values each time would cost."""
+        untold = [owner for owner in self._owners if not owner.has_lost_writes]
+        written = self._written() if untold else []
+        if not written:
+            return
+        logger.warning(
+            "parameter '%s' was written inside GatheredParameters without modifier_rank, so what was written is lost, as with "
+            "DeepSpeed; %s",
+            written[0],
+            _SAY_WHOSE,
+        )
+        for owner in untold:
+            owner.has_lost_writes = True
+
+    def _check_unchanged(self) -> None:
+        written = self._written()
+        # All ranks must know, or those that saw nothing would go on to a collective and wait for the others there.
+        comms = {home.model.comm: home.part.device for home in self._homes if home.part.is_sharded}
+        comms |= {early.init.comm: early.init.device for early in self._early}
+        flags = [
+            comm.all_gather_float64(
+                torch.tensor(float(bool(written)), dtype=torch.float64, device=device),
+                what="edits of parameters",
+            )
+            for comm, device in comms.items()
+        ]
+        if any(bool(flag.any()) for flag in flags):
+            which = f"parameter '{written[0]}' was" if written else "parameters were"
+            raise ConfigError(
+                f"{which} written inside GatheredParameters without modifier_rank: of such an in-place modification each rank "
+                f"would keep what it wrote to its own shard; {_SAY_WHOSE}"
+            )
+
+    @torch.no_grad()
+    def _spread(self, rank: int) -> None:
+        for model in _unique(home.model for home in self._homes):
+            model.before_change()
+        for part in _unique(home.part for home in self._homes):
+            comm = next(home.model.comm for home in self._homes if home.part is part)
+            collect(part)
+            comm.broadcast(part.values.flat, what=part.label, source=rank)
+            part.take_edits(keeps_masters=True)
+        for early in self._early:
+            early.spread(rank)
+
+
+def _param(home: Home) -> nn.Parameter:
+    return home.part.members[home.place].param
+
+
+def _unique(items: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(items))

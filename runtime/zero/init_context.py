@@ -1,0 +1,260 @@
+"""`with dslaunch.zero.Init():` a model that is made inside is sharded while it is made.
+
+How the context follows a model's construction
+----------------------------------------------
+torch tells a hook of ours whenever a module registers a parameter or a module; nothing is patched. When one is registered,
+the parameters that other modules registered before are sharded: so one module's own parameters are whole at a time. Code
+that reads or writes one of those (an `__init__` that goes on after its children, `self.apply(init)`) finds it whole all the
+same: every use of a placeholder comes by its `__torch_function__`, which brings the values back and lets those go that were
+here. What has been here is sharded anew, since it may have been written. So nobody has to know when an `__init__` ends,
+and to wrap those of all classes would not do: it is the parents' code that writes to children.
+
+Only memory that somebody has an alias of must stay, for he may write to it: `new.data.copy_(old.data)` brings `old` while the
+alias of `new` is at hand. torch counts who uses a storage. Each rank might count otherwise (garbage is collected at any
+time), so rank 0 decides.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from ..comm.collectives import Collectives
+from ..comm.mesh import make_mesh
+from ..comm.process_group import choose_device, start_process_group
+from ..config.source import read_source
+from ..environment import read_environment
+from ..errors import ConfigError, report_user_errors_in_one_line
+from ..placement.stage_policy import Placement, policy_for_stage
+from .early_parameter import Early
+from .flat_buffer import num_users
+from .param_home import early_of, home_of
+
+_ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+
+
+class Init:
+    """Inside it, and with `module` at once, parameters get rank 0's values, and each rank keeps 1/N of each.
+
+    They have their values while they are used inside, later in GatheredParameters, and as soon as `initialize()` has taken
+    the model over, which it does unit by unit at stage 3. Buffers and integers stay as they are. Of contexts inside each
+    other the outermost counts; when an inner one ends, what was made in it is sharded. A rank that is alone shards nothing.
+    Order:  every rank must make the same model; all inside is a collective
+    Errors: ConfigError for arguments that have no meaning here
+    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `Init`
+    """
+
+    loses_writes = (
+        False  # to write to gathered parameters without a modifier_rank is no error, see GatheredParameters
+    )
+
+    def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
+        self,
+        module: nn.Module | None = None,
+        data_parallel_group: dist.ProcessGroup | None = None,
+        mem_efficient_linear: bool = True,
+        remote_device: str | None = None,
+        pin_memory: bool = False,
+        config_dict_or_path: _ConfigSource | None = None,
+        config: _ConfigSource | None = None,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        mpu: object | None = None,
+        zero_param_parallel_group: object | None = None,
+        zero_quantized_weights: bool = False,
+        zero_quantized_nontrainable_weights: bool = False,
+        sequence_data_parallel_group: object | None = None,
+        param_swapper: object | None = None,
+    ) -> None:
+        """`dtype` is what parameters become; None keeps theirs, since it is initialize() that rounds to a ds_config's precision.
+
+        With a ds_config whose stage does not shard parameters this does nothing. `mem_efficient_linear` has nothing to choose: torch's own
+        linear keeps no copies here.
+        """
+        section = _zero_section(config_dict_or_path, config)
+        self.is_enabled = enabled and _asks_for_sharding(section)
+        if section is not None and section.get("enable_sanity_checks") is True:
+            self.loses_writes = False
+        self.has_lost_writes = False  # and a warning has said so
+        self._depth = 0
+        self._hooks: list[Any] = []
+        self._whole: dict[Early, nn.Parameter] = {}  # what is to be sharded, held so that no rank's can die
+        self._made: weakref.WeakSet[Early] = weakref.WeakSet()
+        self._outer: Init | None = None  # the context around this one,
+        self._made_for_outer: weakref.WeakSet[Early] = weakref.WeakSet()  # which has what is made in here
+        if not self.is_enabled:
+            return
+        report_user_errors_in_one_line()
+        worker = read_environment()
+        start_process_group(worker)
+        self.device = choose_device(worker)
+        self.dtype = dtype
+        is_all = data_parallel_group is None or data_parallel_group is dist.group.WORLD
+        _check_arguments(
+            remote_device=None if remote_device in ("none", self.device.type) else remote_device,
+            data_parallel_group=None if is_all else data_parallel_group,
+            pin_memory=pin_memory,
+            mpu=mpu,
+            zero_param_parallel_group=zero_param_parallel_group,
+            zero_quantized_weights=zero_quantized_weights,
+            zero_quantized_nontrainable_weights=zero_quantized_nontrainable_weights,
+            sequence_data_parallel_group=sequence_data_parallel_group,
+            param_swapper=param_swapper,
+        )
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ConfigError(
+                f"zero.Init(dtype={dtype}): must be a floating-point dtype of torch, or left out"
+            )
+        self.comm = Collectives(make_mesh(shard_size=dist.get_world_size()))
+        self._num_users = num_users(nn.Parameter(torch.empty(1)))
+        if module is not None:
+            for name, param in module.named_parameters():
+                self.note(param, name)
+            self._shard_rest()
+
+    def __enter__(self) -> None:
+        if self.is_enabled and self._depth == 0:
+            self._hooks = [
+                torch_module.register_module_parameter_registration_hook(self._see_parameter),
+                torch_module.register_module_module_registration_hook(self._see_module),
+            ]
+        self._depth += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        if self._depth or not self.is_enabled:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        outer, self._outer = self._outer, None
+        try:
+            if kind is None:
+                if outer is not None:
+                    outer._shard([early for early in outer._whole if early in self._made_for_outer])
+                self._shard_rest()
+        finally:
+            for early in list(self._whole):  # of an __init__ that has failed; no other rank may know of it
+                early.forget()
+
+    def note(self, param: nn.Parameter, name: str, owner: nn.Module | None = None) -> None:
+        """Shard this parameter soon, unless it is sharded, an engine's, or nothing that we could shard."""
+        other = early_of(param)
+        if other is not None and other.init is not self:
+            self._outer = other.init
+            self._made_for_outer.add(other)
+        is_known = other is not None or home_of(param) is not None
+        is_plain = type(param) is nn.Parameter and not param.is_meta and param.is_floating_point()
+        if is_plain and not is_known and param.numel():
+            early = Early(param, name, self, owner)
+            self._whole[early] = param
+            self._made.add(early)
+
+    def bring(self, tensors: Iterable[Any]) -> bool:
+        """Have the sharded parameters among these here, if the context is open; False if not.
+
+        Order: a collective if it is
+        """
+        known = [early_of(one) for one in tensors if isinstance(one, Tensor)]
+        wanted = {one for one in known if one is not None}
+        if self._depth == 0 or any(one.init is not self for one in wanted):
+            return False
+        self._shard([early for early in self._whole if early not in wanted])
+        for early in known:
+            if early is not None and not early.is_whole:
+                early.use()
+                self._whole[early] = early.param
+        return True
+
+    def let_go(self, early: Early) -> None:
+        """Others have this one now."""
+        self._whole.pop(early, None)
+        self._made.discard(early)
+
+    def _see_parameter(self, module: nn.Module, name: str, param: nn.Parameter) -> None:
+        self._shard([early for early in self._whole if not early.is_owned_by(module)])
+        self.note(param, f"{type(module).__name__}.{name}", module)
+
+    def _see_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
+        self._shard(list(self._whole))
+
+    def _shard(self, wanted: Iterable[Early]) -> None:
+        """Shard these, but what is in use: see "How the context follows a model's construction"."""
+        self._drop_replaced()
+        idle = [early for early in wanted if early in self._whole and not early.is_held]
+        if not idle:
+            return
+        is_used = [num_users(early.param) > self._num_users for early in idle]
+        flags = torch.tensor(is_used, dtype=torch.uint8, device=self.device)
+        self.comm.broadcast(flags, what="parameters in use")
+        for early, flag in zip(idle, flags.tolist(), strict=True):
+            if not flag:
+                early.keep_shard()
+                del self._whole[early]
+
+    def _shard_rest(self) -> None:
+        self._drop_replaced()
+        _check_not_shared(self._whole)
+        for early in list(self._whole):
+            early.keep_shard()
+            del self._whole[early]
+        if self.dtype is not None:  # only now: an __init__ may mix them with tensors of its own
+            for early in self._made:
+                early.convert(self.dtype)
+
+    def _drop_replaced(self) -> None:
+        for early in [early for early in self._whole if early.is_replaced]:
+            early.forget()
+
+
+def _zero_section(*configs: _ConfigSource | None) -> Mapping[str, Any] | None:
+    """Return what the ds_config says of ZeRO; None if there is no ds_config."""
+    given = [one for one in configs if one is not None]
+    if len(given) > 1:
+        raise ConfigError("zero.Init: config_dict_or_path and config are both given; give the ds_config once")
+    if not given:
+        return None
+    _, values = read_source(given[0])
+    section = values.get("zero_optimization")
+    return section if isinstance(section, dict) else {}
+
+
+def _asks_for_sharding(section: Mapping[str, Any] | None) -> bool:
+    """What the section says beside that is initialize()'s to judge; a trainer may still have to fill in parts of it."""
+    if section is None:
+        return True
+    try:
+        policy = policy_for_stage(section.get("stage", 0))
+    except ValueError:
+        return False
+    return policy.parameters is Placement.SHARDED
+
+
+def _check_arguments(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ConfigError(f"zero.Init({name}={value!r}) is not available in this version; leave it out")
+
+
+def _check_not_shared(params: Iterable[Early]) -> None:
+    """Parameters that share their memory use it, so they are whole until the end."""
+    at: dict[int, Early] = {}
+    for early in params:
+        other = at.setdefault(early.param.data_ptr(), early)
+        if other is not early:
+            raise ConfigError(
+                f"parameters '{other.name}' and '{early.name}' share their storage but are two objects; tie them by "
+                "assigning one nn.Parameter to both modules"
+            )

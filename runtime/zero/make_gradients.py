@@ -1,0 +1,75 @@
+"""Which kind of gradients a sub-buffer has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError
+from ..offload.offload import Offload, PartHome
+from ..placement.precision import Precision
+from ..placement.stage_policy import Placement
+from .disk_gradients import DiskGradients, DiskPlace
+from .flat_buffer import FlatBuffer
+from .gradients import AccumulatedGradients, Gradients, OwnGradients, ReplicatedGradients
+from .layout import FlatLayout
+from .sharded_gradients import HostGradients, ShardedGradients, SumPlace
+
+
+def make_gradients(  # noqa: PLR0913
+    placement: Placement,
+    names: Sequence[str],
+    params: Sequence[nn.Parameter],
+    layout: FlatLayout,
+    *,
+    dtype: torch.dtype,
+    precision: Precision,
+    device: torch.device,
+    index: int,
+    num_shards: int,
+    is_alone: bool,
+    home: PartHome,
+    offload: Offload,
+    norm_run: tuple[int, int],
+) -> Gradients:
+    """Gradients of parameters of this `dtype` and placement, for shard `index`; `is_alone`: there is no other rank.
+
+    `home` says where these go during backward, if `offload` takes any. `norm_run`: where in the shard this rank's part of the
+    norm begins and ends.
+    """
+    is_sharded = placement is Placement.SHARDED and (num_shards > 1 or offload.frees_gradients)
+    is_wider = dtype != torch.float32 and precision.sums == torch.float32
+    is_added_up_wider = is_wider and not is_sharded
+    if is_alone and not is_added_up_wider and not is_sharded:
+        return OwnGradients(names, params, layout)
+    sent = torch.float32 if is_added_up_wider else (precision.sent or dtype)
+    if sent.itemsize < dtype.itemsize and not is_sharded:
+        raise ConfigError(
+            f"communication_data_type is narrower than parameter '{names[0]}', which is {dtype}: micro batches would be added "
+            "up in it, too; write stage 2 or 3, where they are not, or leave it out"
+        )
+    whole = FlatBuffer(layout, dtype=sent, device=device)
+    if is_sharded:
+        place = SumPlace(
+            dtype=precision.sums or torch.float32,
+            device=torch.device("cpu") if home.steps_on_host else device,
+            pin_memory=home.pins_states,
+        )
+        if home.has_grads_on_disk:
+            # Who is alone takes the norm parameter by parameter, wherever it has gradients as autograd made them.
+            by_slot = sorted((slot.offset, slot.offset + slot.numel) for slot in layout.slots)
+            disk = DiskPlace(
+                partial(offload.make_disk_spill, home.states),
+                offload.outbox,
+                tuple(by_slot) if is_alone and not is_wider else (norm_run,),
+            )
+            return DiskGradients(
+                names, params, whole, sums=place, index=index, num_shards=num_shards, place=disk
+            )
+        sharded = HostGradients if home.steps_on_host else ShardedGradients
+        return sharded(names, params, whole, sums=place, index=index, num_shards=num_shards)
+    kind = AccumulatedGradients if sent != dtype else ReplicatedGradients
+    return kind(names, params, whole, shard=whole.shard(index, num_shards=num_shards))

@@ -1,0 +1,149 @@
+"""What of a model was moved to host memory for a while, between steps: its own memory is given up, and taken again later.
+
+A storage goes as it is, and comes back into the same object. So every view of it, the users' parameters among them, is the
+same tensor afterwards, and nobody has to be told where anything lies. Meanwhile whatever leads to such a view is barred:
+parameters are placeholders, `p.grad` is None, and the engine refuses what needs the rest. All of this is the same without an
+accelerator, where the bytes only go from one place in host memory to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError, ConfigError
+from .offload_kinds import OffloadStateTypeEnum as Kind
+from .sub_buffer import SubBuffer
+
+KINDS = tuple(Kind)
+
+
+def read_kinds(include: Iterable[Kind | str] | None) -> tuple[Kind, ...]:
+    """The states that are named, by text or enum; None names all.
+
+    Errors: ConfigError for a name that is none of them
+    """
+    if include is None:
+        return KINDS
+    known = [kind.value for kind in KINDS]
+    wrong = [name for name in include if name not in known]
+    if wrong or isinstance(include, str):
+        raise ConfigError(
+            f"offload_states(include={include!r}): must be a list of states, which are {', '.join(known)}"
+        )
+    return tuple(kind for kind in KINDS if kind in set(include))
+
+
+class Parked:
+    """One storage, its bytes in host memory."""
+
+    def __init__(self, tensor: Tensor, *, pin_memory: bool, non_blocking: bool) -> None:
+        self._tensor = tensor
+        own = _bytes(tensor)
+        self._host = torch.empty(own.numel(), dtype=torch.uint8, pin_memory=pin_memory and tensor.is_cuda)
+        self._host.copy_(own, non_blocking=non_blocking)
+        # The device's allocator may give this memory away at once: whoever gets it comes later in the same stream.
+        tensor.untyped_storage().resize_(0)
+
+    def let_go(self) -> None:
+        """Give the memory up again; the bytes are still here."""
+        self._tensor.untyped_storage().resize_(0)
+
+    def bring_back(self, *, non_blocking: bool) -> None:
+        """Take the memory again, and the bytes."""
+        self._tensor.untyped_storage().resize_(self._host.numel())
+        _bytes(self._tensor).copy_(self._host, non_blocking=non_blocking)
+
+
+class Offloaded:
+    """Of these sub-buffers, by kind of state. All ranks may do this on their own: nothing is sent."""
+
+    def __init__(self, parts: Sequence[SubBuffer]) -> None:
+        self._parts = tuple(parts)
+        self._parked: dict[Kind, list[Parked]] = {}
+        self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
+
+    def check_here(self, what: str, kinds: Sequence[Kind] = KINDS, *, is_load: bool = False) -> None:
+        """`what` needs these. `is_load`: it replaces all of them.
+
+        Errors: ConfigError if one of them is in host memory; CheckpointError if they are of no one state
+        """
+        if self.barred is not None and not is_load:
+            raise CheckpointError(f"{what} cannot go on: {self.barred}")
+        missing = [kind.value for kind in kinds if kind in self._parked]
+        if missing:
+            raise ConfigError(
+                f"{what} needs {', '.join(missing)}, which engine.offload_states() has moved to host memory; call "
+                "engine.reload_states() first"
+            )
+
+    @torch.no_grad()
+    def move_out(self, kinds: Sequence[Kind], *, pin_memory: bool, non_blocking: bool) -> None:
+        """Let these go, or none of them; those that are gone stay so. No sharded parameter may be here as a whole."""
+        wanted = [kind for kind in kinds if kind not in self._parked]
+        try:
+            for kind in wanted:
+                parked = self._parked[kind] = []
+                for tensor in self._memories(kind):
+                    parked.append(Parked(tensor, pin_memory=pin_memory, non_blocking=non_blocking))
+        except BaseException:  # there is no host memory left
+            begun = {kind: self._parked.pop(kind) for kind in wanted if kind in self._parked}
+            self._bring_back(begun, non_blocking=False)
+            raise
+
+    @torch.no_grad()
+    def move_in(self, *, non_blocking: bool) -> None:
+        """Have all of them again; where that fails, none."""
+        self._bring_back(self._parked, non_blocking=non_blocking)
+        self._parked = {}
+
+    def _bring_back(self, parked: Mapping[Kind, Sequence[Parked]], *, non_blocking: bool) -> None:
+        with ExitStack() as undo:  # the device may be full
+            for one in (one for of_kind in parked.values() for one in of_kind):
+                undo.callback(one.let_go)
+                one.bring_back(non_blocking=non_blocking)
+            undo.pop_all()
+        for part in self._parts:
+            if Kind.lp_params in parked and not part.is_sharded and part.is_covered:
+                part.show()
+            if Kind.lp_grads in parked and part.is_trained and not part.gradients.is_here:
+                part.gradients.put_on()
+
+    def _memories(self, kind: Kind) -> Iterator[Tensor]:
+        """What holds this kind of state, one tensor for each storage; nothing leads there any more."""
+        for part in self._parts:
+            seen: set[int] = set()
+            for tensor in _holders(part, kind):
+                storage = tensor.untyped_storage()
+                is_new = storage._cdata not in seen and storage.nbytes() > 0
+                if is_new and tensor.device == part.device:
+                    seen.add(storage._cdata)
+                    yield tensor
+
+
+def _holders(part: SubBuffer, kind: Kind) -> Sequence[Tensor]:
+    if kind is Kind.lp_params:
+        if part.home.parameters.is_away:
+            return ()
+        if not part.is_sharded:
+            part.cover()
+        return (part.param_shard,)
+    if not part.is_trained or (kind in (Kind.hp_params, Kind.optim_states) and part.home.states.is_away):
+        return ()  # frozen, or away at any time
+    if kind is Kind.hp_params:
+        return (part.master,) if part.has_separate_master else ()
+    if kind is Kind.lp_grads:
+        return part.gradients.take_off()
+    if kind is Kind.optim_states:
+        whole = [state for states in part.states_of_whole.values() for state in states().values()]
+        return (*part.states.values(), *(state for state in whole if isinstance(state, Tensor)))
+    return ()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """All of the storage behind it, as bytes."""
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage())

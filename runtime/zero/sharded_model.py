@@ -1,0 +1,398 @@
+"""A model as units: the collectives over all of them, in an order that is the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import nn
+
+from ..comm.collectives import Collectives, Pending
+from ..errors import ConfigError
+from ..offload.offload import Offload
+from ..placement.precision import Precision
+from ..placement.stage_policy import Placement, Policy
+from . import ds_attributes
+from .access import Access
+from .offload_kinds import OffloadStateTypeEnum
+from .param_home import move_in
+from .parked_states import Offloaded
+from .partition import IsLeaf, UnitPlan, cut_into_units
+from .prefetch import Residents
+from .reducer import make_reducer
+from .sub_buffer import NO_GROUP, Member, SubBuffer
+from .unit import Unit, UnitState
+from .writes import Turns
+
+TRAINED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class ShardedModel:
+    """The units of a module, built in place.
+
+    Order: every rank must construct it and call its methods in the same order; units go in definition order, which
+           does not depend on what a rank's data made the model compute
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        module: nn.Module,
+        *,
+        policy: Policy,
+        groups: Sequence[Sequence[torch.Tensor]],
+        precision: Precision,
+        max_unit_numel: int,
+        is_leaf: IsLeaf,
+        device: torch.device,
+        comm: Collectives,
+        offload: Offload,
+        loses_writes: bool = False,
+    ) -> None:
+        """Cut `module` into units; `groups` are the optimizer's. A dtype that is None keeps what each parameter or buffer has.
+
+        `loses_writes`: to write to gathered parameters without a modifier_rank is no error, see GatheredParameters.
+
+        Errors: ConfigError if the ranks hold different models, or a trained parameter has a dtype we cannot train
+        """
+        self.policy = policy
+        self.comm = comm
+        self.loses_writes, self.has_lost_writes = loses_writes, False  # as in zero.Init
+        # Called before anything but a step changes what is behind the parameters: shards, masters and states.
+        self.before_change: Callable[[], None] = _nothing
+        self._module = module
+        _check_no_complex(module)
+        plans = cut_into_units(module, max_numel=max_unit_numel, is_leaf=is_leaf)
+        group_of = {id(param): index for index, group in enumerate(groups) for param in group}
+        members = [_members(plan, group_of) for plan in plans]
+        _check_trained_dtypes(members, precision.parameters)
+        _check_agreement(members, comm)
+        self.units = tuple(
+            Unit(
+                plan.name,
+                _parts(
+                    run,
+                    unit=plan.name,
+                    precision=precision,
+                    device=device,
+                    comm=comm,
+                    policy=policy,
+                    offload=offload,
+                ),
+                plan.modules,
+            )
+            for plan, run in zip(plans, members, strict=True)
+        )
+        self.residents = Residents(self.units)
+        is_sharded = any(part.is_sharded for unit in self.units for part in unit.parts)
+        self._access = Access(module, self.units, self.residents, keeps=self) if is_sharded else None
+        _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
+        self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
+        self._reducer = make_reducer(self.trained, comm)
+        watched = [part for unit in self.units for part in unit.parts if part.has_copies]
+        self._copied = tuple(watched)
+        self._turns = Turns([part.writes for part in watched])
+        # called before parameters are gathered for somebody else than the model; a collective
+        self.before_gather: Callable[[], None] = _nothing
+        self.offloaded = Offloaded([part for unit in self.units for part in unit.parts])
+        move_in(self)
+        self._describe()
+
+    def begin_backward(self) -> None:
+        """Make everything ready for gradients.
+
+        Errors: ConfigError if the user did something to `p.grad` that has no meaning
+        """
+        if not self._reducer.is_coalescing:
+            self._adopt_gradients()
+        self.residents.begin_backward()
+        self._reducer.begin_backward()
+
+    def end_backward(self) -> None:
+        """Autograd has come to its end."""
+        self.residents.end_backward()
+        self._reducer.end_backward()
+
+    def end_step(self) -> None:
+        """The gradients have been used: set them to zero, and keep of sharded parameters nothing but the shards."""
+        self.residents.end_step()
+        self.zero_gradients()
+
+    def zero_gradients(self) -> None:
+        """Set all gradients to zero."""
+        self._reducer.forget()
+        for part in self.trained:
+            part.gradients.zero()
+        for unit in self.units:
+            for part in unit.parts:
+                if not part.is_trained:
+                    for member in part.members:
+                        member.param.grad = None
+
+    def finish_gradients(self) -> None:
+        """Each rank's shard of the gradients is the average over all ranks afterwards.
+
+        Errors: as begin_backward
+        """
+        self._adopt_gradients()
+        if self.policy.gradients is Placement.REPLICATED:  # sharded ones are averaged in the backward
+            for part in self.trained:
+                part.gradients.look_at_own()
+        self._reducer.finish()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether gradients came after this rank had averaged them, so that `catch_up` is due on all ranks."""
+        return self._reducer.is_behind
+
+    def settle(self) -> None:
+        """Let gradients be the averages of all that the backwards gave, also of what came late.
+
+        Order: a collective, at most once after each backward
+        """
+        if not self._reducer.is_settled:
+            own = torch.tensor(float(self.is_behind), dtype=torch.float64, device=self.trained[0].device)
+            if bool(self.comm.all_gather_float64(own, what="whether gradients came late").any()):
+                self.catch_up()
+            self._reducer.is_settled = True
+
+    def catch_up(self) -> None:
+        """Average what came late, on any rank.
+
+        Order: a collective
+        """
+        self._reducer.catch_up()
+
+    def coalesced(self) -> AbstractContextManager[None]:
+        """Average the gradients of all backwards inside once, at the end.
+
+        Order: a collective at the end
+        """
+        return self._reducer.coalesced()
+
+    def average_gradients(self) -> None:
+        """Let every `p.grad` be the average, where ranks hold whole gradients.
+
+        Order: a collective
+        """
+        self.check_averaged()
+        self._adopt_gradients()
+        self._reducer.average_all()
+
+    def check_averaged(self) -> None:
+        """Gradients are what ranks share.
+
+        Errors: ConfigError inside `coalesced`
+        """
+        if self._reducer.is_coalescing:
+            raise ConfigError(
+                "gradients are each rank's own inside engine.coalesce_grad_reduction(), until its end; read or set them "
+                "after the block"
+            )
+
+    def publish(self, part: SubBuffer) -> Pending:
+        """Begin to give every rank the parameters that it holds and others' optimizers have updated."""
+        if part.is_sharded:
+            return self.comm.spread_chunk(part.kept, what=part.label)
+        return self.comm.gather(part.values.flat, what=part.label)
+
+    @contextmanager
+    def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
+        """Have the parameters of these units, default all, here.
+
+        Order:  a collective
+        Errors: ConfigError while parameters are offloaded
+        """
+        self.offloaded.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
+        self.before_gather()
+        with self.residents.held(self.units if units is None else units):
+            yield
+
+    def take_edits(self) -> None:
+        """Take over, in shards and float32 masters, what was written to parameters from outside."""
+        self.before_change()
+        for unit in self.units:
+            for part in unit.parts:
+                part.take_edits()
+
+    def take_writes(self) -> None:
+        """Take over what the program has written to parameters that are here, before the optimizer updates what they are copies of."""
+        self._turns.go_on()
+        for part in self._copied:
+            part.take_writes()
+            if part.is_sharded:  # what is here is from before the step
+                part.writes.forget()
+
+    def forget_writes(self, units: Iterable[Unit]) -> None:
+        """What was written to these parameters does not count, where no forward is under way that may have done it."""
+        for unit in units:
+            if not unit.num_forwards:
+                for part in unit.parts:
+                    part.writes.forget()
+
+    def saved_values(self) -> AbstractContextManager[object]:
+        """Have autograd save the places of sharded parameters that are used inside, instead of their values."""
+        return nullcontext() if self._access is None else self._access.saved_values()
+
+    def free_idle(self) -> None:
+        """Keep of sharded parameters nothing but the shards, where nobody uses more."""
+        self.residents.free_idle()
+
+    def offload(self, kinds: Sequence[OffloadStateTypeEnum], *, pin_memory: bool, non_blocking: bool) -> None:
+        """Move these states to host memory until `reload`.
+
+        Errors: ConfigError while sharded parameters are in use
+        """
+        self.before_gather()
+        self.before_change()
+        self.free_idle()
+        used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
+        if used:
+            raise ConfigError(
+                f"offload_states() while the parameters of '{used[0]}' are gathered; leave GatheredParameters, or the forward"
+            )
+        self.offloaded.move_out(kinds, pin_memory=pin_memory, non_blocking=non_blocking)
+
+    def reload(self, *, non_blocking: bool = False) -> None:
+        """Bring them back."""
+        self.offloaded.move_in(non_blocking=non_blocking)
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """Compile the module: as a whole, or, where parameters are sharded, the forward of each block.
+
+        Errors: ConfigError if there is no block to compile
+        """
+        if self._access is None:
+            self._module.compile(**options)
+        elif not self._access.compile(options):
+            raise ConfigError(
+                "engine.compile(): the model has no block whose parameters are gathered together, as children of a "
+                "ModuleList are; compile functions inside its forward, or use stage 0, 1 or 2"
+            )
+
+    def lend(self, unit: Unit) -> None:
+        """Have this unit here until the forward that is under way ends."""
+        self.residents.lend(unit)
+
+    def release(self) -> None:
+        """Free gradients and masters; every rank has all parameters from then on.
+
+        Order: a collective where parameters are sharded
+        """
+        self.reload()
+        if self._access is not None:
+            self._access.release()
+            self.residents.hold_all()
+        for member in (member for unit in self.units for part in unit.parts for member in part.members):
+            ds_attributes.detach(member.param)
+        self._reducer.release()
+        for part in self.trained:
+            part.release()
+        for part in (part for unit in self.units for part in unit.parts):
+            part.come_home()
+        self.trained = ()
+
+    def _describe(self) -> None:
+        if self.policy.parameters is not Placement.SHARDED:
+            return
+        axis = self.comm.mesh.shard
+        for part in (part for unit in self.units for part in unit.parts):
+            for member, slot in zip(part.members, part.layout.slots, strict=True):
+                own = part.layout.fragment(slot, axis.index, num_shards=axis.size)
+                start, numel = (own.offset_in_shard, own.numel) if own else (0, 0)
+                shard = part.param_shard[start : start + numel]
+                ds_attributes.attach(member.param, shard=shard, is_sharded=part.is_sharded, axis=axis)
+
+    def _adopt_gradients(self) -> None:
+        for part in self.trained:
+            part.adopt_gradients()
+
+
+def _nothing() -> None:
+    """Nothing has to happen before."""
+
+
+def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
+    return tuple(
+        Member(name=name, param=param, group=group_of.get(id(param), NO_GROUP))
+        for name, param in plan.params
+        if param.is_floating_point()
+    )
+
+
+def _parts(
+    members: Sequence[Member],
+    *,
+    unit: str,
+    precision: Precision,
+    device: torch.device,
+    comm: Collectives,
+    policy: Policy,
+    offload: Offload,
+) -> list[SubBuffer]:
+    by_role: dict[tuple[torch.dtype, bool], list[Member]] = {}
+    for member in members:
+        by_role.setdefault((precision.parameters or member.param.dtype, member.is_trained), []).append(member)
+    return [
+        SubBuffer(
+            run,
+            unit=unit,
+            dtype=dtype,
+            device=device,
+            comm=comm,
+            policy=policy,
+            precision=precision,
+            offload=offload,
+        )
+        for (dtype, _), run in by_role.items()
+    ]
+
+
+def _check_no_complex(module: nn.Module) -> None:
+    """Flat buffers hold real numbers: a complex parameter would stay as it is."""
+    for name, param in module.named_parameters():
+        if param.is_complex() and param.requires_grad:
+            raise ConfigError(
+                f"parameter '{name}' is {param.dtype}; trained parameters are float32 or bfloat16: hold it as float32, as "
+                "torch.view_as_real() gives it, and call torch.view_as_complex() in the forward, or freeze it"
+            )
+
+
+def _check_trained_dtypes(units: Iterable[Sequence[Member]], param_dtype: torch.dtype | None) -> None:
+    for member in (member for members in units for member in members if member.is_trained):
+        dtype = param_dtype or member.param.dtype
+        if dtype not in TRAINED_DTYPES and dtype != param_dtype:
+            raise ConfigError(
+                f"parameter '{member.name}' is {dtype}; trained parameters are float32 or bfloat16: convert the model "
+                "before initialize(), or set bf16.enabled or fp16.enabled"
+            )
+
+
+def _check_agreement(units: Iterable[Sequence[Member]], comm: Collectives) -> None:
+    """Ranks with different models would wait for each other for ever, or train nonsense: find out first."""
+    text = "\n".join(
+        f"{member.name} {tuple(member.param.shape)} {member.param.dtype} {member.is_trained} {member.group}"
+        for members in units
+        for member in members
+    )
+    digests = comm.all_gather_objects(crc32(text.encode()), what="the fingerprint of the model")
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise ConfigError(
+                f"rank {rank} and rank 0 were given different models or optimizer groups: names, shapes, dtypes, "
+                "requires_grad and groups of all parameters must agree; build the model the same way on every rank"
+            )
+
+
+def _place_rest(
+    module: nn.Module, *, device: torch.device, comm: Collectives, buffer_dtype: torch.dtype | None
+) -> None:
+    """Move what no unit holds, buffers and integer parameters, to the device and take rank 0's values."""
+    integers = (param for param in module.parameters() if not param.is_floating_point())
+    for tensor in (*integers, *module.buffers()):
+        dtype = buffer_dtype if tensor.is_floating_point() else None
+        whole = tensor.detach().to(device=device, dtype=dtype).contiguous()
+        comm.broadcast(whole, what="a buffer")
+        tensor.data = whole
