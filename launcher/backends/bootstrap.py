@@ -41,6 +41,10 @@ _FIND_PYTHON = (
 WANTS_TEXT = b"\0dslaunch wants text\n"
 _SIZE_DIGITS = 10
 
+# How a node's Python says that no agent can run with it: on stderr, and the launcher shows it as it is.
+OLDEST_PYTHON = (3, 8)
+NO_AGENT_RUNS_WITH = "no agent runs with "
+
 # The first line of the stream, kept short because it is read byte by byte: reads the loader, and runs it.
 _FIRST = """import os
 def read(size):
@@ -57,6 +61,10 @@ exec(read(SIZE))"""
 # Nothing is searched for garbage before all is loaded: that would take 1 ms here, and 1 ms in each process of an agent.
 _LOAD = f"""
 import gc, marshal, sys, zlib
+if sys.version_info < {OLDEST_PYTHON}:  # this must be readable for Python 3.4
+    found = (sys.executable or "python", sys.version.split()[0])
+    os.write(2, ({NO_AGENT_RUNS_WITH!r} + "%s, which is Python %s: it needs {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer" % found).encode())
+    os._exit(1)
 gc.disable()
 compiled = read(SIZE)
 if (sys.implementation.cache_tag, sys.modules["_frozen_importlib_external"].MAGIC_NUMBER) == PYTHON:

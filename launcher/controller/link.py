@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..backends.bootstrap import WANTS_TEXT, agent_source, agent_text
+from ..backends.bootstrap import NO_AGENT_RUNS_WITH, OLDEST_PYTHON, WANTS_TEXT, agent_source, agent_text
 from ..backends.channel import Channel, RelayedStream, WayLost
 from ..errors import LaunchError
 from ..job.plan import NodePlan
@@ -148,7 +148,10 @@ class Link:
                         is_asked = True
                         channel.write(agent_text())
                     if len(noise) > MAX_NOISE_BYTES:
-                        raise ProtocolError(f"not an agent: it printed {noise[:60]!r}...")
+                        raise ProtocolError(
+                            f"not an agent: it printed {noise[:60]!r}...; let login scripts print nothing there in shells "
+                            "that are not interactive, and python= in the hostfile name a Python"
+                        )
                     continue
                 is_agent = True
             with _TURN:
@@ -198,6 +201,10 @@ def _joined(outputs: list[Output]) -> Output:
     return first if len(outputs) == 1 else first._replace(text="".join(one.text for one in outputs))
 
 
+_PYTHON_2_SAYS = "Unknown option: -I"
+_NAME_ANOTHER = f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer there, or name it with python= in the hostfile"
+
+
 def _why_ended(channel: Channel) -> str:
     last = _last_line(channel.error_text())
     return f"the agent ended: {last}" if last else "the connection ended before the job did"
@@ -206,11 +213,19 @@ def _why_ended(channel: Channel) -> str:
 def _why_no_agent(channel: Channel, noise: bytes) -> str:
     """In the host's own words: what a login script, a forced command or a login shell wrote before it ended."""
     status = channel.exit_status()
-    said = _last_line(channel.error_text()) or _last_line(noise.decode("utf-8", "replace"))
+    errors = channel.error_text()
+    said = _last_line(errors) or _last_line(noise.decode("utf-8", "replace"))
+    if said.startswith(NO_AGENT_RUNS_WITH):
+        return f"{said}; {_NAME_ANOTHER}"
+    if _PYTHON_2_SAYS in errors:
+        return (
+            f"{NO_AGENT_RUNS_WITH}a Python before 3.4, which the host has ({_PYTHON_2_SAYS}); {_NAME_ANOTHER}"
+        )
     how = "the connection ended" if status is None else f"the login ended with status {status}"
+    words = f", and its last words are {said!r}" if said else " and said nothing"
     return (
-        f"no agent started there: {how}, and its last words are {said or 'none'!r}; "
-        "a command must run there and print nothing of its own: test with ssh HOST true"
+        f"no agent started there: {how}{words}; a command must run there and print nothing of its own: test with "
+        "ssh HOST true; python= in the hostfile, if it is given, must name a Python"
     )
 
 

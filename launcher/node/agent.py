@@ -278,9 +278,14 @@ class Agent:
 
         try:
             self._folder.add_outside(write_pid_file(launcher_pid, os.getpid()))
-        except (PidFileInUse, OSError) as error:
+        except PidFileInUse as error:
             raise Unprepared(
                 f"--save_pid: {error}; remove it, or leave the option out", exit_code=3
+            ) from None
+        except OSError as error:
+            raise Unprepared(
+                f"--save_pid: {error.filename}: {error.strerror}; let this file be written, or leave the option out",
+                exit_code=3,
             ) from None
 
     def _start(self, start: Start) -> None:

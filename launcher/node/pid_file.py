@@ -33,8 +33,13 @@ def write_pid_file(launcher_pid: int, pid: int, *, folder: str = "/tmp") -> str:
         except FileExistsError:
             _remove_if_stale(path)
             continue
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(str(pid))
+        try:
+            os.write(fd, str(pid).encode())
+        except OSError as error:
+            os.unlink(path)
+            raise OSError(error.errno, error.strerror, path) from None
+        finally:
+            os.close(fd)
         return path
     raise OSError(errno.EBUSY, "other jobs make and remove it all the time", path)
 

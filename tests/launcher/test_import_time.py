@@ -146,6 +146,17 @@ def test_a_host_with_the_same_python_compiles_nothing_and_another_one_asks_for_t
     assert run_agent(other + text).stdout.startswith(WANTS_TEXT + magic)
 
 
+@pytest.mark.parametrize("source", [agent_source(), relay_source()], ids=["agent", "relay"])
+def test_a_python_that_is_too_old_says_so_and_which_it_is(source: bytes) -> None:
+    old = "import sys; sys.version_info = (3, 7, 16); sys.version = '3.7.16 (default)'; "
+    words = [sys.executable, "-I", "-S", "-u", "-c", old + READ_LOADER]
+    ended = subprocess.run(words, input=source, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert ended.stderr.decode() == (
+        f"no agent runs with {sys.executable}, which is Python 3.7.16: it needs 3.8 or newer"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "sent"), [("node.agent", agent_text()), ("node.gateway_relay", relay_text())]
 )

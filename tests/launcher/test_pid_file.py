@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -51,6 +52,18 @@ def test_what_is_no_file_of_ours_stays_and_is_not_waited_for(kind: str, tmp_path
     assert os.path.lexists(path)
     if kind == "link":
         assert (tmp_path / "precious").read_text() == "years of work"
+
+
+def test_a_disk_that_takes_nothing_is_named_and_keeps_no_empty_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As a full disk: a file can be made, and nothing can be written to it.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"77\.deepspeed"):
+            write_pid_file(77, 78, folder=str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

@@ -82,11 +82,43 @@ def test_every_host_is_answered_for_in_the_given_order() -> None:
         (
             2,
             "no agent started there: the connection ended, and its last words are 'sh: no python'; "
-            "a command must run there and print nothing of its own: test with ssh HOST true",
+            "a command must run there and print nothing of its own: test with ssh HOST true; "
+            "python= in the hostfile, if it is given, must name a Python",
         ),
         (3, "the connection broke: No route to host"),
         (4, "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (
+            "no agent runs with /usr/bin/python3, which is Python 3.6.8: it needs 3.8 or newer",
+            "no agent runs with /usr/bin/python3, which is Python 3.6.8: it needs 3.8 or newer; ",
+        ),
+        (
+            "Unknown option: -I\nusage: python [option]\nTry `python -h' for more information.\n",
+            "no agent runs with a Python before 3.4, which the host has (Unknown option: -I); ",
+        ),
+    ],
+)
+def test_a_python_that_is_too_old_is_named_as_the_reason(error: str, why: str) -> None:
+    hint = "install Python 3.8 or newer there, or name it with python= in the hostfile"
+    assert probe(nodes(1), saying({0: FakeChannel(ends=True, error=error)})) == {0: why + hint}
+
+
+def test_a_host_that_says_nothing_at_all_is_not_quoted() -> None:
+    said = str(probe(nodes(1), saying({0: FakeChannel(ends=True)}))[0])
+    assert said.startswith("no agent started there: the connection ended and said nothing; a command must"), (
+        said
+    )
+
+
+def test_a_host_that_prints_without_end_is_told_what_to_do() -> None:
+    said = str(probe(nodes(1), saying({0: FakeChannel(b"quota exceeded\n" * 100_000)}))[0])
+    assert said.startswith("not an agent: it printed b'quota exceeded"), said
+    assert "let login scripts print nothing there" in said
 
 
 def test_a_host_that_stays_silent_is_given_up_and_closed() -> None:

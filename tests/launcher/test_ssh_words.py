@@ -46,7 +46,7 @@ def bashrc(host: Host, text: str) -> None:
             "This account is currently not available.",
         ),
         ("ulimit -n 3", 127, "Error 24"),
-        ("kill -9 $$", 137, "none"),
+        ("kill -9 $$", 137, "said nothing"),
     ],
 )
 def test_a_login_script_that_ends_the_login_is_quoted_with_its_status(
