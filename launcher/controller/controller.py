@@ -323,11 +323,15 @@ class Controller:
         elif isinstance(item, Done):
             host.is_over = True
             if item.left_over:
-                self._console.warn(
-                    f"{host.name}: ended {item.left_over} processes that outlived their worker"
-                )
+                self._warn_of_left_over(host, item.left_over)
         elif isinstance(item, LinkEnd):
             self._lose_host(host, item, at_s)
+
+    def _warn_of_left_over(self, host: HostState, num_processes: int) -> None:
+        if num_processes == 1:
+            self._console.warn(f"{host.name}: ended 1 process that outlived its worker")
+        else:
+            self._console.warn(f"{host.name}: ended {num_processes} processes that outlived their worker")
 
     def _greet(self, host: HostState, hello: Hello) -> None:
         """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""

@@ -161,6 +161,22 @@ def start_worker(rank: int, start: Callable[[int, int], int], *, is_verbatim: bo
     return Worker(rank=rank, pid=pid, streams=streams)
 
 
+def _why_not_run(number: int | None, argv: list[bytes], env: dict[bytes, bytes]) -> str:
+    """What goes behind the kernel's word for it: the cause, or what to do. Empty where that word says all."""
+    if number == errno.E2BIG:
+        return f": {_largest(argv, env)}"
+    is_file = b"/" in argv[0] and os.path.isfile(argv[0])
+    if number == errno.EACCES and is_file:
+        return ": it is not executable there; write chmod +x, or start a Python script without --no_python"
+    if number == errno.ENOENT and is_file:
+        return ": the file is there, but not the interpreter that its first line names; are its line ends those of Windows?"
+    if number == errno.ENOEXEC:
+        return ": it is no program, and its first line names no interpreter; begin it with e.g. #!/bin/sh"
+    if number == errno.ENOENT and b"/" not in argv[0]:
+        return ": no folder of PATH there has it"
+    return ""
+
+
 def _largest(argv: list[bytes], env: dict[bytes, bytes]) -> str:
     """What the kernel did not take: it has a limit for each and one for all."""
     name, value = max(env.items(), key=lambda one: len(one[1]), default=(b"", b""))
@@ -199,9 +215,7 @@ def _become(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        if error.errno == errno.E2BIG:
-            reason += f": {_largest(argv, env)}"
+        reason = os.strerror(error.errno or 0) + _why_not_run(error.errno, argv, env)
         os.write(2, b"dslaunch: cannot run %s: %s\n" % (argv[0], reason.encode()))
     finally:
         os._exit(127)

@@ -55,10 +55,19 @@ def test_a_job_whose_agent_was_ended_did_not_end_well(victim: str, start: Start)
     job.assert_nothing_is_left()
 
 
-def test_what_outlives_its_worker_is_ended_and_said(start: Start) -> None:
-    job = start("escape(); subprocess.Popen(['sleep', '1000']); say('ready')", "--num_gpus=2")
+@pytest.mark.parametrize(
+    ("what", "num_gpus", "said"),
+    [
+        ("escape(); subprocess.Popen(['sleep', '1000'])", 2, "ended 4 processes that outlived their worker"),
+        ("subprocess.Popen(['sleep', '1000'])", 1, "ended 1 process that outlived its worker"),
+    ],
+)
+def test_what_outlives_its_worker_is_ended_and_said(
+    what: str, num_gpus: int, said: str, start: Start
+) -> None:
+    job = start(f"{what}; say('ready')", f"--num_gpus={num_gpus}")
     assert job.wait() == 0
-    assert "warning: localhost: ended 4 processes that outlived their worker" in job.err
+    assert f"warning: localhost: {said}" in job.err
     assert not job.survivors()
 
 

@@ -23,13 +23,37 @@ def test_a_program_that_cannot_be_run(start_words: Start, tmp_path: Path) -> Non
     (tmp_path / "program").write_text("no")
     job = start_words("--no_python", "./program")
     assert job.wait() == 127
-    assert "dslaunch: cannot run ./program: Permission denied" in job.err
+    assert (
+        "dslaunch: cannot run ./program: Permission denied: it is not executable there; write chmod +x"
+        in job.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "#!/bin/sh\r\necho here\r\n",
+            "No such file or directory: the file is there, but not the interpreter",
+        ),
+        ("echo here\n", "Exec format error: it is no program, and its first line names no interpreter"),
+    ],
+)
+def test_a_program_without_its_interpreter(text: str, why: str, start_words: Start, tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(text.encode())
+    (tmp_path / "program").chmod(0o755)
+    job = start_words("--no_python", "./program")
+    assert job.wait() == 127
+    assert f"dslaunch: cannot run ./program: {why}" in job.err
 
 
 def test_a_program_that_is_missing(start_words: Start) -> None:
     job = start_words("--no_python", "no-such-program")
     assert job.wait() == 127
-    assert "dslaunch: cannot run no-such-program: No such file or directory" in job.err
+    assert (
+        "dslaunch: cannot run no-such-program: No such file or directory: no folder of PATH there has it"
+        in job.err
+    )
 
 
 def test_a_variable_that_the_kernel_does_not_take_is_named(start: Start, tmp_path: Path) -> None:
