@@ -1,1 +1,1 @@
-"""What a model computes: floating-point operations, latency and parameters of each module."""
+"""What a training costs: throughput, monitors, and a profile of what a model computes. It may import checkpoint and what stands below it."""

@@ -1,1 +1,1 @@
-"""Optimizer states in host memory or on a local disk, while parameters are on the device that computes."""
+"""Storage below ZeRO: copies in host memory, files on a local disk. It knows no unit; it may import comm, placement and what stands below them."""

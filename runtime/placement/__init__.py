@@ -1,0 +1,1 @@
+"""Where every value lies: the stage table, the offload plan, dtypes, and the memory that follows. Arithmetic only."""

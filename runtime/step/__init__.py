@@ -1,1 +1,1 @@
-"""What changes parameters: optimizers, schedules, gradient norms."""
+"""One optimizer step over shards: rules, schedules, loss scale, gradient norm. It may import zero and what stands below it."""

@@ -1,0 +1,1 @@
+"""Checkpoints that DeepSpeed has written, read."""

@@ -1,0 +1,1 @@
+"""Whole weights for other programs, a tensor in memory at a time."""

@@ -1,0 +1,1 @@
+"""`dslaunch checkpoint`: lists, compares and verifies."""

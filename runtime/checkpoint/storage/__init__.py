@@ -1,0 +1,1 @@
+"""Where checkpoints lie: a folder, or what a URL names."""
