@@ -1,4 +1,4 @@
-"""`dslaunch checkpoint`: options only. What it does is in the runtime's checkpoint/command.py, which runs in a process of its own."""
+"""`dslaunch checkpoint`: options only. What it does is in the runtime's checkpoint/inspect/command.py, which runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
 def _run(action: str, given: dict[str, Any]) -> int:
     from .runtime_program import run_program  # here, so that --help does not load it
 
-    return run_program("checkpoint.command", {"action": action, **given}, what="dslaunch checkpoint")
+    return run_program("checkpoint.inspect.command", {"action": action, **given}, what="dslaunch checkpoint")
 
 
 _FOLDER = click.argument("folder", metavar="DIR", callback=_place)

@@ -411,6 +411,7 @@ class Controller:
 
     def _lose_host(self, host: HostState, end: LinkEnd, at_s: float) -> None:
         """Its stream ended. After a standstill of ours that is what it was told to do when it hears nothing."""
+        self._look_for_standstill()  # it may be over just now, and this be the first that is heard
         if time.monotonic() < self._excused_until and host.hello is not None:
             self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
         if self._is_launcher_at_fault and host.hello is not None:

@@ -93,3 +93,10 @@ class ZeroConfig(Section):
         for fault in filter(None, faults):
             raise ValueError(fault)
         return self
+
+    def looks_for_unused(self, *, is_lenient: bool) -> bool:
+        """Return whether ignore_unused_parameters counts; for DeepSpeed's programs (`is_lenient`) with offloaded states only.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, which alone reads it, and with cpu_offload alone
+        """
+        return not is_lenient or (self.stage in (1, 2) and self.offload_optimizer.is_on)

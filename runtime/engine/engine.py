@@ -186,10 +186,11 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
     @staticmethod
     def _misses_unused(config: Config) -> bool:
-        """Whether a trained parameter without a gradient is an error. DeepSpeed looks for one with offloaded states only."""
+        """Whether a trained parameter without a gradient is an error."""
         zero = config.zero
-        looks = zero.stage in (1, 2) and zero.offload_optimizer.is_on if config.origin.is_lenient else True
-        return looks and not zero.ignore_unused_parameters
+        return (
+            zero.looks_for_unused(is_lenient=config.origin.is_lenient) and not zero.ignore_unused_parameters
+        )
 
     def _make_schedule(self) -> StepSchedule:
         optimizer, step_at = self.optimizer, self._offload.step_at

@@ -75,8 +75,8 @@ def test_one_gpu_trains_as_plain_torch_does(tmp_path: Path, stage: int, bf16: bo
 
 OFFLOAD_SCRIPT = """
 import torch, dslaunch
-from dslaunch.runtime.offload.delayed import DelayedSteps
-from dslaunch.runtime.offload.early import EarlySteps
+from dslaunch.runtime.step.delayed_steps import DelayedSteps
+from dslaunch.runtime.step.early_steps import EarlySteps
 from tests.runtime.models import assert_same_bits, batch, loss_of, make_config, make_model, snapshot
 
 STAGE, STEPS = {stage}, 8

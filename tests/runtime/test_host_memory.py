@@ -39,7 +39,10 @@ for setting in (-1, -3):
     assert ctypes.CDLL(None).mallopt(setting, 131072)
 kept = False
 """
-KEPT = RETURNED + "from dslaunch.runtime.host_memory import keep_freed_memory\nkept = keep_freed_memory()"
+KEPT = (
+    RETURNED
+    + "from dslaunch.runtime.offload.host_memory import keep_freed_memory\nkept = keep_freed_memory()"
+)
 OF_AN_ENGINE = f"""
 {RETURNED}
 import dslaunch, torch

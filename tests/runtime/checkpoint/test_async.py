@@ -305,7 +305,7 @@ def _with_nvme(rank: int, folder: str) -> None:
 
 SCRIPT = """
 import sys, torch, dslaunch
-from dslaunch.runtime.checkpoint.snapshot import Snapshot
+from dslaunch.runtime.checkpoint.files.snapshot import Snapshot
 folder, how = sys.argv[1:]
 take = Snapshot.take_rest
 def slow(self):

@@ -487,6 +487,7 @@ WHOLE: dict[str, Any] = {
         "mics_shard_size": 2,
         "sub_group_size": 3_000_000,
         "enable_sanity_checks": True,
+        "ignore_unused_parameters": True,
         "offload_optimizer": {
             "device": "cpu",
             "pin_memory": True,
