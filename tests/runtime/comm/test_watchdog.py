@@ -231,7 +231,8 @@ def test_without_rank_0_which_serves_the_store_each_rank_says_what_it_waits_for(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     of_0, of_1, _ = ranks(_stopped, str(tmp_path), 0, world_size=3)
-    assert of_0 == ""
+    # Its watchdog may be awake before its own code is, and then it says of itself what the others could not ask.
+    assert of_0 == "" or of_0.startswith("dslaunch: it hangs: rank 0 has not come to ")
     assert re.fullmatch(
         r"dslaunch: it hangs: rank 1 has waited \d+ s for all_gather of unit 'blocks.0' \(step 2\), and cannot ask the others: "
         r"the store at 127\.0\.0\.1:\d+ does not answer; rank 0, which serves it, is stopped, has ended or cannot be reached\n",
