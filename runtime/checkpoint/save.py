@@ -127,7 +127,7 @@ class Prepared:
         if self.keep_last is not None:
             try:
                 prune(store, keep_last=self.keep_last)
-            except OSError as error:
+            except (OSError, CheckpointError) as error:
                 _log.warning(
                     "%s is there, but older checkpoints than keep_last allows could not be removed: %s; remove them with "
                     "`dslaunch checkpoint prune`",
