@@ -22,6 +22,7 @@ KNOWN: dict[Place, str] = {
     ("output/log_files.py", "_link_latest", "new.unlink"): "the link that was made the line before",
     ("node/milestones.py", "MilestonePipe.__init__", "os.mkfifo"): "in the agent's own folder",
     ("node/pid_file.py", "_remove_if_stale", "os.unlink"): "a regular file of this user with the pid of a process that is gone",
+    ("node/pid_file.py", "write_pid_file", "os.unlink"): "the file that was made some lines before, on a disk that takes nothing",
     ("node/private_folder.py", "PrivateFolder.file", "os.unlink"): "in the agent's own folder",
     ("node/private_folder.py", "PrivateFolder.remove", "os.unlink"): "a file that the agent made, found by its identity",
     ("node/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
