@@ -14,6 +14,8 @@ from hypothesis import given, settings, strategies as st
 from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.controller import controller, roster
 from dslaunch.launcher.controller.controller import Controller
+from dslaunch.launcher.controller.link import LinkEnd
+from dslaunch.launcher.controller.roster import HostState
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.inputs.selection import Selected
@@ -219,6 +221,31 @@ def test_hosts_that_end_long_after_the_launcher_stood_still_are_not_blamed(
     verdict, said = run(silent, ending, heartbeat_s=heartbeat_s)
     assert verdict.exit_code == 3
     assert verdict.others == ()
+    assert "this machine stood still for 1 s" in said
+    assert "dslaunch: n" not in said
+
+
+def test_the_end_of_a_host_may_be_the_first_that_is_heard_after_a_standstill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The standstill is over while the launcher waits for news: it has looked for one before."""
+    heartbeat_s = 0.3
+    heard: list[object] = []
+    gaps = iter([2 * heartbeat_s])
+    handle = Controller._handle
+
+    def hear(self: Controller, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
+        heard.append(item)
+        handle(self, host, item, at_s)
+
+    def stood_still(self: roster.Roster) -> float:
+        return next(gaps, 0.0) if any(isinstance(one, LinkEnd) for one in heard) else 0.0
+
+    monkeypatch.setattr(Controller, "_handle", hear)
+    monkeypatch.setattr(roster.Roster, "forgive_standstill", stood_still)
+    ending = MemoryHost((2, 3), after(Start, *UP, b""), code=None)
+    verdict, said = run(MemoryHost((0, 1), code=None), ending, heartbeat_s=heartbeat_s)
+    assert verdict.exit_code == 3
     assert "this machine stood still for 1 s" in said
     assert "dslaunch: n" not in said
 
