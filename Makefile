@@ -2,16 +2,17 @@
 #
 #   make demo    train a small GPT on two hosts made on this machine, and show what came out
 #   make test    the tests          make check   lint, types, import directions
+#   make test-fast  those that need neither hosts nor processes that train together (a minute)
 #   make test-all   the tests, then every combination of what they test (tests marked `exhaustive`)
 #   make test-deepspeed TESTS=folder   DeepSpeed's own tests against the drop-in package; the folder is tests/ of a clone of DeepSpeed
 #   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
 #   make docs    build the change log draft and check the documents
 #   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (ten minutes)
-#   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/benchmarks.md (ten minutes)
-#   make bench-checkpoint  saving and loading beside DeepSpeed, fully_shard and a plain write, into docs/benchmarks.md (ten minutes)
-#   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/benchmarks.md (ten minutes)
-#   make bench-offload  memory, files and time of training wherever values lie, into docs/benchmarks.md (ten minutes)
-#   make bench-drop-in  the same programs under dslaunch's package deepspeed and DeepSpeed's, into docs/benchmarks.md (ten minutes)
+#   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/reference/benchmarks.md (ten minutes)
+#   make bench-checkpoint  saving and loading beside DeepSpeed, fully_shard and a plain write, into docs/reference/benchmarks.md (ten minutes)
+#   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/reference/benchmarks.md (ten minutes)
+#   make bench-offload  memory, files and time of training wherever values lie, into docs/reference/benchmarks.md (ten minutes)
+#   make bench-drop-in  the same programs under dslaunch's package deepspeed and DeepSpeed's, into docs/reference/benchmarks.md (ten minutes)
 #   make check-sanitizers   tests/kernels on compiled code that watches every memory access (ten minutes)
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 PYTEST  = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs setup clean
+.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs setup clean
 
 setup: $(VENV)/ready
 
@@ -39,7 +40,7 @@ $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	@# only the small packages that are not here anyway.
 	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed \
 		deepspeed einops msgpack py-cpuinfo \
-		|| echo "without DeepSpeed: tests/launcher/test_against_deepspeed.py will be skipped, make bench-launch leaves it out"
+		|| echo "without DeepSpeed: tests/launcher/jobs/test_against_deepspeed.py will be skipped, make bench-launch leaves it out"
 	@touch $@
 
 demo: setup
@@ -54,6 +55,9 @@ test: setup
 	@# three on two cores: much of the time is waiting, for hosts that fall silent and time limits that run out
 	$(PYTEST) -m "not exhaustive"
 
+test-fast: setup
+	$(PYTEST) -m "not exhaustive and not slow and not lab and not ranks"
+
 test-exhaustive: setup
 	$(PYTEST) -m exhaustive
 
@@ -66,6 +70,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright --level error
 	$(BIN)/lint-imports
 
 bench: setup

@@ -4,7 +4,7 @@
 //   p  parameter     g  gradient     s  sum (of the squares of all gradients, the only state)
 #pragma once
 
-#include "scalar.h"
+#include "optimizer.h"
 
 namespace dslaunch {
 
@@ -25,22 +25,35 @@ struct AdagradHyper {
     double step;
 };
 
-#if !defined(__CUDACC_RTC__)
-inline AdagradCoefficients adagrad_coefficients(const AdagradHyper& h, double grad_scale) {
-    AdagradCoefficients c;
-    c.grad_scale = static_cast<float>(grad_scale);
-    c.step_size = static_cast<float>(h.lr / (1.0 + (h.step - 1.0) * h.lr_decay));
-    c.eps = static_cast<float>(h.eps);
-    c.l2 = static_cast<float>(h.weight_decay);
-    return c;
-}
-#endif
+struct Adagrad : Optimizer<AdagradHyper, AdagradCoefficients, 1> {
+    // One step of one element. Agrees with torch.optim.Adagrad (maximize off).
+    template <int>
+    static DSLAUNCH_INLINE void update(float& p, float g, float& s, float&, const AdagradCoefficients& c) {
+        g = g * c.grad_scale + c.l2 * p;
+        s += g * g;
+        p -= c.step_size * g / (square_root(s) + c.eps);
+    }
 
-// One step of one element. Agrees with torch.optim.Adagrad (maximize off).
-DSLAUNCH_INLINE void adagrad_element(float& p, float g, float& s, const AdagradCoefficients& c) {
-    g = g * c.grad_scale + c.l2 * p;
-    s += g * g;
-    p -= c.step_size * g / (square_root(s) + c.eps);
-}
+#if !defined(__CUDACC_RTC__)
+    static constexpr const char* name = "Adagrad";
+    static constexpr const char* states[] = {"sum"};
+
+    template <typename Fields>
+    static AdagradHyper read(const Fields& fields) {
+        const double step = fields.step();
+        return {fields.non_negative("lr"), fields.non_negative("lr_decay"), fields.non_negative("eps"),
+                fields.non_negative("weight_decay"), step};
+    }
+
+    static AdagradCoefficients coefficients(const AdagradHyper& h, int, double grad_scale) {
+        AdagradCoefficients c;
+        c.grad_scale = static_cast<float>(grad_scale);
+        c.step_size = static_cast<float>(h.lr / (1.0 + (h.step - 1.0) * h.lr_decay));
+        c.eps = static_cast<float>(h.eps);
+        c.l2 = static_cast<float>(h.weight_decay);
+        return c;
+    }
+#endif
+};
 
 }  // namespace dslaunch

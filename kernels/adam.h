@@ -4,7 +4,7 @@
 //   p  parameter     g  gradient     m  exp_avg (first moment)     v  exp_avg_sq (second moment)
 #pragma once
 
-#include "scalar.h"
+#include "optimizer.h"
 
 #if !defined(__CUDACC_RTC__)
 #include <cmath>
@@ -36,38 +36,52 @@ struct AdamHyper {
     double step;
 };
 
-#if !defined(__CUDACC_RTC__)
-inline AdamCoefficients adam_coefficients(const AdamHyper& h, bool adam_w_mode, double grad_scale) {
-    const double correction1 = 1.0 - std::pow(h.beta1, h.step);
-    const double correction2 = 1.0 - std::pow(h.beta2, h.step);
-    AdamCoefficients c;
-    c.grad_scale = static_cast<float>(grad_scale);
-    c.beta1 = static_cast<float>(h.beta1);
-    c.one_minus_beta1 = static_cast<float>(1.0 - h.beta1);
-    c.beta2 = static_cast<float>(h.beta2);
-    c.one_minus_beta2 = static_cast<float>(1.0 - h.beta2);
-    c.step_size = static_cast<float>(h.lr / correction1);
-    c.inv_sqrt_correction = static_cast<float>(1.0 / std::sqrt(correction2));
-    c.eps = static_cast<float>(h.eps);
-    c.decay = adam_w_mode ? static_cast<float>(1.0 - h.lr * h.weight_decay) : 1.0f;
-    c.l2 = adam_w_mode ? 0.0f : static_cast<float>(h.weight_decay);
-    return c;
-}
-#endif
-
-// One step of one element. Agrees with torch.optim.Adam and AdamW (amsgrad and maximize off).
-// `adam_w` is a template argument, not a zero in `l2`: 0 * p is NaN for an infinite p and would reach m and v.
-template <bool adam_w>
-DSLAUNCH_INLINE void adam_element(float& p, float g, float& m, float& v, const AdamCoefficients& c) {
-    g *= c.grad_scale;
-    if (adam_w) {
-        p *= c.decay;
-    } else {
-        g += c.l2 * p;
+// Mode 0 is Adam, mode 1 AdamW.
+struct Adam : Optimizer<AdamHyper, AdamCoefficients, 2, 2> {
+    // One step of one element. Agrees with torch.optim.Adam and AdamW (amsgrad and maximize off).
+    // The mode is a template argument, not a zero in `l2`: 0 * p is NaN for an infinite p and would reach m and v.
+    template <int adam_w>
+    static DSLAUNCH_INLINE void update(float& p, float g, float& m, float& v, const AdamCoefficients& c) {
+        g *= c.grad_scale;
+        if (adam_w) {
+            p *= c.decay;
+        } else {
+            g += c.l2 * p;
+        }
+        m = c.beta1 * m + c.one_minus_beta1 * g;
+        v = c.beta2 * v + c.one_minus_beta2 * g * g;
+        p -= c.step_size * m / (square_root(v) * c.inv_sqrt_correction + c.eps);
     }
-    m = c.beta1 * m + c.one_minus_beta1 * g;
-    v = c.beta2 * v + c.one_minus_beta2 * g * g;
-    p -= c.step_size * m / (square_root(v) * c.inv_sqrt_correction + c.eps);
-}
+
+#if !defined(__CUDACC_RTC__)
+    static constexpr const char* name = "Adam";
+    static constexpr const char* states[] = {"exp_avg", "exp_avg_sq"};
+
+    template <typename Fields>
+    static AdamHyper read(const Fields& fields) {
+        const double step = fields.step();
+        return {fields.non_negative("lr"),  fields.beta("beta1"),
+                fields.beta("beta2"),       fields.non_negative("eps"),
+                fields.non_negative("weight_decay"), step};
+    }
+
+    static AdamCoefficients coefficients(const AdamHyper& h, int adam_w, double grad_scale) {
+        const double correction1 = 1.0 - std::pow(h.beta1, h.step);
+        const double correction2 = 1.0 - std::pow(h.beta2, h.step);
+        AdamCoefficients c;
+        c.grad_scale = static_cast<float>(grad_scale);
+        c.beta1 = static_cast<float>(h.beta1);
+        c.one_minus_beta1 = static_cast<float>(1.0 - h.beta1);
+        c.beta2 = static_cast<float>(h.beta2);
+        c.one_minus_beta2 = static_cast<float>(1.0 - h.beta2);
+        c.step_size = static_cast<float>(h.lr / correction1);
+        c.inv_sqrt_correction = static_cast<float>(1.0 / std::sqrt(correction2));
+        c.eps = static_cast<float>(h.eps);
+        c.decay = adam_w ? static_cast<float>(1.0 - h.lr * h.weight_decay) : 1.0f;
+        c.l2 = adam_w ? 0.0f : static_cast<float>(h.weight_decay);
+        return c;
+    }
+#endif
+};
 
 }  // namespace dslaunch

@@ -58,7 +58,7 @@ def aligned_empty(nbytes: int) -> HostArray:
     """Return `nbytes` of host memory that direct I/O takes as it is: without a copy on the way.
 
     It starts on a page, from 2 MiB on a huge one, and exports DLPack and the buffer protocol: torch.from_dlpack(it),
-    numpy.from_dlpack(it), memoryview(it). It is freed when nobody refers to it. What is in it is not defined.
+    numpy.from_dlpack(it), memoryview(it). It is freed when nothing refers to it. What is in it is not defined.
 
     Shapes:  [nbytes] uint8
     Errors:  MemoryError; ValueError if `nbytes` is negative
@@ -87,7 +87,7 @@ class DiskRequest:
         self._begin = begin
         self._end = end
         self._is_write = is_write
-        self._is_seen = False  # whether somebody waited: then a failure was told
+        self._is_seen = False  # whether it was waited for: then a failure was told
 
     @property
     def done(self) -> bool:
@@ -156,7 +156,7 @@ class DiskFile:
     def close(self) -> None:
         """Wait for the requests on their way and give the file back; closing again does nothing.
 
-        Errors:  OSError of the first request that failed and that nobody waited for
+        Errors:  OSError of the first request that failed and was not waited for
         """
         if self._native is None:
             return
@@ -196,7 +196,7 @@ class DiskFile:
         return request
 
     def _forget_done(self) -> None:
-        """Let go of arrays that have arrived, the oldest first; a failure that nobody saw stays for `close`."""
+        """Let go of arrays that have arrived, the oldest first; a failure that was not seen stays for `close`."""
         while self._requests and self._requests[0].done:
             oldest = self._requests[0]
             if not oldest._is_seen and oldest._native.has_failed:
@@ -289,7 +289,7 @@ class DiskEngine:
     def close(self) -> None:
         """Wait for every request on its way, close the files and end the threads; closing again does nothing.
 
-        Errors:  OSError of the first request that failed and that nobody waited for
+        Errors:  OSError of the first request that failed and was not waited for
         """
         failed: OSError | None = None
         for file in list(self._files):
@@ -360,7 +360,7 @@ def _take_space(fd: int, path: Path, nbytes: int) -> None:
     found = os.statvfs(path)
     free = found.f_bavail * found.f_frsize
     try:
-        # Asked for more than there is, some file systems first take all of it, from everybody else too.
+        # Asked for more than there is, some file systems first take all of it, from all other processes too.
         if found.f_blocks > 0 and nbytes > found.f_bfree * found.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, nbytes)

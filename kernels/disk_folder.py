@@ -4,9 +4,9 @@
     <nvme_path>/dslaunch-<job id>/rank<N>.lock   locked (flock) while its process lives; says which process that is
 
 [Note: who may remove a folder]
-The kernel gives a lock back when its process dies, however it dies; so a lock that can be taken means that nobody
+The kernel gives a lock back when its process dies, however it dies; so a lock that can be taken means that no process
 uses the folder. The lock file is made before the folder and removed after it, and only by who holds the lock.
-Who has taken a lock makes sure that the file still has its name: else somebody removed it in between.
+A process that has taken a lock makes sure that the file still has its name: else it was removed in between.
 On a file system that other hosts may share, a lock may be known on its own host only. There the host's boot id in
 the lock file must be this one's too. On a local disk it does not count: after a restart of the host, or from a
 container that is gone, the lock alone is enough.
@@ -37,7 +37,7 @@ LOCAL_FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 JOB_FOLDER = re.compile(r"dslaunch-[A-Za-z0-9._-]{1,200}")
 LOCK_FILE = re.compile(r"(rank[0-9]{1,9})\.lock")
-CLEANING_TIME_S = 10.0  # how long a lock may be held by somebody who only removes what a dead process left
+CLEANING_TIME_S = 10.0  # how long a lock may be held by a process that only removes what a dead one left
 POLL_S = 0.05
 
 
@@ -113,7 +113,7 @@ def clean_stale(nvme_path: str | os.PathLike[str]) -> tuple[Path, ...]:
                     removed.append(job / match[1])
             _remove_if_empty(job)
         except FileNotFoundError:
-            continue  # somebody else cleans it
+            continue  # another process cleans it
         except OSError as error:
             warnings.warn(
                 f"{job}: a dead job left it and it cannot be removed ({error})", RuntimeWarning, stacklevel=2
@@ -151,7 +151,7 @@ def _take_lock(job: Path, name: str, *, is_local: bool) -> int:
 
 def _open_lock(job: Path, name: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    while True:  # until nobody removes the job's folder in between
+    while True:  # until no other process removes the job's folder in between
         with contextlib.suppress(FileExistsError):
             os.mkdir(job, 0o700)
         with contextlib.suppress(FileNotFoundError):

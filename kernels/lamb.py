@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .compiled import _C
-from .shard import HostArray, Segment, Shard
+from .shard import HostArray, Kernel, Segment, Shard
 
 
 class LambSums(NamedTuple):
@@ -45,6 +45,9 @@ class LambShard(Shard):
     exp_avg_sq: HostArray
     update: HostArray
     segments: Iterable[LambSegment]
+
+
+LAMB = Kernel("Lamb", LambShard, LambSegment)
 
 
 def lamb_directions(

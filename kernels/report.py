@@ -13,7 +13,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from .. import kernels
@@ -39,7 +39,8 @@ HYPER: dict[str, Any] = {
     "min_coeff": 0.01,
     "max_coeff": 10.0,
 }
-CLASSES = {"adamw": "Adam"}  # whose class is not called like the step
+KERNELS = {one.name.lower(): one for one in vars(kernels).values() if isinstance(one, kernels.Kernel)}
+KERNELS["adamw"] = kernels.ADAM
 
 
 def report(nvme_path: str | None, disk_test_bytes: int) -> dict[str, Any]:
@@ -81,25 +82,18 @@ def _floats(scale: float) -> memoryview[float]:
 
 
 def _try_step(name: str) -> str:
-    stem = name.removesuffix("_step")
-    class_stem = CLASSES.get(stem, stem.capitalize())
-    segment_class = getattr(kernels, f"{class_stem}Segment")
-    shard_class = getattr(kernels, f"{class_stem}Shard")
-    names = [field.name for field in fields(segment_class) if field.name not in ("offset", "numel")]
+    kernel = KERNELS[name.removesuffix("_step")]
+    names = [field.name for field in kernel.numbers]
     unknown = [one for one in names if one not in HYPER]
     if unknown:
         return f"not tried: nothing is known about {', '.join(unknown)}"
-    segment = segment_class(offset=0, numel=NUMEL, **{one: HYPER[one] for one in names})
-    states = [
-        field.name
-        for field in fields(shard_class)
-        if field.name not in ("param", "grads", "segments", "param_out")
-    ]
+    segment = kernel.segment(offset=0, numel=NUMEL, **{one: HYPER[one] for one in names})
+    states = (*kernel.states, *(["update"] if kernel.has_update else []))
     results = []
     for suffix in ("", "_reference"):
         arrays = {one: _floats(0.01 if one == "param" else 0.0) for one in ("param", *states)}
         getattr(kernels, name + suffix)(
-            [shard_class(grads=((0, _floats(0.001)),), segments=(segment,), **arrays)]
+            [kernel.shard(grads=((0, _floats(0.001)),), segments=(segment,), **arrays)]
         )
         results.append([bytes(array) for array in arrays.values()])
     if results[0][0] == bytes(_floats(0.01)):

@@ -1,4 +1,4 @@
-"""What the shards of every optimizer have in common.
+"""What the shards and steps of every optimizer have in common.
 
 Arrays are torch CPU tensors, numpy arrays or anything else that exports
 its memory through DLPack.
@@ -25,8 +25,10 @@ Errors:  TypeError for an object that is no array, or a dtype not named
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Generic, Protocol, TypeVar
+
+from .compiled import _C
 
 
 class HostArray(Protocol):
@@ -62,3 +64,35 @@ class Shard:
     param: HostArray
     grads: Iterable[tuple[int, HostArray]]
     param_out: HostArray | None = None
+
+
+AnyShard = TypeVar("AnyShard", bound=Shard)
+
+
+class Kernel(Generic[AnyShard]):
+    """The compiled step of one optimizer, and the fields of its classes, which are those that its header reads.
+
+    `name` is that in kernels/<name>.h; kernels/cuda/<name>.cu is its kernel on a device. `mode` is what the header says.
+    """
+
+    def __init__(self, name: str, shard: type[AnyShard], segment: type[Segment]) -> None:
+        self.name = name
+        self.shard = shard
+        self.segment = segment
+        common = {"segments", "update", *(field.name for field in fields(Shard))}
+        states = [field for field in fields(shard) if field.name not in common]
+        self.states = tuple(field.name for field in states)
+        self.may_lack_states = any("None" in str(field.type) for field in states)
+        self.has_update = "update" in shard.__dataclass_fields__
+        self.counts_steps = "step" in segment.__dataclass_fields__
+        self.numbers = tuple(field for field in fields(segment) if field.name not in ("offset", "numel"))
+
+    def step(
+        self, shards: Iterable[AnyShard], *, grad_scale: float = 1.0, mode: int = 0, num_threads: int = 0
+    ) -> None:
+        """Apply one step; see [Note: a step]."""
+        _C.step(self.name, shards, grad_scale=grad_scale, mode=mode, num_threads=num_threads)
+
+    def step_reference(self, shards: Iterable[AnyShard], *, grad_scale: float = 1.0, mode: int = 0) -> None:
+        """Do what `step` does in one plain loop: the two agree bit for bit."""
+        _C.step_reference(self.name, shards, grad_scale=grad_scale, mode=mode)

@@ -9,7 +9,7 @@ _TERMINAL = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b
 
 
 def cleaned(text: str, max_length: int = MAX_TEXT) -> str:
-    """Somebody else's text on one line, without what would steer a terminal: everything that is shown goes through here.
+    """Text from elsewhere on one line, without what would steer a terminal: everything that is shown goes through here.
 
     A line end or tab becomes a space, a whole sequence such as a color nothing, anything else that cannot be printed `?`.
     """

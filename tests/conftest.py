@@ -77,12 +77,13 @@ def _restored_lab(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that use the lab, so that `-m 'not lab'` leaves them out; begin with the long files under `-n`."""
+    """Mark the tests that use the lab or ranks, so that `-m 'not lab'` leaves them out; begin with the long files under `-n`."""
     for item in items:
         if item.get_closest_marker("exhaustive") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(EXHAUSTIVE_LIMIT_S))
-        if "lab" in getattr(item, "fixturenames", ()):
-            item.add_marker("lab")
+        for fixture in ("lab", "ranks"):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(fixture)
     if hasattr(config, "workerinput"):
         is_run = [
             item

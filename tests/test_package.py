@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
 import subprocess
 import sys
@@ -189,3 +190,39 @@ def test_a_checkout_on_the_path_is_not_taken_for_hugging_faces_kernels() -> None
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+TYPO = """
+import dslaunch
+
+dslaunch.initialize
+dslaunch.zero.Init
+dslaunch.initialise()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("checker", "message"),
+    [
+        (["-m", "mypy", "--config-file="], 'Module has no attribute "initialise"'),
+        (["-m", "basedpyright", "--level", "error"], '"initialise" is not a known attribute'),
+    ],
+)
+def test_a_misspelt_public_name_is_an_error_to_type_checkers(
+    tmp_path: Path, checker: list[str], message: str
+) -> None:
+    (tmp_path / "train.py").write_text(TYPO)
+    (tmp_path / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT}/package"]}}')
+    done = subprocess.run(
+        [sys.executable, *checker, "train.py"] if "mypy" in checker else [sys.executable, *checker],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": f"{ROOT}/package"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = [line for line in done.stdout.splitlines() if "error:" in line or "error " in line]
+    assert done.returncode == 1
+    assert message in said[0], done.stdout
+    assert all("1 error" in line for line in said[1:]), done.stdout

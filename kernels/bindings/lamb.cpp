@@ -9,24 +9,6 @@ namespace {
 // A segment's sums of squares, of the parameter and of the direction, as Python has them.
 using Sums = std::vector<std::pair<double, double>>;
 
-LambHyper read_hyper(const Fields& fields) {
-    const double step = fields.step();
-    const LambHyper hyper{fields.non_negative("lr"),        fields.beta("beta1"),
-                          fields.beta("beta2"),             fields.non_negative("eps"),
-                          fields.non_negative("weight_decay"), fields.non_negative("min_coeff"),
-                          fields.non_negative("max_coeff"), step};
-    if (hyper.min_coeff > hyper.max_coeff) {
-        refuse_value(fields.name(), ".min_coeff: ", hyper.min_coeff, "; must not be above max_coeff, ",
-                     hyper.max_coeff);
-    }
-    return hyper;
-}
-
-ReadShards<LambHyper> read(nb::handle shards) {
-    return read_shards<LambHyper>(
-        shards, {"LambShard", "LambSegment", {"exp_avg", "exp_avg_sq"}, read_hyper, false, true});
-}
-
 Sums as_pairs(const std::vector<LambSums>& sums) {
     Sums pairs;
     for (const LambSums& of_segment : sums) pairs.emplace_back(of_segment.param_square, of_segment.update_square);
@@ -53,29 +35,29 @@ std::vector<LambSums> read_sums(nb::handle pairs, const Shards<LambHyper>& shard
 
 Sums directions(nb::handle shards, double grad_scale, bool eps_inside_sqrt, int num_threads) {
     const int threads = read_num_threads(num_threads);
-    const LambOptions options{read_grad_scale(grad_scale), eps_inside_sqrt};
-    const ReadShards<LambHyper> arguments = read(shards);
+    const StepOptions options{read_grad_scale(grad_scale), eps_inside_sqrt};
+    const ReadShards<LambHyper> arguments = read_shards<Lamb>(shards);
     nb::gil_scoped_release release;
     return as_pairs(lamb_directions(arguments.shards, options, threads));
 }
 
 Sums directions_reference(nb::handle shards, double grad_scale, bool eps_inside_sqrt) {
-    const LambOptions options{read_grad_scale(grad_scale), eps_inside_sqrt};
-    const ReadShards<LambHyper> arguments = read(shards);
+    const StepOptions options{read_grad_scale(grad_scale), eps_inside_sqrt};
+    const ReadShards<LambHyper> arguments = read_shards<Lamb>(shards);
     nb::gil_scoped_release release;
     return as_pairs(lamb_directions_reference(arguments.shards, options));
 }
 
 void apply(nb::handle shards, nb::handle sums, bool bias_correction, int num_threads) {
     const int threads = read_num_threads(num_threads);
-    const ReadShards<LambHyper> arguments = read(shards);
+    const ReadShards<LambHyper> arguments = read_shards<Lamb>(shards);
     const std::vector<LambSums> of_segments = read_sums(sums, arguments.shards);
     nb::gil_scoped_release release;
     lamb_apply(arguments.shards, of_segments, bias_correction, threads);
 }
 
 void apply_reference(nb::handle shards, nb::handle sums, bool bias_correction) {
-    const ReadShards<LambHyper> arguments = read(shards);
+    const ReadShards<LambHyper> arguments = read_shards<Lamb>(shards);
     const std::vector<LambSums> of_segments = read_sums(sums, arguments.shards);
     nb::gil_scoped_release release;
     lamb_apply_reference(arguments.shards, of_segments, bias_correction);

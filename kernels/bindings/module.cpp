@@ -5,10 +5,7 @@
 #include "steps.h"
 
 NB_MODULE(_C, m) {
-    dslaunch::bind_adam(m);
-    dslaunch::bind_lion(m);
-    dslaunch::bind_adagrad(m);
-    dslaunch::bind_sgd(m);
+    dslaunch::bind_steps(m);
     dslaunch::bind_lamb(m);
     dslaunch::bind_norm(m);
     dslaunch::bind_build(m);

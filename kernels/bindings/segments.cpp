@@ -28,6 +28,11 @@ double Fields::step() const {
     return static_cast<double>(step);
 }
 
+void Fields::check_has_states(const char* field, double value) const {
+    if (lacking_.empty() || number<std::int64_t>("numel") == 0) return;
+    refuse_value(lacking_, ": None, but ", name_, " has ", field, ' ', value, "; pass an array, of zeros before step 1");
+}
+
 void check_overlap(const std::vector<std::pair<std::int64_t, std::int64_t>>& ranges, const std::string& name) {
     std::vector<std::size_t> order(ranges.size());
     std::iota(order.begin(), order.end(), std::size_t{0});

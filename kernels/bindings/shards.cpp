@@ -49,12 +49,16 @@ std::vector<GradArray> ShardArrays::grads() {
     return read;
 }
 
-void read_states(ShardArrays& arrays, const std::vector<const char*>& names, bool may_lack_states, void** states,
-                 Dtype& dtype) {
-    for (std::size_t i = 0; i < names.size(); ++i) {
+std::string read_states(ShardArrays& arrays, const char* const* names, std::size_t num_states, bool may_lack_states,
+                        void** states, Dtype& dtype) {
+    std::string lacking;
+    for (std::size_t i = 0; i < num_states; ++i) {
         const FlatArray* state =
             may_lack_states ? arrays.array_or_none(names[i], state_rule) : &arrays.array(names[i], state_rule);
-        if (state == nullptr) continue;
+        if (state == nullptr) {
+            lacking = arrays.name_of(names[i]);
+            continue;
+        }
         if (i > 0 && state->dtype != dtype) {
             refuse_type(state->name, ": dtype ", dtype_name(state->dtype), ", but ", arrays.name_of(names[0]), " has ",
                         dtype_name(dtype), "; all states of one shard must have the same dtype");
@@ -62,6 +66,7 @@ void read_states(ShardArrays& arrays, const std::vector<const char*>& names, boo
         states[i] = state->data;
         dtype = state->dtype;
     }
+    return lacking;
 }
 
 }  // namespace dslaunch

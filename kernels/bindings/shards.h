@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,17 +13,6 @@
 #include "segments.h"
 
 namespace dslaunch {
-
-// What an optimizer's shards consist of.
-template <typename Hyper>
-struct ShardKind {
-    const char* name;          // of the Python class
-    const char* segment_name;  // of its segments' class
-    std::vector<const char*> states;
-    Hyper (*read_hyper)(const Fields&);
-    bool may_lack_states = false;  // None says that there are none
-    bool has_update = false;
-};
 
 // Numbers of one call, with their checks.
 double read_grad_scale(double grad_scale);
@@ -38,7 +28,7 @@ struct ReadShards {
 // One shard's arrays and gradients; they all have the same length.
 class ShardArrays {
   public:
-    ShardArrays(nb::handle object, std::string name, const char* kind, Arrays& arrays)
+    ShardArrays(nb::handle object, std::string name, const std::string& kind, Arrays& arrays)
         : object_(object), name_(std::move(name)), kind_(kind), arrays_(arrays) {}
 
     nb::object field(const char* field) const { return attribute(object_, field, name_, kind_); }
@@ -52,31 +42,33 @@ class ShardArrays {
   private:
     nb::handle object_;
     std::string name_;
-    const char* kind_;
+    const std::string& kind_;
     Arrays& arrays_;
     std::int64_t numel_ = -1;
 };
 
-// Reads the states into a shard; all of one dtype.
-void read_states(ShardArrays& arrays, const std::vector<const char*>& names, bool may_lack_states, void** states,
-                 Dtype& dtype);
+// Reads the states into a shard; all of one dtype. Returns the name of one that is None, if any is.
+std::string read_states(ShardArrays& arrays, const char* const* names, std::size_t num_states, bool may_lack_states,
+                        void** states, Dtype& dtype);
 
-template <typename Hyper>
-ReadShards<Hyper> read_shards(nb::handle objects, const ShardKind<Hyper>& kind) {
-    ReadShards<Hyper> read;
+template <typename Kind>
+ReadShards<typename Kind::Hyper> read_shards(nb::handle objects) {
+    const std::string kind = text(Kind::name, "Shard");
+    ReadShards<typename Kind::Hyper> read;
     for (nb::handle object : objects) {
-        ShardArrays arrays(object, text("shards[", read.shards.size(), ']'), kind.name, read.arrays);
-        Shard<Hyper> shard{};
+        ShardArrays arrays(object, text("shards[", read.shards.size(), ']'), kind, read.arrays);
+        Shard<typename Kind::Hyper> shard{};
         shard.param = static_cast<float*>(arrays.array("param", param_rule).data);
-        read_states(arrays, kind.states, kind.may_lack_states, shard.states, shard.state_dtype);
+        const std::string lacking = read_states(arrays, Kind::states, std::size(Kind::states), Kind::may_lack_states,
+                                                shard.states, shard.state_dtype);
         if (const FlatArray* out = arrays.array_or_none("param_out", out_rule)) {
             shard.param_out = out->data;
             shard.out_dtype = out->dtype;
         }
-        if (kind.has_update) shard.update = static_cast<float*>(arrays.array("update", param_rule).data);
+        if (Kind::has_update) shard.update = static_cast<float*>(arrays.array("update", param_rule).data);
         shard.grads = arrays.grads();
-        shard.segments = read_segments<Hyper>(arrays.field("segments"), arrays.name_of("segments"), kind.segment_name,
-                                              arrays.numel(), kind.read_hyper);
+        shard.segments =
+            read_segments<Kind>(arrays.field("segments"), arrays.name_of("segments"), arrays.numel(), lacking);
         read.shards.push_back(std::move(shard));
     }
     read.arrays.check_no_shared_memory();

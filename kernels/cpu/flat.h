@@ -5,11 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../adagrad.h"
-#include "../adam.h"
 #include "../lamb.h"
-#include "../lion.h"
-#include "../sgd.h"
 
 namespace dslaunch {
 
@@ -48,34 +44,26 @@ struct Shard {
 template <typename Hyper>
 using Shards = std::vector<Shard<Hyper>>;
 
+template <typename Kind>
+using ShardsOf = Shards<typename Kind::Hyper>;
+
 // ---- steps -----------------------------------------------------------------------------------------------
 //
 // Each `_reference` is the plain loop: what every faster version must equal, bit for bit. The other has that result on
 // `num_threads` threads (0: OpenMP's default) with the widest vectors of this processor. `grad_scale` is multiplied
 // into every gradient first.
 
-struct AdamOptions {
+struct StepOptions {
     double grad_scale;
-    bool adam_w_mode;  // decay the parameter itself; without, add the decay to the gradient
+    int mode;  // what the optimizer's header says
 };
 
-void adamw_step_reference(const Shards<AdamHyper>& shards, const AdamOptions& options);
-void adamw_step(const Shards<AdamHyper>& shards, const AdamOptions& options, int num_threads);
-
-void lion_step_reference(const Shards<LionHyper>& shards, double grad_scale);
-void lion_step(const Shards<LionHyper>& shards, double grad_scale, int num_threads);
-
-void adagrad_step_reference(const Shards<AdagradHyper>& shards, double grad_scale);
-void adagrad_step(const Shards<AdagradHyper>& shards, double grad_scale, int num_threads);
-
-void sgd_step_reference(const Shards<SgdHyper>& shards, double grad_scale);
-void sgd_step(const Shards<SgdHyper>& shards, double grad_scale, int num_threads);
+// Of an element-wise optimizer, whose file has DSLAUNCH_CPU_STEP: its type says which.
+#define DSLAUNCH_DECLARE_CPU_STEP(Kind)                                                                    \
+    void cpu_step_reference(Kind, const ShardsOf<Kind>& shards, const StepOptions& options);               \
+    void cpu_step(Kind, const ShardsOf<Kind>& shards, const StepOptions& options, int num_threads);
 
 // LAMB in two passes. Between them the caller may add up the sums of a parameter that lies in several segments or ranks.
-struct LambOptions {
-    double grad_scale;
-    bool eps_inside_sqrt;
-};
 
 // Sums over those elements of a segment that have a gradient, in an order that no number of threads changes.
 struct LambSums {
@@ -84,8 +72,8 @@ struct LambSums {
 };
 
 // The first pass writes the states and `update`; the sums are one for each segment, shard after shard.
-std::vector<LambSums> lamb_directions_reference(const Shards<LambHyper>& shards, const LambOptions& options);
-std::vector<LambSums> lamb_directions(const Shards<LambHyper>& shards, const LambOptions& options, int num_threads);
+std::vector<LambSums> lamb_directions_reference(const Shards<LambHyper>& shards, const StepOptions& options);
+std::vector<LambSums> lamb_directions(const Shards<LambHyper>& shards, const StepOptions& options, int num_threads);
 
 // The second pass writes `param` and `param_out`; `sums` as the first returned them.
 void lamb_apply_reference(const Shards<LambHyper>& shards, const std::vector<LambSums>& sums, bool bias_correction);

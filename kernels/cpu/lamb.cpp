@@ -13,7 +13,7 @@ using LambBlock = Block<LambHyper, LambCoefficients>;
 
 std::vector<LambBlock> cut(const Shards<LambHyper>& shards, double grad_scale) {
     return cut_into_blocks(shards, lamb_block_numel, [&](const Segment<LambHyper>& segment) {
-        return lamb_coefficients(segment.hyper, grad_scale);
+        return Lamb::coefficients(segment.hyper, 0, grad_scale);
     });
 }
 
@@ -52,11 +52,13 @@ LambSums direct_plainly(const LambBlock& block, bool eps_inside_sqrt) {
         const float g = load(block.grad->data, block.grad->dtype, i - block.grad->offset);
         float m = load(shard.states[0], shard.state_dtype, i);
         float v = load(shard.states[1], shard.state_dtype, i);
-        const double u = eps_inside_sqrt ? lamb_direction<true>(shard.param[i], g, m, v, block.coefficients)
-                                         : lamb_direction<false>(shard.param[i], g, m, v, block.coefficients);
+        float direction = shard.param[i];
+        eps_inside_sqrt ? Lamb::update<1>(direction, g, m, v, block.coefficients)
+                        : Lamb::update<0>(direction, g, m, v, block.coefficients);
+        const double u = direction;
         store(shard.states[0], shard.state_dtype, i, m);
         store(shard.states[1], shard.state_dtype, i, v);
-        shard.update[i] = static_cast<float>(u);
+        shard.update[i] = direction;
         param_lanes[(i - block.begin) % num_lanes] += p * p;
         update_lanes[(i - block.begin) % num_lanes] += u * u;
     }
@@ -65,10 +67,10 @@ LambSums direct_plainly(const LambBlock& block, bool eps_inside_sqrt) {
 
 }  // namespace
 
-std::vector<LambSums> lamb_directions_reference(const Shards<LambHyper>& shards, const LambOptions& options) {
+std::vector<LambSums> lamb_directions_reference(const Shards<LambHyper>& shards, const StepOptions& options) {
     const std::vector<LambBlock> blocks = cut(shards, options.grad_scale);
     std::vector<LambSums> sums;
-    for (const LambBlock& block : blocks) sums.push_back(direct_plainly(block, options.eps_inside_sqrt));
+    for (const LambBlock& block : blocks) sums.push_back(direct_plainly(block, options.mode == 1));
     return sums_of_segments(shards, blocks, sums);
 }
 
@@ -85,7 +87,9 @@ DSLAUNCH_INLINE void direct_range(const LambCoefficients c, std::int64_t numel, 
     for (std::int64_t i = 0; i < numel; ++i) {
         float m = to_float(exp_avg[i]);
         float v = to_float(exp_avg_sq[i]);
-        update[i] = lamb_direction<eps_inside_sqrt>(param[i], to_float(grad[i]), m, v, c);
+        float direction = param[i];
+        Lamb::update<eps_inside_sqrt>(direction, to_float(grad[i]), m, v, c);
+        update[i] = direction;
         assign(exp_avg[i], m);
         assign(exp_avg_sq[i], v);
     }
@@ -129,12 +133,12 @@ DSLAUNCH_CLONES LambSums lamb_direction_block(const LambBlock& block, bool eps_i
     return eps_inside_sqrt ? direct<true>(block) : direct<false>(block);
 }
 
-std::vector<LambSums> lamb_directions(const Shards<LambHyper>& shards, const LambOptions& options, int num_threads) {
+std::vector<LambSums> lamb_directions(const Shards<LambHyper>& shards, const StepOptions& options, int num_threads) {
     const std::vector<LambBlock> blocks = cut(shards, options.grad_scale);
     std::vector<LambSums> sums(blocks.size());
     for_each_block(static_cast<std::int64_t>(blocks.size()), num_threads, [&](std::int64_t i) {
         const auto place = static_cast<std::size_t>(i);
-        sums[place] = lamb_direction_block(blocks[place], options.eps_inside_sqrt);
+        sums[place] = lamb_direction_block(blocks[place], options.mode == 1);
     });
     return sums_of_segments(shards, blocks, sums);
 }

@@ -1,6 +1,6 @@
 // How every optimizer walks over its shards: cut into blocks, pick the loop for their types, update each element.
 //
-// A Rule is an optimizer's element with a common signature:
+// A Rule is an optimizer in one mode, as InMode in optimizer.h:
 //   static constexpr int num_states;   0, 1 or 2
 //   using Coefficients = ...;
 //   static void update(float& p, float g, float& first_state, float& second_state, const Coefficients& c);
@@ -160,4 +160,43 @@ void update_blocks(const Blocks& blocks, int num_threads, const Update& update) 
                    [&](std::int64_t i) { update(blocks[static_cast<std::size_t>(i)]); });
 }
 
+// ---- an optimizer's two loops, as cpu/flat.h declares them ---------------------------------------------------
+
+template <typename Kind>
+using BlockOf = Block<typename Kind::Hyper, typename Kind::Coefficients>;
+
+template <typename Kind>
+auto cut(const ShardsOf<Kind>& shards, const StepOptions& options, std::int64_t max_numel) {
+    return cut_into_blocks(shards, max_numel, [&](const Segment<typename Kind::Hyper>& segment) {
+        return Kind::coefficients(segment.hyper, options.mode, options.grad_scale);
+    });
+}
+
+// In the mode of the block's segment, which is `mode` or one above it; `wanted` is that of the call.
+template <typename Kind, bool is_plain, int mode = 0>
+DSLAUNCH_INLINE void step_block(const BlockOf<Kind>& block, int wanted) {
+    if constexpr (mode + 1 < Kind::num_modes) {
+        if (Kind::mode_of(block.segment->hyper, wanted) != mode) {
+            return step_block<Kind, is_plain, mode + 1>(block, wanted);
+        }
+    }
+    if constexpr (is_plain) {
+        update_plainly<InMode<Kind, mode>>(block);
+    } else {
+        update_block<InMode<Kind, mode>>(block);
+    }
+}
+
 }  // namespace dslaunch
+
+#define DSLAUNCH_CPU_STEP(Kind)                                                                              \
+    namespace dslaunch {                                                                                     \
+    void cpu_step_reference(Kind, const ShardsOf<Kind>& shards, const StepOptions& options) {                \
+        for (const auto& block : cut<Kind>(shards, options, uncut)) step_block<Kind, true>(block, options.mode); \
+    }                                                                                                        \
+    DSLAUNCH_CLONES void Kind##_block(const BlockOf<Kind>& block, int mode) { step_block<Kind, false>(block, mode); } \
+    void cpu_step(Kind, const ShardsOf<Kind>& shards, const StepOptions& options, int num_threads) {         \
+        update_blocks(cut<Kind>(shards, options, block_numel), num_threads,                                  \
+                      [&](const auto& block) { Kind##_block(block, options.mode); });                        \
+    }                                                                                                        \
+    }

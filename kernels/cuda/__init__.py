@@ -9,7 +9,7 @@ already wait for whatever writes the arrays. Several shards become one launch: 6
 parameters, 512 in the 32 KiB of drivers from CUDA 12.1 on, and each combination of dtypes is a launch of its own.
 
 `device_scale` is one float32 on the device that is multiplied into the gradient beside `grad_scale`, such as a clip factor that was
-computed there: nobody has to wait for it. Where it is infinite or NaN nothing is written, which skips a step that overflowed.
+computed there: the host does not wait for it. Where it is infinite or NaN nothing is written, which skips a step that overflowed.
 
 Errors:  as [Note: a step], and CudaUnavailable if the kernels cannot be compiled or loaded here
 """
@@ -18,63 +18,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..adagrad import AdagradShard
-from ..adam import AdamShard
-from ..lamb import LambShard
-from ..lion import LionShard
-from ..sgd import SgdShard
-from ..shard import HostArray as Array
+from ..lamb import LAMB, LambShard
+from ..shard import AnyShard, HostArray as Array, Kernel
 from . import lamb, norm, steps
 from .errors import CudaUnavailable
+from .shards import Rule
 
 __all__ = [
     "NORM_OUT_NUMEL",
     "CudaUnavailable",
-    "adagrad_step",
-    "adamw_step",
     "lamb_step",
-    "lion_step",
-    "sgd_step",
     "squared_norm",
+    "step",
 ]
 
 NORM_OUT_NUMEL = norm.OUT_NUMEL
 
 
-def adamw_step(
-    shards: Iterable[AdamShard],
+def step(
+    kernel: Kernel[AnyShard],
+    shards: Iterable[AnyShard],
     *,
     grad_scale: float = 1.0,
-    adam_w_mode: bool = True,
+    mode: int = 0,
     stream: int,
     device_scale: Array | None = None,
 ) -> None:
-    """Queue one step of AdamW, or Adam without `adam_w_mode`; see [Note: a step on a device]."""
-    rule = steps.adam_rule(grad_scale=steps.read_grad_scale(grad_scale), adam_w_mode=adam_w_mode)
-    steps.step(shards, rule, device_scale=device_scale, stream=stream)
-
-
-def lion_step(
-    shards: Iterable[LionShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
-) -> None:
-    """Queue one step of Lion; see [Note: a step on a device]."""
-    rule = steps.lion_rule(grad_scale=steps.read_grad_scale(grad_scale))
-    steps.step(shards, rule, device_scale=device_scale, stream=stream)
-
-
-def adagrad_step(
-    shards: Iterable[AdagradShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
-) -> None:
-    """Queue one step of Adagrad; see [Note: a step on a device]."""
-    rule = steps.adagrad_rule(grad_scale=steps.read_grad_scale(grad_scale))
-    steps.step(shards, rule, device_scale=device_scale, stream=stream)
-
-
-def sgd_step(
-    shards: Iterable[SgdShard], *, grad_scale: float = 1.0, stream: int, device_scale: Array | None = None
-) -> None:
-    """Queue one step of SGD; see [Note: a step on a device]."""
-    rule = steps.sgd_rule(grad_scale=steps.read_grad_scale(grad_scale))
+    """Queue one step of an element-wise optimizer; see [Note: a step on a device]."""
+    rule = Rule(kernel=kernel, grad_scale=steps.read_grad_scale(grad_scale), mode=mode)
     steps.step(shards, rule, device_scale=device_scale, stream=stream)
 
 
@@ -95,12 +66,16 @@ def lamb_step(
 
     Errors:  ValueError, too, if a segment's gradient comes in several pieces
     """
-    rule = steps.lamb_rule(
-        grad_scale=steps.read_grad_scale(grad_scale),
-        eps_inside_sqrt=eps_inside_sqrt,
+    scale = steps.read_grad_scale(grad_scale)
+    rule = Rule(kernel=LAMB, grad_scale=scale, mode=int(eps_inside_sqrt))
+    lamb.step(
+        shards,
+        rule,
         bias_correction=bias_correction,
+        device_scale=device_scale,
+        allocate=allocate,
+        stream=stream,
     )
-    lamb.step(shards, rule, device_scale=device_scale, allocate=allocate, stream=stream)
 
 
 def squared_norm(grads: Iterable[Array], *, out: Array, stream: int) -> None:

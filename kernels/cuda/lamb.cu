@@ -10,16 +10,6 @@ namespace dslaunch {
 
 static_assert(lamb_block_numel == chunk_numel);
 
-// `Run.param_out` is where the direction goes.
-struct LambDirection {
-    using Coefficients = LambCoefficients;
-    static constexpr int num_states = 2;
-
-    __device__ __forceinline__ static void update(float& p, float g, float (&s)[2], const Coefficients& c) {
-        p = lamb_direction<DSLAUNCH_MODE == 1>(p, g, s[0], s[1], c);
-    }
-};
-
 // Adds value(k, i) for i from 0 to numel - 1, into lanes and lanes in order; thread k of 0 and 1 gets the sum of its k. All
 // threads must come, and see afterwards what others wrote before.
 template <typename Value>
@@ -58,11 +48,11 @@ struct LambSegments {
 
 }  // namespace dslaunch
 
-// `sums` has two numbers for each chunk of this launch: of the squares of the parameter, and of the direction.
+// `Run.param_out` is where the direction goes. `sums` has two numbers for each chunk of this launch: of the squares of the parameter, and of the direction.
 extern "C" __global__ void __launch_bounds__(dslaunch::num_threads, 2)
     lamb_directions(const __grid_constant__ dslaunch::Table<dslaunch::LambCoefficients> table, double* sums) {
     using namespace dslaunch;
-    using OneStep = Step<LambDirection, DSLAUNCH_GRAD, DSLAUNCH_STATE, float, true>;
+    using OneStep = Step<InMode<Lamb, DSLAUNCH_MODE>, DSLAUNCH_GRAD, DSLAUNCH_STATE, float, true>;
     const float factor = factor_of(table);
     if (!is_finite(factor)) return;
     for_each_chunk(table, [&](const Run& run, long long begin, long long end) {

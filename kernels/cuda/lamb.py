@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
+import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..lamb import LambSegment
 from .arrays import CUDA, DeviceArray, check_no_shared_memory, check_one_device, read_array
 from .compiler import Program
 from .device import Device, cuda_device
@@ -26,6 +27,7 @@ def step(
     shards: Iterable[Any],
     rule: Rule,
     *,
+    bias_correction: bool,
     device_scale: Any,
     allocate: Callable[[int], Any],
     stream: int,
@@ -43,7 +45,7 @@ def step(
     on = device or cuda_device(reading.device or 0)
     directions = plan_launches(
         [_direction_of(run) for run in reading.runs],
-        coefficient_bytes=rule.num_coefficients * ctypes.sizeof(ctypes.c_float),
+        coefficient_bytes=reading.coefficient_bytes,
         sizes=on.table_sizes,
         factor=reading.factor,
         may_skip_head=False,  # where a chunk begins is part of the order of additions
@@ -74,7 +76,7 @@ def step(
         )
         at += launch.num_chunks * 2 * 8
     pointers = [_pointer(of_chunks), _pointer(sums), _pointer(step_sizes)]
-    for table, count in segment_tables(reading.segments, directions):
+    for table, count in segment_tables(reading.segments, directions, bias_correction=bias_correction):
         num_blocks = min(count, on.num_blocks)
         on.launch(first[0], "lamb_step_sizes", [table, *pointers], num_blocks=num_blocks, stream=stream)
     for program, launch in zip(second, applies, strict=True):
@@ -88,7 +90,9 @@ def apply_program(param_out: str | None, size: TableSize) -> Program:
     return Program(source="lamb_apply", macros=(("DSLAUNCH_PARAM_OUT", name), *size.macros))
 
 
-def segment_tables(segments: Sequence[ReadSegment], directions: Sequence[Launch]) -> list[tuple[bytes, int]]:
+def segment_tables(
+    segments: Sequence[ReadSegment], directions: Sequence[Launch], *, bias_correction: bool
+) -> list[tuple[bytes, int]]:
     """Return the tables of all segments, and how many each has; chunks are counted through the launches."""
     chunks: dict[int, tuple[int, int]] = {}
     behind = 0
@@ -101,11 +105,18 @@ def segment_tables(segments: Sequence[ReadSegment], directions: Sequence[Launch]
     for start in range(0, len(segments), MAX_SEGMENTS):
         some = segments[start : start + MAX_SEGMENTS]
         packed = _SEGMENTS.pack(start, len(some)) + b"".join(
-            _SEGMENT.pack(*one.hyper.scales, *chunks.get(start + place, (0, 0)))
+            _SEGMENT.pack(*_scales(one.source, bias_correction), *chunks.get(start + place, (0, 0)))
             for place, one in enumerate(some)
         )
         tables.append((packed.ljust(_SEGMENTS.size + MAX_SEGMENTS * _SEGMENT.size, b"\0"), len(some)))
     return tables
+
+
+def _scales(segment: LambSegment, bias_correction: bool) -> tuple[float, float, float]:
+    """Return what lamb_step_size in kernels/lamb.h needs, in double."""
+    beta1, beta2, step = segment.beta1, segment.beta2, segment.step
+    correction = math.sqrt(1.0 - beta2**step) / (1.0 - beta1**step) if bias_correction else 1.0
+    return segment.lr * correction, segment.min_coeff, segment.max_coeff
 
 
 def _direction_of(run: Run) -> Run:

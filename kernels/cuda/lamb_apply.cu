@@ -14,7 +14,7 @@ struct LambApply {
     using Coefficients = StepSize;
     static constexpr int num_states = 0;
 
-    __device__ __forceinline__ static void update(float& p, float u, float (&)[2], const Coefficients& c) {
+    __device__ __forceinline__ static void update(float& p, float u, float&, float&, const Coefficients& c) {
         lamb_element(p, u, c.of_segment);
     }
 };

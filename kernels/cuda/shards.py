@@ -5,114 +5,43 @@ Nothing here touches a device: a mistake is refused before the first launch.
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..compiled import _C
+from ..shard import Kernel
 from .arrays import CUDA, DeviceArray, check_no_shared_memory, check_one_device, read_array, type_name
 from .table import Run, Variant
 
 GRAD_DTYPES = ("float32", "bfloat16", "float16")
 STATE_DTYPES = ("float32", "bfloat16")
 PARAM_OUT_DTYPES = ("float32", "bfloat16", "float16")
-_INT64 = range(-(2**63), 2**63)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
-    """The fields of one segment object, each read with its check."""
-
-    segment: Any
-    name: str
-    kind: str
-
-    def field(self, field: str) -> Any:
-        """Return an attribute that must be there."""
-        return attribute(self.segment, field, self.name, self.kind)
-
-    def int64(self, field: str) -> int:
-        """Return a whole number."""
-        value = self.field(field)
-        try:
-            number = operator.index(value)
-        except TypeError:
-            number = None
-        if number is None or number not in _INT64:
-            raise TypeError(f"{self.name}.{field}: {value!r}; must be an int that fits in 64 bits")
-        return number
-
-    def double(self, field: str) -> float:
-        """Return a number."""
-        value = self.field(field)
-        try:
-            if not isinstance(value, (str, bytes)):
-                return float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-        raise TypeError(f"{self.name}.{field}: {value!r}; must be a float")
-
-    def finite(self, field: str) -> float:
-        """Return a number that is neither infinite nor NaN."""
-        value = self.double(field)
-        if not math.isfinite(value):
-            raise ValueError(f"{self.name}.{field}: {value:.15g}; must be finite")
-        return value
-
-    def non_negative(self, field: str) -> float:
-        """Return a number that is finite and not negative."""
-        value = self.double(field)
-        if not 0.0 <= value < math.inf:
-            raise ValueError(f"{self.name}.{field}: {value:.15g}; must be finite and >= 0")
-        return value
-
-    def beta(self, field: str) -> float:
-        """Return the decay rate of a moment."""
-        value = self.double(field)
-        if not 0.0 <= value < 1.0:
-            raise ValueError(f"{self.name}.{field}: {value:.15g}; must be in [0, 1)")
-        return value
-
-    def boolean(self, field: str) -> bool:
-        """Return a truth value."""
-        value = self.field(field)
-        if not isinstance(value, bool):
-            raise TypeError(f"{self.name}.{field}: {value!r}; must be True or False")
-        return value
-
-    def step(self) -> int:
-        """Return the number of this step; the first is 1."""
-        step = self.int64("step")
-        if step < 1:
-            raise ValueError(f"{self.name}.step: {step}; must be >= 1: the first step is step 1")
-        return step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hyper:
-    """What a segment's numbers come to."""
-
-    coefficients: tuple[float, ...]  # as the kernel's Coefficients, before they are rounded to float
-    mode: int = 0  # DSLAUNCH_MODE
-    uses_states: bool = True
-    scales: tuple[float, ...] = ()  # LAMB: what lamb_step_size in kernels/lamb.h needs, in double
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What sets one optimizer apart: the program to run, and how its arguments are read."""
+    """A step to do: which optimizer's, in which mode, and what its gradients are multiplied with."""
 
-    source: str  # the file of its kernels, without `.cu`
-    shard_kind: str  # the class that callers pass
-    segment_kind: str
-    states: tuple[str, ...]  # the fields of a shard that hold its states; two at most
-    read_hyper: Callable[[Fields], Hyper]
-    num_coefficients: int
-    may_lack_states: bool = False  # None says that there are none
-    has_update: bool = False
+    kernel: Kernel[Any]
+    grad_scale: float = 1.0
+    mode: int = 0
+
+    @property
+    def source(self) -> str:
+        """The file of its kernels, without `.cu`."""
+        return self.kernel.name.lower()
+
+
+class SegmentOfHeader(NamedTuple):
+    """What the optimizer's header makes of a segment."""
+
+    offset: int
+    numel: int
+    coefficients: bytes  # as the kernel has them
+    mode: int  # DSLAUNCH_MODE
+    num_states: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +49,8 @@ class ReadSegment:
     """A segment, checked."""
 
     name: str
-    offset: int
-    numel: int
-    hyper: Hyper
-    packed: bytes  # the coefficients, as float
+    source: Any  # the caller's
+    of_header: SegmentOfHeader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +61,11 @@ class Reading:
     segments: tuple[ReadSegment, ...]  # of every shard, one shard after another
     arrays: tuple[DeviceArray, ...]  # keep the memory alive
     factor: int = 0  # the address of `device_scale`; 0: there is none
+
+    @property
+    def coefficient_bytes(self) -> int:
+        """How many bytes the coefficients of a segment take; 0 without segments."""
+        return len(self.segments[0].of_header.coefficients) if self.segments else 0
 
     @property
     def device(self) -> int | None:
@@ -183,14 +115,15 @@ class _ShardReader:
     def runs(self, segments: list[ReadSegment]) -> list[Run]:
         """Cut the shard where segments and pieces of the gradient meet; its segments go to `segments`, too."""
         param = self._array("param", ("float32",))
-        states = self._states(param)
+        states, lacking = self._states(param)
         out = self._array_or_none("param_out", PARAM_OUT_DTYPES, param)
-        update = self._array("update", ("float32",), param) if self._rule.has_update else None
+        update = self._array("update", ("float32",), param) if self._rule.kernel.has_update else None
         grads = self._grads(param.numel)
         runs = []
-        for segment in self._segments(param.numel):
-            segments.append(segment)
-            used = states if segment.hyper.uses_states else []
+        for read in self._segments(param.numel, lacking):
+            segments.append(read)
+            segment = read.of_header
+            used = states[: segment.num_states]
             for offset, grad in grads:
                 start = max(segment.offset, offset)
                 stop = min(segment.offset + segment.numel, offset + grad.numel)
@@ -202,24 +135,27 @@ class _ShardReader:
                         grad=grad.dtype,
                         state=used[0].dtype if used else None,
                         param_out=None if out is None else out.dtype,
-                        mode=segment.hyper.mode,
+                        mode=segment.mode,
                     ),
                     numel=stop - start,
                     grad=grad.at(start - offset),
                     param=param.at(start),
                     states=(addresses[0], addresses[1]),
                     param_out=0 if out is None else out.at(start),
-                    coefficients=segment.packed,
+                    coefficients=segment.coefficients,
                     update=0 if update is None else update.at(start),
                     segment=len(segments) - 1,
                 )
                 runs.append(run)
         return runs
 
-    def _states(self, param: DeviceArray) -> list[DeviceArray]:
+    def _states(self, param: DeviceArray) -> tuple[list[DeviceArray], str]:
+        """The states, and the name of one that is None."""
         states: list[DeviceArray] = []
-        for field in self._rule.states:
-            if self._rule.may_lack_states and self._field(field) is None:
+        lacking = ""
+        for field in self._rule.kernel.states:
+            if self._rule.kernel.may_lack_states and self._field(field) is None:
+                lacking = f"{self._name}.{field}"
                 continue
             state = self._array(field, STATE_DTYPES, like=param)
             if states and state.dtype != states[0].dtype:
@@ -228,10 +164,10 @@ class _ShardReader:
                     "shard must have the same dtype"
                 )
             states.append(state)
-        return states
+        return states, lacking
 
     def _field(self, field: str) -> Any:
-        return attribute(self._shard, field, self._name, self._rule.shard_kind)
+        return attribute(self._shard, field, self._name, self._rule.kernel.shard.__name__)
 
     def _array(self, field: str, dtypes: Sequence[str], like: DeviceArray | None = None) -> DeviceArray:
         array = self._add(f"{self._name}.{field}", self._field(field), dtypes, is_written=True)
@@ -274,35 +210,22 @@ class _ShardReader:
             read.append((offset, array))
         return read
 
-    def _segments(self, shard_numel: int) -> list[ReadSegment]:
-        name = f"{self._name}.segments"
-        segments = []
-        for place, one in enumerate(self._field("segments")):
-            fields = Fields(segment=one, name=f"{name}[{place}]", kind=self._rule.segment_kind)
-            segments.append(self._segment(fields, shard_numel))
-        _check_overlap(segments, name)
-        return segments
-
-    def _segment(self, fields: Fields, shard_numel: int) -> ReadSegment:
-        offset, numel = fields.int64("offset"), fields.int64("numel")
-        if offset < 0 or numel < 0 or offset + numel > shard_numel:
-            raise ValueError(
-                f"{fields.name}: offset {offset} and numel {numel} do not fit in the shard of {shard_numel} elements"
-            )
-        hyper = self._rule.read_hyper(fields)
-        if hyper.uses_states and any(self._field(field) is None for field in self._rule.states):
-            raise ValueError(
-                f"{self._name}.{self._rule.states[0]}: None, but {fields.name} has momentum "
-                f"{fields.double('momentum'):.15g}; pass an array, of zeros before step 1"
-            )
-        return ReadSegment(
-            name=fields.name, offset=offset, numel=numel, hyper=hyper, packed=as_floats(hyper.coefficients)
+    def _segments(self, shard_numel: int, lacking: str) -> list[ReadSegment]:
+        """Read in the compiled module, where the header's own code checks the numbers and works the coefficients out."""
+        name, objects = f"{self._name}.segments", tuple(self._field("segments"))
+        packed = _C.pack_segments(
+            self._rule.kernel.name,
+            objects,
+            name=name,
+            shard_numel=shard_numel,
+            lacking=lacking,
+            grad_scale=self._rule.grad_scale,
+            mode=self._rule.mode,
         )
-
-
-def as_floats(values: Sequence[float]) -> bytes:
-    """Return the numbers as float32, each rounded once; what is too large becomes infinite, as in C."""
-    return bytes((ctypes.c_float * len(values))(*values))
+        return [
+            ReadSegment(name=f"{name}[{place}]", source=source, of_header=SegmentOfHeader(*numbers))
+            for place, (source, numbers) in enumerate(zip(objects, packed, strict=True))
+        ]
 
 
 def attribute(owner: Any, field: str, name: str, kind: str) -> Any:
@@ -314,14 +237,3 @@ def attribute(owner: Any, field: str, name: str, kind: str) -> Any:
         raise TypeError(
             f"{name}: a {type_name(owner).rpartition('.')[2]} without '{field}'; must be {article} {kind}"
         ) from None
-
-
-def _check_overlap(segments: Sequence[ReadSegment], name: str) -> None:
-    order = sorted((segment.offset, place) for place, segment in enumerate(segments) if segment.numel > 0)
-    for (_, low), (_, high) in itertools.pairwise(order):
-        a, b = segments[low], segments[high]
-        if b.offset < a.offset + a.numel:
-            raise ValueError(
-                f"{name}[{high}]: elements [{b.offset}, {b.offset + b.numel}) overlap {name}[{low}], elements "
-                f"[{a.offset}, {a.offset + a.numel})"
-            )

@@ -3,10 +3,10 @@
 // A rule is a type with
 //   Coefficients        what is constant over one segment; its `grad_scale` is multiplied into the gradient first
 //   num_states          0, 1 or 2
-//   update(p, g, s, c)  the step of one element; `s` are its states
+//   update(p, g, first_state, second_state, c)  the step of one element
 //
 // Types come from the command line, because one program is compiled for each combination that is in use:
-//   DSLAUNCH_MODE       what the rule's own file says
+//   DSLAUNCH_MODE       what the optimizer's header says
 //   DSLAUNCH_GRAD       float, bfloat16 or float16
 //   DSLAUNCH_STATE      float or bfloat16
 //   DSLAUNCH_PARAM_OUT  float, bfloat16, float16, or Nothing
@@ -14,6 +14,7 @@
 
 #include "../bfloat16.h"
 #include "../float16.h"
+#include "../optimizer.h"
 #include "runs.cuh"
 
 namespace dslaunch {
@@ -38,7 +39,7 @@ struct Step {
 
     // Everything of one element between its load and its store; states are float while they are worked on.
     __device__ __forceinline__ static void update(float& p, float g, float (&s)[2], const Coefficients& c) {
-        Rule::update(p, g, s, c);
+        Rule::update(p, g, s[0], s[1], c);
     }
 
     __device__ __forceinline__ static void one(const Run& run, long long i, const Coefficients& c) {
@@ -104,11 +105,11 @@ __device__ __forceinline__ void step_all(const AnyTable& table) {
 
 }  // namespace dslaunch
 
-// The kernel of a rule. Two blocks of a processor at a time keep three times the bytes in flight that its memory needs; told
+// The kernel of an optimizer. Two blocks of a processor at a time keep three times the bytes in flight that its memory needs; told
 // nothing, ptxas makes room for more blocks and spills around the slow path of the division.
-#define DSLAUNCH_STEP_KERNEL(Rule)                                                                \
-    extern "C" __global__ void __launch_bounds__(dslaunch::num_threads, 2)                        \
-        optimizer_step(const __grid_constant__ dslaunch::Table<dslaunch::Rule::Coefficients> table) { \
-        using namespace dslaunch;                                                                 \
-        step_all<Rule, DSLAUNCH_GRAD, DSLAUNCH_STATE, DSLAUNCH_PARAM_OUT>(table);                 \
+#define DSLAUNCH_STEP_KERNEL(Kind)                                                                       \
+    extern "C" __global__ void __launch_bounds__(dslaunch::num_threads, 2)                               \
+        optimizer_step(const __grid_constant__ dslaunch::Table<dslaunch::Kind::Coefficients> table) {    \
+        using namespace dslaunch;                                                                        \
+        step_all<InMode<Kind, DSLAUNCH_MODE>, DSLAUNCH_GRAD, DSLAUNCH_STATE, DSLAUNCH_PARAM_OUT>(table); \
     }

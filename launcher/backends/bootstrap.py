@@ -79,7 +79,7 @@ gc.enable()
 module.main()
 """
 
-# Makes modules of their source or code, and has the others made when somebody imports them.
+# Makes modules of their source or code, and has the others made when they are imported.
 _INSTALL = """
 import sys
 Module = type(sys)
@@ -116,12 +116,12 @@ if is_future_new:
 
 # What travels to a node stands in two folders, and nothing of it imports anything from outside them but the standard library.
 _FOLDERS = ("wire", "node")
+_ALL = ("wire.fast_tuple", "wire.fast_json", "node.lean_stdlib", "wire.frames")
 _AGENT = (
-    "wire.fast_tuple",
-    "wire.fast_json",
-    "node.lean_stdlib",
-    "wire.frames",
+    *_ALL,
+    "wire.job",
     "node.line_buffer",
+    "node.kernel_file",
     "node.devices",
     "node.evidence",
     "node.private_folder",
@@ -137,27 +137,19 @@ _AGENT = (
     "node.agent",
     "node.keeper",
 )  # in import order
-_RELAY = (
-    "wire.fast_tuple",
-    "wire.fast_json",
-    "node.lean_stdlib",
-    "wire.frames",
-    "wire.mux",
-    "node.process_tree",
-    "node.gateway_relay",
-)
+_RELAY = (*_ALL, "wire.mux", "node.process_tree", "node.gateway_relay")
 _SHIM = (
-    "wire.fast_tuple",
-    "wire.fast_json",
-    "node.lean_stdlib",
-    "wire.frames",
+    *_ALL,
+    "wire.job",
+    "node.address",
+    "node.kernel_file",
     "node.devices",
     "node.process_tree",
     "node.core_binding",
     "node.preparation",
     "node.worker_shim",
 )
-_NO_AGENT_LOADS = frozenset({"wire.mux", "node.gateway_relay", "node.worker_shim"})
+_NO_AGENT_LOADS = frozenset({"wire.mux", "node.address", "node.gateway_relay", "node.worker_shim"})
 
 
 _BUILDING = threading.Lock()

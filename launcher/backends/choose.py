@@ -9,31 +9,30 @@ from typing import NamedTuple
 from ..job.gateways import Group
 from ..job.plan import NodePlan
 from ..options import Options, SshOptions
+from ..options.backend import PDSH
 from .bootstrap import agent_python
 from .channel import Channel
 from .lean_paramiko import lean_paramiko
 from .open_files import ensure_open_files
 from .ssh_dial import EarlyDials
 
-LOCAL_STOP_MARGIN_S = 10.0
 
-
-class Ways(NamedTuple):
+class Access(NamedTuple):
     """How a job reaches its hosts. `window`: how many may be on their way at the same time; `summary` is for --timings."""
 
     connect: Callable[[NodePlan], Channel]
     window: int
     summary: Callable[[], str] = lambda: ""
-    close: Callable[[], None] = lambda: None  # what was begun for hosts that nobody connected
+    close: Callable[[], None] = lambda: None  # ends what was begun for hosts that were not connected
 
 
-def ways(
+def choose_access(
     options: Options, nodes: Sequence[NodePlan], groups: Sequence[Group], *, say: Callable[[str], None]
-) -> Ways:
+) -> Access:
     """All hosts from here, or, with groups, most of them through gateways."""
     window = options.start.window
     if not groups:
-        return _direct_ways(options, nodes, window=window, num_early=window)
+        return _direct_access(options, nodes, window=window, num_early=window)
     from .ssh_config import Configuration  # as below
 
     configuration = Configuration(options.ssh)
@@ -43,45 +42,45 @@ def ways(
         from .ssh_tree import SshTree
 
     tree = SshTree(groups, targets, window=window, heartbeat_s=options.heartbeat_s, say=say)
-    local = connector(options, ())
+    local = direct_connect(options, ())
     # The tree has a window of its own for connections from here: a host that waits for its gateway must not fill it.
-    return Ways(
+    return Access(
         connect=lambda node: local(node) if node.is_local else tree.connect(node),
         window=len(nodes),
         summary=tree.summary,
     )
 
 
-def connector(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
+def direct_connect(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
     """How to reach each host. SSH settings are resolved before anything is connected, so mistakes there come first."""
-    return _direct_ways(options, nodes, window=len(nodes), num_early=0).connect
+    return _direct_access(options, nodes, window=len(nodes), num_early=0).connect
 
 
-def _direct_ways(options: Options, nodes: Sequence[NodePlan], *, window: int, num_early: int) -> Ways:
+def _direct_access(options: Options, nodes: Sequence[NodePlan], *, window: int, num_early: int) -> Access:
     """The same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
     ensure_open_files(len(others))
-    ways = Ways(connect=_connect_nobody, window=window)
-    if others and options.launcher == "pdsh":
+    access = Access(connect=_connect_nobody, window=window)
+    if others and options.backend.launcher == PDSH:
         from .pdsh import Pdsh
 
         pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
-        ways = ways._replace(connect=pdsh.connect)
+        access = access._replace(connect=pdsh.connect)
     elif others:
         connect_others, close = _by_ssh(others, options.ssh, num_early=num_early)
-        ways = ways._replace(connect=connect_others, close=close)
+        access = access._replace(connect=connect_others, close=close)
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
-            from .local import LocalChannel
+            from .local import LOCAL_STOP_MARGIN_S, LocalChannel
 
             return LocalChannel(
                 end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S,
                 takes_stdin=node.stdin_rank is not None,
             )
-        return ways.connect(node)
+        return access.connect(node)
 
-    return ways._replace(connect=connect)
+    return access._replace(connect=connect)
 
 
 def _connect_nobody(node: NodePlan) -> Channel:

@@ -18,6 +18,9 @@ from pathlib import Path
 import paramiko
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
+from ..errors import LaunchError
+from ..inputs.named_file import read_named
+
 _HASHED = "|1|"  # then salt|HMAC-SHA1 of the name, both in base64
 
 
@@ -62,14 +65,22 @@ class KnownHosts:
 
 
 class _File:
-    """The lines of one file by host name; one that cannot be read has none."""
+    """The lines of one file by host name; one that is not there, or is not ours to read, has none."""
 
     def __init__(self, path: str) -> None:
         self._lines: dict[str, list[str]] = {}
         self._hashed: list[tuple[bytes, bytes, str]] = []  # salt, digest, line
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            for line in Path(path).read_text("utf-8", "replace").splitlines():
-                self.note(line.strip())
+        try:
+            text = read_named(Path(path)).decode("utf-8", "replace")
+        except (FileNotFoundError, PermissionError):
+            return
+        except OSError as error:
+            raise LaunchError(
+                f"{path}: cannot be read as a list of known hosts ({error.strerror}); make it a regular file, or name "
+                "another with UserKnownHostsFile in the ssh configuration"
+            ) from None
+        for line in text.splitlines():
+            self.note(line.strip())
 
     def note(self, line: str) -> None:
         if not line or line[0] in "#@":  # @revoked and @cert-authority: paramiko knows neither

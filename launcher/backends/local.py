@@ -13,6 +13,7 @@ import psutil
 
 from .bootstrap import READ_LOADER
 
+LOCAL_STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agent to end
 READ_BYTES = 1 << 18
 ERROR_TEXT_BYTES = 4096
 STATUS_WITHIN_S = 2.0  # after the end of the stream
@@ -61,7 +62,9 @@ class LocalChannel:
 
     def error_text(self) -> str:
         with self._errors_lock:
-            if self._errors.closed:  # by the thread that closed the channel, when nobody needs to know why
+            if (
+                self._errors.closed
+            ):  # by the thread that closed the channel, when the reason is needed no more
                 return ""
             self._errors.seek(0, os.SEEK_END)
             self._errors.seek(max(0, self._errors.tell() - ERROR_TEXT_BYTES))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
+from ..inputs.named_file import read_named
 
 MAX_DEPTH = 16  # of files that include files
 EXEC_TIMEOUT_S = 30.0  # of the command of a `Match exec`
@@ -63,7 +64,7 @@ def read_file(path: Path, *, include_from: Path, depth: int = 0) -> tuple[Line, 
     if depth > MAX_DEPTH:
         raise LaunchError(f"{path}: Include leads through more than {MAX_DEPTH} files; is it a circle?")
     found = []
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
+    for number, text in enumerate(read_named(path).decode().splitlines(), start=1):
         text = text.strip()
         if not text or text.startswith("#"):
             continue

@@ -2,7 +2,7 @@
 
 [Note: The token]
 pdsh passes on no input, so the agents' streams are TCP connections to a port of this machine, at the address from which
-their ssh came. Whoever connects must say a token that is made for this job. It stands on pdsh's command line and on the
+their ssh came. A connection must begin with a token that is made for this job. It stands on pdsh's command line and on the
 agents', so users of this machine and of the hosts can read it with `ps` while the job starts; it is all they can read.
 It is taken once for each host, and only until every host has connected: one who is quicker than a host gets that
 host's part of the job, with its environment, and the host is then reported as lost. Nor is the stream encrypted. Where
@@ -226,7 +226,7 @@ class Pdsh:
         atexit.unregister(self.close)
         self._stop_listening()
         with self._changed:
-            for connection in self._sockets.values():  # of hosts that nobody waited for
+            for connection in self._sockets.values():  # of hosts that were not waited for
                 connection.close()
             self._sockets.clear()
         with contextlib.suppress(subprocess.TimeoutExpired):

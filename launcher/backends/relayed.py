@@ -28,7 +28,7 @@ LOOK_EVERY_S = 0.2
 CLOSE_TIMEOUT_S = 2.0
 
 
-class Relay:
+class RelayStreams:
     """The launcher's end of a relay."""
 
     def __init__(self, stream: Channel, *, gateway: str, on_end: Callable[[], None] = lambda: None) -> None:
@@ -88,7 +88,7 @@ class Relay:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether somebody has to look again and again whether it is lost."""
+        """Whether it is to be looked at again and again, because it may be lost."""
         return self._ended_at is not None or self._is_given_up
 
     @property
@@ -102,7 +102,7 @@ class Relay:
         return self._is_given_up and self.silent_s() > SILENT_S
 
     def give_up(self) -> None:
-        """Nobody waits for the gateway itself any more."""
+        """The gateway itself is waited for no more."""
         self._is_given_up = True
         self._wake_all()
 
@@ -166,7 +166,7 @@ class RelayedChannel:
 
     local_address = ""
 
-    def __init__(self, relay: Relay, number: int, on_close: Callable[[], None]) -> None:
+    def __init__(self, relay: RelayStreams, number: int, on_close: Callable[[], None]) -> None:
         self._on_close = on_close
         self._relay = relay
         self._number = number

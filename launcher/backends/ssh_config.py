@@ -164,7 +164,8 @@ def _read_files(options: SshOptions) -> tuple[tuple[Line, ...], ...]:
             if options.config:
                 raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise LaunchError(f"{path}: cannot be used as an ssh configuration: {error}") from None
+            why = getattr(error, "strerror", None) or error
+            raise LaunchError(f"{path}: cannot be used as an ssh configuration: {why}") from None
     return tuple(found)
 
 

@@ -52,7 +52,7 @@ class Dial:
     def __init__(self, hop: Target) -> None:
         """Find the addresses.
 
-        Errors: OSError if nobody knows the name; UnicodeError if it is none
+        Errors: OSError if the name is not known; UnicodeError if it is none
         """
         self._timeout_s = hop.connect_timeout_s
         # Bytes, because a `str` is encoded as an international name, and what that needs takes 5 ms to load.
@@ -145,7 +145,7 @@ def _alternating(found: list[tuple[int, Address]]) -> list[tuple[int, Address]]:
 
 
 class EarlyDials:
-    """Connections that are begun before anybody asks for them. Any thread may call."""
+    """Connections that are begun before they are asked for. Any thread may call."""
 
     def __init__(self, targets: Mapping[int, Target]) -> None:
         """By node_rank; those that are reached through another host or a command are left out."""
@@ -168,7 +168,7 @@ class EarlyDials:
             return self._begun.pop(node_rank, None)
 
     def close(self) -> None:
-        """Give up what nobody took."""
+        """Give up what was not taken."""
         with self._lock:
             self._targets.clear()
             for one in self._begun.values():
@@ -177,7 +177,7 @@ class EarlyDials:
 
     def _begin_all(self) -> None:
         for node_rank, target in tuple(self._targets.items()):
-            # Whoever needs a host that failed here tries again, and says why it cannot be.
+            # A caller that needs a host that failed here tries again, and says why it cannot be.
             with contextlib.suppress(OSError, UnicodeError):
                 dial = Dial(target)
                 with self._lock:

@@ -19,6 +19,7 @@ from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer
 
 from ..errors import EXIT_HOST, LaunchError
+from ..inputs.named_file import read_named
 from .known_hosts import KnownHosts
 from .ssh_config import Target
 
@@ -61,6 +62,8 @@ def _read_key(path: str) -> paramiko.PKey:
         if found.st_uid == os.getuid() and found.st_mode & 0o077:
             mode = stat.S_IMODE(found.st_mode)
             raise UnusableKey(f"{path} has mode {mode:04o}, which lets others use it: chmod 600 {path}")
+        if stat.S_ISFIFO(found.st_mode):
+            raise UnusableKey(f"{path} is a named pipe, which may be waited for without end")
         return paramiko.PKey.from_path(path)
     except FileNotFoundError:
         raise UnusableKey(f"there is no {path}") from None
@@ -250,7 +253,7 @@ def _public_half(path: str) -> list[bytes]:
     with contextlib.suppress(OSError, ValueError, IndexError):
         import base64
 
-        return [base64.b64decode(Path(f"{path}.pub").read_text().split()[1])]
+        return [base64.b64decode(read_named(Path(f"{path}.pub")).split()[1])]
     return []
 
 

@@ -16,7 +16,7 @@ from ..job.plan import NodePlan
 from ..wording import count
 from .bootstrap import agent_python, relayed_command
 from .channel import Channel
-from .relayed import Relay, RelayedChannel
+from .relayed import RelayedChannel, RelayStreams
 from .ssh import SshChannel, SshConnection
 from .ssh_config import Target
 from .ssh_login import SshFiles
@@ -75,7 +75,7 @@ class SshTree:
 
 
 class _Gateway:
-    """One gateway: a host of the job, and the way to its children. Whoever comes first makes the connection."""
+    """One gateway: a host of the job, and the way to its children. The first caller makes the connection."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Gateway:
         self._say = say
         self._making = threading.Lock()  # held while something is made
         self._connection: SshConnection | None = None
-        self._relay: Relay | None = None
+        self._relay: RelayStreams | None = None
         self._error = ""  # why there is no connection, or no relay
         self._agent: _AgentChannel | None = None
         self._lock = threading.Lock()
@@ -179,7 +179,7 @@ class _Gateway:
                 raise
         return self._connection
 
-    def _relayed(self) -> Relay:
+    def _relayed(self) -> RelayStreams:
         with self._making:
             if self._error:
                 raise LaunchError(self._error, exit_code=EXIT_HOST)
@@ -187,7 +187,7 @@ class _Gateway:
                 connection = self._connected()
                 try:
                     stream = SshChannel(connection, python=agent_python(self.node.host))
-                    self._relay = Relay(stream, gateway=self.node.host.name, on_end=self._relay_ended)
+                    self._relay = RelayStreams(stream, gateway=self.node.host.name, on_end=self._relay_ended)
                 except (LaunchError, OSError) as error:
                     self._error = str(error)
                     raise LaunchError(self._error, exit_code=EXIT_HOST) from None
@@ -219,7 +219,7 @@ class _AgentChannel(SshChannel):
 
 
 def ssh_command(target: Target, *, python: str, heartbeat_s: float) -> tuple[str, ...]:
-    """What a gateway runs to start an agent on another host. It asks nobody, and shares and forwards nothing.
+    """What a gateway runs to start an agent on another host. It asks no questions, and shares and forwards nothing.
 
     It ends a while after the agent does if it hears nothing: else it would stay on a gateway that is cut off.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
-from .prefix_command import PrefixCommand
+from .prefix_command import SETTINGS, PrefixCommand
 
 DEFAULT_TIMEOUT_S = 60.0
 EPILOG = """
@@ -22,11 +22,7 @@ The exit code is 0 if every host can be used, 3 if one cannot, and 2 for a mista
 """
 
 
-@click.command(
-    cls=PrefixCommand,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+@click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
 @click.option(
     "--master_port",
     type=click.IntRange(1, 65535),
@@ -45,9 +41,9 @@ The exit code is 0 if every host can be used, 3 if one cannot, and 2 for a mista
 @click.option("--json", "is_json", is_flag=True, help="Print all facts as JSON.")
 def command(**given: Any) -> int:
     """Look at all hosts at the same time: what is missing, what differs, who reaches whom. Starts nothing."""
-    from ..backends.choose import connector
+    from ..backends.choose import direct_connect
     from ..fleet.check import Check, CheckSettings
-    from ..fleet.check_report import as_dict, as_text, judge
+    from ..fleet.check_report import as_dict, as_text, report_of
     from ..output.console import Console
     from ..run.host_pool import choose_hosts, host_options, nodes_of
     from ..run.make_plan import DEFAULT_PORT, current_folder, exact
@@ -65,9 +61,9 @@ def command(**given: Any) -> int:
     nodes = nodes_of(chosen, options)
     console = Console(log_level="info")
     num_slots = [one for _, one in chosen]
-    check = Check(nodes, num_slots, settings, connect=connector(options, nodes), console=console)
+    check = Check(nodes, num_slots, settings, connect=direct_connect(options, nodes), console=console)
     facts = check.run()
-    report = judge(facts)
+    report = report_of(facts)
     console.drain()
     text = json.dumps(as_dict(facts, report), indent=2) + "\n" if given["is_json"] else as_text(facts, report)
     click.echo(text.encode("utf-8", "backslashreplace"), nl=False)

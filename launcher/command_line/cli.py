@@ -10,14 +10,13 @@ from typing import Any
 import click
 
 from ..errors import EXIT_MISTAKE, LaunchError
-from ..options import PART_OPTIONS, Options, read_parts
+from ..options import SUBJECT_OPTIONS, Options, read_subjects
 from ..options.hosts import CHOICE_OPTIONS, NODE_RANGE, SSH_OPTIONS, read_ssh
 from ..options.seconds import seconds
 from ..output.writer import EXIT_NOT_READ
 from ..wording import cleaned
-from .prefix_command import PrefixCommand
+from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
-LAUNCHERS = ("ssh", "local", "pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm")
 # Options that people know from other launchers: DeepSpeed's, then torchrun's.
 ABSENT = {
     "--autotuning": "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO stage in the "
@@ -33,56 +32,24 @@ ABSENT = {
         "there is no rendezvous to describe; leave it out (with --no_ssh: --master_addr and --job_id)",
     ),
 }
-OWN_LAUNCHERS = ("ssh", "local")  # which run no other program that could take --launcher_args
 
 # The titles of --help and what stands below them, the common ones first.
 GROUPS = {
-    "Hosts and slots": ("hostfile", "include", "exclude", "num_nodes", "num_gpus"),
-    "The program": ("module", "no_python", "no_local_rank", "venv_script", "drop_in", "preload", "profile"),
-    "Output": (
-        *(
-            "quiet",
-            "tee",
-            "prefix",
-            "timestamps",
-            "fold",
-            "log_dir",
-            "enable_each_rank_log",
-            "report",
-            "timings",
-        ),
-        *("stack_on_hang", "stdin", "log_level"),
-    ),
-    "Failures and restarts": (
-        *("max_restarts", "spares", "min_nodes", "max_nodes", "min_uptime", "elastic_training", "kill_grace"),
-        *("heartbeat", "prepare_timeout", "save_pid"),
-    ),
-    "Rank 0, CPU cores": ("master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
-    "SSH": (
-        *(
-            "ssh_user",
-            "ssh_port",
-            "ssh_identity",
-            "ssh_config",
-            "connect_timeout",
-            "connect_window",
-            "tree_above",
-        ),
-        *("tree_radix", "force_multi"),
-    ),
-    "Other ways to start": (
-        *(
-            "launcher",
-            "launcher_args",
-            "no_ssh",
-            "node_rank",
-            "coordinator_port",
-            "rendezvous_timeout",
-            "job_id",
-        ),
+    title: names.split()
+    for title, names in {
+        "Hosts and slots": "hostfile include exclude num_nodes num_gpus",
+        "The program": "module no_python no_local_rank venv_script drop_in preload profile",
+        "Output": "quiet tee prefix timestamps fold log_dir enable_each_rank_log report timings "
+        "stack_on_hang stdin log_level",
+        "Failures and restarts": "max_restarts spares min_nodes max_nodes min_uptime elastic_training kill_grace "
+        "heartbeat prepare_timeout save_pid",
+        "Rank 0, CPU cores": "master_addr master_port bind_cores_to_rank bind_core_list",
+        "SSH": "ssh_user ssh_port ssh_identity ssh_config connect_timeout connect_window tree_above "
+        "tree_radix force_multi",
+        "Other ways to start": "launcher launcher_args no_ssh node_rank coordinator_port rendezvous_timeout job_id "
         "no_ssh_check",
-    ),
-    "Information": ("dry_run", "version", "help"),
+        "Information": "dry_run version help",
+    }.items()
 }
 
 EPILOG = """
@@ -119,23 +86,8 @@ signal n), 2 for a mistake in what was given and 3 if a host could not be used.
 """
 
 
-def _launcher(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    name = value.lower()
-    if name not in LAUNCHERS:
-        raise click.BadParameter(f"{value!r} is not a launcher; choose {', '.join(LAUNCHERS)}")
-    return name
-
-
 @click.command(
-    cls=PrefixCommand,
-    absent=ABSENT,
-    groups=GROUPS,
-    epilog=EPILOG,
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-    },
+    cls=PrefixCommand, absent=ABSENT, groups=GROUPS, epilog=EPILOG, context_settings=PROGRAM_SETTINGS
 )
 @click.option(
     "--num_gpus",
@@ -153,14 +105,6 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     type=click.IntRange(1, 65535),
     metavar="PORT",
     help="Port of rank 0.  [default: 29500, or another if that is in use]",
-)
-@click.option(
-    "--launcher",
-    default="ssh",
-    callback=_launcher,
-    metavar="NAME",
-    help="Who starts the processes: ssh, local (on this machine only), pdsh, openmpi, mpich, impi, mvapich or "
-    "slurm.  [default: ssh]",
 )
 @click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as with `python -m`.")
@@ -216,7 +160,7 @@ def dslaunch(**given: Any) -> int:
 
 
 _place = [one.name for one in dslaunch.params].index("venv_script")
-dslaunch.params[-2:-2] = PART_OPTIONS  # before the script and its arguments
+dslaunch.params[-2:-2] = SUBJECT_OPTIONS  # before the script and its arguments
 dslaunch.params[_place:_place] = SSH_OPTIONS
 dslaunch.params[:0] = CHOICE_OPTIONS
 
@@ -229,11 +173,6 @@ def job_options(given: dict[str, Any]) -> Options:
     arguments = given["arguments"]
     if arguments[:1] == ("--",):  # `dslaunch a.py -- --b` means `a.py --b`, as with DeepSpeed
         arguments = arguments[1:]
-    if given["launcher_args"] and given["launcher"] in OWN_LAUNCHERS:
-        raise click.UsageError(
-            f"--launcher_args has no effect with --launcher={given['launcher']}, which runs no other program; leave it "
-            "out, or see --ssh_port and the other options for ssh"
-        )
     return Options(
         hostfile=given["hostfile"],
         include=given["include"],
@@ -242,7 +181,6 @@ def job_options(given: dict[str, Any]) -> Options:
         num_gpus=given["num_gpus"],
         master_addr=given["master_addr"] or None,
         master_port=given["master_port"],
-        launcher=given["launcher"],
         ssh=read_ssh(given),
         venv_script=given["venv_script"],
         is_module=given["module"],
@@ -254,7 +192,7 @@ def job_options(given: dict[str, Any]) -> Options:
         heartbeat_s=given["heartbeat"],
         log_level="error" if given["quiet"] else given["log_level"].lower(),
         report=given["report"],
-        **read_parts(given),
+        **read_subjects(given),
         program=given["script"],
         arguments=arguments,
     )
@@ -321,7 +259,7 @@ def main(argv: list[str] | None = None) -> None:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"dslaunch: {_for_terminal(cleaned(message))}", file=sys.stderr)
         code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
-    except BrokenPipeError:  # whoever read our output went away
+    except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_NOT_READ
     except (KeyboardInterrupt, click.Abort):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from .cli import COMMANDS, dslaunch
-from .prefix_command import PrefixCommand
+from .prefix_command import SETTINGS, PrefixCommand
 
 EPILOG = """
 \b
@@ -35,11 +35,7 @@ class _Words(NamedTuple):
         )
 
 
-@click.command(
-    cls=PrefixCommand,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+@click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(**given: Any) -> int:
     """Print what makes SHELL complete the options and commands of dslaunch: bash, zsh or fish."""

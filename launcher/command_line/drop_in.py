@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from .command_group import CommandGroup
-from .prefix_command import PrefixCommand
+from .prefix_command import SETTINGS, PrefixCommand
 
-SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 EPILOG = """
 \b
 Examples:

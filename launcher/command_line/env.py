@@ -8,7 +8,7 @@ import click
 
 from ..errors import LaunchError
 from .cli import GROUPS, dslaunch, job_options
-from .prefix_command import PrefixCommand
+from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
 NOT_OURS = ("dry_run", "report", "version")
 EPILOG = """
@@ -22,16 +22,7 @@ No host is contacted, so nothing is said of what a host sets by itself.
 """
 
 
-@click.command(
-    cls=PrefixCommand,
-    groups=GROUPS,
-    epilog=EPILOG,
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-    },
-)
+@click.command(cls=PrefixCommand, groups=GROUPS, epilog=EPILOG, context_settings=PROGRAM_SETTINGS)
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show the variables of this rank only.")
 @click.option("--show_secrets", is_flag=True, help="Show the values of secrets too.")
 def command(**given: Any) -> int:

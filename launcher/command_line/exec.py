@@ -8,7 +8,7 @@ import click
 
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
 from ..options.seconds import seconds
-from .prefix_command import PrefixCommand
+from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
 EPILOG = """
 \b
@@ -25,15 +25,7 @@ The exit code is 0 if it ended with 0 on every host, else that of the first fail
 """
 
 
-@click.command(
-    cls=PrefixCommand,
-    epilog=EPILOG,
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-    },
-)
+@click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=PROGRAM_SETTINGS)
 @click.option("--no_fold", is_flag=True, help="Show every line as it comes, with the host it is from.")
 @click.option("--fail_fast", is_flag=True, help="At the first failure, end the command on all other hosts.")
 @click.option("--cwd", metavar="FOLDER", help="Run in this folder of every host.  [default: the present one]")
@@ -54,7 +46,7 @@ def command(**given: Any) -> int:
     if not given["program"]:
         raise click.UsageError("which command? Write: dslaunch exec [options] -- command [its arguments]")
     # Here, so that --help does not load what only a command needs.
-    from ..backends.choose import connector
+    from ..backends.choose import direct_connect
     from ..fleet.each_host import EachHost, describe_failures
     from ..fleet.host_output import HostOutput
     from ..job.restart import Attempt
@@ -83,7 +75,7 @@ def command(**given: Any) -> int:
     output = HostOutput([node.host.name for node in plan.nodes], console.put, is_folding=not given["no_fold"])
     ended = EachHost(
         plan,
-        connect=connector(options, plan.nodes),
+        connect=direct_connect(options, plan.nodes),
         console=console,
         output=output,
         fails_fast=given["fail_fast"],

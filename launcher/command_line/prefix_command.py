@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import click
 
 PROFILE = "--profile"
+# Of every command, and of those whose last argument is a program with arguments of its own.
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
 
 
 class _Typed(NamedTuple):

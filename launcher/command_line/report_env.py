@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .prefix_command import PrefixCommand
+from .prefix_command import SETTINGS, PrefixCommand
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 EPILOG = """
@@ -46,11 +46,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
     return int(match[1]) << UNITS[match[2]]
 
 
-@click.command(
-    cls=PrefixCommand,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+@click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
 @click.option("--nvme_path", metavar="DIR", help="Try direct I/O in this folder, as offload to NVMe uses it.")
 @click.option(
     "--disk_test",

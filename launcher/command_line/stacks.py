@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import LaunchError
-from .prefix_command import PrefixCommand
+from .prefix_command import SETTINGS, PrefixCommand
 
 EPILOG = """
 \b
@@ -23,11 +23,7 @@ The same happens at Ctrl-\\ in its terminal. Ranks show their Python stacks if t
 """
 
 
-@click.command(
-    cls=PrefixCommand,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+@click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
 @click.argument("pid", required=False, metavar="PID")
 def command(**given: Any) -> int:
     """Have the dslaunch with process id PID print what each of its ranks does. The job goes on."""

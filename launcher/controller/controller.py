@@ -21,11 +21,14 @@ from ..job.verdict import (
     HostFailure,
     LauncherFailure,
     OutputFailure,
+    RankFailure,
     Verdict,
-    judge,
+    lost_peer,
     rank_failure,
     signal_name,
+    verdict_of,
 )
+from ..options.start import CONNECT_WINDOW
 from ..output.console import Console
 from ..wire.frames import (
     Done,
@@ -47,33 +50,28 @@ from ..wire.frames import (
     Started,
     Stop,
 )
+from ..wire.job import as_json
 from .job_signals import ASKING, PASSED_ON, STOPPING, watch
 from .link import LinkEnd
 from .master_search import MasterSearch
-from .peers import Rest, RestTalk, Word
+from .peers import PeerEvent, Peers, PeerTalk
 from .protocol_check import Phase, contradiction
-from .roster import HostState, Roster
+from .roster import Event, HostState, Roster
 from .running_job import RunningJob
 from .timings import Timings
 
-CONNECT_WINDOW = 64  # connections being made at the same time
+HELLO_TIMEOUT_S = 60.0  # from an open connection to the agent's first word
 STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
+CAUSE_WAIT_S = 1.0  # for the end of a rank that others lost; torch takes some tenths of it to leave
 POLL_S = 0.2
 ANSWER_TIMEOUT_S = (
     120.0  # for what a host does in a thread beside its heartbeat: names may be looked up slowly
 )
 SILENCE_LOOKS = 20.0  # at all hosts in one heartbeat time
-MAX_PING_EVERY_S = 5.0
 
 
 class _SignalReceived(NamedTuple):
     number: int
-
-
-class _Event(NamedTuple):
-    host: HostState
-    item: Frame | LinkEnd
-    at_s: float
 
 
 class Controller:
@@ -86,15 +84,21 @@ class Controller:
         connect: Callable[[NodePlan], Channel],
         console: Console,
         window: int = CONNECT_WINDOW,
-        rest: Rest | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._plan = plan
         self._console = console
-        self._events: queue.SimpleQueue[_Event | _SignalReceived | Word] = queue.SimpleQueue()
-        self._roster = Roster(plan.nodes, connect=connect, window=window)
+        self._events: queue.SimpleQueue[Event | _SignalReceived | PeerEvent] = queue.SimpleQueue()
+        self._roster = Roster(
+            plan.nodes,
+            connect=connect,
+            silence_s=plan.heartbeat_s,
+            hello_timeout_s=HELLO_TIMEOUT_S,
+            window=window,
+        )
         self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
         self._job = RunningJob(self._roster, console, stack_on_hang_s=plan.stack_on_hang_s)
-        self._rest = RestTalk(rest)
+        self._peers = PeerTalk(peers)
         self._timings = Timings(plan.world_size)
         self._failures: list[Failure] = []
         self._ended_well: dict[int, float] = {}  # when, by rank
@@ -103,6 +107,7 @@ class Controller:
         self._is_output_lost = False
         self._look_at = self._look_for_silence_at = 0.0
         self._heard_at = 0.0  # when the last event that was dealt with came in
+        self._announced = ""  # what the job was stopped for, if that was said
         self._started_at: float | None = None
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
@@ -119,31 +124,32 @@ class Controller:
             try:
                 self._run_phases()
                 self._stop_and_wait()
-                self._wait_for_rest()
+                self._wait_for_peers()
             finally:
                 self._roster.close()
-        return judge(
+        return verdict_of(
             self._failures,
             stopped_at=self._stopped_at,
             interrupted_by=self._interrupted_by,
             phases_s=self._timings.all_s(),
             started_at=self._started_at,
             ended_well=self._ended_well,
+            announced=self._announced,
         )
 
-    # The rest of the job, if other controllers drive it. These three may be called from any thread.
+    # What the peers say, if there are any: controllers of other nodes. These three may be called from any thread.
 
     def allow_start(self) -> None:
-        """The rest is ready."""
-        self._events.put(Word(is_start_allowed=True))
+        """All peers are ready."""
+        self._events.put(PeerEvent(is_start_allowed=True))
 
     def stop(self, failure: Failure) -> None:
         """Something failed elsewhere; `at_s` is on our clock."""
-        self._events.put(Word(failure))
+        self._events.put(PeerEvent(failure))
 
     def finish(self) -> None:
-        """Nothing more will be heard of the rest."""
-        self._events.put(Word(is_finished=True))
+        """Nothing more will be heard of the peers."""
+        self._events.put(PeerEvent(is_finished=True))
 
     # The phases. After each one: a failure, or an interrupt, ends them.
 
@@ -155,9 +161,7 @@ class Controller:
 
     def _connect(self) -> None:
         self._timings.begin()
-        for host in self._roster:
-            host.link.start(self._deliver_for(host))
-        self._roster.ping_every(min(self._plan.heartbeat_s / 4, MAX_PING_EVERY_S))
+        self._roster.begin(self._deliver_for)
         self._wait("connected", lambda host: host.hello is not None)
         if not self._is_failing():
             self._timings.end("agent")
@@ -166,7 +170,7 @@ class Controller:
         self._wait("prepared", lambda host: host.ready is not None)
 
     def _find_master(self) -> None:
-        """Where all others reach node 0; whoever does not has failed."""
+        """Where all others reach node 0; a node that does not has failed."""
         for note in self._roster.notes():
             self._console.say(note)
         self._begin_search()
@@ -197,8 +201,8 @@ class Controller:
         self._search.begin(default, more=(first.hello.hostname, first.name))
 
     def _wait_for_start(self) -> None:
-        self._rest.ready()
-        while not self._rest.is_start_allowed and not self._is_failing():
+        self._peers.ready()
+        while not self._peers.is_start_allowed and not self._is_failing():
             self._take_event()
 
     def _start(self) -> None:
@@ -222,7 +226,7 @@ class Controller:
         """Until every host is there, or nothing more can come of it. A failure ends the wait; a patient one first hears
         every host's answer.
 
-        Without a timeout: what limits the wait for each host is in docs/design-waits.md.
+        Without a timeout: what limits the wait for each host is in docs/design/waits.md.
         """
         began = time.monotonic()
         missing = {  # a set that keeps its order
@@ -270,12 +274,12 @@ class Controller:
                 self._timings.heard_output(at_s)
                 self._console.output(item.rank, item.stream, item.text, host.link.grant)
             else:
-                self._events.put(_Event(host, item, at_s))
+                self._events.put(Event(host, item, at_s))
 
         return deliver
 
     def _take_event(self) -> list[HostState]:
-        """Deal with the next event; returns the hosts of which something new is known, so that nobody looks at all."""
+        """Deal with the next event; returns the hosts of which something new is known, so that not all have to be looked at."""
         changed: list[HostState] = []
         self._look_for_standstill()
         now = time.monotonic()
@@ -292,13 +296,13 @@ class Controller:
             return changed
         if isinstance(event, _SignalReceived):
             self._receive(event.number)
-        elif isinstance(event, Word):
+        elif isinstance(event, PeerEvent):
             self._hear(event)
         else:
             self._heard_at = event.at_s
             self._handle(event.host, event.item, event.at_s)
             changed.append(event.host)
-        self._tell_rest()
+        self._tell_peers()
         return changed
 
     def _handle(self, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
@@ -345,7 +349,7 @@ class Controller:
             self._fail_host(host, f"{why}; {hint}", time.monotonic(), exit_code=EXIT_MISTAKE)
             return
         # The answer to the ping tells how far the two clocks are apart.
-        host.send(Ping(0), Prepare(job_of(self._plan, host.plan)))
+        host.send(Ping(0), Prepare(as_json(job_of(self._plan, host.plan))))
         self._console.debug(
             f"{host.name}: agent {hello.pid}, Python {hello.python}, {hello.num_devices} GPUs"
         )
@@ -399,13 +403,12 @@ class Controller:
         self, host: HostState, message: str, at_s: float, *, exit_code: int = 3, is_way_lost: bool = False
     ) -> None:
         host.has_failed = True
-        host.is_over = True
         self._failures.append(
             HostFailure(
                 host=host.name, message=message, at_s=at_s, exit_code=exit_code, is_way_lost=is_way_lost
             )
         )
-        host.link.abandon()
+        self._roster.leave(host)
         if host.plan.node_rank == 0:
             self._search.lose_first()
 
@@ -415,7 +418,7 @@ class Controller:
         if time.monotonic() < self._excused_until and host.hello is not None:
             self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
         if self._is_launcher_at_fault and host.hello is not None:
-            self._give_up(host)
+            self._roster.leave(host)
         else:
             self._fail_host(host, end.message, at_s, is_way_lost=end.is_way_lost)
 
@@ -423,11 +426,6 @@ class Controller:
     def _is_launcher_at_fault(self) -> bool:
         """Whether the hosts were left alone: they end then, sooner or later."""
         return any(isinstance(one, LauncherFailure) for one in self._failures)
-
-    def _give_up(self, host: HostState) -> None:
-        """It is not heard again, and that is no fault of its own."""
-        host.is_over = True
-        host.link.abandon()
 
     def _look_for_standstill(self) -> None:
         """If this process was stopped, or the machine suspended, no host is at fault; they may have ended the job."""
@@ -460,13 +458,13 @@ class Controller:
                 self._fail_launcher(what, time.monotonic() - silent_s)
                 lost = [host for host in self._roster if not host.is_over and not host.plan.is_local]
                 for host in lost:
-                    self._give_up(host)
+                    self._roster.leave(host)
             return lost
         for host in self._roster:
-            silence = host.why_silent(self._plan.heartbeat_s)
+            silence = self._roster.why_silent(host)
             if silence is not None:
                 if self._is_launcher_at_fault and host.hello is not None:
-                    self._give_up(host)
+                    self._roster.leave(host)
                 else:
                     self._fail_host(host, *silence)
                 lost.append(host)
@@ -490,23 +488,23 @@ class Controller:
             self._job.ask_stacks(signal_name(number))
         elif number != STOPPING:
             self._interrupts.append(number)
-        elif self._rest.is_there:
+        elif self._peers.is_there:
             self._console.warn(
                 "stopping this dslaunch would end the job on the other nodes, so Ctrl-Z is ignored"
             )
         else:
             self._job.stop_this_process()
 
-    def _hear(self, word: Word) -> None:
-        """Something of the rest."""
-        self._rest.hear(word)
-        if word.failure is not None:
-            self._tell_rest()
-            self._failures.append(word.failure)
-            self._rest.knows(len(self._failures))
+    def _hear(self, event: PeerEvent) -> None:
+        """Something of the peers."""
+        self._peers.hear(event)
+        if event.failure is not None:
+            self._tell_peers()
+            self._failures.append(event.failure)
+            self._peers.knows(len(self._failures))
 
-    def _tell_rest(self) -> None:
-        self._rest.tell(self._failures, self._interrupts, stopped_at=self._stopped_at)
+    def _tell_peers(self) -> None:
+        self._peers.tell(self._failures, self._interrupts, stopped_at=self._stopped_at)
 
     def _is_failing(self) -> bool:
         return bool(self._failures or self._interrupts)
@@ -518,6 +516,7 @@ class Controller:
         self._console.end_progress()
         if self._roster.is_over:
             return
+        self._wait_for_cause()
         grace_s = self._plan.kill_grace_s if self._roster.num_up else 0.0
         if len(self._interrupts) > 1:
             grace_s = 0.0
@@ -538,15 +537,28 @@ class Controller:
             if not host.is_over:
                 self._fail_host(host, "its agent did not confirm that the workers ended", time.monotonic())
 
+    def _wait_for_cause(self) -> None:
+        """A rank that lost the connection to another one may fail before that one's own end is known: wait a moment for it."""
+        until = time.monotonic() + CAUSE_WAIT_S
+        while (
+            time.monotonic() < until
+            and self._roster.num_running
+            and not (self._ended_well or self._interrupts)
+            and all(isinstance(one, RankFailure) and lost_peer(one) for one in self._failures)
+        ):
+            self._take_event()
+
     def _announce_stop(self, grace_s: float) -> None:
         running = self._roster.num_running
         if not running:
             if self._interrupted_by and self._started_at is None:
                 self._console.say(f"{signal_name(self._interrupted_by)}: nothing was started")
             return
-        why = (
-            signal_name(self._interrupted_by) if self._interrupted_by else f"{self._failures[0].name} failed"
-        )
+        if self._interrupted_by:
+            why = signal_name(self._interrupted_by)
+        else:
+            self._announced = min(self._failures, key=lambda one: one.at_s).name
+            why = f"{self._announced} failed"
         workers = f"{running} {'' if self._interrupted_by else 'other '}worker{'s' if running != 1 else ''}"
         how = f"SIGTERM, and SIGKILL after {grace_s:g} s" if grace_s else "SIGKILL"
         hint = "; Ctrl-C again kills them now" if self._interrupted_by == signal.SIGINT and grace_s else ""
@@ -558,17 +570,16 @@ class Controller:
             if host.hello is not None:
                 host.send(Stop(grace_s))
             elif not host.is_over:
-                host.is_over = True  # nothing runs there yet; the end of its stream is enough
-                host.link.abandon()
+                self._roster.leave(host)  # nothing runs there yet; the end of its stream is enough
 
-    def _wait_for_rest(self) -> None:
+    def _wait_for_peers(self) -> None:
         """Until all parts ended: a failure elsewhere is a failure of this part too. A second interrupt gives up."""
-        if not self._rest.is_there:
+        if not self._peers.is_there:
             return
-        self._tell_rest()
-        self._rest.ended()
+        self._tell_peers()
+        self._peers.ended()
         num_interrupts = max(1, len(self._interrupts))
-        while not self._rest.is_finished and len(self._interrupts) <= num_interrupts:
+        while not self._peers.is_finished and len(self._interrupts) <= num_interrupts:
             self._take_event()
         if self._interrupts and not self._failures:
             self._interrupted_by = self._interrupts[0]

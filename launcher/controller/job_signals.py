@@ -41,7 +41,7 @@ def watch(put: Callable[[int], None]) -> Iterator[None]:
 
 
 def unignored(numbers: Iterable[int]) -> list[int]:
-    """Those that whoever started us did not ask to be ignored."""
+    """Those that were not set to be ignored when we were started."""
     return [one for one in numbers if signal.getsignal(one) != signal.SIG_IGN]
 
 
@@ -69,7 +69,7 @@ def received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], 
 
 
 def stop_until_continued() -> None:
-    """Stop as Ctrl-Z does by itself; returns when somebody continues us, or at once where no shell could."""
+    """Stop as Ctrl-Z does by itself; returns when we are continued, or at once where no shell could."""
     handler = signal.signal(STOPPING, signal.SIG_DFL)
     os.kill(os.getpid(), STOPPING)
     signal.signal(STOPPING, handler)

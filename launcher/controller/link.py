@@ -50,6 +50,7 @@ class Link:
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
+        self.connecting_at: float | None = None  # when its turn came to be connected
         self.opened_at: float | None = None  # when the connection was made, on the monotonic clock
         self._way_silent_s: Callable[[], float] = lambda: 0.0
 
@@ -111,6 +112,7 @@ class Link:
             with self._window:
                 if self._is_abandoned:
                     return
+                self.connecting_at = time.monotonic()
                 channel = self._connect(self._plan)
                 self.opened_at = time.monotonic()
             if self._is_abandoned:  # the job was given up while we connected

@@ -1,7 +1,7 @@
 """The address of node 0 that all others reach, found by trying.
 
 Node 0's agent listens on the master port for a moment, the other agents connect. The address that endpoint.py derives
-is tried first, which takes one round trip. Only if somebody cannot reach it, all others that node 0 has are tried.
+is tried first, which takes one round trip. Only if a node cannot reach it, all others that node 0 has are tried.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MasterSearch:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anybody to reach node 0 from another machine."""
+        """Whether another machine has to reach node 0."""
         return len(self._plan.nodes) > 1 and not all(node.is_local for node in self._plan.nodes)
 
     def listen(self) -> None:
@@ -118,7 +118,7 @@ class MasterSearch:
         self._send(node_rank, Reach(self._candidates, self._port, self._token, REACH_TIMEOUT_S))
 
     def _judge(self) -> None:
-        """All answered: the address is found, or there are more to try, or somebody reaches none."""
+        """All answered: the address is found, or there are more to try, or a node reaches none."""
         self.is_over = True
         found = first_reached(self._candidates, self._problems)
         is_first_round = not self._first_problems
@@ -159,7 +159,7 @@ class MasterSearch:
 
 
 def first_reached(candidates: Sequence[str], problems: Mapping[int, Sequence[str]]) -> str | None:
-    """The first candidate that everybody reached; `problems` has an empty text for each that a node reached."""
+    """The first candidate that all nodes reached; `problems` has an empty text for each that a node reached."""
     for place, candidate in enumerate(candidates):
         if not any(of_node[place] for of_node in problems.values()):
             return candidate

@@ -1,4 +1,4 @@
-"""The rest of a job whose nodes other controllers drive: what is told to it, and what is heard of it."""
+"""The controllers of the other nodes, where each node of a job has its own: what they are told, and what is heard of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from ..job.verdict import Failure, HostFailure
 
 
-class Rest(Protocol):
-    """The other nodes, as a controller sees them. No method blocks; the answers are words."""
+class Peers(Protocol):
+    """The other nodes, as a controller sees them. No method blocks; the answers are PeerEvents."""
 
     def part_is_ready(self) -> None: ...
 
@@ -20,53 +20,53 @@ class Rest(Protocol):
     def part_ended(self) -> None: ...
 
 
-class Word(NamedTuple):
-    """Of the rest: a failure elsewhere, or another word."""
+class PeerEvent(NamedTuple):
+    """Something of the peers: a failure elsewhere, a start, an end."""
 
     failure: Failure | None = None
     is_start_allowed: bool = False
     is_finished: bool = False
 
 
-class RestTalk:
-    """Tells each failure and interrupt of this part once. Without a rest everything is allowed and finished."""
+class PeerTalk:
+    """Tells each failure and interrupt of this part once. Without peers everything is allowed and finished."""
 
-    def __init__(self, rest: Rest | None) -> None:
-        self._rest = rest
-        self._num_told = 0  # failures that the rest needs not hear of (again)
+    def __init__(self, peers: Peers | None) -> None:
+        self._peers = peers
+        self._num_told = 0  # failures that the peers need not hear of (again)
         self._is_interrupt_told = False
-        self.is_start_allowed = self.is_finished = rest is None
+        self.is_start_allowed = self.is_finished = peers is None
 
     @property
     def is_there(self) -> bool:
-        return self._rest is not None
+        return self._peers is not None
 
     def ready(self) -> None:
-        if self._rest is not None:
-            self._rest.part_is_ready()
+        if self._peers is not None:
+            self._peers.part_is_ready()
 
     def ended(self) -> None:
-        if self._rest is not None:
-            self._rest.part_ended()
+        if self._peers is not None:
+            self._peers.part_ended()
 
     def tell(
         self, failures: Sequence[Failure], interrupts: Sequence[int], *, stopped_at: float | None
     ) -> None:
         """What is new of these; not what only followed from stopping."""
-        if self._rest is None:
+        if self._peers is None:
             return
         for failure in failures[self._num_told :]:
             is_early = stopped_at is None or failure.at_s <= stopped_at
             if is_early or isinstance(failure, HostFailure):
-                self._rest.part_failed(failure)
+                self._peers.part_failed(failure)
         self._num_told = len(failures)
         if interrupts and not self._is_interrupt_told:
             self._is_interrupt_told = True
-            self._rest.part_was_interrupted(interrupts[0])
+            self._peers.part_was_interrupted(interrupts[0])
 
-    def hear(self, word: Word) -> None:
-        self.is_start_allowed = self.is_start_allowed or word.is_start_allowed
-        self.is_finished = self.is_finished or word.is_finished
+    def hear(self, event: PeerEvent) -> None:
+        self.is_start_allowed = self.is_start_allowed or event.is_start_allowed
+        self.is_finished = self.is_finished or event.is_finished
 
     def knows(self, num_failures: int) -> None:
         """So many of our failures are known there: the last one came from there."""

@@ -1,25 +1,30 @@
-"""All hosts of a job with what is known of each, and the way to say something to them."""
+"""Many hosts with what is known of each, the way to say something to them, and what they say; with a job or without one."""
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple
 
 from ..backends.channel import Channel
 from ..job.plan import NodePlan
+from ..options.start import CONNECT_WINDOW
 from ..wire.frames import Frame, Hello, Ping, Ready, encode
-from .link import Link
+from .link import Link, LinkEnd
 from .pulse import Pulse
 
-HELLO_TIMEOUT_S = 60.0  # from an open connection to the agent's first word
+MAX_PING_EVERY_S = 5.0
+LOOK_EVERY_S = 0.2  # for silence
 MAX_NAMED = 4
 
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """What is known of one host. It is `over` when its agent said so or its stream ended."""
+    """What is known of one host. It is `over` when its agent said so or its stream ended; `is_lost`: its end is not waited for."""
 
     plan: NodePlan
     link: Link
@@ -31,6 +36,7 @@ class HostState:
     clock_offset_s: float = float("inf")  # our monotonic clock minus the host's, delay of one frame included
     has_failed: bool = False
     is_over: bool = False
+    is_lost: bool = False
 
     @property
     def name(self) -> str:
@@ -45,29 +51,32 @@ class HostState:
         if not self.is_over:
             self.link.send(b"".join(map(encode, frames)))
 
-    def why_silent(self, heartbeat_s: float) -> tuple[str, float] | None:
-        """Why it must be given up, and since when it has been so; None if all is well."""
-        silent_s = self.link.silent_s()
-        if self.is_over:
-            return None
-        if self.hello is not None and silent_s > heartbeat_s:
-            why = f"nothing heard for {silent_s:.0f} s; the host, its network or its agent is down"
-            return why, time.monotonic() - silent_s
-        if self.hello is None and self.link.open_s() > HELLO_TIMEOUT_S:
-            why = f"connected, but no agent answered within {HELLO_TIMEOUT_S:g} s"
-            return f"{why}; does a login script wait, or read what is meant for the agent?", time.monotonic()
-        return None
+
+class Event(NamedTuple):
+    """Something a host said, or LinkEnd: nothing more comes of it."""
+
+    host: HostState
+    item: Frame | LinkEnd
+    at_s: float
 
 
 class Roster:
-    """The hosts in rank order. Iterates over them; no method but `close` blocks."""
+    """The hosts in rank order. Iterates over them; no method but `next` and `close` blocks.
+
+    A host may be silent for `silence_s` once its agent runs; that has `hello_timeout_s` from the open connection to its first
+    word, and the connection `connect_timeout_s`, if each step of it has not a shorter limit of its own.
+    As a context manager it begins, and at the end nothing is left on any host.
+    """
 
     def __init__(
         self,
         nodes: Sequence[NodePlan],
         *,
         connect: Callable[[NodePlan], Channel],
-        window: int,
+        silence_s: float,
+        hello_timeout_s: float,
+        connect_timeout_s: float = float("inf"),
+        window: int = CONNECT_WINDOW,
     ) -> None:
         places = threading.BoundedSemaphore(window)
         self.hosts = tuple(
@@ -78,9 +87,31 @@ class Roster:
             )
             for node in nodes
         )
+        self._silence_s = silence_s
+        self._hello_timeout_s = hello_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._is_closed = threading.Event()
-        self._pulse: Pulse | None = None
+        self._pulse = Pulse(min(silence_s / 4, MAX_PING_EVERY_S))
+        self._look_at = 0.0
         self._of_machine: dict[str, list[HostState]] = {}
+
+    def __enter__(self) -> Roster:
+        self.begin(lambda host: lambda item, at_s: self._events.put(Event(host, item, at_s)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def begin(self, deliver_for: Callable[[HostState], Callable[[Frame | LinkEnd, float], None]]) -> None:
+        """Connect to all in the background, and ping those whose agent runs, in a thread of its own: a terminal that blocks our
+        output must not make us look dead.
+        """
+        for host in self.hosts:
+            host.link.start(deliver_for(host))
+        threading.Thread(target=self._ping, name="ping", daemon=True).start()
 
     def __iter__(self) -> Iterator[HostState]:
         return iter(self.hosts)
@@ -115,27 +146,67 @@ class Roster:
         others.append(host)
         return twin
 
-    def ping_every(self, seconds: float) -> None:
-        """From now on, in a thread of its own: a terminal that blocks our output must not make us look dead."""
+    def next(self, timeout_s: float) -> Event | None:
+        """The next thing that a host said, or None. Must be called again and again: it also notices silence."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self.forgive_standstill()
+            for host in self.hosts:
+                silence = self.why_silent(host)
+                if silence is not None:  # the rest at the next call
+                    self.lose(host)
+                    return Event(host, LinkEnd(silence[0]), now)
+            self._look_at = now + LOOK_EVERY_S
+        try:
+            event = self._events.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        if event.host.is_over:
+            return None
+        if isinstance(event.item, Hello):
+            event.host.hello = event.item
+        elif isinstance(event.item, LinkEnd):
+            self.lose(event.host)
+        return event
 
-        pulse = self._pulse = Pulse(seconds)
+    def leave(self, host: HostState) -> None:
+        """Nothing more is heard of it, and it ends by itself."""
+        host.is_over = True
+        host.link.abandon()
 
-        def ping() -> None:
-            number = 0
-            while not self._is_closed.wait(seconds if number else 0.0):
-                number += 1
-                pulse.beat()
-                for host in self.hosts:
-                    if (
-                        host.hello is not None
-                    ):  # before that, nothing may come between the agent and its source
-                        host.send(Ping(number))
+    def lose(self, host: HostState) -> None:
+        """Give it up: its end is not waited for either."""
+        host.is_lost = True
+        self.leave(host)
 
-        threading.Thread(target=ping, name="ping", daemon=True).start()
+    def why_silent(self, host: HostState) -> tuple[str, float] | None:
+        """Why it must be given up, and since when it has been so; None if all is well."""
+        now, silent_s, connecting_at = time.monotonic(), host.link.silent_s(), host.link.connecting_at
+        if host.is_over:
+            return None
+        if host.hello is not None and silent_s > self._silence_s:
+            why = f"nothing heard for {silent_s:.0f} s; the host, its network or its agent is down"
+            return why, now - silent_s
+        if host.hello is None and host.link.open_s() > self._hello_timeout_s:
+            why = f"connected, but no agent answered within {self._hello_timeout_s:g} s"
+            return f"{why}; does a login script wait, or read what is meant for the agent?", now
+        is_slow = connecting_at is not None and now - connecting_at > self._connect_timeout_s
+        if is_slow and not host.link.is_open:
+            return f"the connection was not made within {self._connect_timeout_s:g} s", now
+        return None
+
+    def _ping(self) -> None:
+        number = 0
+        while not self._is_closed.wait(self._pulse.every_s if number else 0.0):
+            number += 1
+            self._pulse.beat()
+            for host in self.hosts:
+                if host.hello is not None:  # before that, nothing may come between the agent and its source
+                    host.send(Ping(number))
 
     def forgive_standstill(self) -> float:
-        """If this process stood still, nobody's silence counts before now; returns for how long it did."""
-        gap_s = self._pulse.take_gap_s() if self._pulse is not None else 0.0
+        """If this process stood still, no host's silence counts before now; returns for how long it did."""
+        gap_s = self._pulse.take_gap_s()
         if gap_s:
             for host in self.hosts:
                 host.link.forgive_silence()
@@ -150,7 +221,10 @@ class Roster:
         """End all streams and wait until nothing of them is left on this machine."""
         self._is_closed.set()
         for host in self.hosts:
-            host.link.close()
+            host.link.abandon()
+        for host in self.hosts:
+            if not host.is_lost:
+                host.link.close()
 
     def running_ranks(self) -> dict[int, str]:
         """`HOST, pid N` of each worker that runs."""

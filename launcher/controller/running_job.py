@@ -60,7 +60,7 @@ class RunningJob:
             self._console.warn(f"{signal_name(number)}: no worker runs that it could be passed on to")
 
     def stop_this_process(self) -> None:
-        """The workers go on until their output fills the pipes. Only for so long: agents that nobody watches end."""
+        """The workers go on until their output fills the pipes. Only for so long: agents that are not watched end."""
         self._console.say(
             f"stopping; the workers run on, for at most {HOLD_S / 60:.0f} minutes, and wait when their output is "
             "not read; `fg` or `bg` goes on"

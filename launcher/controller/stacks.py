@@ -43,7 +43,7 @@ class StackWatch:
         return silent_s
 
     def ask(self, why: str, places: dict[int, str], *, now: float) -> bool:
-        """Note whom to ask, with their `HOST, pid`; False if there is nobody, or answers are still on their way."""
+        """Note whom to ask, with their `HOST, pid`; False if there is none to ask, or answers are still on their way."""
         if not places or self._places:
             return False
         self._why, self._places, self._answers, self._until = why, places, {}, now + TIMEOUT_S
@@ -59,7 +59,7 @@ class StackWatch:
             self._answers[answer.rank] = answer
 
     def blocks(self, now: float, *, ended: set[int]) -> list[Block]:
-        """What to show, once everybody that can has answered or the time is up; then the question is over."""
+        """What to show, once all that can have answered or the time is up; then the question is over."""
         if not self._places or (self._places.keys() - self._answers.keys() - ended and now < self._until):
             return []
         blocks = self._all_blocks()

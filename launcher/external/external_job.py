@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from ..backends.bootstrap import node_python, shim_source
 from ..errors import LaunchError
 from ..job.plan import Plan, job_of
-from ..node.worker_shim import END_VARIABLE, JOB_VARIABLE, SHIM_VARIABLE
+from ..node.worker_shim import END_VARIABLE, JOB_VARIABLE, SHIM_VARIABLE, ExternalJob, HostJob
+from ..wire.job import as_json
+from .external import HOSTFILE, External
 
-HOSTFILE = "<hostfile>"  # in a command or a variable: the temporary file that will hold the hosts
 MAX_VALUE_BYTES = 96_000  # of one variable; the kernel allows 128 KiB, name included
 
 # Constant, so that `ps` shows nothing of a job; without a backslash, as it passes through tools that treat those.
@@ -32,13 +33,13 @@ class OwnedJob:
     backend: str  # as in --launcher
     argv: tuple[str, ...]
     hostfile: str | None
-    settings: tuple[tuple[str, str], ...] = ()  # variables for the command itself
     payload: tuple[tuple[str, str], ...]  # variables for the processes it starts
-    tells_failures: bool = False  # its stderr says which rank failed, and its exit code does not
+    external: External
+    num_hosts: int = 1
 
     def describe(self) -> str:
         """For people: the exact command, with what has to be around it."""
-        settings = "".join(f"{name}={shlex.quote(value)} " for name, value in self.settings)
+        settings = "".join(f"{name}={shlex.quote(value)} " for name, value in self.external.settings)
         lines = [f"command: {settings}{shlex.join(self.argv)}"]
         if self.hostfile is not None:
             lines += [
@@ -55,42 +56,41 @@ def start_command(python: str) -> tuple[str, ...]:
     return node_python(START_SHIM, python)
 
 
-def payload(plan: Plan, launcher: str) -> tuple[tuple[str, str], ...]:
+def payload(plan: Plan, launcher: str, external: External) -> tuple[tuple[str, str], ...]:
     """The variables that make a process started by `start_command` its rank's worker."""
-    text = _packed(job_text(plan, launcher))
+    text = _packed(json.dumps(as_json(external_job(plan, launcher, external))))
     pieces = [text[start : start + MAX_VALUE_BYTES] for start in range(0, len(text), MAX_VALUE_BYTES)]
     pieces[0] = f"{len(pieces)}:{pieces[0]}"
     job = tuple((f"{JOB_VARIABLE}{number}", piece) for number, piece in enumerate(pieces))
     return ((SHIM_VARIABLE, _packed(shim_source())), *job, (END_VARIABLE, ""))
 
 
-def job_text(plan: Plan, launcher: str) -> str:
-    """The whole job as JSON: what all nodes share, what each has of its own, and each different command once.
-
-    Errors: LaunchError if the address of rank 0 is not given and node 0's name cannot stand for it.
-    """
-    jobs = [job_of(plan, node) for node in plan.nodes]
-    shared = {key: value for key, value in jobs[0].items() if all(one[key] == value for one in jobs)}
-    shared.pop("ranks", None)
-    commands: dict[tuple[str, ...], int] = {}
-    nodes = []
-    for node, job in zip(plan.nodes, jobs, strict=True):
-        own = {key: value for key, value in job.items() if key not in shared}
-        own["ranks"] = [
-            {**rank, "arguments": commands.setdefault(tuple(rank["arguments"]), len(commands))}
-            for rank in job["ranks"]
-        ]
-        nodes.append({"name": node.host.name, **own})
+def external_job(plan: Plan, launcher: str, external: External) -> ExternalJob:
+    """The whole job: what all nodes share, what each has of its own, and each different command once."""
     if plan.master.address is None:
         raise AssertionError("the address of rank 0 must be in the plan of a job that others start")
-    return json.dumps(
-        {
-            "launcher": launcher,
-            "common": shared,
-            "nodes": nodes,
-            "commands": [list(words) for words in commands],
-            "master": [["MASTER_ADDR", plan.master.address], ["MASTER_PORT", str(plan.master.port)]],
-        }
+    jobs = [job_of(plan, node) for node in plan.nodes]
+    fields = [as_json(job._replace(ranks=[one._replace(arguments=[]) for one in job.ranks])) for job in jobs]
+    common = {name: value for name, value in fields[0].items() if all(one[name] == value for one in fields)}
+    commands: dict[tuple[str, ...], int] = {}
+    hosts = [
+        HostJob(
+            name=node.host.name,
+            first_rank=job.ranks[0].rank,
+            commands=[commands.setdefault(tuple(one.arguments), len(commands)) for one in job.ranks],
+            own={name: value for name, value in own.items() if name not in common},
+        )
+        for node, job, own in zip(plan.nodes, jobs, fields, strict=True)
+    ]
+    return ExternalJob(
+        launcher=launcher,
+        says_who=[[*names] for names in external.says_who],
+        must_be_told=external.must_be_told,
+        gives_devices=external.gives_devices,
+        master=[["MASTER_ADDR", plan.master.address], ["MASTER_PORT", str(plan.master.port)]],
+        commands=[list(words) for words in commands],
+        common=common,
+        hosts=hosts,
     )
 
 

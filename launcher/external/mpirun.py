@@ -6,12 +6,16 @@ not bound to cores (Open MPI's default would put a whole worker on one), unless 
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 
 from ..errors import EXIT_HOST, LaunchError
-from .external_job import HOSTFILE
+from ..node.devices import count_accelerators
+from .external import HOSTFILE, External
 from .rank_start import RankStart
 
 VERSION_TIMEOUT_S = 20.0
@@ -67,12 +71,14 @@ FLAVOURS = {
 }
 
 
-def find_mpirun(launcher: str) -> str:
-    """The mpirun of this MPI on this machine.
+def find_mpirun(launcher: str, is_needed: bool = True) -> str:
+    """The mpirun of this MPI on this machine; one that is not needed is not looked at.
 
     Errors: LaunchError if there is none, or if the one on PATH is another MPI's.
     """
     flavour = FLAVOURS[launcher]
+    if not is_needed:
+        return next((one for one in flavour.programs if shutil.which(one)), "mpirun")
     others = []
     for program in flavour.programs:
         if shutil.which(program) is None:
@@ -133,14 +139,14 @@ def openmpi_command(
     return (*argv, *start.words), "".join(f"{name}\n" for name in names)
 
 
-def mpich_command(start: RankStart) -> tuple[str, ...]:
+def mpich_command(start: RankStart) -> tuple[tuple[str, ...], None]:
     """The command. Errors: LaunchError for a host that cannot be written into -hosts."""
     _refuse_colons(start, "mpich")
     hosts = ",".join(f"{host}:{number}" for host, number in start.slots)
-    return (start.program, "-n", str(start.num_ranks), "-hosts", hosts, *_hydra_tail(start))
+    return (start.program, "-n", str(start.num_ranks), "-hosts", hosts, *_hydra_tail(start)), None
 
 
-def impi_command(start: RankStart) -> tuple[str, ...]:
+def impi_command(start: RankStart) -> tuple[tuple[str, ...], None]:
     """The command. Errors: LaunchError for hosts with unequal numbers of ranks: there is one number for all."""
     _refuse_colons(start, "impi")
     numbers = sorted({number for _, number in start.slots})
@@ -155,7 +161,7 @@ def impi_command(start: RankStart) -> tuple[str, ...]:
         )
     hosts = ",".join(host for host, _ in start.slots)
     head = (start.program, "-n", str(start.num_ranks), "-ppn", str(numbers[0]), "-hosts", hosts)
-    return (*head, "-genv", "I_MPI_PIN", "0", *_hydra_tail(start))
+    return (*head, "-genv", "I_MPI_PIN", "0", *_hydra_tail(start)), None
 
 
 def mvapich_command(start: RankStart, *, has_gpus: bool) -> tuple[tuple[str, ...], str]:
@@ -186,3 +192,26 @@ def _refuse_colons(start: RankStart, launcher: str) -> None:
             raise LaunchError(
                 f"{host}: --launcher={launcher} takes no IPv6 address; write a name into the hostfile that means it"
             )
+
+
+_HYDRA = (
+    ("PMI_RANK", "PMIX_RANK"),
+    ("PMI_SIZE",),
+    ("PALS_LOCAL_RANKID", "MPI_LOCALRANKID"),
+    ("PALS_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+)
+_FIELDS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+_MVAPICH = tuple((f"MV2_COMM_WORLD_{one}", *names) for one, names in zip(_FIELDS, _HYDRA, strict=True))
+OPENMPI = External(
+    partial(find_mpirun, "openmpi"),
+    lambda start: openmpi_command(start, is_root=os.geteuid() == 0, this_machine=socket.gethostname()),
+    (("OMPI_COMM_WORLD_RANK", "PMIX_RANK"), *((f"OMPI_COMM_WORLD_{one}",) for one in _FIELDS[1:])),
+)
+MPICH = External(partial(find_mpirun, "mpich"), mpich_command, _HYDRA, must_be_told=True)
+IMPI = External(partial(find_mpirun, "impi"), impi_command, _HYDRA, must_be_told=True)
+MVAPICH = External(
+    partial(find_mpirun, "mvapich"),
+    lambda start: mvapich_command(start, has_gpus=count_accelerators() > 0),
+    _MVAPICH,
+    must_be_told=True,
+)

@@ -10,32 +10,32 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..controller.job_signals import ENDING, received, unignored
 from ..errors import EXIT_HOST, LaunchError
 from ..job.master_address import LOOPBACK
 from ..job.plan import Plan
-from ..job.verdict import Failure, HostFailure, Verdict, judge, signal_name
-from ..node.devices import count_accelerators
+from ..job.verdict import Failure, HostFailure, Verdict, signal_name, verdict_of
 from ..node.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
 from ..options import Options, binding, logs, process, rendezvous, restart, start
 from ..options.hosts import SSH_OPTIONS
 from ..output.console import Console
 from . import mpirun, srun
-from .external_job import HOSTFILE, OwnedJob, payload, refuse_logins, start_command
+from .external import HOSTFILE, External, TellsFailures
+from .external_job import OwnedJob, payload, refuse_logins, start_command
+from .lost_login import LostLogin
 from .rank_start import RankStart
 
-# Parts of the options that are about processes which we start ourselves.
-_FOREIGN_PARTS = {
+# Subjects of the options: those about processes which we start ourselves.
+_FOREIGN_SUBJECTS = {
     "ssh": SSH_OPTIONS,
     "binding": binding.OPTIONS,
     "logs": logs.OPTIONS,
@@ -44,11 +44,16 @@ _FOREIGN_PARTS = {
     "restart": restart.OPTIONS,
     "start": start.OPTIONS,
 }
-_BATCH_SYSTEM = "the batch system start the job again, or a loop in its script"
-_RESTARTER = dict.fromkeys(mpirun.FLAVOURS, _BATCH_SYSTEM) | {
-    "slurm": "Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in the batch script, after a failure"
+# The launchers of options/backend.py that start the processes themselves.
+EXTERNAL: Mapping[str, External] = {
+    "openmpi": mpirun.OPENMPI,
+    "mpich": mpirun.MPICH,
+    "impi": mpirun.IMPI,
+    "mvapich": mpirun.MVAPICH,
+    "slurm": srun.SLURM,
 }
 DRAIN_S = 5.0
+LOOK_EVERY_S = 1.0
 LAST_MOMENT_S = 2.0  # between a second signal and the end by force
 _FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
 
@@ -58,11 +63,10 @@ def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
 
     Errors: LaunchError for an option, host or plan that this back end cannot do.
     """
-    launcher = options.launcher
+    launcher = options.backend.launcher
     _refuse_foreign_options(options)
-    refuse_logins(plan, "srun" if launcher == "slurm" else "mpirun")
-    if launcher == "slurm":
-        srun.refuse_no_hosts(plan)
+    refuse_logins(plan, launcher.program)
+    EXTERNAL[launcher.name].check(plan)
     name = plan.nodes[0].host.name
     address = plan.master.address or (LOOPBACK if len(plan.nodes) == 1 else name)
     plan = plan._replace(master=plan.master._replace(address=address, is_port_fixed=True))
@@ -70,65 +74,44 @@ def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
 
 
 def _command(options: Options, plan: Plan) -> OwnedJob:
-    launcher, variables = options.launcher, payload(plan, options.launcher)
+    name = options.backend.launcher.name
+    external = EXTERNAL[name]
+    variables = payload(plan, name, external)
     start = RankStart(
-        program=_find_program(launcher, is_needed=not options.dry_run),
+        program=external.find_program(not options.dry_run),
         slots=tuple((node.host.name, len(node.ranks)) for node in plan.nodes),
         words=start_command(sys.executable),
         names=tuple(name for name, _ in variables),
         launcher_args=options.backend.launcher_args,
     )
-    hostfile: str | None = None
-    settings: tuple[tuple[str, str], ...] = ()
-    if launcher == "openmpi":
-        argv, hostfile = mpirun.openmpi_command(
-            start, is_root=os.geteuid() == 0, this_machine=socket.gethostname()
-        )
-    elif launcher == "mpich":
-        argv = mpirun.mpich_command(start)
-    elif launcher == "impi":
-        argv = mpirun.impi_command(start)
-    elif launcher == "mvapich":
-        argv, hostfile = mpirun.mvapich_command(start, has_gpus=count_accelerators() > 0)
-    else:
-        argv, hostfile = srun.srun_command(start)
-        settings = (("SLURM_HOSTFILE", HOSTFILE),)
+    argv, hostfile = external.command(start)
     return OwnedJob(
-        backend=launcher,
+        backend=name,
         argv=argv,
         hostfile=hostfile,
-        settings=settings,
         payload=variables,
-        tells_failures=launcher == "slurm",
+        external=external,
+        num_hosts=len(plan.nodes),
     )
-
-
-def _find_program(launcher: str, *, is_needed: bool) -> str:
-    """The program to run; where it is not needed, the name it would have."""
-    if is_needed:
-        return srun.find_srun() if launcher == "slurm" else mpirun.find_mpirun(launcher)
-    if launcher == "slurm":
-        return "srun"
-    programs = mpirun.FLAVOURS[launcher].programs
-    return next((one for one in programs if shutil.which(one)), "mpirun")
 
 
 def _refuse_foreign_options(options: Options) -> None:
     """An option that has no effect here is a mistake."""
     without_effect = {
-        name: [option.opts[0] for option in part]
-        for name, part in _FOREIGN_PARTS.items()
+        name: [option.opts[0] for option in subject]
+        for name, subject in _FOREIGN_SUBJECTS.items()
         if getattr(options, name) != type(getattr(options, name))()
     } | {
         name: [f"--{name.removesuffix('_s')}"]
         for name, default in options._field_defaults.items()
         if name in _FOREIGN_FIELDS and getattr(options, name) != default
     }
-    for part, given in without_effect.items():  # the first of them is enough
+    for subject, given in without_effect.items():  # the first of them is enough
         names = " and ".join(given) if len(given) < 3 else ", ".join(given)
-        instead = f", and let {_RESTARTER[options.launcher]}" if part == "restart" else ""
+        launcher = options.backend.launcher.name
+        instead = f", and let {EXTERNAL[launcher].how_to_restart}" if subject == "restart" else ""
         raise LaunchError(
-            f"--launcher={options.launcher} starts and watches the processes itself, so what you gave of {names} has no "
+            f"--launcher={launcher} starts and watches the processes itself, so what you gave of {names} has no "
             f"effect; leave it out{instead}, or use --launcher=ssh"
         )
 
@@ -146,8 +129,8 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
         if job.hostfile is not None:
             Path(path).write_text(job.hostfile)
         process = _start(job, path)
-        words = _Words(process)
-        interrupts = _wait(process, events, job, console)
+        words = _Words(process, job.external.tells_failures)
+        interrupts, lost = _wait(process, events, job, console)
         while kill_descendants(os.getpid()):
             reap()
             time.sleep(0.01)
@@ -155,7 +138,9 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
     interrupted_by = interrupts[0] if interrupts else None
     has_failed = process.returncode != 0 and interrupted_by is None
     failures: list[Failure] = [_failure(job, process.returncode, words.first_failure)] if has_failed else []
-    return judge(failures, stopped_at=None, interrupted_by=interrupted_by, phases_s={})
+    if lost and not interrupts:
+        failures = [HostFailure(host=job.backend, message=lost, at_s=time.monotonic())]
+    return verdict_of(failures, stopped_at=None, interrupted_by=interrupted_by, phases_s={})
 
 
 def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFailure:
@@ -171,7 +156,8 @@ def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFai
 class _Words:
     """Passes the command's stderr on to ours, byte for byte, where we have to read it; notes the first failure."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], tells_failures: TellsFailures | None) -> None:
+        self._tells_failures = tells_failures
         self.first_failure: tuple[str, int] | None = None
         self._pipe = process.stderr
         self._thread = threading.Thread(target=self._pass_on, name="stderr", daemon=True)
@@ -179,19 +165,19 @@ class _Words:
             self._thread.start()
 
     def drain(self) -> None:
-        """Once the command has ended, until all it wrote is passed on; whoever else holds the pipe is not waited for."""
+        """Once the command has ended, until all it wrote is passed on; other processes that hold the pipe are not waited for."""
         if self._pipe is not None:
             self._thread.join(DRAIN_S)
 
     def _pass_on(self) -> None:
-        if self._pipe is None:
+        if self._pipe is None or self._tells_failures is None:
             raise AssertionError("a thread for a pipe that there is not")
         for line in self._pipe:
             if self.first_failure is None:
-                self.first_failure = srun.failure_in(line.decode("utf-8", "replace"))
+                self.first_failure = self._tells_failures(line.decode("utf-8", "replace"))
             with contextlib.suppress(
                 OSError
-            ):  # nobody reads our stderr any more: read on, so that srun can end
+            ):  # our stderr has no reader any more: read on, so that srun can end
                 view = memoryview(line)
                 while view:
                     view = view[os.write(2, view) :]
@@ -199,14 +185,14 @@ class _Words:
 
 def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
     argv = [word.replace(HOSTFILE, hostfile) for word in job.argv]
-    settings = {name: value.replace(HOSTFILE, hostfile) for name, value in job.settings}
+    settings = {name: value.replace(HOSTFILE, hostfile) for name, value in job.external.settings}
     us = os.getpid()
     try:
         return subprocess.Popen(
             argv,
             env={**os.environ, **settings, **dict(job.payload)},
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if job.tells_failures else None,
+            stderr=subprocess.PIPE if job.external.tells_failures else None,
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),
         )
@@ -221,8 +207,8 @@ def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
 
 def _wait(
     process: subprocess.Popen[bytes], events: queue.SimpleQueue[int | None], job: OwnedJob, console: Console
-) -> list[int]:
-    """Until the command has ended; returns the signals that we got meanwhile."""
+) -> tuple[list[int], str]:
+    """Until the command has ended; returns the signals that we got meanwhile, and why we ended it, if we did."""
 
     def watch() -> None:
         process.wait()
@@ -230,7 +216,18 @@ def _wait(
 
     threading.Thread(target=watch, name="wait", daemon=True).start()
     interrupts: list[int] = []
-    while (number := events.get()) is not None:
+    login, lost = LostLogin(process.pid, job.num_hosts), ""
+    while True:
+        try:
+            number = events.get(timeout=LOOK_EVERY_S)
+        except queue.Empty:
+            if not lost and not interrupts and (lost := login.look()):
+                process.terminate()
+                if not _ends_soon(events):
+                    kill_descendants(os.getpid())
+            continue
+        if number is None:
+            return interrupts, lost
         interrupts.append(number)
         if len(interrupts) == 1:
             passed_on = signal.SIGTERM if number == signal.SIGHUP else number
@@ -242,7 +239,6 @@ def _wait(
             # The first signal may still be on its way to the other machines: srun, killed meanwhile, leaves the workers there.
             if len(interrupts) > 2 or not _ends_soon(events):
                 kill_descendants(os.getpid())
-    return interrupts
 
 
 def _ends_soon(events: queue.SimpleQueue[int | None]) -> bool:

@@ -14,7 +14,7 @@ import signal
 from ..errors import EXIT_HOST, LaunchError
 from ..job.plan import Plan
 from ..job.verdict import signal_name
-from .external_job import HOSTFILE
+from .external import HOSTFILE, External
 from .rank_start import RankStart
 
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
@@ -25,9 +25,9 @@ _TASK_ENDED = re.compile(
 _HINT = "write the nodes of the allocation into one: scontrol show hostnames | sed 's/$/ slots=8/' > hosts"
 
 
-def find_srun() -> str:
-    """Errors: LaunchError if there is no srun on this machine."""
-    if shutil.which("srun") is None:
+def find_srun(is_needed: bool = True) -> str:
+    """Errors: LaunchError if there must be an srun on this machine, and is none."""
+    if is_needed and shutil.which("srun") is None:
         raise LaunchError(
             "--launcher=slurm: srun is not installed on this machine; start on a login node of the cluster, or "
             "apt-get install slurm-client",
@@ -76,3 +76,15 @@ def failure_in(line: str) -> tuple[str, int] | None:
         return f"{where} exited with code {match['code']}", int(match["code"])
     number = _SIGNALS.get(match["signal"])
     return None if number is None else (f"{where} was killed by {signal_name(number)}", 128 + number)
+
+
+SLURM = External(
+    find_program=find_srun,
+    command=srun_command,
+    says_who=(("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), ()),
+    settings=(("SLURM_HOSTFILE", HOSTFILE),),
+    tells_failures=failure_in,
+    how_to_restart="Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in the batch script, after a failure",
+    check=refuse_no_hosts,
+    gives_devices=True,
+)

@@ -12,15 +12,16 @@ from typing import Any
 from ..backends.channel import Channel
 from ..controller.link import LinkEnd
 from ..controller.master_search import REACH_TIMEOUT_S, candidates_of
+from ..controller.roster import Event, HostState, Roster
 from ..job.master_address import master_address
 from ..job.plan import NodePlan
 from ..output.console import Console
-from ..wire.frames import Facts, Frame, Hello, Inspect, Listen, Listening, Reach, Reached
+from ..wire.frames import Facts, Hello, Inspect, Listen, Listening, Reach, Reached
 from .check_facts import ClusterFacts, HostFacts, read_answer
-from .fleet import Event, Fleet
 
 NUM_CLOCK_SAMPLES = 5
 POLL_S = 0.2
+SILENCE_S = 10.0  # after which a connected host counts as lost
 PROGRAM_MARGIN_S = 0.9  # of the time for a host, what a program that we start there may take
 
 
@@ -40,9 +41,8 @@ class CheckSettings:
 class _Look:
     """What is known of one host so far."""
 
-    plan: NodePlan
+    host: HostState
     num_slots: int | None
-    hello: Hello | None = None
     problem: str = ""
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     wrong: list[tuple[str, str]] = field(default_factory=list)
@@ -53,6 +53,7 @@ class _Look:
     clock_error_s: float = float("inf")
     is_reach_asked: bool = False
     reach: tuple[str, ...] | None = None
+    is_asked: bool = False
     is_done: bool = False
 
 
@@ -70,12 +71,18 @@ class Check:
     ) -> None:
         self._settings = settings
         self._console = console
-        self._fleet = Fleet(nodes, connect, connect_timeout_s=settings.timeout_s)
+        self._roster = Roster(
+            nodes,
+            connect=connect,
+            silence_s=SILENCE_S,
+            hello_timeout_s=SILENCE_S,
+            connect_timeout_s=settings.timeout_s,
+        )
         self._looks = {
-            node.node_rank: _Look(plan=node, num_slots=slots)
-            for node, slots in zip(nodes, num_slots, strict=True)
+            host: _Look(host=host, num_slots=slots)
+            for host, slots in zip(self._roster, num_slots, strict=True)
         }
-        self._first = self._looks[nodes[0].node_rank]
+        self._first = self._looks[self._roster.hosts[0]]
         self._token = secrets.token_hex(16)
         self._listening: Listening | None = None
         self._candidates: tuple[str, ...] = ()
@@ -84,11 +91,11 @@ class Check:
     def run(self) -> ClusterFacts:
         """Until every host has answered, failed or used up its time; nothing is left on any host then."""
         began = time.monotonic()
-        with self._fleet as fleet:
+        with self._roster:
             while missing := [look for look in self._looks.values() if not look.is_done]:
-                names = [look.plan.host.name for look in missing]
+                names = [look.host.name for look in missing]
                 self._console.progress("looked at", len(self._looks), names, began)
-                event = fleet.next(POLL_S)
+                event = self._roster.next(POLL_S)
                 if event is not None:
                     self._handle(event)
                 self._finish()
@@ -104,14 +111,14 @@ class Check:
         )
 
     def _handle(self, event: Event) -> None:
-        look, item = self._looks[event.node_rank], event.item
+        look, item = self._looks[event.host], event.item
         if look.is_done:
             return
         if isinstance(item, LinkEnd):
             look.problem = item.message
             look.is_done = True
-        elif isinstance(item, Hello) and look.hello is None:
-            look.hello = item
+        elif isinstance(item, Hello) and not look.is_asked:
+            look.is_asked = True
             self._ask(look)
         elif isinstance(item, Listening) and look is self._first:
             self._listening = item
@@ -127,10 +134,10 @@ class Check:
 
     def _ask(self, look: _Look) -> None:
         """All questions at once: one that is never answered holds up none of the others."""
-        settings, host = self._settings, look.plan.host
+        settings, host = self._settings, look.host.plan.host
         if look is self._first and len(self._looks) > 1:
             look.waiting_for.add("port")
-            self._send(look, Listen(settings.port, self._token))
+            look.host.send(Listen(settings.port, self._token))
         self._ask_clock(look)
         self._inspect(look, "system")
         for question, path in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("cwd", host.cwd or settings.cwd)):
@@ -142,12 +149,12 @@ class Check:
 
     def _inspect(self, look: _Look, question: str, **given: object) -> None:
         look.waiting_for.add(question)
-        self._send(look, Inspect(question, given))
+        look.host.send(Inspect(question, given))
 
     def _ask_clock(self, look: _Look) -> None:
         look.waiting_for.add("clock")
         look.clock_asked_at = time.monotonic()
-        self._send(look, Inspect("clock", {}))
+        look.host.send(Inspect("clock", {}))
 
     def _take(self, look: _Look, item: Facts, at_s: float) -> None:
         if item.question not in look.waiting_for:
@@ -175,17 +182,17 @@ class Check:
         """Let those try to reach node 0 who have not, and see who is done."""
         now = time.monotonic()
         can_reach = self._listening is not None and not self._listening.problem and not self._first.problem
-        for node_rank, look in self._looks.items():
+        for look in self._looks.values():
             if look.is_done:
                 continue
-            is_peer = look is not self._first and look.hello is not None
+            is_peer = look is not self._first and look.host.hello is not None
             if is_peer and can_reach and not look.is_reach_asked:
                 self._ask_reach(look)
             is_reach_to_come = is_peer and self._listening is None and not self._first.is_done
-            began = self._fleet.connecting_since(node_rank)
+            began = look.host.link.connecting_at
             is_late = began is not None and now - began > self._settings.timeout_s
-            if (look.hello is not None and not look.waiting_for and not is_reach_to_come) or is_late:
-                if look.hello is None:
+            if (look.host.hello is not None and not look.waiting_for and not is_reach_to_come) or is_late:
+                if look.host.hello is None:
                     look.problem = f"no agent answered within {self._settings.timeout_s:g} s"
                 look.is_done = True
 
@@ -195,33 +202,29 @@ class Check:
         look.is_reach_asked = True
         look.waiting_for.add("reach")
         timeout_s = min(REACH_TIMEOUT_S, self._settings.timeout_s * PROGRAM_MARGIN_S)
-        self._send(look, Reach(list(self._candidates), self._settings.port, self._token, timeout_s))
+        look.host.send(Reach(list(self._candidates), self._settings.port, self._token, timeout_s))
 
     def _find_candidates(self) -> list[str]:
         """What a job would try, in its order."""
-        hello = self._first.hello
+        hello = self._first.host.hello
         if hello is None or self._listening is None:
             raise AssertionError("node 0 is asked for its addresses before it listens")
-        peers = [rank for rank, look in self._looks.items() if look is not self._first]
-        addresses = [self._fleet.links[rank].local_address for rank in peers]
+        addresses = [look.host.link.local_address for look in self._looks.values() if look is not self._first]
         default = master_address(
-            is_one_machine=all(look.plan.is_local for look in self._looks.values()),
+            is_one_machine=all(look.host.plan.is_local for look in self._looks.values()),
             reached_at=hello.reached_at,
             address_to_peers=next((one for one in addresses if one), ""),
             hostname=hello.hostname,
         )
-        return candidates_of(default, self._listening.addresses, (hello.hostname, self._first.plan.host.name))
-
-    def _send(self, look: _Look, frame: Frame) -> None:
-        self._fleet.send(look.plan.node_rank, frame)
+        return candidates_of(default, self._listening.addresses, (hello.hostname, self._first.host.name))
 
     def _facts_of(self, look: _Look) -> HostFacts:
-        host = look.plan.host
+        host = look.host.plan.host
         return HostFacts(
             name=host.name,
-            node_rank=look.plan.node_rank,
+            node_rank=look.host.plan.node_rank,
             num_slots=look.num_slots,
-            devices=look.plan.devices,
+            devices=look.host.plan.devices,
             python=host.python or self._settings.python,
             cwd=host.cwd or self._settings.cwd,
             problem=look.problem,
@@ -237,7 +240,7 @@ class Check:
 def wall_minus_monotonic(wall: Callable[[], float] = time.time) -> tuple[float, float]:
     """What to add to this process's monotonic clock to get its wall clock, and how far that may be off, both in seconds.
 
-    Whoever reads two clocks may have to wait for the processor in between, so the closest of several pairs counts. A wall clock
+    A process that reads two clocks may have to wait for the processor in between, so the closest of several pairs counts. A wall clock
     counts from 1970: a float of that size is good to a quarter of a microsecond, which is part of the error.
     """
     best = (0.0, float("inf"))

@@ -29,7 +29,7 @@ class Report:
         return EXIT_HOST if any(one.is_problem for one in self.findings) else 0
 
 
-def judge(cluster: ClusterFacts) -> Report:
+def report_of(cluster: ClusterFacts) -> Report:
     """What the facts mean."""
     findings = findings_of(cluster)
     bad = {host for one in findings if one.is_problem for host in one.hosts}

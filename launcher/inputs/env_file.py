@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
+from .named_file import read_named
 
 DEFAULT_FILE_NAME = ".deepspeed_env"
 FILE_NAME_VARIABLE = "DS_ENV_FILE"
@@ -183,7 +184,7 @@ def _paths(cwd: str, home: Path, file_name: str | None) -> tuple[Path, Path]:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_named(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

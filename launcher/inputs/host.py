@@ -34,7 +34,7 @@ class Host(NamedTuple):
     name: (
         str  # as in the hostfile, without user and brackets: what include and exclude name, what output shows
     )
-    slots: int | None  # None for slots=auto: not known before somebody looked at the host
+    slots: int | None  # None for slots=auto: not known before the host was looked at
     devices: tuple[str, ...] | None = (
         None  # the ids to use, in this order, one per slot; None: 0 to slots - 1
     )
@@ -53,7 +53,7 @@ class Host(NamedTuple):
         if self.devices is not None:
             return self.devices
         if self.slots is None:
-            raise AssertionError(f"nobody looked how many slots {self.name} has")
+            raise AssertionError(f"the slots of {self.name} were not looked up")
         return tuple(map(str, range(self.slots)))
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ..errors import LaunchError
 from .env_file import EnvEntry, value_parts
 from .host import KEYS, Host, Pairs, host_key, hosts_named, is_ipv6, unknown_key
+from .named_file import read_named
 
 __all__ = ["Host", "host_key", "is_ipv6", "parse_hostfile", "read_hostfile"]
 
@@ -58,7 +59,7 @@ def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: No
     Errors: LaunchError if the file is missing, cannot be read, is not UTF-8 text, or as parse_hostfile().
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_named(path).decode("utf-8-sig")
     except OSError as error:
         raise LaunchError(
             f"{path}: this hostfile cannot be read ({error.strerror}); give --hostfile the path of a text file"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ..errors import LaunchError
+from .named_file import read_named
 
 if TYPE_CHECKING:
     from .yaml_file import Node
@@ -43,7 +44,7 @@ def read_profile(path: Path, options: Mapping[str, click.Option], *, typed: froz
     Errors: LaunchError if the file cannot be read, or as parse_profile()
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_named(path).decode("utf-8-sig")
     except OSError as error:
         raise LaunchError(
             f"--profile={path}: cannot be read ({error.strerror}); give the path of a YAML file"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
+from ..node.address import is_address
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -12,11 +14,11 @@ def master_address(*, is_one_machine: bool, reached_at: str, address_to_peers: s
 
     `reached_at` is the address by which SSH reached node 0 (empty if node 0 is this machine), `address_to_peers` this
     machine's own address on its connections to the other nodes (empty if there is a proxy between). Nothing is
-    guessed from a list of interfaces: the first one is often a bridge that nobody else can reach.
+    guessed from a list of interfaces: the first one is often a bridge that no other host can reach.
     """
     if is_one_machine:
         return LOOPBACK
-    if not _is_address(reached_at):  # sshd says UNKNOWN if it does not know
+    if not is_address(reached_at):  # sshd says UNKNOWN if it does not know
         reached_at = ""
     for address in (reached_at, address_to_peers):
         if is_for_others(address):
@@ -27,12 +29,4 @@ def master_address(*, is_one_machine: bool, reached_at: str, address_to_peers: s
 
 def is_for_others(address: str) -> bool:
     """Whether another machine can mean the same by this address; not if it is none, or a loopback address."""
-    return _is_address(address) and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+    return is_address(address) and not ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..inputs.env_file import EnvEntry
 from ..inputs.hostfile import Host
 from ..inputs.line_prefix import Origin
 from ..inputs.selection import Selected
+from ..wire.job import NodeJob, RankJob
 
 
 class RankPlan(NamedTuple):
@@ -185,31 +186,30 @@ def origins_of(plan: Plan) -> tuple[Origin, ...]:
     )
 
 
-def job_of(plan: Plan, node: NodePlan) -> dict[str, Any]:
-    """The node's part of the plan as the agent gets it, in a Prepare frame."""
-    return {
-        "cwd": node.host.cwd or plan.cwd,
-        "python": python_of(plan, node.host),
-        "keeps_python": node.host.python is not None,
-        "script": plan.program.script,
-        "module": plan.program.head[-1] if plan.program.python and plan.program.script is None else None,
-        "num_head": len(plan.program.head),
-        "preload": list(plan.preload),
-        "has_timings": plan.has_timings,
-        "venv_script": plan.venv_script,
-        "environment": [[entry.name, list(entry.value)] for entry in environment_of(plan, node.host)],
-        "devices": list(node.devices),
-        "ranks": [
-            {"rank": one.rank, "env": [list(pair) for pair in one.env], "arguments": list(one.arguments)}
-            for one in node.ranks
-        ],
-        "master_port": plan.master.port if node.node_rank == 0 else None,
-        "is_port_fixed": plan.master.is_port_fixed,
-        "kill_grace_s": plan.kill_grace_s,
-        "heartbeat_s": plan.heartbeat_s,
-        "has_stacks": plan.stack_on_hang_s is not None,
-        "save_pid": plan.save_pid,
-        "stdin_rank": node.stdin_rank,
-        "prepare_timeout_s": plan.prepare_timeout_s,
-        "bind_cores": None if plan.bind_cores is None else list(plan.bind_cores),
-    }
+def job_of(plan: Plan, node: NodePlan) -> NodeJob:
+    """The node's part of the plan as its agent gets it."""
+    program = plan.program
+    return NodeJob(
+        cwd=node.host.cwd or plan.cwd,
+        python=python_of(plan, node.host),
+        keeps_python=node.host.python is not None,
+        script=program.script,
+        module=program.head[-1] if program.python and program.script is None else None,
+        num_head=len(program.head),
+        preload=list(plan.preload),
+        has_timings=plan.has_timings,
+        venv_script=plan.venv_script,
+        environment=[[entry.name, *entry.value] for entry in environment_of(plan, node.host)],
+        devices=list(node.devices),
+        ranks=[RankJob(one.rank, [[*pair] for pair in one.env], list(one.arguments)) for one in node.ranks],
+        master_port=plan.master.port if node.node_rank == 0 else None,
+        is_port_fixed=plan.master.is_port_fixed,
+        kill_grace_s=plan.kill_grace_s,
+        heartbeat_s=plan.heartbeat_s,
+        has_stacks=plan.stack_on_hang_s is not None,
+        save_pid=plan.save_pid,
+        stdin_rank=node.stdin_rank,
+        prepare_timeout_s=plan.prepare_timeout_s,
+        bind_cores=None if plan.bind_cores is None else list(plan.bind_cores),
+        is_verbatim=False,
+    )

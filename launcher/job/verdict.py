@@ -17,7 +17,7 @@ from ..wire.frames import Exited
 class RankFailure(NamedTuple):
     """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock.
 
-    The fields with defaults are what its agent found out. Their names are keys of the report: guide-failures.md.
+    The fields with defaults are what its agent found out. Their names are keys of the report: docs/launch/failures.md.
     """
 
     rank: int
@@ -103,7 +103,11 @@ Failure = RankFailure | HostFailure | OutputFailure | LauncherFailure
 
 
 class Verdict(NamedTuple):
-    """The end of a job. `culprit` is what failed first; the rest failed before it was known, or was stopped."""
+    """The end of a job. `culprit` is what failed first; the rest failed before it was known, or was stopped.
+
+    `likely_cause`: what ended well before the culprit failed, and most likely is why it did. `announced`: what was named when
+    the job was stopped; the culprit may have become known only later.
+    """
 
     culprit: Failure | None
     others: tuple[Failure, ...]
@@ -112,6 +116,18 @@ class Verdict(NamedTuple):
     ran_s: float | None = (
         None  # from the start of all workers to the first failure; None if they never started
     )
+    likely_cause: str = ""
+    announced: str = ""
+
+    @property
+    def correction(self) -> str:
+        """What to say if another one was named before; hosts have two names in a job without SSH."""
+        if self.culprit is None or not self.announced:
+            return ""
+        name = self.culprit.name
+        if self.announced in name or name in self.announced:
+            return ""
+        return f"{self.announced} was named when the job was stopped, but {name} had failed before"
 
     @property
     def exit_code(self) -> int:
@@ -153,7 +169,7 @@ def _describe_group(group: list[Failure]) -> str:
     return f"{folded(one.name for one in group)}: {reason} ({len(group)} hosts)"
 
 
-def judge(
+def verdict_of(
     failures: list[Failure],
     *,
     stopped_at: float | None,
@@ -161,6 +177,7 @@ def judge(
     phases_s: dict[str, float],
     started_at: float | None = None,
     ended_well: Mapping[int, float] = MappingProxyType({}),
+    announced: str = "",
 ) -> Verdict:
     """Tell the culprit from those who fell with it: the earliest failure, of those before all were told to stop.
 
@@ -169,30 +186,67 @@ def judge(
     """
     before_stop = [one for one in failures if stopped_at is None or one.at_s <= stopped_at]
     culprit = min(before_stop, key=lambda one: one.at_s, default=None)
-    left = {rank: at_s for rank, at_s in ended_well.items() if culprit is not None and at_s < culprit.at_s}
     # A rank that fails after the stop was told to; a host that fails after it may still run something.
     others = tuple(
         one for one in failures if one is not culprit and (one in before_stop or isinstance(one, HostFailure))
     )
     ended_at = culprit.at_s if culprit is not None else stopped_at
-    if isinstance(culprit, RankFailure) and left:
-        culprit = culprit._replace(evidence=(*culprit.evidence, _left_early(left, culprit)))
-    return Verdict(
+    verdict = Verdict(
         culprit=culprit,
         others=others,
         interrupted_by=interrupted_by,
         phases_s=tuple(phases_s.items()),
         ran_s=None if started_at is None or ended_at is None else max(0.0, ended_at - started_at),
+        announced=announced,
     )
+    return with_early_ends(verdict, ended_well, stopped_at=stopped_at)
 
 
-def _left_early(left: Mapping[int, float], culprit: RankFailure) -> str:
-    """What it means that these ranks had ended with 0 when another one failed."""
+# How gloo, NCCL, torch's store and sockets say that the other side is gone, or does not answer.
+_LOST_PEER = re.compile(
+    r"connection (?:was )?(?:likely )?(?:reset|closed|aborted|lost)(?: by (?:remote )?peer)?|broken pipe|failed to recv"
+    r"|remote (?:worker|process) [a-z]+|(?:collective operation|socket|wait|read) time ?(?:d )?out|timed out waiting",
+    re.IGNORECASE,
+)
+
+
+def lost_peer(failure: RankFailure) -> str:
+    """The words by which a rank said, with the last that it wrote, that another rank is gone; empty if it did not."""
+    said = (failure.message, *failure.traceback[-1:], *(() if failure.traceback else failure.last_lines))
+    found = next(filter(None, map(_LOST_PEER.search, said)), None)
+    return found[0] if found else ""
+
+
+def with_early_ends(
+    verdict: Verdict, ended_well: Mapping[int, float], *, stopped_at: float | None
+) -> Verdict:
+    """The same, with what it means for the culprit that these ranks had ended with 0.
+
+    A rank that lost a connection may be told of an end that came a moment later: a process closes its connections first.
+    """
+    culprit = verdict.culprit
+    if not isinstance(culprit, RankFailure):
+        return verdict
+    words = lost_peer(culprit)
+    until = stopped_at if words and stopped_at is not None else culprit.at_s
+    left = {rank: at_s for rank, at_s in ended_well.items() if at_s < until}
+    if not left:
+        return verdict
     ranks = f"rank{'s' if len(left) > 1 else ''} {format_ranks(left)}"
     for_s = culprit.at_s - max(left.values())
-    return (
-        f"{ranks} had ended with 0 before, the last {for_s:.1f} s before: if rank {culprit.rank} still waited for "
-        f"{'them' if len(left) > 1 else 'it'}, the ranks had unequal numbers of batches, or left a loop at different steps"
+    ended = (
+        f"had ended with 0 before, the last {for_s:.1f} s before"
+        if for_s >= 0
+        else "had ended with 0 at the same moment"
+    )
+    evidence = (
+        f"{ranks} {ended}: if rank {culprit.rank} still waited for {'them' if len(left) > 1 else 'it'}, the "
+        "ranks had unequal numbers of batches, or left a loop at different steps"
+    )
+    cause = f"{ranks} ended with code 0 before the job was done, and rank {culprit.rank} then failed with {words!r}: that early "
+    return verdict._replace(
+        culprit=culprit._replace(evidence=(*culprit.evidence, evidence)),
+        likely_cause=f"{cause}end is the likely cause" if words else "",
     )
 
 

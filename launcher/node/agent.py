@@ -31,6 +31,7 @@ from ..wire.frames import (
     Stop,
     bytes_of,
 )
+from ..wire.job import read_job
 from .background import in_background
 from .devices import count_accelerators
 from .ending import LEFT_OVER_GRACE_S, Ending
@@ -46,8 +47,8 @@ from .worker_group import WorkerGroup
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
+    from ..wire.job import NodeJob
     from .open_port import OpenPort
 
 TICK_S = 0.2
@@ -82,7 +83,7 @@ class Agent:
         self._open_port: OpenPort | None = None  # of the first host only
         self._grace_s = LEFT_OVER_GRACE_S
         self._told_to_stop_by = 0  # a signal to this process; the launcher did not want this end
-        self._job: dict[str, Any] = {}
+        self._job: NodeJob | None = None
         self._prepared: Prepared | None = None
         self._starter: Starter | None = None
         self._step = ""  # of the preparation
@@ -193,7 +194,7 @@ class Agent:
 
     def _obey_for_job(self, frame: Frame) -> None:
         if isinstance(frame, Prepare):
-            self._prepare(frame.job)
+            self._prepare(read_job(frame.job))
         elif isinstance(frame, Start):
             self._start(frame)
         elif isinstance(frame, Signal):
@@ -229,27 +230,27 @@ class Agent:
 
     # The job.
 
-    def _prepare(self, job: dict[str, Any]) -> None:
+    def _prepare(self, job: NodeJob) -> None:
         """In a thread, because a --venv_script may take longer than a heartbeat."""
         self._job = job
-        self._uplink.heartbeat_s = float(job["heartbeat_s"])
-        self._grace_s = float(job["kill_grace_s"])
+        self._uplink.heartbeat_s = job.heartbeat_s
+        self._grace_s = job.kill_grace_s
 
         def work() -> Frame:
             try:
                 self._prepared = Prepared(job, num_devices=self._num_devices, says=self._begin_step)
-                if job.get("preload"):
-                    self._begin_step(f"importing --preload={','.join(job['preload'])}")
+                if job.preload:
+                    self._begin_step(f"importing --preload={','.join(job.preload)}")
                 self._starter = Starter(job, self._prepared, self._folder)
-                if job.get("save_pid") is not None:
-                    self._save_pid(job["save_pid"])
+                if job.save_pid is not None:
+                    self._save_pid(job.save_pid)
             except Unprepared as problem:
                 return Problem(str(problem), problem.exit_code)
             return Ready(self._prepared.master_port, self._prepared.notes + self._starter.notes)
 
         def finish(answer: Frame) -> None:
             self._prepare_by = float("inf")
-            if self._state != State.WAITING:  # ended by us on the way, so its failure is nobody's
+            if self._state != State.WAITING:  # ended by us on the way, so its failure does not count
                 return
             if isinstance(answer, Ready):
                 self._state = State.PREPARED
@@ -257,9 +258,7 @@ class Agent:
                     self._open_port.choose(answer.master_port)
             self._uplink.send(answer)
 
-        timeout_s = job.get("prepare_timeout_s")
-        if timeout_s is not None:
-            self._prepare_by = time.monotonic() + timeout_s
+        self._prepare_by = time.monotonic() + job.prepare_timeout_s
         in_background(self._selector, work, finish)
 
     def _begin_step(self, step: str) -> None:
@@ -267,9 +266,11 @@ class Agent:
 
     def _check_preparation(self, now: float) -> None:
         """A file system that hangs keeps the thread in the kernel, where nothing ends it: so this does not wait for it."""
-        if self._state == State.WAITING and now > self._prepare_by:
+        if self._state == State.WAITING and now > self._prepare_by and self._job is not None:
             self._prepare_by = float("inf")
-            why = f"not prepared within --prepare_timeout={self._job['prepare_timeout_s']:g} s: still {self._step}"
+            why = (
+                f"not prepared within --prepare_timeout={self._job.prepare_timeout_s:g} s: still {self._step}"
+            )
             hint = "look at its file systems there, or give it more time"
             self._uplink.send(Problem(f"{why}; {hint}", 3))
 
@@ -289,7 +290,7 @@ class Agent:
             ) from None
 
     def _start(self, start: Start) -> None:
-        if self._state != State.PREPARED or self._prepared is None or self._starter is None:
+        if self._state != State.PREPARED or not (self._job and self._prepared and self._starter):
             return
         self._close_port()
         self._state = State.RUNNING
@@ -297,8 +298,8 @@ class Agent:
             self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
             self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
         self._workers.begin(self._starter.milestones)
-        for plan in self._job["ranks"]:
-            self._workers.add(self._starter.start(plan))
+        for rank in self._job.ranks:
+            self._workers.add(self._starter.start(rank))
         self._starter.end()
         self._workers.watch_memory()
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def in_background(selector: Selector, work: Callable[[], Frame], finish: Callable[[Frame], None]) -> None:
-    """Work in a thread; whoever waits at the selector calls `finish` with the answer, in their own.
+    """Work in a thread; the loop that waits at the selector calls `finish` with the answer, in its own.
 
     Work that fails is answered with a Problem, and its traceback goes to stderr.
     """

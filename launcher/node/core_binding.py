@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from .kernel_file import read_text
+
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from typing import NamedTuple
@@ -25,12 +27,12 @@ def read_cores(allowed: set[int], sys: str = "/sys") -> list[Core]:
     folder = os.path.join(sys, "devices", "system", "node")
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         if name.startswith("node") and name[4:].isdigit():
-            for cpu in parse_ranges(_read(os.path.join(folder, name, "cpulist"))):
+            for cpu in parse_ranges(read_text(os.path.join(folder, name, "cpulist"))):
                 nodes[cpu] = int(name[4:])
     cores = []
     for cpu in sorted(allowed):
         path = os.path.join(sys, "devices", "system", "cpu", f"cpu{cpu}", "topology", "thread_siblings_list")
-        siblings = [one for one in parse_ranges(_read(path)) if one in allowed]
+        siblings = [one for one in parse_ranges(read_text(path)) if one in allowed]
         cores.append(Core(cpu, nodes.get(cpu, 0), siblings.index(cpu) if cpu in siblings else 0))
     return cores
 
@@ -78,11 +80,3 @@ def format_ranges(numbers: list[int]) -> str:
         else:
             runs.append([number])
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read()
-    except OSError:
-        return ""

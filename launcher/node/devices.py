@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
+from .kernel_file import read_text
+
 
 def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
     """GPUs a process started here could use: NVIDIA's device files, else AMD's compute nodes; 0 if there are none."""
     nvidia = sum(name.startswith("nvidia") and name[6:].isdigit() for name in _listdir(dev))
     return nvidia or sum(
-        1 for node in _amd_nodes(sys) if _read(os.path.join(node, "gpu_id")).strip() not in ("", "0")
+        1 for node in _amd_nodes(sys) if read_text(os.path.join(node, "gpu_id")).strip() not in ("", "0")
     )
 
 
@@ -23,11 +25,3 @@ def _listdir(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -8,6 +8,7 @@ import os
 
 from ..wire import fast_json
 from ..wire.frames import text_of
+from .kernel_file import read_text
 from .lean_stdlib import deque, signal
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -149,7 +150,7 @@ class MemoryWatch:
             return False, [
                 "who sent SIGKILL cannot be read here; often it is the kernel, when memory ran out: see `dmesg`"
             ]
-        return False, ["the kernel counts no lack of memory here, so somebody sent SIGKILL"]
+        return False, ["the kernel counts no lack of memory here, so a person or a program sent SIGKILL"]
 
     def _num_kills(self) -> int | None:
         return self._groups[0].kills() if self._groups else None
@@ -191,19 +192,19 @@ class MemoryGroup:
         return None
 
     def _text(self, name: str) -> str:
-        return _read(os.path.join(self.folder, name))
+        return read_text(os.path.join(self.folder, name))
 
 
 def memory_groups(proc: str = "/proc") -> list[MemoryGroup]:
     """The memory cgroup of this process, then those above it as far as they can be seen here."""
     paths = {}
-    for line in _read(os.path.join(proc, "self", "cgroup")).splitlines():
+    for line in read_text(os.path.join(proc, "self", "cgroup")).splitlines():
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             paths[name] = path
     is_v1 = "memory" in paths
     own = paths.get("memory" if is_v1 else "")
-    for line in _read(os.path.join(proc, "self", "mountinfo")).splitlines():
+    for line in read_text(os.path.join(proc, "self", "mountinfo")).splitlines():
         before, _, after = line.partition(" - ")
         root, mount = before.split()[3:5]
         kind, _, options = after.split(None, 2)
@@ -253,7 +254,7 @@ def evidence_of(
     is_signaled = os.WIFSIGNALED(status)
     has_core = is_signaled and os.WCOREDUMP(status)
     if has_core:
-        pattern = _read("/proc/sys/kernel/core_pattern").strip()
+        pattern = read_text("/proc/sys/kernel/core_pattern").strip()
         facts = [*facts, f"core dumped (kernel.core_pattern is {pattern!r})"]
     if is_signaled and os.WTERMSIG(status) == signal.SIGBUS:
         facts = [*facts, *_shared_memory()]
@@ -311,12 +312,4 @@ def _shared_memory() -> list[str]:
 
 def _monotonic_of_kernel() -> float:
     """Seconds since boot, as the kernel's log counts them."""
-    return float(_read("/proc/uptime").split()[0] or 0) if _read("/proc/uptime") else 0.0
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb", 0) as file:
-            return text_of(file.read())
-    except OSError:
-        return ""
+    return float(read_text("/proc/uptime").split()[0] or 0) if read_text("/proc/uptime") else 0.0

@@ -21,7 +21,7 @@ from ..wire.mux import MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, Kind, Parcel, Unpack
 from .process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 
 ALIVE_EVERY_S = 1.0
-REAP_EVERY_S = 0.01  # while somebody has closed its output but is not gone yet
+REAP_EVERY_S = 0.01  # while a process has closed its output but is not gone yet
 MAX_SILENCE_S = 10.0  # of the launcher, when there is no child (any more)
 ERROR_TEXT_BYTES = 4096
 
@@ -56,7 +56,7 @@ class Child:
                 pipe.close()
 
 
-class Relay:
+class GatewayRelay:
     """Serves one launcher over stdin and stdout."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ def main() -> None:
         os.setsid()
     become_subreaper()  # an ssh may have started others, as for a ProxyCommand
     try:
-        Relay().run()
+        GatewayRelay().run()
     finally:
         while kill_descendants(os.getpid()) or descendants(os.getpid()):
             reap()

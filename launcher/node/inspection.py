@@ -9,6 +9,7 @@ import time
 from ..wire import fast_json
 from ..wire.frames import Facts, bytes_of, text_of
 from .devices import count_accelerators
+from .kernel_file import read_text
 from .lean_stdlib import suppress
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -44,7 +45,7 @@ def _system(given: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "hostname": os.uname().nodename,
-        "boot_id": _read("/proc/sys/kernel/random/boot_id").strip(),
+        "boot_id": read_text("/proc/sys/kernel/random/boot_id").strip(),
         "kernel": os.uname().release,
         "machine": os.uname().machine,
         "num_cpus": len(os.sched_getaffinity(0)),
@@ -56,7 +57,7 @@ def _system(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory() -> dict[str, Any]:
-    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
+    lines = (line.split() for line in read_text("/proc/meminfo").splitlines())
     kib = {words[0]: int(words[1]) for words in lines if len(words) > 1}
     return {"memory_bytes": kib["MemTotal:"] << 10, "memory_free_bytes": kib["MemAvailable:"] << 10}
 
@@ -146,7 +147,7 @@ def _gpu(given: dict[str, Any]) -> dict[str, Any]:
     if not driver:
         import re
 
-        match = re.search(_DRIVER_VERSION, _read("/proc/driver/nvidia/version"))
+        match = re.search(_DRIVER_VERSION, read_text("/proc/driver/nvidia/version"))
         driver = match.group(1) if match else ""
     return {"driver": driver, "names": names, "num": count_accelerators()}
 
@@ -155,23 +156,15 @@ def _port_owner(given: dict[str, Any]) -> dict[str, Any]:
     """The program that listens on a port, if it may be known."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in _read(table).splitlines()[1:]:
+        for line in read_text(table).splitlines()[1:]:
             words = line.split()
             if words[3] == _TCP_LISTEN and int(words[1].rpartition(":")[2], 16) == given["port"]:
                 inodes.add(f"socket:[{words[9]}]")
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             if any(os.readlink(f"/proc/{pid}/fd/{fd}") in inodes for fd in os.listdir(f"/proc/{pid}/fd")):
-                return {"owner": f"{_read(f'/proc/{pid}/comm').strip()} (process {pid})"}
+                return {"owner": f"{read_text(f'/proc/{pid}/comm').strip()} (process {pid})"}
     return {"owner": ""}
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 QUESTIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -37,7 +37,7 @@ def main() -> None:
         finally:
             folder.remove()
             with suppress(OSError):
-                os.kill(keeper, signal.SIGCONT)  # in case somebody stopped it
+                os.kill(keeper, signal.SIGCONT)  # in case it was stopped
             os._exit(status)
     _keep(child, folder)
 
@@ -64,7 +64,7 @@ def _keep(child: int, folder: PrivateFolder) -> None:
                 raise
             continue
         if os.WIFSTOPPED(ended_with):
-            # Nobody stops an agent on purpose, and a stopped one would not notice that its launcher is gone.
+            # No user stops an agent on purpose, and a stopped one would not notice that its launcher is gone.
             if pid == child:
                 os.kill(child, signal.SIGCONT)
         elif pid == child:

@@ -10,12 +10,12 @@ import sys
 from .lean_stdlib import suppress
 
 MAX_OPEN = 4096  # connections that are held; more come from strangers only
-MAX_WAITING = 1024  # connections that nobody has accepted yet
+MAX_WAITING = 1024  # connections that are not accepted yet
 # struct linger, on for 0 s: so that no connection lingers on the port that rank 0 will take
 _CLOSE_WITH_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
 
 
-class Listener:
+class PortListener:
     """Answers every connection to a port, on all addresses of this host, with the token."""
 
     def __init__(self, port: int, token: str) -> None:
@@ -29,7 +29,7 @@ class Listener:
         return self._server.fileno()
 
     def accept(self) -> None:
-        """Answer whoever connected. They close the connection, or we do at the end."""
+        """Answer each connection. The other side closes it, or we do at the end."""
         with suppress(OSError):
             connection = _socket.socket(fileno=self._server._accept()[0])  # type: ignore[attr-defined] # stubs
             connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _CLOSE_WITH_RESET)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..wire.frames import Frame, Listen, Listening
 from .lean_stdlib import Selector
-from .listener import Listener, why_not_listening
+from .listener import PortListener, why_not_listening
 from .own_addresses import own_addresses
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -18,7 +18,7 @@ class OpenPort:
     def __init__(self, selector: Selector, send: Callable[[Frame], None]) -> None:
         self._selector = selector
         self._send = send
-        self._listener: Listener | None = None
+        self._listener: PortListener | None = None
         self._asked: Listen | None = None  # for the job's port, which was not chosen then
 
     def open(self, asked: Listen, *, job_port: int | None) -> None:
@@ -28,7 +28,7 @@ class OpenPort:
             return
         port = asked.port or job_port or 0
         try:
-            listener = Listener(port, asked.token)
+            listener = PortListener(port, asked.token)
         except OSError as error:
             self._send(Listening(port, [], why_not_listening(port, error)))
             return

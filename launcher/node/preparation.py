@@ -7,11 +7,13 @@ import errno
 import os
 
 from ..wire.frames import bytes_of, text_of
+from .kernel_file import read_text
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+
+    from ..wire.job import NodeJob
 
 VENV_TIMEOUT_S = 60.0
 MAX_CLAIMS = 100
@@ -34,28 +36,28 @@ class Prepared:
     """What every worker on this host shares: environment, interpreter, and what a person should know."""
 
     def __init__(
-        self, job: dict[str, Any], *, num_devices: int, says: Callable[[str], object] = lambda step: None
+        self, job: NodeJob, *, num_devices: int, says: Callable[[str], object] = lambda step: None
     ) -> None:
         """`says` is told each step before it begins: a file system that hangs may keep it for ever."""
         self.notes: list[str] = []
         self.env = _inherited_environment()
-        says(f"entering the folder {job['cwd']}")
-        _enter_folder(self._in_home(job["cwd"]))
-        self.python = job["python"] and self._in_home(job["python"])
-        if job["venv_script"]:
-            says(f"sourcing --venv_script={job['venv_script']}")
-            self._enter_venv(job["venv_script"], keeps_python=job["keeps_python"])
-        says(f"looking for {' and '.join(filter(None, (self.python, job['script']))) or 'nothing'}")
-        _check_program(self.python, job["script"])
+        says(f"entering the folder {job.cwd}")
+        _enter_folder(self._in_home(job.cwd))
+        self.python = job.python and self._in_home(job.python)
+        if job.venv_script:
+            says(f"sourcing --venv_script={job.venv_script}")
+            self._enter_venv(job.venv_script, keeps_python=job.keeps_python)
+        says(f"looking for {' and '.join(filter(None, (self.python, job.script))) or 'nothing'}")
+        _check_program(self.python, job.script)
         says("reading what this host has: cores, devices, ports")
-        apply_environment(self.env, job["environment"])
-        self.cores: list[list[int]] = []  # by local rank; empty if nobody is bound
-        if job.get("bind_cores") is not None:
-            self._bind(job["bind_cores"], num_ranks=len(job["devices"]))
-        self._choose_devices(job["devices"], num_devices)
+        apply_environment(self.env, job.environment)
+        self.cores: list[list[int]] = []  # by local rank; empty if no rank is bound
+        if job.bind_cores is not None:
+            self._bind(job.bind_cores, num_ranks=len(job.devices))
+        self._choose_devices(job.devices, num_devices)
         self._port_claim: PortClaim | None = None
-        if job["master_port"] is not None:
-            self._choose_port(job["master_port"], is_fixed=job["is_port_fixed"])
+        if job.master_port is not None:
+            self._choose_port(job.master_port, is_fixed=job.is_port_fixed)
 
     def _in_home(self, path: str) -> str:
         """`~/` in front of a path of the hostfile is the home on this host."""
@@ -142,9 +144,9 @@ class Prepared:
         return self._port_claim.port if self._port_claim else 0
 
 
-def apply_environment(env: dict[bytes, bytes], entries: list[tuple[str, list[str]]]) -> None:
-    """Set each variable in order. A value alternates between literal text and the name of a variable to put in."""
-    for name, parts in entries:
+def apply_environment(env: dict[bytes, bytes], entries: list[list[str]]) -> None:
+    """Set each variable in order: its name, then by turns literal text and the name of a variable to put in."""
+    for name, *parts in entries:
         pieces = [
             env.get(bytes_of(part), b"") if place % 2 else bytes_of(part) for place, part in enumerate(parts)
         ]
@@ -235,9 +237,9 @@ def _path_of(script: bytes, env: dict[bytes, bytes]) -> bytes:
 
 
 class PortClaim:
-    """A port that nobody listens on and that no other job on this host was promised, for as long as this object lives.
+    """A port without a listener that no other job on this host was promised, for as long as this object lives.
 
-    Rank 0 listens only seconds later, when it has imported torch. Until then other agents here, whoever's they are, see
+    Rank 0 listens only seconds later, when it has imported torch. Until then other agents here, of any user, see
     the claim: a name in the abstract socket namespace, which vanishes with the process.
     """
 
@@ -279,8 +281,5 @@ def _claim_any() -> PortClaim:
 
 
 def _port_range() -> str:
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-            return " to ".join(file.read().split())
-    except OSError:
-        return "which cannot be read here"
+    words = read_text("/proc/sys/net/ipv4/ip_local_port_range").split()
+    return " to ".join(words) or "which cannot be read here"

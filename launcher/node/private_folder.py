@@ -38,7 +38,7 @@ class PrivateFolder:
         return path
 
     def add_outside(self, path: str) -> None:
-        """A file of ours elsewhere that is to be removed together with the folder, by whoever does that."""
+        """A file of ours elsewhere that is to be removed together with the folder, by the process that does that."""
         self._note(b"%d %d %s" % (*_identity_of(path), os.fsencode(path)))
 
     def remove(self) -> None:

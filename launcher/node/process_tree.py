@@ -1,6 +1,6 @@
 """The processes below this one: adopting them, finding them, ending them. Sent to the nodes: standard library only.
 
-Nobody escapes. A process that calls PR_SET_CHILD_SUBREAPER becomes the parent of every descendant whose own parent
+No process escapes. A process that calls PR_SET_CHILD_SUBREAPER becomes the parent of every descendant whose own parent
 died, however often it forked and whatever session it made for itself. So the tree below the agent is exactly the
 job, and walking parent links in /proc finds all of it.
 """
@@ -68,7 +68,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _has_children() -> bool:
-    """Whether this process has any child, zombies included. Who has none has nobody below it either."""
+    """Whether this process has any child, zombies included. A process without children has no other processes below it either."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,7 +1,7 @@
 """Who can connect to whom, tried instead of guessed. Sent to the nodes: standard library only.
 
 One host listens and answers every connection with a token (listener.py); the others try its addresses. The token tells
-the host that was meant from whoever else answers: an address such as Docker's 172.17.0.1 is on every host, and each
+the host that was meant from another that answers: an address such as Docker's 172.17.0.1 is on every host, and each
 reaches itself.
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 
+from .kernel_file import read_text
 from .lean_stdlib import suppress
 from .plain_file import open_plain, read_plain
 from .preparation import find_program
@@ -105,31 +106,18 @@ class StackDump:
 
 def state_of(pid: int) -> str:
     """What the kernel says the process does, in a word."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            letter = file.read().rpartition(b") ")[2][:1].decode()
-    except OSError:
-        return "ended"
-    return _STATES.get(letter, "ended")
+    return _STATES.get(read_text(f"/proc/{pid}/stat").rpartition(") ")[2][:1], "ended")
 
 
 def waits_in(pid: int) -> str:
     """Where in the kernel it sleeps, as a clause; empty if it does not or that may not be read."""
-    try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
-            name = file.read().strip()
-    except OSError:
-        return ""
+    name = read_text(f"/proc/{pid}/wchan").strip()
     return f" in {name}" if name not in ("", "0") else ""
 
 
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler for the signal."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    except OSError:
-        pass
+    for line in read_text(f"/proc/{pid}/status").splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False

@@ -12,8 +12,7 @@ from .worker import Worker, spawn
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
-    from typing import Any
-
+    from ..wire.job import NodeJob, RankJob
     from .milestones import MilestonePipe
     from .preload import Preloader
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 class Starter:
     """What the job's workers here have in common, made before the job starts."""
 
-    def __init__(self, job: dict[str, Any], prepared: Prepared, folder: PrivateFolder) -> None:
+    def __init__(self, job: NodeJob, prepared: Prepared, folder: PrivateFolder) -> None:
         """Imports what is to be preloaded, so it may take a while.
 
         Errors: Unprepared
@@ -30,33 +29,33 @@ class Starter:
         self._prepared = prepared
         self._folder = folder
         self.notes: list[str] = []  # what a person should know
-        self._pipe = folder.file("timings") if job.get("has_timings") else None
+        self._pipe = folder.file("timings") if job.has_timings else None
         self.milestones = self._listen_to_milestones()
-        self._preloader = self._preload(job["preload"]) if job.get("preload") else None
-        self._stdin = _stdin_of_launcher() if job.get("stdin_rank") is not None else None
+        self._preloader = self._preload(job.preload) if job.preload else None
+        self._stdin = _stdin_of_launcher() if job.stdin_rank is not None else None
         self._hook = None
-        if job.get("has_stacks") or (self.milestones is not None and self._preloader is None):
+        if job.has_stacks or (self.milestones is not None and self._preloader is None):
             self._hook = folder.file("hook")
         if self._hook is not None:
             from .worker_hook import install_hook
 
             install_hook(self._hook)
 
-    def start(self, plan: dict[str, Any]) -> Worker:
-        """One rank, as launcher/job/plan.py, `job_of` describes it."""
-        env = {**self._prepared.env, **{bytes_of(name): bytes_of(value) for name, value in plan["env"]}}
-        error_file = self._folder.file(f"error-{plan['rank']}.json")
-        if error_file is not None and not self._job.get("is_verbatim", False):
+    def start(self, rank: RankJob) -> Worker:
+        """One rank."""
+        env = {**self._prepared.env, **{bytes_of(name): bytes_of(value) for name, value in rank.env}}
+        error_file = self._folder.file(f"error-{rank.rank}.json")
+        if error_file is not None and not self._job.is_verbatim:
             env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
         stacks_file = None
-        if self._job.get("has_stacks") and self._hook is not None:
+        if self._job.has_stacks and self._hook is not None:
             from .worker_hook import ask_for
 
-            stacks_file = self._folder.file(f"stacks-{plan['rank']}")
+            stacks_file = self._folder.file(f"stacks-{rank.rank}")
             ask_for(env, stacks_file=stacks_file)
-        has_stdin = plan["rank"] == self._job.get("stdin_rank") and self._stdin is not None
-        worker = (None if has_stdin else self._fork(plan, env)) or self._execute(
-            plan, env, stdin=self._stdin if has_stdin else None
+        has_stdin = rank.rank == self._job.stdin_rank and self._stdin is not None
+        worker = (None if has_stdin else self._fork(rank, env)) or self._execute(
+            rank, env, stdin=self._stdin if has_stdin else None
         )
         worker.is_prompting = has_stdin and os.isatty(self._stdin or 0)
         worker.error_file, worker.stacks_file = error_file, stacks_file
@@ -85,8 +84,8 @@ class Starter:
                 modules,
                 python=self._prepared.python or "",
                 env=self._prepared.env,
-                script=self._job["script"],
-                module=self._job["module"],
+                script=self._job.script,
+                module=self._job.module,
                 timings_pipe=self._pipe,
             )
         except Unpreloaded as error:
@@ -97,7 +96,7 @@ class Starter:
             return None
         return preloader
 
-    def _fork(self, plan: dict[str, Any], env: dict[bytes, bytes]) -> Worker | None:
+    def _fork(self, rank: RankJob, env: dict[bytes, bytes]) -> Worker | None:
         """From the preloader; None if there is none, or it has died."""
         if self._preloader is None:
             return None
@@ -105,9 +104,9 @@ class Starter:
 
         try:
             return self._preloader.spawn(
-                rank=plan["rank"],
-                argv=self._argv(plan),
-                num_arguments=len(plan["arguments"]) - self._job["num_head"] + 1,
+                rank=rank.rank,
+                argv=self._argv(rank),
+                num_arguments=len(rank.arguments) - self._job.num_head + 1,
                 env=env,
                 cores=self._cores(env),
             )
@@ -115,24 +114,24 @@ class Starter:
             self._preloader = None
             return None
 
-    def _execute(self, plan: dict[str, Any], env: dict[bytes, bytes], *, stdin: int | None) -> Worker:
+    def _execute(self, rank: RankJob, env: dict[bytes, bytes], *, stdin: int | None) -> Worker:
         if self._hook is not None:
             from .worker_hook import add_hook, ask_for
 
             add_hook(env, folder=self._hook)
             ask_for(env, timings_pipe=self._pipe)
         return spawn(
-            rank=plan["rank"],
-            argv=self._argv(plan),
+            rank=rank.rank,
+            argv=self._argv(rank),
             env=env,
-            is_verbatim=self._job.get("is_verbatim", False),
+            is_verbatim=self._job.is_verbatim,
             cores=self._cores(env),
             stdin=stdin,
         )
 
-    def _argv(self, plan: dict[str, Any]) -> list[bytes]:
+    def _argv(self, rank: RankJob) -> list[bytes]:
         program = [] if self._prepared.python is None else [self._prepared.python]
-        return [bytes_of(one) for one in program + plan["arguments"]]
+        return [bytes_of(one) for one in program + rank.arguments]
 
     def _cores(self, env: dict[bytes, bytes]) -> list[int] | None:
         return self._prepared.cores[int(env[b"LOCAL_RANK"])] if self._prepared.cores else None

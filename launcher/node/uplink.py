@@ -6,7 +6,7 @@ import os
 import time
 
 from ..wire.frames import MAGIC, Decoder, Frame, Problem, ProtocolError, encode
-from .lean_stdlib import Selector
+from .lean_stdlib import Selector, suppress
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Uplink:
     """Frames both ways, none of which is waited for, until the launcher hangs up or is silent for too long.
 
     `obey(frame)` is called for each frame that arrives. `pause(is_paused)` says whether the launcher is behind; it may
-    be told the same twice. `end()` is called when nobody listens any more, and again whenever that shows.
+    be told the same twice. `end()` is called when the launcher listens no more, and again whenever that shows.
     """
 
     def __init__(
@@ -63,8 +63,16 @@ class Uplink:
             self._flush()
 
     def check_silence(self, now: float) -> None:
-        """A launcher that said nothing for too long is gone."""
-        if now - self._heard_at > max(self.heartbeat_s, self.hold_s):
+        """A launcher that said nothing for too long is gone. If it can still hear us, it is told why we go."""
+        silent_s = now - self._heard_at
+        if silent_s > max(self.heartbeat_s, self.hold_s):
+            if self.is_connected:
+                with suppress(OSError):
+                    os.write(
+                        2,
+                        b"it heard nothing of the launcher for %d s, as if no packet came through\n"
+                        % silent_s,
+                    )
             self._hang_up()
 
     def _flush(self) -> None:
@@ -108,7 +116,7 @@ class Uplink:
             self._end()
 
     def _hang_up(self) -> None:
-        """The launcher is gone: nobody reads what we write."""
+        """The launcher is gone: what we write is not read."""
         if self.is_connected:
             self.is_connected = False
             for fd in (self._in, self._out):

@@ -52,7 +52,7 @@ def _watch_collectives(path):
                 os.write(fd, f"{os.environ.get('RANK', '')} {at!r} {phase}\\n".encode())
                 os.close(fd)
             except OSError:
-                pass  # nobody listens any more
+                pass  # the listener is gone
     def timed(function, phase):
         @functools.wraps(function)
         def call(*args, **kwargs):

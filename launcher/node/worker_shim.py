@@ -11,8 +11,7 @@ travels there, as ASCII text:
     DSLAUNCH_END                nothing; mpiexec of MPICH 4.0 forgets the last name of its list on other hosts
 
 The process reads them, finds its rank in what MPI or Slurm says, and becomes the worker by exec(): exit codes and
-signals are the worker's own. The variables are gone then. The form of the job is defined by
-launcher/external/external_job.py, `job_text`.
+signals are the worker's own. The variables are gone then.
 
 [Note: Hydra and failures]
 mpiexec of MPICH and its kin (Hydra) lets the others run on when a process fails that never called MPI_Init, and ends
@@ -31,52 +30,29 @@ import socket
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..wire.frames import bytes_of
+from ..wire.job import WrongForm, read_job, read_record
+from .address import is_address
 from .devices import count_accelerators
 from .preparation import Prepared, Unprepared
 from .process_tree import die_with_parent
 
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ..wire.fast_tuple import Record as NamedTuple
+
 SHIM_VARIABLE = "DSLAUNCH_SHIM"
 JOB_VARIABLE = "DSLAUNCH_JOB_"
 END_VARIABLE = "DSLAUNCH_END"
+LOOK_EVERY_S = 1.0  # whether what started this process is still there
 
-_HYDRA = {
-    "rank": ("PMI_RANK", "PMIX_RANK"),
-    "size": ("PMI_SIZE",),
-    "local_rank": ("PALS_LOCAL_RANKID", "MPI_LOCALRANKID"),
-    "local_size": ("PALS_LOCAL_SIZE", "MPI_LOCALNRANKS"),
-}
-# How each launcher tells a process who it is: the first of these that is set. One launcher's variables mean nothing
-# to another: inside a Slurm job, mpirun's processes have SLURM_PROCID too, and it is 0 for all of them.
-_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
-    "openmpi": {
-        "rank": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
-        "size": ("OMPI_COMM_WORLD_SIZE",),
-        "local_rank": ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        "local_size": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    },
-    "mpich": _HYDRA,
-    "impi": _HYDRA,
-    "mvapich": {
-        "rank": ("MV2_COMM_WORLD_RANK", *_HYDRA["rank"]),
-        "size": ("MV2_COMM_WORLD_SIZE", *_HYDRA["size"]),
-        "local_rank": ("MV2_COMM_WORLD_LOCAL_RANK", *_HYDRA["local_rank"]),
-        "local_size": ("MV2_COMM_WORLD_LOCAL_SIZE", *_HYDRA["local_size"]),
-    },
-    "slurm": {
-        "rank": ("SLURM_PROCID",),
-        "size": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        "local_rank": ("SLURM_LOCALID",),
-        "local_size": (),
-    },
-}
-_HYDRA_LAUNCHERS = ("mpich", "impi", "mvapich")
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Identity(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """What the launcher says of this process; None is what it does not say."""
 
     rank: int
@@ -85,64 +61,86 @@ class Identity(NamedTuple):
     local_size: int | None
 
 
+class HostJob(NamedTuple):
+    """One host of an ExternalJob."""
+
+    name: str
+    first_rank: int
+    commands: list[int]  # of each of its ranks: which of the job's commands it runs
+    own: dict[str, Any]  # what other hosts have otherwise of a NodeJob; without the arguments of ranks
+
+
+class ExternalJob(NamedTuple):
+    """A job as each of its processes gets it. What hosts and ranks have in common is there once."""
+
+    launcher: str
+    says_who: list[
+        list[str]
+    ]  # for each field of ProcessIdentity: the variables that say it, the first that is set
+    must_be_told: bool  # of a worker that failed
+    gives_devices: bool  # to each process, some of the host's
+    master: list[list[str]]  # MASTER_ADDR and MASTER_PORT
+    commands: list[list[str]]  # what follows the interpreter
+    common: dict[str, Any]  # the fields of NodeJob that are the same on all hosts
+    hosts: list[HostJob]
+
+
 class Misplaced(Exception):
-    """This process is not where the plan has it, or nobody says which one it is."""
+    """This process is not where the plan has it, or no variable says which one it is."""
 
 
-def identify(launcher: str, environ: Mapping[str, str]) -> Identity:
-    """Who this process is.
+def identify(job: ExternalJob, environ: Mapping[str, str]) -> ProcessIdentity:
+    """Who this process is. One launcher's variables mean nothing to another: inside a Slurm job, mpirun's processes
+    have SLURM_PROCID too, and it is 0 for all of them.
 
     Errors: Misplaced if the launcher does not say its rank.
     """
-    names = _VARIABLES[launcher]
-    found = {
-        what: next((int(environ[one]) for one in those if environ.get(one, "").isdigit()), None)
-        for what, those in names.items()
-    }
-    rank = found.pop("rank")
+    rank, *others = (
+        next((int(environ[one]) for one in names if environ.get(one, "").isdigit()), None)
+        for names in job.says_who
+    )
     if rank is None:
         raise Misplaced(
-            f"--launcher={launcher} starts processes with {' or '.join(names['rank'])}, and there is none here; "
+            f"--launcher={job.launcher} starts processes with {' or '.join(job.says_who[0])}, and there is none here; "
             "another MPI may have started this process"
         )
-    return Identity(rank=rank, **found)
+    return ProcessIdentity(rank, *others)
 
 
 def check_place(
-    identity: Identity, job: dict[str, Any], node: dict[str, Any], *, is_host: Callable[[str], bool | None]
+    identity: ProcessIdentity, job: ExternalJob, node: HostJob, *, is_host: Callable[[str], bool | None]
 ) -> None:
     """Is this process where the plan has its rank? `is_host` says whether this host has a name; None: it cannot tell.
 
     Errors: Misplaced, with both sides.
     """
-    ranks = [one["rank"] for one in node["ranks"]]
-    world_size = sum(len(one["ranks"]) for one in job["nodes"])
+    world_size = sum(len(one.commands) for one in job.hosts)
     compared = (
         ("world size", world_size, identity.size),
-        ("place on its host", identity.rank - ranks[0], identity.local_rank),
-        ("number of ranks on its host", len(ranks), identity.local_size),
+        ("place on its host", identity.rank - node.first_rank, identity.local_rank),
+        ("number of ranks on its host", len(node.commands), identity.local_size),
     )
     for what, expected, found in compared:
         if found is not None and found != expected:
             raise Misplaced(
-                f"rank {identity.rank} has {what} {found}, but the plan for {node['name']} says {expected}; "
+                f"rank {identity.rank} has {what} {found}, but the plan for {node.name} says {expected}; "
                 "leave options that place processes out of --launcher_args"
             )
-    if is_host(node["name"]) is not False:
+    if is_host(node.name) is not False:
         return
-    others = [one["name"] for one in job["nodes"] if one is not node]
+    others = [one.name for one in job.hosts if one is not node]
     where = next(
-        (name for name in others if _is_own_name(name) or (_is_address(name) and is_host(name))), None
+        (name for name in others if _is_own_name(name) or (is_address(name) and is_host(name))), None
     )
     if where is not None:
         raise Misplaced(
-            f"rank {identity.rank} was started on {where}, but the plan has it on {node['name']}; write the hosts "
+            f"rank {identity.rank} was started on {where}, but the plan has it on {node.name}; write the hosts "
             "into the hostfile in the order in which they are used, and no placement into --launcher_args"
         )
 
 
 def is_this_host(name: str) -> bool | None:
-    """Whether `name` is this host's; None if nobody here knows the name."""
+    """Whether `name` is this host's; None if no lookup here knows the name."""
     if _is_own_name(name):
         return True
     try:
@@ -161,15 +159,11 @@ def is_this_host(name: str) -> bool | None:
 
 def _is_own_name(name: str) -> bool:
     own, other = socket.gethostname().lower(), name.lower()
-    if _is_address(other):
+    if is_address(other):
         return False
     return own == other or (
         own.partition(".")[0] == other.partition(".")[0] and not ("." in own and "." in other)
     )
-
-
-def _is_address(name: str) -> bool:
-    return ":" in name or name.replace(".", "").isdigit()
 
 
 def given_devices(devices: list[str], environ: Mapping[str, str]) -> list[str]:
@@ -192,36 +186,34 @@ def given_devices(devices: list[str], environ: Mapping[str, str]) -> list[str]:
     return [allocated[int(one)] for one in devices]
 
 
-def become_worker(job: dict[str, Any], environ: Mapping[str, str]) -> None:
+def become_worker(job: ExternalJob, environ: Mapping[str, str]) -> None:
     """Turn this process into its rank's worker; returns only by an exception.
 
     Errors: Misplaced, Unprepared; OSError if the program cannot be executed.
     """
-    identity = identify(job["launcher"], environ)
-    node = next(
-        (one for one in job["nodes"] if any(rank["rank"] == identity.rank for rank in one["ranks"])), None
-    )
+    identity = identify(job, environ)
+    node = next((one for one in job.hosts if 0 <= identity.rank - one.first_rank < len(one.commands)), None)
     if node is None:
         raise Misplaced(f"rank {identity.rank} is not in the plan; was -n among --launcher_args?")
     check_place(identity, job, node, is_host=is_this_host)
-    rank = next(one for one in node["ranks"] if one["rank"] == identity.rank)
-    node_job = {**job["common"], **node, "master_port": None}
+    node_job = read_job({**job.common, **node.own})._replace(master_port=None)
+    place = identity.rank - node.first_rank
     num_devices = count_accelerators()
-    if job["launcher"] == "slurm" and num_devices:
-        node_job["devices"] = given_devices(node_job["devices"], environ)
+    if job.gives_devices and num_devices:
+        node_job = node_job._replace(devices=given_devices(node_job.devices, environ))
         # Their numbers are Slurm's now: not of this host's devices, and maybe no numbers at all.
-        num_devices = max([num_devices, *(int(one) + 1 for one in node_job["devices"] if one.isdigit())])
+        num_devices = max([num_devices, *(int(one) + 1 for one in node_job.devices if one.isdigit())])
     prepared = Prepared(node_job, num_devices=num_devices)
     if identity.rank == 0:
         for note in prepared.notes:
-            print(f"dslaunch: {node['name']}: {note}", file=sys.stderr, flush=True)
+            print(f"dslaunch: {node.name}: {note}", file=sys.stderr, flush=True)
     env = {name: value for name, value in prepared.env.items() if not _is_ours(name)}
-    for name, value in (*job["master"], *rank["env"]):
+    for name, value in job.master + node_job.ranks[place].env:
         env[bytes_of(name)] = bytes_of(value)
     program = [] if prepared.python is None else [prepared.python]
-    argv = [bytes_of(one) for one in program + job["commands"][rank["arguments"]]]
+    argv = [bytes_of(one) for one in program + job.commands[node.commands[place]]]
     pmi = environ.get("PMI_FD", "")
-    if job["launcher"] in _HYDRA_LAUNCHERS and pmi.isdigit():
+    if job.must_be_told and pmi.isdigit():
         _stay_above(argv, env, pmi_fd=int(pmi))
     _exec(argv, env)
 
@@ -251,7 +243,7 @@ def _stay_above(argv: list[bytes], env: dict[bytes, bytes], *, pmi_fd: int) -> N
 
     for passed in _PASSED_ON:
         signal.signal(passed, pass_on)
-    _, status = os.waitpid(worker, 0)
+    status = _wait_for(worker)
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     if code != 0:
         with contextlib.suppress(OSError):
@@ -259,18 +251,31 @@ def _stay_above(argv: list[bytes], env: dict[bytes, bytes], *, pmi_fd: int) -> N
     os._exit(code)
 
 
-def read_job(environ: Mapping[str, str]) -> dict[str, Any]:
+def _wait_for(worker: int) -> int:
+    """Its status when it ends. If what started this process is gone, nothing else would end the worker: it is killed then."""
+    starter = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    while True:
+        pid, status = os.waitpid(worker, os.WNOHANG)
+        if pid:
+            return status
+        if os.getppid() != starter:
+            os.kill(worker, signal.SIGKILL)
+        signal.sigtimedwait([signal.SIGCHLD], LOOK_EVERY_S)
+
+
+def read_external(environ: Mapping[str, str]) -> ExternalJob:
     """The job from its variables.
 
-    Errors: Misplaced if they did not all arrive.
+    Errors: Misplaced if they did not all arrive; WrongForm.
     """
     num_pieces, _, first = environ.get(f"{JOB_VARIABLE}0", "").partition(":")
     rest = [environ.get(f"{JOB_VARIABLE}{number}") for number in range(1, int(num_pieces or 0))]
     if not first or None in rest:
         raise Misplaced("the job did not arrive here whole: variables named DSLAUNCH_... got lost on the way")
     text = first + "".join(one for one in rest if one is not None)
-    job: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
-    return job
+    given = json.loads(zlib.decompress(base64.b64decode(text)))
+    return read_record(ExternalJob, given, "the job", hosts=HostJob)
 
 
 def _is_ours(name: bytes) -> bool:
@@ -284,8 +289,8 @@ def main() -> None:
     """Be a worker, or say why not."""
     code = 3
     try:
-        become_worker(read_job(os.environ), os.environ)
-    except Misplaced as error:
+        become_worker(read_external(os.environ), os.environ)
+    except (Misplaced, WrongForm) as error:
         message = str(error)
     except Unprepared as error:
         message, code = str(error), error.exit_code

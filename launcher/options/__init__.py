@@ -30,7 +30,6 @@ class Options(NamedTuple):
     num_gpus: int = -1
     master_addr: str | None = None
     master_port: int | None = None
-    launcher: str = "ssh"
     ssh: SshOptions = SshOptions()
     venv_script: str | None = None
     is_module: bool = False
@@ -54,10 +53,10 @@ class Options(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-_PARTS = (logs, restart, rendezvous, binding, process, drop_in, backend, start, tree)
-PART_OPTIONS: tuple[click.Option, ...] = tuple(option for part in _PARTS for option in part.OPTIONS)
+_SUBJECTS = (logs, restart, rendezvous, binding, process, drop_in, backend, start, tree)
+SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 
 
-def read_parts(given: dict[str, Any]) -> dict[str, Any]:
+def read_subjects(given: dict[str, Any]) -> dict[str, Any]:
     """The options that have a file of their own, as fields of Options."""
-    return {part.__name__.rpartition(".")[2]: part.read(given) for part in _PARTS}
+    return {subject.__name__.rpartition(".")[2]: subject.read(given) for subject in _SUBJECTS}

@@ -1,4 +1,4 @@
-"""How MPI, Slurm and pdsh are driven, where one of them starts the processes."""
+"""Who starts the processes, and how MPI, Slurm and pdsh are driven where it is one of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,44 @@ from typing import Any, NamedTuple
 import click
 
 
-class BackendOptions(NamedTuple):
-    """How MPI, Slurm and pdsh are driven, where one of them starts the processes."""
+class Launcher(NamedTuple):
+    """What --launcher may be. `program` runs on this machine and takes --launcher_args; empty if there is none."""
 
-    launcher_args: tuple[str, ...] = ()  # words for pdsh, mpirun or srun, as a shell would split them
+    name: str
+    program: str = ""
+    starts_itself: bool = (
+        False  # and watches the processes; how is said in launcher/external/runner.py, EXTERNAL
+    )
+    is_local: bool = False  # it knows this machine only
+
+
+SSH = Launcher("ssh")
+PDSH = Launcher("pdsh", program="pdsh")
+_ROWS = (
+    SSH,
+    Launcher("local", is_local=True),
+    PDSH,
+    Launcher("openmpi", program="mpirun", starts_itself=True),
+    Launcher("mpich", program="mpirun", starts_itself=True),
+    Launcher("impi", program="mpirun", starts_itself=True),
+    Launcher("mvapich", program="mpirun", starts_itself=True),
+    Launcher("slurm", program="srun", starts_itself=True),
+)
+LAUNCHERS = {one.name: one for one in _ROWS}
+
+
+class BackendOptions(NamedTuple):
+    """Who starts the processes, and what it is told."""
+
+    launcher: Launcher = SSH
+    launcher_args: tuple[str, ...] = ()  # words for its program, as a shell would split them
+
+
+def _launcher(context: click.Context, parameter: click.Parameter, value: str) -> Launcher:
+    launcher = LAUNCHERS.get(value.lower())
+    if launcher is None:
+        raise click.BadParameter(f"{value!r} is not a launcher; choose {', '.join(LAUNCHERS)}")
+    return launcher
 
 
 def _split(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -23,17 +57,37 @@ def _split(context: click.Context, parameter: click.Parameter, value: str) -> tu
         ) from None
 
 
+def _either(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+_NAMES = [one.name + " (on this machine only)" * one.is_local for one in _ROWS]
+_PROGRAMS = [*dict.fromkeys(one.program for one in _ROWS if one.program)]
+
 OPTIONS: tuple[click.Option, ...] = (
+    click.Option(
+        ["--launcher"],
+        default=SSH.name,
+        callback=_launcher,
+        metavar="NAME",
+        help=f"Who starts the processes: {_either(_NAMES)}.  [default: {SSH.name}]",
+    ),
     click.Option(
         ["--launcher_args"],
         default="",
         callback=_split,
         metavar="WORDS",
-        help="Options for pdsh, mpirun or srun, in one word: --launcher_args='--mca btl tcp,self'.",
+        help=f"Options for {_either(_PROGRAMS)}, in one word: --launcher_args='--mca btl tcp,self'.",
     ),
 )
 
 
 def read(given: dict[str, Any]) -> BackendOptions:
     """The options of this file from all that were given, by parameter name."""
-    return BackendOptions(launcher_args=given["launcher_args"])
+    launcher, words = given["launcher"], given["launcher_args"]
+    if words and not launcher.program:
+        raise click.UsageError(
+            f"--launcher_args has no effect with --launcher={launcher.name}, which runs no other program; leave it out, "
+            "or see --ssh_port and the other options for ssh"
+        )
+    return BackendOptions(launcher=launcher, launcher_args=words)

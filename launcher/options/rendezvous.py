@@ -1,4 +1,4 @@
-"""The mode without SSH, in which the same command is started on every node by somebody else."""
+"""The mode without SSH, in which the same command is started on every node by another program or by hand."""
 
 from __future__ import annotations
 

@@ -8,11 +8,13 @@ import click
 
 from .seconds import seconds
 
+CONNECT_WINDOW = 64  # connections being made at the same time
+
 
 class StartOptions(NamedTuple):
-    """`window` counts the connections that are being made at the same time."""
+    """`window` counts connections as CONNECT_WINDOW does."""
 
-    window: int = 64
+    window: int = CONNECT_WINDOW
     shows_timings: bool = False
     preload: tuple[str, ...] = ()
     prepare_timeout_s: float = 600.0

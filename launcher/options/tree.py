@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from ..errors import LaunchError
+from .backend import SSH
 
 
 class TreeOptions(NamedTuple):
@@ -49,8 +50,9 @@ def read(given: dict[str, Any]) -> TreeOptions:
         raise LaunchError(
             f"--tree_above={above} has no effect with --no_ssh, which connects to no host; leave it out"
         )
-    if given["launcher"] != "ssh":
+    if given["launcher"] != SSH:
         raise LaunchError(
-            f"--tree_above={above} has no effect with --launcher={given['launcher']}; leave it out, or use --launcher=ssh"
+            f"--tree_above={above} has no effect with --launcher={given['launcher'].name}; leave it out, or use "
+            "--launcher=ssh"
         )
     return TreeOptions(above=above, radix=TreeOptions().radix if radix is None else radix)

@@ -93,7 +93,7 @@ class Console:
         self._ranks.give_up_if_stuck(URGENT_S if is_urgent else LAST_FILES_S)
 
     def finish(self, *, is_patient: bool) -> None:
-        """Write what is left. If not patient, give up after a while: after an interrupt nobody may read any more."""
+        """Write what is left. If not patient, give up after a while: after an interrupt the reader may be gone."""
         self._ranks.flush()
         if not self._ranks.finish(LAST_WORDS_S):
             self.say("writing what is left of the log files; Ctrl-C gives that up")
@@ -101,7 +101,7 @@ class Console:
         self._writer.drain(float("inf") if is_patient else LAST_WORDS_S)
 
     def drain(self, timeout_s: float = float("inf")) -> bool:
-        """Wait until everything is shown; False if nobody read it for so long."""
+        """Wait until everything is shown; False if it was not read for so long."""
         self._ranks.flush()
         return self._writer.drain(timeout_s)
 
@@ -159,20 +159,24 @@ class Console:
         """The last word: that all ended well, or who failed first, its last lines, and who else failed; and the log files."""
         failed = [one for one in (verdict.culprit, *verdict.others) if one is not None]
         if failed:
-            self._report_failures(failed)
+            self._report_failures(failed, likely_cause=verdict.likely_cause)
+            if verdict.correction:
+                self.error(verdict.correction)
         elif verdict.exit_code == 0:
             what = count(self._num_workers, "worker") if self._num_workers else "the job"
             self.say(f"{what} ended with code 0 after {shown_time(took_s)}")
         for place in self._ranks.places:
             (self.error if failed else self.say)(f"log files: {place}")
 
-    def _report_failures(self, failed: Sequence[Failure]) -> None:
+    def _report_failures(self, failed: Sequence[Failure], *, likely_cause: str) -> None:
         if not any(isinstance(one, RankFailure) for one in failed):
             for line in describe_all(failed):
                 self.error(line)
             return
         culprit = failed[0]
-        self.error(f"{culprit.describe()}; it failed first")
+        if likely_cause:
+            self.error(likely_cause)
+        self.error(f"{culprit.describe()}{'' if likely_cause else '; it failed first'}")
         if isinstance(culprit, RankFailure):
             self._explain(culprit)
         others = describe_all(failed[1:])

@@ -51,7 +51,7 @@ class BegunAttempt:
         self.hosts = hosts
         self.number = number
         self.began_at = time.time()
-        self._began = time.monotonic()  # a clock that nobody sets
+        self._began = time.monotonic()  # a clock that is never set
 
     @property
     def duration_s(self) -> float:
@@ -70,7 +70,7 @@ class BegunAttempt:
 
 
 def report_of(attempts: Sequence[EndedAttempt]) -> dict[str, Any]:
-    """How the job ended, which is how its last attempt did, and all attempts. The keys: guide-failures.md."""
+    """How the job ended, which is how its last attempt did, and all attempts. The keys: docs/launch/failures.md."""
     return {**attempts[-1].verdict.to_dict(), "attempts": [one.to_dict() for one in attempts]}
 
 
@@ -84,6 +84,8 @@ def check_place(path: Path, *, option: str) -> None:
         raise LaunchError(f"{option}={path} is a symbolic link; give the file itself")
     if path.is_dir():
         raise LaunchError(f"{option}={path} is a folder; give the name of a file")
+    if path.exists() and not path.is_file() and not _is_of_system(folder):
+        raise LaunchError(f"{option}={path} is no regular file; give the name of a file")
     if not folder.is_dir():
         raise LaunchError(f"{option}={path}: there is no folder {folder}; make it, or give another place")
     if not os.access(path if path.exists() else folder, os.W_OK):

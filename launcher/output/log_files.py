@@ -176,7 +176,7 @@ class _LogFile:
 
 
 def _make_run_folder(log_dir: Path) -> Path:
-    """A folder that nobody else has, named by the time so that they sort."""
+    """A folder of its own for each job, named by the time so that they sort."""
     _make_folder(log_dir, "--log_dir")
     name = time.strftime("%Y%m%d-%H%M%S")
     for number in itertools.count(1):

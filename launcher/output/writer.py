@@ -44,7 +44,7 @@ class _Item(NamedTuple):
 class Writer:
     """Takes bytes for sinks and writes them in the order they were given.
 
-    Nobody waits: who must not run ahead of the reader passes `on_done` and holds back until it was called. It is called
+    No call waits: a caller that must not run ahead of the reader passes `on_done` and holds back until it was called. It is called
     exactly once, also if the data could not be written.
     """
 
@@ -85,7 +85,7 @@ class Writer:
             on_done()
 
     def give_up(self) -> None:
-        """Forget what waits, and whatever comes: nobody is held back any more."""
+        """Forget what waits, and whatever comes: no caller is held back any more."""
         with self._lock:
             self._is_given_up = True
             items, self._in_hand = self._in_hand, []
@@ -167,13 +167,13 @@ class StreamSink:
     def write(self, data: bytes) -> None:
         while data:
             num_written = self._stream.write(data)
-            if num_written is None:  # somebody made the open file that we share with them non-blocking
+            if num_written is None:  # another process has made the open file that we share non-blocking
                 select.select([], [self._stream], [], _POLL_S)
             data = data[num_written or 0 :]
 
     def failure(self, error: OSError) -> LaunchError:
         if isinstance(error, BrokenPipeError):
-            return LaunchError(f"nobody reads {self._name} any more", exit_code=EXIT_NOT_READ)
+            return LaunchError(f"no process reads {self._name} any more", exit_code=EXIT_NOT_READ)
         return LaunchError(
             f"cannot write to {self._name}: {error.strerror}; send it to a file or a terminal that takes it"
         )

@@ -6,7 +6,9 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .messages import PROTOCOL, Identity, Join
+from .messages import PROTOCOL, JobIdentity, Join
+
+IS_HERE = "is here already"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Refusal:
 
 
 def refusal_of(
-    join: Join, identity: Identity, *, nonce: str, places: Mapping[int, str], is_late: bool
+    join: Join, identity: JobIdentity, *, nonce: str, places: Mapping[int, str], is_late: bool
 ) -> Refusal | None:
     """Why this node may not take part in node 0's job; None if it may.
 
@@ -52,15 +54,19 @@ def refusal_of(
 
 
 def _why_no_place(
-    rank: int, identity: Identity, *, places: Mapping[int, str], is_late: bool
+    rank: int, identity: JobIdentity, *, places: Mapping[int, str], is_late: bool
 ) -> Refusal | None:
     is_proven = bool(identity.token)
     if not 0 <= rank < len(identity.names):
         why = told = f"there is no node {rank}, only 0 to {len(identity.names) - 1}"
     elif rank in places:
         hint = "every node needs its own --node_rank"
-        why = f"node {rank} is here already, from {places[rank]}; {hint}"
-        told = why if is_proven else f"node {rank} is here already; {hint}"
+        why = f"node {rank} {IS_HERE}, from {places[rank]}; {hint}"
+        told = (
+            why
+            if is_proven
+            else f"node {rank} {IS_HERE}; {hint}; the output of node 0 says from where it came"
+        )
     elif is_late:
         why = told = "the job is running already; start all nodes again"
     else:
@@ -68,7 +74,7 @@ def _why_no_place(
     return Refusal(why=why, told=told, is_proven=is_proven)
 
 
-def _why_not_the_same_job(join: Join, identity: Identity, *, nonce: str) -> str:
+def _why_not_the_same_job(join: Join, identity: JobIdentity, *, nonce: str) -> str:
     if join.protocol != PROTOCOL:
         return f"it speaks protocol {join.protocol}, node 0 speaks {PROTOCOL}; install the same dslaunch everywhere"
     if not hmac.compare_digest(join.proof.encode(), identity.proof_of(join, nonce).encode()):

@@ -30,11 +30,11 @@ _CLOSE_WITH_RESET = struct.pack("ii", 1, 0)  # so that nothing lingers on the po
 class Peer:
     """One connection; a member once `node_rank` is set."""
 
-    def __init__(self, sock: socket.socket, *, where: str, is_at_second_door: bool) -> None:
+    def __init__(self, sock: socket.socket, *, where: str, is_at_second_door: bool, mark: str) -> None:
         self.sock = sock
         self.where = where
         self.is_at_second_door = is_at_second_door
-        self.nonce = secrets.token_hex(16)  # with the other side's, once that has come
+        self.nonce = mark + secrets.token_hex(16)  # with the other side's, once that has come
         self.is_challenged = False
         self.decoder = NewsDecoder()
         self.outbox = bytearray()
@@ -45,7 +45,7 @@ class Peer:
         self.is_ready = False
 
 
-class Listener(Protocol):
+class ConnectionHandler(Protocol):
     """Who is told what comes in, between two calls of `serve`."""
 
     def hear(self, peer: Peer, news: News) -> None:
@@ -58,8 +58,9 @@ class Listener(Protocol):
 class Connections:
     """All connections of one coordinator. One thread uses this; nothing waits but `serve`."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: ConnectionHandler) -> None:
         self.peers: list[Peer] = []  # the oldest first
+        self.mark = secrets.token_hex(8)  # how the nonces begin that are ours
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._doors: dict[bool, socket.socket] = {}  # by "is the second one"
@@ -81,7 +82,7 @@ class Connections:
     def adopt(self, sock: socket.socket, *, where: str, is_at_second_door: bool = False) -> None:
         """Take over a connection that was made otherwise."""
         sock.setblocking(False)
-        peer = Peer(sock, where=where, is_at_second_door=is_at_second_door)
+        peer = Peer(sock, where=where, is_at_second_door=is_at_second_door, mark=self.mark)
         self.peers.append(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
         self.send(peer, Welcome(PROTOCOL, peer.nonce))

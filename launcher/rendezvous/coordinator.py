@@ -28,18 +28,19 @@ from .messages import (
     Beat,
     Challenge,
     End,
-    Ended,
     Failed,
     Go,
-    Identity,
+    JobIdentity,
     Join,
     Joined,
     News,
+    NodeEnded,
+    NodeReady,
     Proof,
-    Ready,
     Refused,
     both,
 )
+from .standstill import Standstill
 
 LINGER_S = 5.0  # a job that fails before its start tells those who come so much later
 GOODBYE_S = 5.0  # for the others to read the last word
@@ -63,7 +64,7 @@ class Coordinator:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: JobIdentity,
         *,
         console: Console,
         heartbeat_s: float,
@@ -83,10 +84,14 @@ class Coordinator:
         self._connections = Connections(self)
         self._members: dict[int, Peer] = {}
         self._expected = set(range(len(identity.names)))  # those whose end is waited for
-        self._ended: set[int] = set()
+        self.ended_at: dict[
+            int, float
+        ] = {}  # when each node said that nothing of its part is left; after `join`, too
         self._refusals: dict[int, str] = {}  # by the node rank that was claimed
         self._linger_until = self._end_by = float("inf")
         self._beat_at = 0.0
+        self._namesake = ""
+        self._standstill = Standstill(every_s=TICK_S, heartbeat_s=heartbeat_s)
         self._num_complaints = 0
         self._began_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
@@ -103,8 +108,21 @@ class Coordinator:
         self._began_at = time.monotonic()
         self._thread.start()
 
+    # These may be called from any thread.
+
+    def is_gathering(self) -> bool:
+        return self._state is State.GATHERING
+
+    def is_ours(self, nonce: str) -> bool:
+        """Whether this coordinator has given it to one that connected."""
+        return nonce.startswith(self._connections.mark)
+
+    def give_way(self, namesake: str) -> None:
+        """Another node is node 0: this part of the job ends, and the others know nothing of it."""
+        self._namesake = namesake
+
     def join(self, timeout_s: float) -> None:
-        """Wait until everybody was told the end."""
+        """Wait until all nodes were told the end."""
         self._thread.join(timeout_s)
 
     # The loop.
@@ -113,6 +131,9 @@ class Coordinator:
         try:
             while self._state is not State.ENDED:
                 self._connections.serve(TICK_S)
+                if self._standstill.look():
+                    for peer in self._connections.peers:
+                        peer.heard_at = time.monotonic()
                 self._tick(time.monotonic())
             self._say_goodbye()
         finally:
@@ -128,7 +149,7 @@ class Coordinator:
             self._look_who_is_missing(now)
         elif self._state is State.STOPPING:
             self._look_who_still_stops(now)
-        if self._state in (State.RUNNING, State.STOPPING) and self._expected <= self._ended:
+        if self._state in (State.RUNNING, State.STOPPING) and self._expected <= self.ended_at.keys():
             self._state = State.ENDED
 
     def _beat(self, now: float) -> None:
@@ -138,6 +159,11 @@ class Coordinator:
             self._connections.send_all(self._members.values(), Beat())
 
     def _look_who_is_missing(self, now: float) -> None:
+        if self._namesake:
+            self._expected &= set(self._members)
+            self._fail(0, self._namesake, at=now, code=EXIT_MISTAKE)
+            self._linger_until = now  # those who come later come to the other one
+            return
         absent = [
             rank
             for rank in sorted(self._expected)
@@ -156,7 +182,7 @@ class Coordinator:
         nor = f", nor {', '.join(self._identity.name_of(rank) for rank in others)}" if others else ""
         refusals = [
             f"; one that called itself node {rank} was refused: {self._refusals[rank]}"
-            for rank in absent
+            for rank in (*absent, *sorted(self._members))
             if rank in self._refusals
         ]
         hint = "start the same command there, or wait longer with --rendezvous_timeout"
@@ -164,11 +190,11 @@ class Coordinator:
 
     def _look_who_still_stops(self, now: float) -> None:
         if now > self._linger_until:
-            self._expected &= self._ended | set(self._members)
+            self._expected &= self.ended_at.keys() | set(self._members)
         if now > self._end_by:
-            for rank in sorted(self._expected - self._ended):
+            for rank in sorted(self._expected - self.ended_at.keys()):
                 self._fail(rank, "it did not confirm that its workers ended", at=now)
-            self._expected &= self._ended
+            self._expected &= self.ended_at.keys()
 
     def _go(self) -> None:
         self._state = State.RUNNING
@@ -186,7 +212,7 @@ class Coordinator:
                 )
 
     def _say_goodbye(self) -> None:
-        """Tell the end, and wait until all have read it: whoever closes before that may take it along."""
+        """Tell the end, and wait until all have read it: a node that closes before that may take it along."""
         culprit = self.failures.culprit()
         if culprit is not None:
             self._tell(*culprit)
@@ -230,13 +256,17 @@ class Coordinator:
             return
         if self._members.get(rank) is peer:
             del self._members[rank]
-        if rank in self._ended:
+        if rank in self.ended_at:
             return
         if self._state is State.GATHERING and rank != 0:
             name = self._identity.name_of(rank)
             self._console.say(f"{name} left before the start ({message}); waiting for it to come again")
             return
         self._expected.discard(rank)
+        standstill = self._standstill.why()
+        if standstill:
+            self._fail(0, standstill, at=self._standstill.began_at)
+            return
         hint = "the node, its network or its dslaunch is down"
         self._fail(rank, f"{message}; {hint}", at=time.monotonic() if at is None else at)
 
@@ -246,7 +276,7 @@ class Coordinator:
         """News of a connection. Errors: ProtocolError if it must not come from there."""
         if peer.node_rank is None:
             self._hear_stranger(peer, news)
-        elif isinstance(news, Ready):
+        elif isinstance(news, NodeReady):
             peer.is_ready = True
             if peer.node_rank == 0 and self._second_port is not None and self._state is State.GATHERING:
                 with contextlib.suppress(OSError):  # then there is no second door, and rank 0 will say why
@@ -255,8 +285,8 @@ class Coordinator:
             code = news.code if 0 < news.code < 256 else 1
             at = time.monotonic() - max(0.0, news.age_s)
             self._note(at, news._replace(node_rank=peer.node_rank, code=code))
-        elif isinstance(news, Ended):
-            self._ended.add(peer.node_rank)
+        elif isinstance(news, NodeEnded):
+            self.ended_at.setdefault(peer.node_rank, time.monotonic())
         elif not isinstance(news, Beat):
             raise ProtocolError(f"{type(news).__name__} from a member")
 
@@ -268,7 +298,12 @@ class Coordinator:
             peer.nonce = both(peer.nonce, news.nonce)
             self._connections.send(peer, Proof(self._identity.coordinator_proof(peer.nonce)))
         elif isinstance(news, Join) and peer.is_challenged:
-            self._judge(peer, news)
+            if news.node_rank == 0 and self._state is State.STOPPING:
+                self._connections.drop(
+                    peer
+                )  # the node 0 of the next attempt; it asks again, until this one is gone
+            else:
+                self._judge(peer, news)
         else:
             wanted = "Join" if peer.is_challenged else "Challenge"
             raise ProtocolError(f"{type(news).__name__} instead of {wanted}")
@@ -280,7 +315,7 @@ class Coordinator:
             self._identity,
             nonce=peer.nonce,
             places={rank: member.where for rank, member in self._members.items()},
-            is_late=self._is_started or rank in self._ended,
+            is_late=self._is_started or rank in self.ended_at,
         )
         if refusal is None:
             self._take_in(peer, join)
@@ -298,7 +333,7 @@ class Coordinator:
             self._tell(*first)
 
     def _refuse(self, peer: Peer, rank: int, refusal: Refusal) -> None:
-        """A proven mismatch ends all nodes, for whoever started them made a mistake; a job that runs is left alone."""
+        """A proven mismatch ends all nodes, for they were started by mistake; a job that runs is left alone."""
         self._connections.send(peer, Refused(refusal.told, EXIT_MISTAKE))
         self._connections.leave(peer)
         if not refusal.is_mismatch or not refusal.is_proven:

@@ -22,7 +22,7 @@ class FailureLog:
         return self._failures[0] if self._failures else None
 
     def culprit(self) -> tuple[float, Failed] | None:
-        """The earliest failure before everybody was told to stop; the same rule as verdict.py, `judge`."""
+        """The earliest failure before all nodes were told to stop; the same rule as verdict.py, `verdict_of`."""
         return min(
             (one for one in self._failures if self._is_before_stop(one[0])),
             key=lambda one: one[0],
@@ -30,7 +30,7 @@ class FailureLog:
         )
 
     def known(self) -> list[tuple[float, Failed]]:
-        """Failures that the stop did not cause, as verdict.py, `judge` has them."""
+        """Failures that the stop did not cause, as verdict.py, `verdict_of` has them."""
         return [one for one in self._failures if self._is_before_stop(one[0]) or one[1].rank < 0]
 
     def _is_before_stop(self, at: float) -> bool:

@@ -5,9 +5,7 @@ One thread connects, reads and writes. It tries until the rendezvous timeout, be
 
 from __future__ import annotations
 
-import hmac
 import queue
-import secrets
 import socket
 import threading
 import time
@@ -18,34 +16,28 @@ from ..errors import EXIT_HOST
 from ..job.verdict import Failure, HostFailure, signal_name
 from ..output.console import Console
 from ..wire.frames import ProtocolError
-from .message_stream import ATTEMPT_S, NewsLine
+from .handshake import TurnedAway, ask_to_join
+from .message_stream import ATTEMPT_S, TICK_S, NewsLine
 from .messages import (
-    PROTOCOL,
     Beat,
-    Challenge,
     End,
-    Ended,
     Failed,
     Go,
-    Identity,
-    Joined,
+    JobIdentity,
     News,
-    Proof,
-    Ready,
-    Refused,
-    Welcome,
-    both,
+    NodeEnded,
+    NodeReady,
     failure_of,
     news_of,
 )
+from .standstill import Standstill
 
-HANDSHAKE_S = 5.0
 RETRY_S = 0.2
 SECOND_DOOR_AFTER_S = 5.0  # see coordinator.py, [Note: The second door]
 LAST_TRY_S = 5.0  # to tell the others of a failure before node 0 was found
 
 
-class Part(Protocol):
+class LocalController(Protocol):
     """The controller of this node's part, as a member uses it. No method blocks."""
 
     def allow_start(self) -> None:
@@ -76,11 +68,11 @@ class _Over(Exception):
 
 
 class Member:
-    """The other nodes, as one node's controller sees them: controller.py, `Rest`."""
+    """The other nodes, as one node's controller sees them: controller.py, `Peers`."""
 
     def __init__(
         self,
-        identity: Identity,
+        identity: JobIdentity,
         node_rank: int,
         *,
         console: Console,
@@ -90,7 +82,7 @@ class Member:
         self.told: Failure | None = None  # what the job fails with
         self._identity = identity
         self._node_rank = node_rank
-        self._part: Part  # from `start` on
+        self._controller: LocalController  # from `start` on
         self._console = console
         self._heartbeat_s = heartbeat_s
         self._timeout_s = timeout_s
@@ -99,13 +91,16 @@ class Member:
         self._is_at_second_door = False
         self._beat_every_s = min(heartbeat_s, 20.0) / 4
         self._beat_at = 0.0
+        self._standstill = Standstill(every_s=TICK_S, heartbeat_s=heartbeat_s)
         self._failed_at: float | None = None
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def start(self, place: Doors | socket.socket, part: Part) -> None:
+    def start(self, place: Doors | socket.socket, controller: LocalController) -> None:
         """Connect, or use a connection that was made otherwise; in a thread of its own."""
-        self._thread = threading.Thread(target=self._run, args=(place, part), name="member", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(place, controller), name="member", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -119,7 +114,7 @@ class Member:
     # What the controller says.
 
     def part_is_ready(self) -> None:
-        self._say(Ready())
+        self._say(NodeReady())
 
     def part_failed(self, failure: Failure) -> None:
         self._failed_at = self._failed_at or time.monotonic()
@@ -133,7 +128,7 @@ class Member:
         )
 
     def part_ended(self) -> None:
-        self._say(Ended())
+        self._say(NodeEnded())
 
     def _say(self, news: News) -> None:
         self._outbox.put(news)
@@ -141,8 +136,8 @@ class Member:
 
     # The thread.
 
-    def _run(self, place: Doors | socket.socket, part: Part) -> None:
-        self._part = part
+    def _run(self, place: Doors | socket.socket, controller: LocalController) -> None:
+        self._controller = controller
         try:
             if isinstance(place, socket.socket):
                 self._line.adopt(place)
@@ -153,13 +148,14 @@ class Member:
                 self._serve()
         except _Over as over:
             if over.failure is not None:
-                self._part.stop(over.failure)
+                self._controller.stop(over.failure)
         except (OSError, ProtocolError) as error:
             if self.told is None:
-                self._part.stop(self._node_0_lost(f"the connection to it ended ({_reason(error)})"))
+                lost = self._node_0_lost(f"the connection to it ended ({_reason(error)})")
+                self._controller.stop(self._own_standstill() or lost)
         finally:
             self._line.hang_up()
-            self._part.finish()
+            self._controller.finish()
 
     def _find(self, doors: Doors) -> None:
         """Try until the coordinator is there, or the time is over."""
@@ -188,7 +184,7 @@ class Member:
         tried = ", ".join(f"port {port}: {_reason(error)}" for port, error in reasons.items())
         if isinstance(reasons.get(doors.second_port), ProtocolError):
             self._warn_alone(f"node 0 answers, but not as a coordinator ({tried})")
-            self._part.allow_start()
+            self._controller.allow_start()
             raise _Over
         where = f"it was not found at {doors.address} within {self._timeout_s:g} s"
         raise _Over(self._node_0_lost(f"{where} ({tried})"))
@@ -198,52 +194,21 @@ class Member:
         return self._is_closed or time.monotonic() > last_try_at
 
     def _shake_hands(self) -> None:
-        welcome = self._line.next(HANDSHAKE_S)
-        if not isinstance(welcome, Welcome):
-            raise ProtocolError("it is not a coordinator")
-        if welcome.protocol != PROTOCOL:
-            raise _Over(
-                self._own_failure(
-                    f"node 0 speaks protocol {welcome.protocol}, this node {PROTOCOL}; install the same dslaunch everywhere"
-                )
-            )
-        nonce, is_proven = self._challenge(welcome)
-        shows_hosts = is_proven and bool(self._identity.token)
-        self._line.send(
-            self._identity.join(
-                self._node_rank, nonce=nonce, heartbeat_s=self._heartbeat_s, shows_hosts=shows_hosts
-            )
-        )
-        answer = self._line.next(HANDSHAKE_S)
-        if isinstance(answer, Refused):
-            is_about_hosts = answer.message.startswith("hostfile") and not shows_hosts
-            ours = f" (this node has {self._identity.hosts})" if is_about_hosts else ""
-            raise _Over(self._own_failure(f"{answer.message}{ours}", exit_code=answer.exit_code))
-        if not isinstance(answer, Joined):
-            raise ProtocolError("it is not a coordinator")
-        if not is_proven:
-            raise ProtocolError("it does not know this job's token, so it is not node 0")
-        self._beat_every_s = min(self._heartbeat_s, max(1.0, answer.heartbeat_s), 20.0) / 4
+        try:
+            joined = ask_to_join(self._line, self._identity, self._node_rank, heartbeat_s=self._heartbeat_s)
+        except TurnedAway as refusal:
+            raise _Over(self._own_failure(str(refusal), exit_code=refusal.exit_code)) from None
+        if joined is None:
+            raise AssertionError("a member took a coordinator for its own")
+        self._beat_every_s = min(self._heartbeat_s, max(1.0, joined.heartbeat_s), 20.0) / 4
         self._console.debug("joined node 0")
-
-    def _challenge(self, welcome: Welcome) -> tuple[str, bool]:
-        """Ask the other side for its proof; returns both nonces as one, and whether it is the coordinator of our job."""
-        ours = secrets.token_hex(16)
-        self._line.send(Challenge(ours))
-        answer = self._line.next(HANDSHAKE_S)
-        if not isinstance(answer, Proof):
-            raise ProtocolError("it is not a coordinator")
-        nonce = both(welcome.nonce, ours)
-        if not self._identity.token:
-            return nonce, True
-        return nonce, hmac.compare_digest(
-            answer.proof.encode(), self._identity.coordinator_proof(nonce).encode()
-        )
 
     def _serve(self) -> None:
         if self._is_closed:
             raise _Over
         now = time.monotonic()
+        if self._standstill.look():
+            self._line.heard_at = now
         while not self._outbox.empty():
             self._line.send(self._outbox.get())
         if now >= self._beat_at:
@@ -261,15 +226,17 @@ class Member:
 
     def _obey(self, news: News) -> None:
         if isinstance(news, Go):
-            self._part.allow_start()
+            self._controller.allow_start()
             if self._is_at_second_door:
                 self._warn_alone("node 0 answers, but its coordinator's port does not")
                 raise _Over
         elif isinstance(news, Failed):
             is_first, is_ours = self.told is None, news.node_rank == self._node_rank
             self.told = failure_of(news, self._identity, now=time.monotonic())
+            if is_ours and news.rank < 0:  # lost, as node 0 sees it: we may know why
+                self.told = self._own_standstill() or self.told
             if is_first and not (is_ours and self._failed_at is not None):
-                self._part.stop(self.told)
+                self._controller.stop(self.told)
         elif isinstance(news, End):
             raise _Over
         elif not isinstance(news, Beat):
@@ -290,6 +257,10 @@ class Member:
             message=f"{message}; {hint}",
             at_s=time.monotonic() if at is None else at,
         )
+
+    def _own_standstill(self) -> HostFailure | None:
+        why = self._standstill.why()
+        return self._own_failure(why)._replace(at_s=self._standstill.began_at) if why else None
 
     def _own_failure(self, message: str, *, exit_code: int = EXIT_HOST) -> HostFailure:
         return HostFailure(

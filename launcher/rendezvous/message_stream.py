@@ -78,7 +78,7 @@ class NewsLine:
         return found
 
     def _read(self, timeout_s: float) -> None:
-        """Wait for bytes, or until somebody here has something to say."""
+        """Wait for bytes, or until this side has something to say."""
         if self._sock is None:
             raise AssertionError("nothing can be read before there is a connection")
         readable, _, _ = select.select([self._sock, self._wake_read], [], [], timeout_s)

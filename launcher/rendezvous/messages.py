@@ -1,14 +1,14 @@
 """What the nodes of a job without SSH tell each other: status only, as length-prefixed JSON frames like those of frames.py.
 
-Nothing that comes in this way is ever run, and no argument, variable or output of a worker goes out. Whoever can reach
+Nothing that comes in this way is ever run, and no argument, variable or output of a worker goes out. A program that can reach
 the port may send anything, so a frame is short, each field has the type and size that is written here, and text loses
-what is not printable before anybody sees it.
+what is not printable before it is shown.
 
 [Note: Proof both ways]
 Where the nodes share a token, each side shows that it knows it before it says anything of the job: the coordinator sends a
 nonce (Welcome), the member sends its own (Challenge), the coordinator answers with an HMAC over both (Proof), and only then
 does the member send the names of its hosts, with an HMAC of its own (Join). The two are made with different words, so that
-neither side's answer can be sent back as the other's. Without a token nobody is proven: names are told to neither side, and
+neither side's answer can be sent back as the other's. Without a token no side is proven: names are told to neither side, and
 what such a member says ends nothing.
 """
 
@@ -17,17 +17,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import os
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING
 
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, RankFailure
-from ..wire.frames import ProtocolError, cut, pack
+from ..wire.frames import FITS, cut, pack, table_of, unpack
 from ..wording import cleaned
 
-PROTOCOL = 2
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ..wire.fast_tuple import Record as NamedTuple
+
+PROTOCOL = 3
 MAX_FRAME_BYTES = 64 << 10
 MAX_NUMBER = 1 << 53
 MAX_TEXT = 500  # characters that are kept
@@ -95,11 +99,11 @@ class Join(NamedTuple):
     proof: str
 
 
-class Ready(NamedTuple):
+class NodeReady(NamedTuple):
     """This node's part can start."""
 
 
-class Ended(NamedTuple):
+class NodeEnded(NamedTuple):
     """Nothing of this node's part is left."""
 
 
@@ -123,11 +127,10 @@ class Beat(NamedTuple):
     """The sender lives."""
 
 
-News = Welcome | Proof | Challenge | Refused | Joined | Go | End | Join | Ready | Ended | Failed | Beat
-_FIELDS: dict[str, tuple[Any, tuple[type, ...]]] = {
-    kind.__name__: (kind, tuple(get_type_hints(kind).values()))
-    for kind in (Welcome, Proof, Challenge, Refused, Joined, Go, End, Join, Ready, Ended, Failed, Beat)
-}
+News = (
+    Welcome | Proof | Challenge | Refused | Joined | Go | End | Join | NodeReady | NodeEnded | Failed | Beat
+)
+_NEWS = table_of(__name__, {**FITS, "int": lambda value: type(value) is int and abs(value) <= MAX_NUMBER})
 
 
 class NewsDecoder:
@@ -139,33 +142,17 @@ class NewsDecoder:
     def feed(self, data: bytes) -> list[News]:
         """Errors: ProtocolError if the stream is anything but this protocol."""
         self._pending += data
-        return [_decode(body) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
+        return [_printable(unpack(body, _NEWS)) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
 
 
 def encode_news(news: News) -> bytes:
     return pack(news)
 
 
-def _decode(body: bytes) -> News:
-    try:
-        name, *values = json.loads(body)
-        kind, types = _FIELDS[name]
-        if len(values) != len(types):
-            raise ValueError(f"{name} has {len(types)} fields")
-        news: News = kind(*(_checked(value, wanted) for value, wanted in zip(values, types, strict=True)))
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"not a frame of this protocol: {body[:40]!r}") from error
-    return news
-
-
-def _checked(value: object, wanted: type) -> object:
-    if wanted is str and isinstance(value, str):
-        return printable(value)
-    if wanted is int and type(value) is int and abs(value) <= MAX_NUMBER:
-        return value
-    if wanted is float and type(value) in (int, float) and math.isfinite(number := float(value)):  # type: ignore[arg-type]
-        return number
-    raise ValueError(f"{value!r} is not {wanted.__name__}")
+def _printable(news: News) -> News:
+    values = zip(news._fields, news, strict=True)
+    texts: dict[str, Any] = {name: printable(one) for name, one in values if isinstance(one, str)}
+    return news._replace(**texts)
 
 
 def printable(text: str) -> str:
@@ -174,7 +161,7 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class JobIdentity:
     """What all nodes of a job have in common, and tell each other apart from other jobs by."""
 
     job_id: str
@@ -223,13 +210,13 @@ def both(coordinators: str, members: str) -> str:
     return json.dumps([coordinators, members])
 
 
-def identify(plan: Plan, *, job_id: str, token: str) -> Identity:
+def identify(plan: Plan, *, job_id: str, token: str) -> JobIdentity:
     """The identity of the whole job, the same on every node that was started with the same command and hostfile."""
     hosts = [f"{node.host.name}:{','.join(node.devices)}" for node in plan.nodes]
     shown = " ".join(hosts[:_HOSTS_SHOWN]) + (" ..." if len(hosts) > _HOSTS_SHOWN else "")
     program = plan.program
     parts = [program.head, program.arguments, program.python is None, program.takes_local_rank]
-    return Identity(
+    return JobIdentity(
         job_id=printable(job_id),
         token=token,
         names=tuple(node.host.name for node in plan.nodes),
@@ -252,7 +239,7 @@ def news_of(failure: Failure, *, node_rank: int, now: float) -> Failed:
     return Failed(node_rank, -1, -1, 0, failure.exit_code, 0, printable(failure.message), age_s)
 
 
-def failure_of(failed: Failed, identity: Identity, *, now: float) -> Failure:
+def failure_of(failed: Failed, identity: JobIdentity, *, now: float) -> Failure:
     """What another node told, on our clock."""
     at_s = now - failed.age_s
     if failed.rank < 0:

@@ -8,19 +8,21 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..backends.local import LocalChannel
+from ..backends.local import LOCAL_STOP_MARGIN_S, LocalChannel
 from ..controller.controller import Controller
 from ..errors import LaunchError
 from ..job.plan import NodePlan, Plan
 from ..job.stdin_rank import with_stdin
-from ..job.verdict import Failure, HostFailure, RankFailure, Verdict
+from ..job.verdict import Failure, HostFailure, LauncherFailure, RankFailure, Verdict, with_early_ends
 from ..node.own_addresses import own_addresses
 from ..options import Options
+from ..options.backend import SSH
 from ..options.start import StartOptions
 from ..output.console import Console
 from .coordinator import GOODBYE_S, Coordinator
 from .member import Doors, Member
-from .messages import Identity, failure_of, identify
+from .messages import JobIdentity, failure_of, identify
+from .namesake import Namesake
 from .node_rank import find_node_rank
 
 TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
@@ -28,16 +30,15 @@ TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
 # where each step has a name of its own, Slurm's number of the job is taken.
 MPIRUN_MARK, MPIRUN_JOB = "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"
 SCHEDULER_JOBS = ("SLURM_HET_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-LOCAL_STOP_MARGIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class NodePart:
     """`plan` is the whole job's. `coordinator_port` is None if there is none to be, on purpose."""
 
     plan: Plan
     node: NodePlan
-    identity: Identity
+    identity: JobIdentity
     coordinator_port: int | None
     timeout_s: float
 
@@ -51,10 +52,10 @@ class Part:
         return f"this is node {self.node.node_rank} ({self.node.host.name}); {how}"
 
 
-def plan_part(options: Options, plan: Plan, *, pool: Sequence[str], environ: Mapping[str, str]) -> Part:
+def plan_part(options: Options, plan: Plan, *, pool: Sequence[str], environ: Mapping[str, str]) -> NodePart:
     """What this node has to do of the whole plan.
 
-    Errors: LaunchError if nobody knows which node this is, or the others could not find node 0.
+    Errors: LaunchError if it is not known which node this is, or the others could not find node 0.
     """
     node_rank = find_node_rank(
         options.rendezvous.node_rank,
@@ -85,7 +86,7 @@ def plan_part(options: Options, plan: Plan, *, pool: Sequence[str], environ: Map
             options,
         ),
     )
-    return Part(
+    return NodePart(
         plan=plan,
         node=plan.nodes[node_rank],
         identity=identify(plan, job_id=options.rendezvous.job_id or "", token=token_in(environ)),
@@ -110,15 +111,15 @@ def check_options(options: Options, console: Console) -> None:
 
     Errors: LaunchError for those that would change what happens, if they had one.
     """
-    if options.launcher != "ssh":
+    if options.backend.launcher != SSH:
         raise LaunchError(
-            f"--no_ssh and --launcher={options.launcher} exclude each other: whoever starts the nodes is the launcher; "
+            f"--no_ssh and --launcher={options.backend.launcher.name} exclude each other: the program that starts the nodes is the launcher; "
             "leave out one of them"
         )
     if options.restart.is_on or options.restart.max_nodes is not None:
         raise LaunchError(
             "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, --max_nodes, "
-            "--elastic_training); leave them out, and let whoever starts the nodes do that: backoffLimit of a Kubernetes "
+            "--elastic_training); leave them out, and let the program that starts the nodes do that: backoffLimit of a Kubernetes "
             "Job, or `scontrol requeue` in a Slurm batch script"
         )
     names = [*options.ssh.given]
@@ -132,7 +133,7 @@ def check_options(options: Options, console: Console) -> None:
         )
 
 
-def run_part(part: Part, console: Console) -> Verdict:
+def run_part(part: NodePart, console: Console) -> Verdict:
     """Run this node's part; the verdict is the whole job's, unless the other nodes could not be heard."""
     if os.environ.pop(TOKEN_VARIABLE, None):
         console.debug(f"{TOKEN_VARIABLE} is for the nodes; the workers do not get it")
@@ -152,7 +153,7 @@ def run_part(part: Part, console: Console) -> Verdict:
             takes_stdin=node.stdin_rank is not None,
         ),
         console=console,
-        rest=member,
+        peers=member,
     )
     with contextlib.ExitStack() as stack:
         if member is not None and part.coordinator_port is not None:
@@ -171,11 +172,23 @@ def run_part(part: Part, console: Console) -> Verdict:
         return verdict
     known = [] if coordinator is None else coordinator.failures.known()
     all_failures = tuple(failure_of(failed, part.identity, now=at) for at, failed in known)
-    return whole_verdict(verdict, told=member.told, all_failures=all_failures)
+    own_name = part.identity.name_of(part.node.node_rank)
+    verdict = whole_verdict(verdict, told=member.told, all_failures=all_failures, own_name=own_name)
+    if coordinator is None:
+        return verdict
+    left = {
+        one.rank: at_s
+        for node_rank, at_s in coordinator.ended_at.items()
+        for one in part.plan.nodes[node_rank].ranks
+    }
+    return with_early_ends(verdict, left, stopped_at=coordinator.failures.stopped_at)
 
 
-def _coordinate(part: Part, port: int, console: Console) -> tuple[Coordinator, socket.socket]:
-    """A coordinator that runs, and our own connection to it."""
+def _coordinate(part: NodePart, port: int, console: Console) -> tuple[Coordinator, socket.socket]:
+    """A coordinator that runs, and our own connection to it.
+
+    Errors: LaunchError if there is another one on this machine
+    """
     coordinator = Coordinator(
         part.identity,
         console=console,
@@ -184,9 +197,19 @@ def _coordinate(part: Part, port: int, console: Console) -> tuple[Coordinator, s
         timeout_s=part.timeout_s,
         second_port=part.plan.master.port,
     )
+    namesake = Namesake(
+        part.identity,
+        address=part.plan.master.address or "",
+        port=port,
+        heartbeat_s=part.plan.heartbeat_s,
+        is_ours=coordinator.is_ours,
+    )
     try:
         coordinator.listen(port)
     except OSError as error:
+        found = namesake.look()
+        if found:
+            raise LaunchError(found) from None
         console.warn(
             f"no coordinator: port {port} cannot be used here ({os.strerror(error.errno or 0)}). A failure on one node will not stop the "
             "others; free the port, or choose one with --coordinator_port"
@@ -194,23 +217,34 @@ def _coordinate(part: Part, port: int, console: Console) -> tuple[Coordinator, s
     ours, theirs = socket.socketpair()
     coordinator.adopt(theirs)
     coordinator.start()
+    namesake.watch(coordinator.give_way, is_wanted=coordinator.is_gathering)
     return coordinator, ours
 
 
 def whole_verdict(
-    verdict: Verdict, *, told: Failure | None, all_failures: tuple[Failure, ...] = ()
+    verdict: Verdict, *, told: Failure | None, all_failures: tuple[Failure, ...] = (), own_name: str = ""
 ) -> Verdict:
-    """The job's verdict from that on our part and what node 0 told in the end: our own words for a failure of ours."""
-    if told is None or verdict.interrupted_by is not None:
+    """The job's verdict from that on our part and what node 0 told in the end: our own words for a failure of ours.
+
+    `own_name` is what the others call this node. That it stood still explains whatever it heard of others after that.
+    """
+    if verdict.interrupted_by is not None:
         return verdict
     ours = [one for one in (verdict.culprit, *verdict.others) if one is not None]
+    standstill = next((one for one in ours if isinstance(one, LauncherFailure)), None)
+    if standstill is not None and (told is None or told.at_s >= standstill.at_s or told.name == own_name):
+        theirs = (one for one in all_failures if one.name != own_name and one.at_s < standstill.at_s)
+        announced = "" if verdict.announced == own_name else verdict.announced
+        return verdict._replace(culprit=standstill, others=tuple(theirs), announced=announced)
+    if told is None:
+        return verdict
     culprit = next((one for one in ours if _is_same(one, told)), told)
     return verdict._replace(
         culprit=culprit, others=tuple(one for one in all_failures if not _is_same(one, culprit))
     )
 
 
-def where_its_words_are(verdict: Verdict, part: Part) -> str:
+def where_its_words_are(verdict: Verdict, part: NodePart) -> str:
     """What node 0 says of a rank elsewhere, whose last lines stay where they were written."""
     culprit = verdict.culprit
     if (

@@ -1,4 +1,4 @@
-"""Which of the job's hosts this machine is, when somebody else starts the same command on all of them."""
+"""Which of the job's hosts this machine is, when the same command is started on all of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import LaunchError
 from ..inputs.host import host_key
+from ..node.address import is_address
 
 # Whole numbers from 0 that differ from node to node, in the order in which they are asked.
 VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
@@ -84,16 +85,12 @@ def _matches(pool: Sequence[str], own_names: Sequence[str]) -> list[str]:
     exact = [name for name in pool if host_key(name) in own]
     if exact:
         return exact
-    short = {_short(one) for one in own if not _is_address(one)}
-    return [name for name in pool if not _is_address(name) and _short(host_key(name)) in short]
+    short = {_short(one) for one in own if not is_address(one)}
+    return [name for name in pool if not is_address(name) and _short(host_key(name)) in short]
 
 
 def _short(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _is_address(name: str) -> bool:
-    return ":" in name or name.replace(".", "").isdigit()
 
 
 def _range(names: Sequence[str]) -> str:

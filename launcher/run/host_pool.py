@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from ..backends.choose import connector
+from ..backends.choose import direct_connect
 from ..errors import LaunchError
 from ..fleet.auto_slots import with_known_slots
 from ..inputs.host import MAX_SLOTS
@@ -16,6 +16,7 @@ from ..inputs.selection import Selected, hosts_in_question, local_devices_from_v
 from ..job.plan import NodePlan, is_this_machine
 from ..node.devices import count_accelerators
 from ..options import Options
+from ..options.backend import SSH
 from ..options.hosts import read_ssh
 from ..output.console import Console
 from ..wire.frames import Hello
@@ -54,7 +55,7 @@ def read_pool(options: Options, console: Console) -> tuple[Host, ...]:
             f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there {DEFAULT_HOSTFILE}); "
             "give --hostfile"
         )
-    if options.launcher == "ssh" and options.force_multi:
+    if options.backend.launcher == SSH and options.force_multi:
         console.debug("--force_multi: this machine is reached by ssh too")
     num_devices = count_accelerators()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -84,17 +85,8 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
         from ..fleet.probe import probe  # here: most jobs do not look
 
         console.say(f"slots=auto: looking at {count(len(unknown), 'host')}")
-        nodes = tuple(
-            NodePlan(
-                node_rank=place,
-                host=host,
-                is_local=is_this_machine(host, local_names(options)),
-                devices=(),
-                ranks=(),
-            )
-            for place, host in enumerate(unknown)
-        )
-        return tuple(probe(nodes, connector(options, nodes)).values())
+        nodes = nodes_of(tuple((Selected(host, ()), None) for host in unknown), options)
+        return tuple(probe(nodes, direct_connect(options, nodes)).values())
 
     return with_known_slots(
         hosts,
@@ -117,7 +109,7 @@ def select_hosts(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, .
 
 def hostfile_path(options: Options) -> Path | None:
     """The hostfile to read. The word None means not given, as scripts that generate command lines write it."""
-    if options.launcher == "local":
+    if options.backend.launcher.is_local:
         if options.hostfile not in (None, "None"):
             raise LaunchError(
                 "--launcher=local runs on this machine only and takes no --hostfile; leave out one of them"
@@ -157,12 +149,9 @@ def choose_hosts(options: Options) -> tuple[tuple[Selected, int | None], ...]:
     """
     path = hostfile_path(options)
     hosts = read_hostfile(path) if path is not None else (Host(name="localhost", slots=None),)
-    selected = select(
-        tuple(host if host.slots is not None else host._replace(slots=MAX_SLOTS) for host in hosts),
-        include=options.include,
-        exclude=options.exclude,
-        num_nodes=options.num_nodes,
-    )  # of a host that has not said how many slots it has, any may be named
+    # Of a host that has not said how many slots it has, any may be named.
+    known = tuple(host if host.slots is not None else host._replace(slots=MAX_SLOTS) for host in hosts)
+    selected = select_hosts(known, options)
     own = {host.name: host for host in hosts}
     return tuple(
         (

@@ -109,7 +109,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
 def _port_of(attempt: Attempt, first_port: int) -> int:
     """Another one for each attempt: the old one may still be held by what is on its way out.
 
-    A port that was given is fixed for the first attempt only: nobody asked for the one beside it.
+    A port that was given is fixed for the first attempt only: the one beside it was not asked for.
     """
     port = first_port + attempt.number
     return port if port <= MAX_PORT else first_port - attempt.number
@@ -140,7 +140,7 @@ def home_folder() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        raise LaunchError("nobody knows your home folder; set HOME") from None
+        raise LaunchError("your home folder is not known; set HOME") from None
 
 
 def exact(text: str) -> str:

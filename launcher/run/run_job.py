@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..backends.choose import Ways, ways
+from ..backends.choose import Access, choose_access
 from ..controller.timings import describe as describe_timings
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
@@ -16,19 +16,12 @@ from ..job.plan import Plan
 from ..job.restart import Attempt, decide
 from ..job.verdict import Verdict
 from ..options import Options
+from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
 from .host_pool import read_pool, select_hosts
 from .make_plan import choose_attempt, make_plan, overruled
-
-OWNERS = (
-    "openmpi",
-    "mpich",
-    "impi",
-    "mvapich",
-    "slurm",
-)  # launchers that start and watch the processes themselves
 
 
 def run(options: Options) -> int:
@@ -57,15 +50,15 @@ def _run(options: Options, console: Console) -> int:
         return _run_part(options, console)
     first = choose_attempt(options, console)
     options.logs.check(sum(len(one.devices) for one in first.hosts))
-    if options.launcher in OWNERS:
-        options.logs.refuse(f"--launcher={options.launcher}, which prints what the ranks write")
+    if options.backend.launcher.starts_itself:
+        options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         plan = make_plan(options, first)
         gateways = gateways_of(plan_groups(plan.nodes, options.tree))
         from ..job.plan_text import describe  # here and below: jobs do not show their plan
 
-        is_pdsh = options.launcher == "pdsh"
+        is_pdsh = options.backend.launcher == PDSH
         text = describe(plan, remotely="by pdsh") if is_pdsh else describe(plan, gateways=gateways)
         if is_pdsh:
             from ..backends.pdsh import describe_pdsh
@@ -115,13 +108,13 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
                 console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         groups = plan_groups(plan.nodes, options.tree)
-        reach = ways(options, plan.nodes, groups, say=console.say)
+        access = choose_access(options, plan.nodes, groups, say=console.say)
         try:
-            verdict = _run_attempt(plan, reach, console)
+            verdict = _run_attempt(plan, access, console)
         finally:
-            reach.close()
+            access.close()
         if options.start.shows_timings:
-            console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), reach.summary()))))
+            console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), access.summary()))))
         console.report(verdict, took_s=begun.duration_s)
         decision = decide(attempt, verdict, options.restart)
         if decision.why:
@@ -130,11 +123,11 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
         attempt = decision.attempt
 
 
-def _run_attempt(plan: Plan, reach: Ways, console: Console) -> Verdict:
+def _run_attempt(plan: Plan, access: Access, console: Console) -> Verdict:
     # Here, because it takes 10 ms, and the first hosts are being connected already.
     from ..controller.controller import Controller
 
-    controller = Controller(plan, connect=reach.connect, console=console, window=reach.window)
+    controller = Controller(plan, connect=access.connect, console=console, window=access.window)
     return controller.run()
 
 
@@ -190,7 +183,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
 
 
 def _run_part(options: Options, console: Console) -> int:
-    """This node's part of a job that somebody else starts on every node."""
+    """This node's part of a job that is started on every node."""
     from ..rendezvous.node_part import (  # here: only such jobs need it
         check_options,
         plan_part,

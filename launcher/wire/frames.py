@@ -14,7 +14,9 @@ from . import fast_json
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple, Union
+    from typing import Any, NamedTuple, TypeAlias, Union
+
+    Table: TypeAlias = dict[str, tuple[Callable[..., Any], tuple[Callable[[Any], bool], ...]]]
 else:
     from .fast_tuple import Record as NamedTuple
 
@@ -34,7 +36,7 @@ class ProtocolError(Exception):
 class Prepare(NamedTuple):
     """Check that the job can run here, and read what has to be read, but start nothing."""
 
-    job: dict[str, Any]  # the form is defined by launcher/job/plan.py, `job_of`
+    job: dict[str, Any]  # a NodeJob: job.py, `as_json` and `read_job`
 
 
 class Start(NamedTuple):
@@ -224,23 +226,41 @@ if TYPE_CHECKING:
         Pong,
         Done,
     ]
-    _KINDS: dict[str, Any]
 else:
     Frame = tuple
-    _KINDS = {kind.__name__: kind for kind in NamedTuple.__subclasses__() if kind.__module__ == __name__}
 
 
-# Of each field of each kind: whether a value that JSON gave has the type that is declared above.
-_FITS: dict[str, Callable[[Any], bool]] = {
+FITS: dict[str, Callable[[Any], bool]] = {
+    "Any": lambda value: True,
+    "bool": lambda value: type(value) is bool,
     "int": lambda value: type(value) is int,
     "float": lambda value: type(value) in (int, float) and abs(value) <= _MAX_FLOAT,
     "str": lambda value: isinstance(value, str),
-    "list[str]": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
     "dict[str, Any]": lambda value: isinstance(value, dict),
 }
-_CHECKS: dict[str, tuple[Callable[[Any], bool], ...]] = {
-    name: tuple(_FITS[kind.__annotations__[field]] for field in kind._fields) for name, kind in _KINDS.items()
-}
+
+
+def fits_of(declared: str, base: dict[str, Callable[[Any], bool]] = FITS) -> Callable[[Any], bool]:
+    """What says whether a value that JSON gave has the type that is declared: those of `base`, lists of them, or None."""
+    if declared.endswith(" | None"):
+        fits = fits_of(declared[:-7], base)
+        return lambda value: value is None or fits(value)
+    if declared.startswith("list["):
+        fits = fits_of(declared[5:-1], base)
+        return lambda value: isinstance(value, list) and all(map(fits, value))
+    return base[declared]
+
+
+def table_of(module: str, base: dict[str, Callable[[Any], bool]] = FITS) -> Table:
+    """The messages that this module declares, by name: each with what its fields must fit."""
+    kinds = [kind for kind in NamedTuple.__subclasses__() if kind.__module__ == module]
+    return {
+        kind.__name__: (kind, tuple(fits_of(kind.__annotations__[field], base) for field in kind._fields))
+        for kind in kinds
+    }
+
+
+_FRAMES = table_of(__name__)
 
 
 def encode(frame: Frame) -> bytes:
@@ -278,6 +298,20 @@ def cut(pending: bytearray, *, max_bytes: int) -> list[bytes]:
     return bodies
 
 
+def unpack(body: bytes, table: Table) -> Any:
+    """The message of this table that a body holds. Errors: ProtocolError"""
+    try:
+        name, *values = fast_json.read(body.decode("utf-8", "surrogatepass"))
+        kind, checks = table[name]
+        message = kind(*values)
+        for fits, value in zip(checks, message):  # noqa: B905 - equally long; `strict` needs Python 3.10
+            if not fits(value):
+                raise ValueError("a field of another type")
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"not a frame: {body[:80]!r}") from error
+    return message
+
+
 class Decoder:
     """Cuts a byte stream into frames. Feed it whatever arrives; it returns the frames that are complete."""
 
@@ -287,19 +321,7 @@ class Decoder:
     def feed(self, data: bytes) -> list[Frame]:
         """Errors: ProtocolError if the stream cannot be this protocol; the stream is then useless."""
         self._pending += data
-        return [_decode_body(body) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
-
-
-def _decode_body(body: bytes) -> Frame:
-    try:
-        fields = fast_json.read(body.decode("utf-8", "surrogatepass"))
-        frame: Frame = _KINDS[fields[0]](*fields[1:])
-        for fits, value in zip(_CHECKS[fields[0]], frame):  # noqa: B905 - equally long; `strict` needs Python 3.10
-            if not fits(value):
-                raise ValueError("a field of another type")
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"not a frame: {body[:80]!r}") from error
-    return frame
+        return [unpack(body, _FRAMES) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
 
 
 def text_of(data: bytes) -> str:

@@ -5,7 +5,7 @@ The names below are the public API. Those that need torch are loaded on first us
 
 from __future__ import annotations
 
-__version__ = "0.0.1"
+__version__ = "0.1.0"
 
 # As of `typing`, whose import takes half of the time before the command `dslaunch` can answer Ctrl-C.
 TYPE_CHECKING = False
@@ -56,14 +56,16 @@ _MODULE_OF = {
 __all__ = sorted(["__version__", *_HOME_OF, *_MODULE_OF])
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module  # here: see above
+if not TYPE_CHECKING:  # to a type checker it would mean that there is every name
 
-    if name in _MODULE_OF:
-        return import_module(_MODULE_OF[name], __name__)
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'dslaunch' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME_OF[name], __name__), name)
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module  # here: see above
+
+        if name in _MODULE_OF:
+            return import_module(_MODULE_OF[name], __name__)
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'dslaunch' has no attribute {name!r}; it has {', '.join(__all__)}")
+        return getattr(import_module(_HOME_OF[name], __name__), name)
 
 
 def __dir__() -> list[str]:

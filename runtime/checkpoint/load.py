@@ -25,7 +25,8 @@ from torch import Tensor
 from ..comm.collectives import Pending
 from ..errors import CheckpointError
 from ..step.flat_optimizer import FlatOptimizer
-from ..zero.sub_buffer import Member, SubBuffer
+from ..zero.sub_buffer import SubBuffer
+from ..zero.sub_buffer_plan import Member
 from .files.shelf import (
     MASTER,
     MODEL,
@@ -57,7 +58,7 @@ class LoadPlan:
     with_optimizer: bool
     with_scheduler: bool
     with_progress: bool
-    with_module: bool = True  # False: somebody else loads the weights
+    with_module: bool = True  # False: the program loads the weights
     may_be_missing: bool = False  # a job that is started again after a failure finds nothing the first time
     is_lenient: bool = False  # a folder without `latest` is no error, as in DeepSpeed
 
@@ -415,7 +416,9 @@ def _shelves(
     sources = source_of if plan.with_module else source_of.states_only
     for unit in training.model.units:
         for part in unit.parts:
-            kinds = {*part.states, *more_kinds} if plan.with_optimizer and part.is_trained else ()
+            kinds = (
+                {*part.optimizer_shard.states, *more_kinds} if plan.with_optimizer and part.is_trained else ()
+            )
             yield PartShelves(part).to_read(sources, sorted(kinds))
 
 
@@ -468,7 +471,7 @@ class _Sources:
 
 
 class _Beside(dict[str, dict[str, Any]]):
-    """What an optimizer remembers beside its states, whose tensors are read when somebody asks for the parameter."""
+    """What an optimizer remembers beside its states, whose tensors are read when the parameter is asked for."""
 
     def __init__(self, reader: OpenCheckpoint, plain: Mapping[str, dict[str, Any]], kept: set[str]) -> None:
         super().__init__(plain)
@@ -495,7 +498,8 @@ def _share(training: Training) -> None:
     gathers: list[Pending] = []
     for unit in training.model.units:
         for part in unit.parts:
+            part.param_shard.note_change()
             if not part.is_sharded:
-                gathers.append(training.comm.gather(part.values.flat, what=part.label))
+                gathers.append(training.comm.gather(part.param_shard.values.flat, what=part.label))
     for gather in gathers:
         gather.wait()

@@ -323,7 +323,7 @@ def _describe_optimizer(training: Training) -> dict[str, Any] | None:
         "name": optimizer.rule.name,
         "num_steps": optimizer.num_steps,
         "groups": [hyper_parameters(group) for group in optimizer.param_groups],
-        "state_names": sorted({name for part in optimizer.parts for name in part.states}),
+        "state_names": sorted({name for part in optimizer.parts for name in part.optimizer_shard.states}),
     }
 
 

@@ -48,7 +48,7 @@ class _Current:
         self.save: _UnderWay | None = None
 
     def tell_failure(self) -> None:
-        """Say at the end what nobody asked for."""
+        """Log at the end a failure that no call has raised."""
         if self.save is not None and self.save.problem is not None:
             _log.error("%s", self.save.problem)
 

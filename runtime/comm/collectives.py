@@ -227,7 +227,7 @@ class Collectives:
         received = torch.empty_like(flat)
         yield flight.start(partial(dist.all_to_all_single, received, flat, group=axis.group, async_op=True))
         chunks = received.chunk(axis.size)
-        total = chunks[0].float()  # a view of `received` if that is fp32, which nobody else needs
+        total = chunks[0].float()  # a view of `received` if that is fp32, which is needed no more
         for chunk in chunks[1:]:
             total.add_(chunk)
         own.copy_(total.mul_(1.0 / axis.size))

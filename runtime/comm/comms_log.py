@@ -177,7 +177,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     """Print on rank 0 what the collectives took on it; return that as a dict, on each rank its own, if `return_dict`.
 
     `show_straggler`: beside, what of it was the wait for other ranks. Of each collective the rank that came last has
-    waited for nobody, so the least time of all ranks is the message's.
+    did not wait, so the least time of all ranks is the message's.
     Units:  milliseconds; gigabits (1e9 bits) per second
     Order:  with `show_straggler` every rank must call this
     Source: DeepSpeed 0.19.8 comm/comm.py, `log_summary`: the same dict, with None for what is not known

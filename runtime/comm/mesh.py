@@ -49,6 +49,16 @@ class Mesh:
     states_by_chunk: bool = False
 
     @property
+    def places(self) -> Mesh:
+        """The same axes without their groups: for arithmetic, since a group lives as long as it is referred to."""
+        return replace(
+            self,
+            replicate=replace(self.replicate, group=None),
+            shard=replace(self.shard, group=None),
+            world=replace(self.world, group=None),
+        )
+
+    @property
     def num_states(self) -> int:
         """Return the number of shards of gradients, masters and optimizer states."""
         return self.world.size if self.states_by_chunk else self.shard.size

@@ -118,7 +118,7 @@ class OrderCheck:
             ]
             self._store.set(f"{place}/decision", decide(texts))
         decision = self._read(f"{place}/decision", 0, time.monotonic() + self._timeout.total_seconds())
-        if self._rank == 0:  # whoever asks anew has read the decision before
+        if self._rank == 0:  # a rank that asks anew has read the decision before
             for name in (*range(self._world_size), "decision"):
                 self._store.delete_key(f"{self._prefix}/{self._num_asked - 1}/{name}")
         return decision

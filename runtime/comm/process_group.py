@@ -57,7 +57,7 @@ def start_process_group(
 
 
 def group_timeout() -> timedelta | None:
-    """How long a collective of the default group may take, whoever made that; None if the backend does not tell.
+    """How long a collective of the default group may take, whichever program made that; None if the backend does not tell.
 
     torch gives groups made by new_group() its own default instead, unless told.
     """

@@ -307,7 +307,7 @@ def send(tensor: Tensor, dst: int, group: Group = None, tag: int = 0) -> None:
 
 
 def recv(tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> int:
-    """Fill it with what rank `src` sends, or whoever sends first; returns who did."""
+    """Fill it with what rank `src` sends, by default the first rank that sends; return the sender."""
     return dist.recv(tensor, src, group=group, tag=tag)
 
 

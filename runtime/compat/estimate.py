@@ -3,7 +3,7 @@
 That is Adam in mixed precision, with DeepSpeed's flat float32 gradients: 2 bytes a parameter in 16 bits, and 18 more for its
 gradients (2 + 4), its master (4) and two moments (8). Activations and buffers are in none of it; `additional_buffer_factor`
 is a surcharge on host memory. Numbers are DeepSpeed's, so that its plans can be compared; what an engine of ours takes is
-measured in docs/guide-zero.md and docs/guide-offload.md.
+measured in docs/train/zero.md and docs/train/offload.md.
 Units:  bytes; GiB where they are printed
 Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py, functions of the same names
 """

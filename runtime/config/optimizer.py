@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, model_validator
 
-from ..optimizers.lamb import FusedLamb
-from ..optimizers.lion import FusedLion
+from ..optimizers.registry import FROM_CONFIG
 from .keys.value import Beta, Betas, Bool, Size
 from .section import Section
 
@@ -104,8 +103,7 @@ PARAMS_OF: dict[str, type[AdamParams] | type[MuonParams]] = {
     "Muon": MuonParams,
 }
 
-_OURS: dict[str, type[torch.optim.Optimizer]] = {"Lamb": FusedLamb, "Lion": FusedLion}
-# What they take and an engine has no use for: it refuses these, or says that they have no effect.
+# What optimizers of ours take and an engine has no use for: it refuses these, or says that they have no effect.
 _NOT_FROM_CONFIG = {"amsgrad", "max_grad_norm", "set_grad_none"}
 _REFUSED = {
     "OneBitAdam": _ONE_BIT,
@@ -126,7 +124,8 @@ def _classes() -> dict[str, type[torch.optim.Optimizer]]:
         for name, value in vars(torch.optim).items()
         if isinstance(value, type) and issubclass(value, base) and value is not base
     }
-    return {name: kind for name, kind in {**found, **_OURS}.items() if name not in {*_REFUSED, *PARAMS_OF}}
+    ours = {name: row.load(row.config_class) for name, row in FROM_CONFIG.items()}
+    return {name: kind for name, kind in {**found, **ours}.items() if name not in {*_REFUSED, *PARAMS_OF}}
 
 
 def optimizer_names() -> tuple[str, ...]:
@@ -153,7 +152,7 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
 def optimizer_params(name: str) -> tuple[str, ...]:
     """Return the keyword arguments of such a class."""
     names = tuple(inspect.signature(optimizer_class(name)).parameters)[1:]
-    return tuple(one for one in names if not (name in _OURS and one in _NOT_FROM_CONFIG))
+    return tuple(one for one in names if not (name in FROM_CONFIG and one in _NOT_FROM_CONFIG))
 
 
 def _first(*values: float | None) -> float:

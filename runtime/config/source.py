@@ -3,7 +3,7 @@
 The scalars of YAML
 -------------------
 Unquoted words mean what JSON's words mean: numbers (1e-5 is one, as in YAML 1.2), true, false, null. All other words
-are texts: what YAML 1.1 guesses from yes, 010, 1:30 and 2026-01-01 is never what somebody wanted in a ds_config.
+are texts: what YAML 1.1 guesses from yes, 010, 1:30 and 2026-01-01 is never what was meant in a ds_config.
 """
 
 from __future__ import annotations

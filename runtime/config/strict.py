@@ -12,7 +12,7 @@ from .keys.value import OBJECT, show, show_name
 
 _AUTO = "auto"
 _TOP = "the top level"
-_SHORT = "prefetch_bucket_size"
+_SHORT = ("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold")
 _OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
@@ -41,8 +41,8 @@ def rename_old(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
             values["bf16"] = values.pop("bfloat16")
             sifted.old_names.append("bfloat16 (now bf16)")
     zero = values.get("zero_optimization")
-    if isinstance(zero, dict) and _SHORT in zero:
-        values["zero_optimization"] = _with_long_name(zero, sifted)
+    if isinstance(zero, dict):
+        values["zero_optimization"] = _with_long_names(zero, sifted)
     if isinstance(zero, bool):
         values["zero_optimization"] = {"stage": int(zero)}
         sifted.old_names.append(f'zero_optimization {show(zero)} (now {{"stage": {int(zero)}}})')
@@ -64,16 +64,17 @@ def _with_offload(zero: dict[str, Any], old: str, new: str, sifted: Sifted) -> d
     return zero
 
 
-def _with_long_name(zero: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
-    """DeepSpeed takes this key with and without its prefix."""
+def _with_long_names(zero: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
+    """DeepSpeed takes these keys with and without their prefix."""
     zero = dict(zero)
-    value = zero.pop(_SHORT)
-    if f"stage3_{_SHORT}" in zero:
-        path = f"zero_optimization.{_SHORT}"
-        sifted.problems[path] = f"{path} is another name of stage3_{_SHORT}, which is given too; keep one"
-    else:
-        zero[f"stage3_{_SHORT}"] = value
-        sifted.old_names.append(f"zero_optimization.{_SHORT} (now stage3_{_SHORT})")
+    for short in (name for name in _SHORT if name in zero):
+        value = zero.pop(short)
+        if f"stage3_{short}" in zero:
+            path = f"zero_optimization.{short}"
+            sifted.problems[path] = f"{path} is another name of stage3_{short}, which is given too; keep one"
+        else:
+            zero[f"stage3_{short}"] = value
+            sifted.old_names.append(f"zero_optimization.{short} (now stage3_{short})")
     return zero
 
 

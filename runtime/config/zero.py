@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -47,6 +48,10 @@ class ZeroConfig(Section):
     """Elements (not bytes) that are reduced together."""
     prefetch_bucket_numel: Count = Field(default=50_000_000, alias="stage3_prefetch_bucket_size")
     """Elements that are gathered together, at stage 3."""
+    param_persistence_numel: Count = Field(default=100_000, alias="stage3_param_persistence_threshold")
+    """Elements of the largest parameter that stays whole on every rank, with the others of its unit, at stage 3; 0: none does."""
+    model_persistence_numel: Count = Field(default=sys.maxsize, alias="stage3_model_persistence_threshold")
+    """Elements of all parameters that stay whole, at most."""
     sub_group_numel: Count = Field(default=1_000_000_000, alias="sub_group_size")
     """Elements whose states are in host memory together, where they lie on a disk."""
     offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
@@ -93,6 +98,16 @@ class ZeroConfig(Section):
         for fault in filter(None, faults):
             raise ValueError(fault)
         return self
+
+    @property
+    def max_whole_numel(self) -> tuple[int, int]:
+        """Elements of a parameter, and of all together, that stay whole on every rank at stage 3; 0: none do.
+
+        Parameters that lie elsewhere between their uses, or are shared by fewer ranks than their states, come and go all the same.
+        """
+        if self.offload_param.is_on or self.hpz_partition_size is not None:
+            return 0, 0
+        return self.param_persistence_numel, self.model_persistence_numel
 
     def looks_for_unused(self, *, is_lenient: bool) -> bool:
         """Return whether ignore_unused_parameters counts; for DeepSpeed's programs (`is_lenient`) with offloaded states only.

@@ -27,7 +27,7 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
     ),
     ("flops_profiler prints them, once", "flops fwd_duration"),
     ("no use of memory is printed; call torch.cuda.memory_summary()", "memory_breakdown"),
-    ("a monitor gets them, see docs/guide-monitors.md", "losses summary_events"),
+    ("a monitor gets them, see docs/train/monitors.md", "losses summary_events"),
     ("call gc.collect()", "collect_python_gc"),
     ("set the level of the logger dslaunch", "log_level"),
     (
@@ -71,15 +71,15 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
         "zero_offload_optimizer zero_offload_param zero_partial_offload zero_use_cpu_optimizer",
     ),
     (
-        "the ds_config's key has no effect here, or one fixed value; docs/guide-config.md says which",
+        "the ds_config's key has no effect here, or one fixed value; docs/train/config.md says which",
         "bf16_master_weights_and_gradients bf16_optimizer_states communication_data_type fp16_master_weights_and_gradients "
         "is_sanity_checks_enabled managed_gradient_accumulation optimizer_legacy_fusion "
         "torch_autocast_lower_precision_safe_modules zero_allgather_bucket_size zero_allgather_partitions "
         "zero_allgather_sequential zero_allow_untested_optimizer zero_compute_grad_norm zero_contiguous_gradients "
         "zero_elastic_checkpoint zero_force_ds_cpu_optimizer zero_hpz_partition_size zero_ignore_unused_parameters "
         "zero_legacy_stage1 zero_load_from_fp32_weights zero_log_trace_cache_warnings zero_max_live_parameters "
-        "zero_max_reuse_distance zero_model_persistence_threshold zero_module_granularity_threshold "
-        "zero_multi_rank_bucket_allreduce zero_overlap_comm zero_param_persistence_threshold zero_parameter_alignment "
+        "zero_max_reuse_distance zero_module_granularity_threshold "
+        "zero_multi_rank_bucket_allreduce zero_overlap_comm zero_parameter_alignment "
         "zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights zero_reduce_scatter "
         "zero_round_robin_gradients zero_save_muon_momentum_buffer_in_memory zero_sub_group_size",
     ),

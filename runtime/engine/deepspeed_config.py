@@ -13,7 +13,7 @@ import torch
 from ..config.config import Config
 from ..config.section import Section
 
-_GUIDE = "docs/guide-config.md says what becomes of each key"
+_GUIDE = "docs/train/config.md says what becomes of each key"
 
 _FIELDS: Mapping[str, Callable[[Config], Any]] = {
     "_param_dict": lambda config: config.origin.given,

@@ -38,10 +38,13 @@ from ..step.flat_optimizer import FlatOptimizer
 from ..step.grad_norm import clip_factor, global_grad_norm
 from ..step.host_update import Update
 from ..step.loss_scale import LossScaler
+from ..step.lr_schedules import check_metric
 from ..step.overflow import has_overflow
 from ..step.step_schedule import StepSchedule
+from ..zero import ds_attributes
 from ..zero.leaf_modules import mark_configured, z3_leaf_module
 from ..zero.offload_kinds import OffloadStateTypeEnum
+from ..zero.param_home import note_homes
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
 from .absent import why_absent
@@ -110,23 +113,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self._checks_each_step = worker.checks_order
         self._offload = self._make_offload(optimizer)
         mark_configured(module, config.zero.leaf_module)
-        self._model = ShardedModel(
-            module,
-            policy=self._policy,
-            groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
-            precision=precision_of(config),
-            max_unit_numel=self._offload.max_unit_numel(
-                self._policy.max_unit_numel(
-                    reduce_bucket=config.zero.reduce_bucket_numel,
-                    prefetch_bucket=config.zero.prefetch_bucket_numel,
-                )
-            ),
-            is_leaf=lambda name, module: z3_leaf_module(module),
-            device=device,
-            comm=self._comm,
-            offload=self._offload,
-            loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
-        )
+        self._model = self._make_model(module, optimizer)
         self._scaler = LossScaler(config.loss_scaling)
         self._direct_backward = self._watch_direct_backward()
         if optimizer is not None:
@@ -156,12 +143,35 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self._preemption = None if save_dir is None else Preemption(self._comm, save_dir=save_dir)
         self._model.before_change = self._saver.before_change
         if self._order_check is not None:
-            self._model.residents.after_evaluation = partial(self._order_check.end_forward, device)
+            self._model.prefetcher.after_evaluation = partial(self._order_check.end_forward, device)
         self._num_waiting, self._has_begun_micro_batch = 0, False
         self._forced_boundary: bool | None = None
         self.is_compiled = self._is_in_no_sync = False
         self._grad_norm: float | None = None
         self._was_step_applied = False
+
+    def _make_model(self, module: nn.Module, optimizer: FlatOptimizer | None) -> ShardedModel:
+        config = self.settings
+        model = ShardedModel(
+            module,
+            policy=self._policy,
+            groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
+            precision=precision_of(config),
+            unit_sizes=self._policy.unit_sizes(
+                reduce_bucket=config.zero.reduce_bucket_numel,
+                prefetch_bucket=config.zero.prefetch_bucket_numel,
+                max_whole=config.zero.max_whole_numel,
+                at_most=self._offload.max_unit_numel,
+            ),
+            is_leaf=lambda name, module: z3_leaf_module(module),
+            device=self.device,
+            comm=self._comm,
+            offload=self._offload,
+            loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
+        )
+        note_homes(model)
+        ds_attributes.describe(model)
+        return model
 
     def _make_offload(self, optimizer: FlatOptimizer | None) -> Offload:
         zero = self.settings.zero
@@ -345,14 +355,19 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:
             with self._clock.time("step"):
-                self._optimizer_step(lr_kwargs or {})
-        self.tput_timer.stop(global_step=is_boundary, report_speed=self.global_rank == 0)
+                check_metric(self.lr_scheduler, lr_kwargs or {})
+                self._optimizer_step()
         self._progress.micro_steps += 1
         self._num_waiting = 0 if is_boundary else self._num_waiting + 1
         self._has_begun_micro_batch = False
         # What may raise comes last: who catches it goes on with the next batch.
         if is_boundary:
             self._scaler.update(is_overflow=not self._was_step_applied)
+            if self._was_step_applied and self.lr_scheduler is not None:
+                self.lr_scheduler.step(**(lr_kwargs or {}))
+            self._print_progress()
+        self.tput_timer.stop(global_step=is_boundary, report_speed=self.global_rank == 0)
+        if is_boundary:
             self._report_step()
             self._end_if_preempted()
             if self._skipped is not None:
@@ -363,7 +378,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         """Whether the next `step()` updates the parameters."""
         if self._forced_boundary is not None:
             return self._forced_boundary
-        return (self._progress.micro_steps + 1) % self.settings.gradient_accumulation_steps == 0
+        # Since the last one: their number in all says nothing once a program, or a checkpoint, has another number for a step.
+        return self._num_waiting + 1 >= self.settings.gradient_accumulation_steps
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Decide from now on whether `step()` is a boundary; None counts micro batches again."""
@@ -405,7 +421,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
         self._model.zero_gradients()
 
-    def _optimizer_step(self, lr_kwargs: Mapping[str, Any]) -> None:
+    def _optimizer_step(self) -> None:
         optimizer = self.optimizer
         if optimizer is None or self._roll_call is None or self._skipped is None:
             raise ConfigError(
@@ -434,14 +450,11 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             self._progress.skipped_steps += 1
         self._roll_call.freezing.end_step(is_applied=self._was_step_applied)
         self._model.end_step()
-        if self._was_step_applied and self.lr_scheduler is not None:
-            self.lr_scheduler.step(**lr_kwargs)
         self._progress.global_steps += 1
         self._progress.global_samples += self.settings.train_batch_size
         if self._order_check is not None and self._checks_each_step:
             self._order_check.compare()
         self._comm.recorder.step = self._progress.global_steps + 1
-        self._print_progress()
         checkpointing.warn_if_never_called(self.settings.activation_checkpointing)
 
     def _look_for_overflow(self) -> bool:
@@ -471,10 +484,10 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             return
         gathers: list[Pending] = []
 
-        def start_gather(part: SubBuffer) -> None:  # while the next shard is being updated
+        def start_unshard(part: SubBuffer) -> None:  # while the next shard is being updated
             gathers.append(self._model.publish(part))
 
-        optimizer.step(grad_scale=grad_scale, after_part=start_gather)
+        optimizer.step(grad_scale=grad_scale, after_part=start_unshard)
         for gather in gathers:
             gather.wait()
 

@@ -191,6 +191,14 @@ class Readings:
         """Return the elements that are gathered together, at stage 3."""
         return self.settings.zero.prefetch_bucket_numel
 
+    def zero_param_persistence_threshold(self) -> int:
+        """Return the elements of the largest parameter that stays whole with the others of its unit, at stage 3."""
+        return self.settings.zero.max_whole_numel[0]
+
+    def zero_model_persistence_threshold(self) -> int:
+        """Return the elements that stay whole so in all, at most."""
+        return self.settings.zero.max_whole_numel[1]
+
     def bfloat16_enabled(self) -> bool:
         return self.settings.bf16.enabled
 

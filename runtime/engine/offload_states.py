@@ -13,7 +13,7 @@ from ..zero.sharded_model import ShardedModel
 
 
 class OffloadStates:
-    """Not collectives: every rank may decide for itself, and later nobody goes on before all have everything again."""
+    """Not collectives: every rank may decide for itself, and later no rank goes on before all have everything again."""
 
     device: torch.device
     _model: ShardedModel

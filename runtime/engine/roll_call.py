@@ -2,7 +2,7 @@
 
 Flat buffers are laid out once, by what `initialize()` was given. A program may change its model or its optimizer later. To take
 requires_grad away and to give it back is followed, see zero/freezing.py. All else is told: what plain torch would train and the
-engine cannot, in an error on all ranks; what plain torch would not train either, but somebody may have hoped for, in a warning.
+engine cannot, in an error on all ranks; what plain torch would not train either, though the program may expect it, in a warning.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from operator import is_, itemgetter
+from operator import is_, itemgetter, methodcaller
 from typing import Any
 from zlib import crc32
 
@@ -20,11 +20,12 @@ from ..comm.collectives import Collectives
 from ..errors import ConfigError
 from ..zero.freezing import Freezing, requiring_grad
 from ..zero.sharded_model import ShardedModel
-from ..zero.sub_buffer import NO_GROUP
+from ..zero.sub_buffer_plan import NO_GROUP
 from ..zero.unused import Unused
 
 _log = logging.getLogger("dslaunch")
 _LISTED = 5
+_VALUES = methodcaller("values")  # the tables of a ScriptModule are no dicts
 _FREEZE = (
     "set requires_grad before initialize(), and call requires_grad_(False) until it is to be trained, which is followed; or call "
     "initialize() again"
@@ -165,7 +166,7 @@ class RollCall:
             _log.warning(text, _listed(names))
 
     def _now_present(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._tables)))
+        return list(chain.from_iterable(map(_VALUES, self._tables)))
 
     # ---- the optimizer's groups
 

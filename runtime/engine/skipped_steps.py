@@ -120,8 +120,8 @@ class SkippedSteps:
 def _last_bad(part: SubBuffer) -> str | None:
     """Return the last of the parameters whose averages in this rank's part are not finite."""
     mesh = part.mesh
-    start, stop = part.own_run(mesh.chunk_index, num_chunks=mesh.world.size)
-    shard_start, _ = part.layout.shard_range(part.shard_index, num_shards=part.num_shards)
+    start, stop = part.plan.own_run(mesh.chunk_index, num_chunks=mesh.world.size)
+    shard_start, _ = part.layout.shard_range(part.plan.shard_index, num_shards=part.plan.num_shards)
     found = -1
     for offset, piece in part.gradients.pieces(start, stop):
         bad = torch.isfinite(piece).logical_not().nonzero()

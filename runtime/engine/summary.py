@@ -26,7 +26,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
         f"* {config.gradient_accumulation_steps} micro batches * {engine.world_size} ranks",
         "zero": {
             "stage": engine.zero_optimization_stage(),
-            "parameters": _placement(engine.zero_optimization_partition_weights()),
+            "parameters": _placement(engine.zero_optimization_partition_weights()) + _exceptions(engine),
             "gradients": _placement(engine.zero_optimization_partition_gradients()),
             "optimizer_states": _placement(engine.zero_optimization()),
         },
@@ -34,6 +34,12 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "lr_scheduler": None if scheduler is None else type(scheduler).__name__,
         "ds_config": config.describe(),
     }
+
+
+def _exceptions(engine: Engine) -> str:
+    """Return what stays whole all the same, where parameters are sharded over several ranks."""
+    whole = engine._model.num_small
+    return f", but {whole:,} elements, in units of small parameters" if whole else ""
 
 
 def _placement(is_sharded: bool) -> str:

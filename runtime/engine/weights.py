@@ -126,7 +126,7 @@ class Weights(nn.Module):
             try:
                 self._check_together(what, lambda: custom_load_fn(src=checkpoint["module"], dst=self.module))
             except BaseException:
-                if self._policy.parameters is not Placement.SHARDED:  # shards have not changed
+                if not self._model.is_sharded:  # shards have not changed
                     self._model.offloaded.barred = f"{what} has failed in the middle, so parameters are of no one state; load a checkpoint, or make a new engine"
                 raise
             self._model.take_edits()
@@ -190,10 +190,10 @@ class Weights(nn.Module):
         for part in parts:
             if part.is_sharded:
                 with part.here():
-                    flat = self._comm.gather_to_first(part.on_device(part.param_shard), what=part.label)
+                    flat = self._comm.gather_to_first(part.on_device(part.param_shard.own), what=part.label)
                 values |= {} if flat is None else by_name(part, flat)
             elif self._comm.mesh.world.index == 0:
-                values |= by_name(part, part.values.flat)
+                values |= by_name(part, part.param_shard.values.flat)
         if self._comm.mesh.world.index != 0:
             return None
         name_of = {id(member.param): member.name for part in parts for member in part.members}

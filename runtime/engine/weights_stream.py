@@ -46,7 +46,7 @@ class WeightsStream:
             if not set(left_out).issuperset(member.name for member in part.members)
         ]
         first_name = {id(member.param): member.name for part in parts for member in part.members}
-        pieces = [_Piece(part.values.flat.dtype, part, {}) for part in parts]
+        pieces = [_Piece(part.param_shard.values.flat.dtype, part, {}) for part in parts]
         self.aliases: dict[str, str] = {}
         self.no_tensors: list[str] = []  # extra states of modules
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
@@ -75,7 +75,7 @@ class WeightsStream:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Give name and tensor, in host memory, on rank 0, and nothing on the others.
 
-        Order: a collective for each sub-buffer, whose end on rank 0 nobody awaits but the next one
+        Order: a collective for each sub-buffer, whose end on rank 0 only the next one awaits
         """
         for _, part, others in self._pieces:
             if part is None:
@@ -83,9 +83,11 @@ class WeightsStream:
                     yield from ((name, value.cpu()) for name, value in others.items())
                 continue
             with part.here() if part.is_sharded else nullcontext():
-                flat: Tensor | None = part.values.flat if self._is_first and not part.is_sharded else None
+                flat: Tensor | None = (
+                    part.param_shard.values.flat if self._is_first and not part.is_sharded else None
+                )
                 if part.is_sharded:
-                    flat = self._comm.gather_to_first(part.on_device(part.param_shard), what=part.label)
+                    flat = self._comm.gather_to_first(part.on_device(part.param_shard.own), what=part.label)
                 if flat is not None:
                     for name, shape, offset in self._members(part):
                         yield name, flat[offset : offset + torch.Size(shape).numel()].view(shape).cpu()

@@ -224,7 +224,7 @@ class FlopsProfiler:
         )
 
     def _flops(self, module: nn.Module) -> int:
-        """Of a container that nobody calls, as a ModuleList: of its children."""
+        """Of a container that is never called, as a ModuleList: of its children."""
         reading = self._readings.get(module)
         if reading is not None and reading.num_calls:
             return reading.flops

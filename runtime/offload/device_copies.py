@@ -16,10 +16,10 @@ class Arrival:
     """A copy under way. What it reads stays alive until it is there.
 
     [Note: memory that a copy uses]
-    The allocator gives freed memory to whoever asks next in the stream that it came from, and a copy is in another one. So the
+    The allocator gives freed memory to the next request in the stream that it came from, and a copy is in another one. So the
     source of a copy to the host is held, and freed by `then`, only when the copy's event has happened; nothing else may free it.
-    The target of a copy to the device needs no holding: before it is freed, somebody uses it, and has let the stream that it
-    came from wait for the event. Of pinned memory torch knows by itself which copies use it.
+    The target of a copy to the device needs no holding: before it is freed, it is used, and the stream that it
+    came from has waited for the event by then. Of pinned memory torch knows by itself which copies use it.
     """
 
     def __init__(self, source: Tensor, target: Tensor, *, then: Callable[[], None] | None = None) -> None:

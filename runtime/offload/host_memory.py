@@ -1,7 +1,7 @@
 """What becomes of host memory that was freed: by default glibc gives much of it back to the system, page by page.
 
 Training on CPUs frees what it needs again at once: gradients after a step, gathered parameters, buffers of collectives. The
-system must then map and zero every page anew, which took up to a quarter of a step (docs/design-flat-units.md).
+system must then map and zero every page anew, which took up to a quarter of a step (docs/design/flat-units.md).
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..config.offload import AioConfig
 from ..config.zero import ZeroConfig
-from ..placement.offload_plan import AT_HOME, Home, OffloadPlan, StepAt
-from ..placement.stage_policy import Residence
+from ..placement.offload_plan import AT_HOME, Home, OffloadPlan, Residence, StepAt
 from .host_memory import give_back_freed_memory
 from .outbox import Outbox
 from .spill import Spill
@@ -67,13 +66,9 @@ class Offload:
         self._plan = plan or OffloadPlan()
         self._folders = folders or {}
         self._num_left = self._plan.share * num_trained
-        self._max_unit_numel = max_unit_numel
+        self.max_unit_numel = max_unit_numel  # how large units may be made by merging
         self._num_spills = 0
         self.outbox = Outbox()  # of gradients
-
-    def max_unit_numel(self, numel: int) -> int:
-        """Return how large units may be made by merging, where they may be of `numel` elements otherwise."""
-        return min(numel, self._max_unit_numel)
 
     @property
     def step_at(self) -> StepAt:

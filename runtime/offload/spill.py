@@ -1,7 +1,7 @@
 """The optimizer states of one sub-buffer in files, between their uses.
 
-The tensors stay the same objects. While they are away each is one NaN expanded to its shape, so that whoever reads it is not
-told something that looks right.
+The tensors stay the same objects. While they are away each is one NaN expanded to its shape, so that a read of it gives
+nothing that looks right.
 """
 
 from __future__ import annotations

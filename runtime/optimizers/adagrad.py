@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...kernels import AdagradSegment, AdagradShard, adagrad_step, cuda
-from .formula import FlatArrays, Formula, Pieces, Run
+from ...kernels import ADAGRAD
+from .formula import Formula, Pieces
 from .fused_optimizer import FusedOptimizer, Params
 from .on_device import as_float
 
@@ -21,37 +21,9 @@ class AdagradFormula(Formula):
             where a group has lr_decay
     """
 
-    state_names = ("sum",)
-
-    def segment(self, run: Run) -> AdagradSegment:
-        """As Adagrad's kernel takes it."""
-        return AdagradSegment(
-            offset=run.offset,
-            numel=run.numel,
-            lr=as_float(run.group["lr"]),
-            weight_decay=as_float(run.group["weight_decay"]),
-            lr_decay=as_float(run.group.get("lr_decay", 0.0)),
-            eps=as_float(run.group["eps"]),
-            step=run.step,
-        )
-
-    def shard(self, one: FlatArrays, segments: list[AdagradSegment]) -> AdagradShard:
-        """As Adagrad's kernel takes it."""
-        return AdagradShard(
-            param=one.param,
-            grads=one.grads,
-            param_out=one.param_out,
-            sum=one.states["sum"],
-            segments=segments,
-        )
-
-    def call(self, shards: list[AdagradShard], grad_scale: float) -> None:
-        """Adagrad."""
-        adagrad_step(shards, grad_scale=grad_scale)
-
-    def call_on_device(self, shards: list[AdagradShard], grad_scale: float, stream: int) -> None:
-        """Adagrad."""
-        cuda.adagrad_step(shards, grad_scale=grad_scale, stream=stream)
+    name = "Adagrad"
+    kernel = ADAGRAD
+    initial: ClassVar = {"sum": "initial_accumulator_value"}
 
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""
@@ -66,7 +38,7 @@ class AdagradFormula(Formula):
         torch._foreach_addcdiv_(pieces.params, grads, roots, -lr)
 
 
-_FORMULA = AdagradFormula()
+FORMULAS = (AdagradFormula(),)
 
 
 class DeepSpeedCPUAdagrad(FusedOptimizer):
@@ -78,7 +50,7 @@ class DeepSpeedCPUAdagrad(FusedOptimizer):
     Source: the arguments are those of DeepSpeed 0.19.8 ops/adagrad/cpu_adagrad.py, `DeepSpeedCPUAdagrad`
     """
 
-    state_names = AdagradFormula.state_names
+    formula = FORMULAS[0]
     host_only = True
 
     def __init__(
@@ -103,16 +75,6 @@ class DeepSpeedCPUAdagrad(FusedOptimizer):
             },
             fp32_optimizer_states=fp32_optimizer_states,
         )
-
-    def formula_of(self, group: Mapping[str, Any]) -> Formula:
-        """Return the one."""
-        return _FORMULA
-
-    def make_states(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the sum with which it begins."""
-        states = super().make_states(param, group)
-        states["sum"].fill_(group["initial_accumulator_value"])
-        return states
 
     def _dense(self, param: Tensor, group: Mapping[str, Any], where: str) -> Tensor:
         grad = param.grad

@@ -2,65 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
 
-from ...kernels import AdamSegment, AdamShard, adamw_step, cuda
-from .formula import FlatArrays, Formula, Group, Pieces, Run, corrected_step
+from ...kernels import ADAM
+from .formula import Formula, Group, Pieces, corrected_step
 from .fused_optimizer import FusedOptimizer, Params
 from .on_device import as_float
-
-_Hyper = tuple[float, float, float, float, float]
 
 
 class AdamFormula(Formula):
     """Adam as `torch.optim.AdamW` and `Adam` do it; without bias correction where a group's `bias_correction` is false."""
 
-    state_names = ("exp_avg", "exp_avg_sq")
+    kernel = ADAM
 
     def __init__(self, *, adam_w_mode: bool) -> None:
-        self.adam_w_mode = adam_w_mode
+        self.mode = int(adam_w_mode)
+        self.name = "AdamW" if adam_w_mode else "Adam"
 
-    def segment(self, run: Run) -> AdamSegment:
-        """As Adam's kernel takes it."""
-        lr, beta1, beta2, eps, weight_decay = _hyper(run.group)
-        return AdamSegment(
-            offset=run.offset,
-            numel=run.numel,
-            lr=lr,
-            weight_decay=weight_decay,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            step=corrected_step(run),
-        )
-
-    def shard(self, one: FlatArrays, segments: list[AdamSegment]) -> AdamShard:
-        """As Adam's kernel takes it."""
-        return AdamShard(
-            param=one.param,
-            grads=one.grads,
-            param_out=one.param_out,
-            exp_avg=one.states["exp_avg"],
-            exp_avg_sq=one.states["exp_avg_sq"],
-            segments=segments,
-        )
-
-    def call(self, shards: list[AdamShard], grad_scale: float) -> None:
-        """AdamW or Adam."""
-        adamw_step(shards, grad_scale=grad_scale, adam_w_mode=self.adam_w_mode)
-
-    def call_on_device(self, shards: list[AdamShard], grad_scale: float, stream: int) -> None:
-        """AdamW or Adam."""
-        cuda.adamw_step(shards, grad_scale=grad_scale, adam_w_mode=self.adam_w_mode, stream=stream)
+    def for_group(self, group: Group) -> Formula:
+        """Return the one whose weight decay is as the group says, in torch's words."""
+        adam_w, adam = FORMULAS
+        return adam_w if group.get("decoupled_weight_decay", self.mode) else adam
 
     def foreach(self, pieces: Pieces) -> None:
         """Call torch's fused kernel."""
-        kernel = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
-        lr, beta1, beta2, eps, weight_decay = _hyper(pieces.group)
+        kernel = torch._fused_adamw_ if self.mode else torch._fused_adam_
+        group = pieces.group
+        beta1, beta2 = map(as_float, group["betas"])
         device = pieces.params[0].device
         count = torch.tensor(float(corrected_step(pieces)), device=device)
         kernel(
@@ -70,40 +40,28 @@ class AdamFormula(Formula):
             pieces.states["exp_avg_sq"],
             [],
             [count] * len(pieces.params),
-            lr=lr,
+            lr=as_float(group["lr"]),
             beta1=beta1,
             beta2=beta2,
-            weight_decay=weight_decay,
-            eps=eps,
+            weight_decay=as_float(group["weight_decay"]),
+            eps=as_float(group["eps"]),
             amsgrad=False,
             maximize=False,
         )
 
 
-def _hyper(group: Group) -> _Hyper:
-    beta1, beta2 = group["betas"]
-    return (
-        as_float(group["lr"]),
-        as_float(beta1),
-        as_float(beta2),
-        as_float(group["eps"]),
-        as_float(group["weight_decay"]),
-    )
+FORMULAS = (AdamFormula(adam_w_mode=True), AdamFormula(adam_w_mode=False))
 
 
 class _Adam(FusedOptimizer):
     """What both have in common. The constructor's mode is every group's `decoupled_weight_decay`, which torch reads there."""
 
-    state_names = AdamFormula.state_names
+    formula = FORMULAS[0]
 
     @property
     def adam_w_mode(self) -> bool:
         """Whether weight decay is decoupled."""
         return bool(self.defaults["decoupled_weight_decay"])
-
-    def formula_of(self, group: Mapping[str, Any]) -> Formula:
-        """Return AdamW or Adam."""
-        return _formula(self.adam_w_mode)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with hyper-parameters of their own, in the constructor's mode."""
@@ -176,11 +134,6 @@ class DeepSpeedCPUAdam(_Adam):
             _defaults(lr, bias_correction, betas, eps, weight_decay, amsgrad, adamw_mode),
             fp32_optimizer_states=fp32_optimizer_states,
         )
-
-
-@cache
-def _formula(adam_w_mode: bool) -> AdamFormula:
-    return AdamFormula(adam_w_mode=adam_w_mode)
 
 
 def _defaults(

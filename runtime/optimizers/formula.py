@@ -6,13 +6,16 @@ Letters: n = elements of one array.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass
+from functools import cache
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from .on_device import scaled_grad, step_on_device
+from ...kernels import Kernel, cuda
+from .on_device import as_float, scaled_grad, step_on_device
 
 Group = Mapping[str, Any]  # hyper-parameters
 
@@ -50,10 +53,29 @@ class Pieces:
 
 
 class Formula(ABC):
-    """A formula and the names of its states. It remembers nothing: all that changes lies in the arrays."""
+    """A formula: a kernel in one of its modes. It remembers nothing: all that changes lies in the arrays."""
 
-    state_names: ClassVar[tuple[str, ...]]
+    name: str  # one of its row in registry.py
+    kernel: ClassVar[Kernel[Any]]
+    mode: int = 0
+    initial: ClassVar[
+        Mapping[str, str]
+    ] = {}  # state -> the key of a group with what it begins with, not zero
     is_elementwise: ClassVar[bool] = True  # else a run is one whole parameter, with its gradient in one piece
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What it remembers of each element."""
+        return self.kernel.states
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a step depends on its number."""
+        return self.kernel.counts_steps
+
+    def for_group(self, group: Group) -> Formula:
+        """Return the formula that this group asks for; the same object for all groups that can be updated in one call."""
+        return self
 
     def names_for(self, groups: Iterable[Group]) -> tuple[str, ...]:
         """Return the names of the states that these groups need."""
@@ -84,36 +106,42 @@ class Formula(ABC):
         return step_on_device(queue, arrays, device=arrays[0].param.device)
 
     def _shards(self, arrays: Sequence[FlatArrays]) -> list[Any]:
-        segments: dict[tuple[int, ...], Any] = {}  # models have many parameters of few sizes
+        segments: dict[tuple[int, ...], Any] = {}  # models have many parameters of few sizes, in fewer groups
+        numbers: dict[tuple[int, ...], dict[str, Any]] = {}
         shards = []
         for one in arrays:
             chosen = []
             for run in one.runs:
-                key = (id(run.group), run.offset, run.numel, run.step)
+                key = (id(run.group), run.step, run.offset, run.numel)
                 if key not in segments:
-                    segments[key] = self.segment(run)
+                    if key[:2] not in numbers:
+                        numbers[key[:2]] = {name: number(run) for name, number in _numbers(self.kernel)}
+                    segments[key] = self.kernel.segment(
+                        offset=run.offset, numel=run.numel, **numbers[key[:2]]
+                    )
                 chosen.append(segments[key])
             shards.append(self.shard(one, chosen))
         return shards
 
-    @abstractmethod
-    def segment(self, run: Run) -> Any:
-        """Return the run as our kernel takes it."""
-
-    @abstractmethod
     def shard(self, one: FlatArrays, segments: list[Any]) -> Any:
         """Return the arrays as our kernel takes them."""
+        arrays = {name: one.states.get(name) for name in self.kernel.states}
+        if self.kernel.has_update:
+            arrays["update"] = torch.empty_like(one.param)
+        return self.kernel.shard(
+            param=one.param, grads=one.grads, param_out=one.param_out, segments=segments, **arrays
+        )
 
-    @abstractmethod
     def call(self, shards: list[Any], grad_scale: float) -> None:
         """Call our kernel."""
+        self.kernel.step(shards, grad_scale=grad_scale, mode=self.mode)
 
-    @abstractmethod
     def call_on_device(self, shards: list[Any], grad_scale: float, stream: int) -> None:
-        """Queue our CUDA kernel on the stream, a `cudaStream_t`; arrays that nobody else holds may be freed then.
+        """Queue our CUDA kernel on the stream, a `cudaStream_t`; arrays that are held nowhere else may be freed then.
 
         Errors: CudaUnavailable, with nothing written
         """
+        cuda.step(self.kernel, shards, grad_scale=grad_scale, mode=self.mode, stream=stream)
 
     def update_with_torch(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
         """Do that with torch's operations, on any device. Float32 gradients may be overwritten if `grad_scale` is not 1."""
@@ -125,6 +153,25 @@ class Formula(ABC):
     @abstractmethod
     def foreach(self, pieces: Pieces) -> None:
         """Apply one step with torch's operations over lists; `pieces.grads` may be read only."""
+
+
+@cache
+def _numbers(kernel: Kernel[Any]) -> tuple[tuple[str, Callable[[Run], Any]], ...]:
+    """The numbers of a segment, and where each comes from."""
+    return tuple((field.name, _number(field)) for field in kernel.numbers)
+
+
+def _number(field: Field[Any]) -> Callable[[Run], Any]:
+    name, default = field.name, field.default
+    if name == "step":
+        return corrected_step
+    if name in ("beta1", "beta2"):
+        return lambda run: as_float(run.group["betas"][name == "beta2"])
+    if field.type == "bool":
+        return lambda run: bool(run.group[name])
+    if default is MISSING:
+        return lambda run: as_float(run.group[name])
+    return lambda run: as_float(run.group.get(name, default))
 
 
 def _copy_out(arrays: Sequence[FlatArrays]) -> None:

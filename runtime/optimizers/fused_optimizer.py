@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .flatten import Update, step_flat
-from .formula import Formula
+from .formula import Formula, Group
 from .on_device import as_float
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -31,9 +31,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     remembers is float32, or has the parameter's dtype if `fp32_optimizer_states` is false.
     """
 
+    formula: ClassVar[Formula]
     is_elementwise: ClassVar[bool] = True
-    state_names: ClassVar[tuple[str, ...]]
-    counts_steps: ClassVar[bool] = True  # in `step` of a parameter's state, a float32 tensor as torch has it
     host_only: ClassVar[bool] = False
 
     def __init__(
@@ -48,13 +47,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.set_grad_none = set_grad_none
         super().__init__(params, defaults)
 
-    def formula_of(self, group: Mapping[str, Any]) -> Formula:
+    def formula_of(self, group: Group) -> Formula:
         """Return how this group is updated; the same object for all groups that can be updated in one call."""
-        raise NotImplementedError
+        return self.formula.for_group(group)
 
-    def make_states(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return what is remembered of a parameter before its first step: zeros."""
-        return {name: torch.zeros_like(param, dtype=self._state_dtype(param)) for name in self.state_names}
+    def make_states(self, param: Tensor, group: Group) -> dict[str, Tensor]:
+        """Return what is remembered of a parameter before its first step."""
+        return {
+            name: torch.full_like(
+                param, group.get(self.formula.initial.get(name, ""), 0.0), dtype=self._state_dtype(param)
+            )
+            for name in self.formula.state_names
+        }
 
     # ---- the interface of torch
 
@@ -80,7 +84,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             step_flat(formula, chosen)
             params = [update.param for update in chosen]
             torch.autograd.graph.increment_version(params)  # the kernel's writes are invisible to autograd
-            if self.counts_steps:
+            if self.formula.counts_steps:
                 torch._foreach_add_([self.state[param]["step"] for param in params], 1.0)
         return loss
 
@@ -114,7 +118,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for number, group in enumerate(final["param_groups"]):
                 self._check({**self.defaults, **group}, f"group {number} of the state_dict")
             for number, state in final["state"].items():
-                missing = [name for name in self.state_names if state and name not in state]
+                missing = [name for name in self.formula.state_names if state and name not in state]
                 if missing:
                     raise ValueError(
                         f"{type(self).__name__}: the state_dict has {', '.join(map(str, state))} of parameter {number}, without "
@@ -137,7 +141,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            if self.counts_steps:
+            if self.formula.counts_steps:
                 for param in group["params"]:
                     if self.state.get(param):
                         count = self.state[param].get("step", group.get("step", 0))
@@ -153,11 +157,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._check_param(param, grad, where)
         state = self.state[param]
         if not state:
-            if self.counts_steps:
+            if self.formula.counts_steps:
                 state["step"] = torch.zeros((), dtype=torch.float32)
             state.update(self.make_states(param, group))
-        step = int(state["step"]) + 1 if self.counts_steps else 1
-        return Update(param, grad, {name: state[name] for name in self.state_names}, group, step)
+        step = int(state["step"]) + 1 if self.formula.counts_steps else 1
+        return Update(param, grad, {name: state[name] for name in self.formula.state_names}, group, step)
 
     def _dense(self, param: Tensor, group: Mapping[str, Any], where: str) -> Tensor:
         grad = param.grad
@@ -215,6 +219,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         params = [param for group in self.param_groups for param in group["params"]]
         for number, param in zip(saved, params, strict=True):
             values, state = state_dict["state"].get(number, {}), self.state.get(param, {})
-            for name in self.state_names:
+            for name in self.formula.state_names:
                 if name in values and isinstance(values[name], Tensor):
                     state[name] = values[name].to(device=param.device, dtype=self._state_dtype(param))

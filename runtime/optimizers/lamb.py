@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import LambSegment, LambShard, cuda, lamb_step
-from .formula import FlatArrays, Formula, Pieces, Run, corrected_step
+from ...kernels import LAMB, LambShard, cuda, lamb_step
+from .formula import Formula, Group, Pieces, corrected_step
 from .fused_optimizer import FusedOptimizer, Params
 from .on_device import as_float
 
@@ -23,43 +23,20 @@ class LambFormula(Formula):
             the place of the bias correction as DeepSpeed 0.19.8 ops/lamb/fused_lamb.py, `FusedLamb`
     """
 
-    state_names = ("exp_avg", "exp_avg_sq")
+    name = "Lamb"
+    kernel = LAMB
     is_elementwise = False
 
     def __init__(self, *, eps_inside_sqrt: bool) -> None:
-        self.eps_inside_sqrt = eps_inside_sqrt
+        self.mode = int(eps_inside_sqrt)
 
-    def segment(self, run: Run) -> LambSegment:
-        """As LAMB's kernel takes it."""
-        beta1, beta2 = run.group["betas"]
-        return LambSegment(
-            offset=run.offset,
-            numel=run.numel,
-            lr=as_float(run.group["lr"]),
-            weight_decay=as_float(run.group["weight_decay"]),
-            beta1=as_float(beta1),
-            beta2=as_float(beta2),
-            eps=as_float(run.group["eps"]),
-            step=corrected_step(run),
-            min_coeff=as_float(run.group["min_coeff"]),
-            max_coeff=as_float(run.group["max_coeff"]),
-        )
-
-    def shard(self, one: FlatArrays, segments: list[LambSegment]) -> LambShard:
-        """As LAMB's kernel takes it, with room for the direction."""
-        return LambShard(
-            param=one.param,
-            grads=one.grads,
-            param_out=one.param_out,
-            exp_avg=one.states["exp_avg"],
-            exp_avg_sq=one.states["exp_avg_sq"],
-            update=torch.empty_like(one.param),
-            segments=segments,
-        )
+    def for_group(self, group: Group) -> Formula:
+        """Return the one with eps at its place."""
+        return FORMULAS[bool(group["eps_inside_sqrt"])]
 
     def call(self, shards: list[LambShard], grad_scale: float) -> None:
         """LAMB."""
-        lamb_step(shards, grad_scale=grad_scale, eps_inside_sqrt=self.eps_inside_sqrt)
+        lamb_step(shards, grad_scale=grad_scale, eps_inside_sqrt=self.mode == 1)
 
     def call_on_device(self, shards: list[LambShard], grad_scale: float, stream: int) -> None:
         """LAMB."""
@@ -71,7 +48,7 @@ class LambFormula(Formula):
         cuda.lamb_step(
             shards,
             grad_scale=grad_scale,
-            eps_inside_sqrt=self.eps_inside_sqrt,
+            eps_inside_sqrt=self.mode == 1,
             allocate=allocate,
             stream=stream,
         )
@@ -84,7 +61,7 @@ class LambFormula(Formula):
         torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
         torch._foreach_mul_(exp_avg_sqs, beta2)
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-        if self.eps_inside_sqrt:
+        if self.mode == 1:
             roots = torch._foreach_sqrt(torch._foreach_add(exp_avg_sqs, eps))
         else:
             roots = torch._foreach_add(torch._foreach_sqrt(exp_avg_sqs), eps)
@@ -101,7 +78,7 @@ class LambFormula(Formula):
             param.addcmul_(update, quotient * -step_size)
 
 
-_FORMULAS = {is_inside: LambFormula(eps_inside_sqrt=is_inside) for is_inside in (False, True)}
+FORMULAS = tuple(LambFormula(eps_inside_sqrt=is_inside) for is_inside in (False, True))
 
 
 class FusedLamb(FusedOptimizer):
@@ -112,7 +89,7 @@ class FusedLamb(FusedOptimizer):
     """
 
     is_elementwise = False
-    state_names = LambFormula.state_names
+    formula = FORMULAS[0]
 
     def __init__(  # noqa: PLR0913
         self,
@@ -144,10 +121,6 @@ class FusedLamb(FusedOptimizer):
                 "amsgrad": amsgrad,
             },
         )
-
-    def formula_of(self, group: Mapping[str, Any]) -> Formula:
-        """Return the one with eps at its place."""
-        return _FORMULAS[bool(group["eps_inside_sqrt"])]
 
     def _check(self, group: Mapping[str, Any], where: str) -> None:
         super()._check(group, where)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from ...kernels import LionSegment, LionShard, cuda, lion_step
-from .formula import FlatArrays, Formula, Pieces, Run
+from ...kernels import LION
+from .formula import Formula, Pieces
 from .fused_optimizer import FusedOptimizer, Params
 from .on_device import as_float
 
@@ -19,37 +16,8 @@ class LionFormula(Formula):
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", arXiv 2302.06675, program 1
     """
 
-    state_names = ("exp_avg",)
-
-    def segment(self, run: Run) -> LionSegment:
-        """As Lion's kernel takes it."""
-        beta1, beta2 = run.group["betas"]
-        return LionSegment(
-            offset=run.offset,
-            numel=run.numel,
-            lr=as_float(run.group["lr"]),
-            weight_decay=as_float(run.group["weight_decay"]),
-            beta1=as_float(beta1),
-            beta2=as_float(beta2),
-        )
-
-    def shard(self, one: FlatArrays, segments: list[LionSegment]) -> LionShard:
-        """As Lion's kernel takes it."""
-        return LionShard(
-            param=one.param,
-            grads=one.grads,
-            param_out=one.param_out,
-            exp_avg=one.states["exp_avg"],
-            segments=segments,
-        )
-
-    def call(self, shards: list[LionShard], grad_scale: float) -> None:
-        """Lion."""
-        lion_step(shards, grad_scale=grad_scale)
-
-    def call_on_device(self, shards: list[LionShard], grad_scale: float, stream: int) -> None:
-        """Lion."""
-        cuda.lion_step(shards, grad_scale=grad_scale, stream=stream)
+    name = "Lion"
+    kernel = LION
 
     def foreach(self, pieces: Pieces) -> None:
         """Update with torch's operations."""
@@ -62,23 +30,16 @@ class LionFormula(Formula):
         torch._foreach_lerp_(exp_avgs, pieces.grads, 1 - beta2)
 
 
-_FORMULA = LionFormula()
+FORMULAS = (LionFormula(),)
 
 
-class _Lion(FusedOptimizer):
-    state_names = LionFormula.state_names
-    counts_steps = False
-
-    def formula_of(self, group: Mapping[str, Any]) -> Formula:
-        """Return the one."""
-        return _FORMULA
-
-
-class FusedLion(_Lion):
+class FusedLion(FusedOptimizer):
     """Lion with the arguments of DeepSpeed's FusedLion, on a GPU or in host memory.
 
     Source: the arguments are those of DeepSpeed 0.19.8 ops/lion/fused_lion.py, `FusedLion`
     """
+
+    formula = FORMULAS[0]
 
     def __init__(
         self,
@@ -93,12 +54,13 @@ class FusedLion(_Lion):
         )
 
 
-class DeepSpeedCPULion(_Lion):
+class DeepSpeedCPULion(FusedOptimizer):
     """Lion with the arguments of DeepSpeed's DeepSpeedCPULion, for host memory.
 
     Source: the arguments are those of DeepSpeed 0.19.8 ops/lion/cpu_lion.py, `DeepSpeedCPULion`
     """
 
+    formula = FORMULAS[0]
     host_only = True
 
     def __init__(

@@ -24,7 +24,7 @@ def step_on_device(
     """Queue `step(shards, ...)`, one of `dslaunch.kernels.cuda`, on the current stream of `device`.
 
     False says that the kernels cannot be had here, and that nothing was written: torch's must do it. Why is logged once.
-    They are used where DSLAUNCH_CUDA_KERNELS is 1: nobody has seen them run on a device yet.
+    They are used where DSLAUNCH_CUDA_KERNELS is 1: they have not been seen to run on a device yet.
     """
     if os.environ.get(SWITCH) != "1":
         return False

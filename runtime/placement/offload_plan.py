@@ -12,9 +12,20 @@ import torch
 from ..config.offload import OffloadOptimizerConfig, OffloadParamConfig
 from ..config.zero import ZeroConfig
 from ..errors import ConfigError
-from .stage_policy import Placement, Policy, Residence
+from ..optimizers.registry import ELEMENTWISE
+from .stage_policy import Placement, Policy
 
 _SECTION = "zero_optimization"
+
+
+class Residence(Enum):
+    """Which memory holds a value between its uses."""
+
+    GPU = "gpu"  # the memory of the device that computes, host memory where there is no accelerator
+    CPU = "cpu"  # pinned host memory
+    NVME = "nvme"  # a file on a local disk
+
+
 _RESIDENCES = {"none": Residence.GPU, "cpu": Residence.CPU, "nvme": Residence.NVME}
 
 
@@ -93,9 +104,10 @@ def plan_offload(
                 "and they stay where they are; write stage 1, 2 or 3"
             )
         if states.is_away and not steps_by_part:
+            *names, last = [name for row in ELEMENTWISE for name in row.names]
             raise ConfigError(
                 f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the device in this '
-                "version, those of AdamW, Adam, Lion, Adagrad and SGD can; leave offload_optimizer out, or choose one of these"
+                f"version, those of {', '.join(names)} and {last} can; leave offload_optimizer out, or choose one of these"
             )
     key, step_at = _step_at(zero)
     if step_at is not StepAt.STEP and optimizer is not None:

@@ -1,11 +1,15 @@
-"""The ZeRO stages as rows of a table: placement, residence and schedule of parameters, gradients and states.
+"""The ZeRO stages as rows of a table: which of parameters, gradients and states are sharded.
 
-Nothing outside this file asks for a stage; everything asks a `Policy`.
+Nothing outside this file asks for a stage; everything asks a `Policy`. When gradients are reduced follows from where they are: a
+whole buffer of them adds up micro batches and is reduced once for a step, shards are filled in every backward. In which memory
+a value lies is the matter of offload_plan.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..errors import ConfigError
@@ -18,27 +22,26 @@ class Placement(Enum):
     SHARDED = "sharded"  # every rank holds its own 1/N of it
 
 
-class Residence(Enum):
-    """Which memory holds a value between its uses."""
-
-    GPU = "gpu"  # the memory of the device that computes, host memory where there is no accelerator
-    CPU = "cpu"  # pinned host memory
-    NVME = "nvme"  # a file on a local disk
-
-
-class ReduceAt(Enum):
-    """When gradients are reduced over the ranks."""
-
-    BOUNDARY = "boundary"  # once per optimizer step, after the last micro batch
-    MICRO_BATCH = "micro_batch"  # in every backward
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
     """See comm/mesh.py."""
 
     shard_size: int
     states_by_chunk: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSizes:
+    """How large the units are into which a model is cut, in elements."""
+
+    max_numel: int  # of one that neighbours are merged to
+    max_whole_numel: int = 0  # of one that neighbours of small parameters are merged to
+    whole_param_numel: int = 0  # of the largest small parameter; 0: none is small
+    whole_model_numel: int = sys.maxsize  # of all small parameters that stay whole
+
+    def are_small(self, numels: Iterable[int]) -> bool:
+        """Whether all these parameters are small, so that they may stay whole where others are sharded."""
+        return self.whole_param_numel > 0 and all(numel <= self.whole_param_numel for numel in numels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +52,36 @@ class Policy:
     parameters: Placement
     gradients: Placement
     optimizer: Placement
-    reduce_at: ReduceAt
-    reshard_after_forward: bool
-    reshard_after_backward: bool
-    parameters_on: Residence = Residence.GPU
-    gradients_on: Residence = Residence.GPU
-    optimizer_on: Residence = Residence.GPU
+    reshard_after_forward: bool  # sharded parameters: are they freed between forward and backward?
 
     @property
     def is_sharded(self) -> bool:
         """Whether any of the three values is sharded."""
         return Placement.SHARDED in (self.parameters, self.gradients, self.optimizer)
 
-    def max_unit_numel(self, *, reduce_bucket: int, prefetch_bucket: int) -> int:
-        """Return how large units may be made by merging: a few whole ones are in memory, of whatever is sharded."""
-        is_sharded = self.parameters is Placement.SHARDED
-        return min(reduce_bucket, prefetch_bucket) if is_sharded else reduce_bucket
+    def unit_sizes(
+        self, *, reduce_bucket: int, prefetch_bucket: int, max_whole: tuple[int, int], at_most: int
+    ) -> UnitSizes:
+        """Return how large units are made; a few that are sharded are in memory at a time, whole.
+
+        `max_whole`: elements of a parameter, and of all, that stay whole. `at_most`: elements of any unit.
+        """
+        whole = min(reduce_bucket, at_most)
+        if self.parameters is not Placement.SHARDED:
+            return UnitSizes(max_numel=whole)
+        max_param, max_model = max_whole
+        return UnitSizes(
+            max_numel=min(whole, prefetch_bucket),
+            max_whole_numel=whole,
+            whole_param_numel=max_param,
+            whole_model_numel=max_model,
+        )
 
     def mesh_shape(self, world_size: int, *, group_size: int | None, kept_in: int | None) -> MeshShape:
         """Return over how many ranks values are sharded; the rest of the ranks replicate.
 
         `group_size`: everything that is sharded over so many ranks, instead of all. `kept_in`: parameters over so many,
-        which then send them to nobody else, gradients and states over all.
+        which then gather them among themselves; gradients and states over all.
         Errors: ConfigError if that has no meaning here
         """
         for key, size in (("mics_shard_size", group_size), ("zero_hpz_partition_size", kept_in)):
@@ -86,23 +97,10 @@ class Policy:
             return MeshShape(shard_size=world_size)
         if self.parameters is not Placement.SHARDED:
             raise ConfigError(
-                f"zero_optimization.zero_hpz_partition_size {kept_in} says who shares parameters, and at stage {self.stage} "
-                "everybody has all; leave it out, or write stage 3"
+                f"zero_optimization.zero_hpz_partition_size {kept_in} says how many ranks share parameters, and at stage "
+                f"{self.stage} every rank has all of them; leave it out, or write stage 3"
             )
         return MeshShape(shard_size=kept_in, states_by_chunk=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes that one rank holds between steps."""
-
-    parameters: float
-    gradients: float
-    optimizer: float
-
-    @property
-    def total(self) -> float:
-        return self.parameters + self.gradients + self.optimizer
 
 
 _POLICIES = (
@@ -111,36 +109,28 @@ _POLICIES = (
         parameters=Placement.REPLICATED,
         gradients=Placement.REPLICATED,
         optimizer=Placement.REPLICATED,
-        reduce_at=ReduceAt.BOUNDARY,
         reshard_after_forward=False,
-        reshard_after_backward=False,
     ),
     Policy(
         stage=1,
         parameters=Placement.REPLICATED,
         gradients=Placement.REPLICATED,
         optimizer=Placement.SHARDED,
-        reduce_at=ReduceAt.BOUNDARY,
         reshard_after_forward=False,
-        reshard_after_backward=False,
     ),
     Policy(
         stage=2,
         parameters=Placement.REPLICATED,
         gradients=Placement.SHARDED,
         optimizer=Placement.SHARDED,
-        reduce_at=ReduceAt.MICRO_BATCH,
         reshard_after_forward=False,
-        reshard_after_backward=False,
     ),
     Policy(
         stage=3,
         parameters=Placement.SHARDED,
         gradients=Placement.SHARDED,
         optimizer=Placement.SHARDED,
-        reduce_at=ReduceAt.MICRO_BATCH,
         reshard_after_forward=True,
-        reshard_after_backward=True,
     ),
 )
 
@@ -155,36 +145,19 @@ def policy_for_stage(stage: int) -> Policy:
     return _POLICIES[stage]
 
 
-def optimizer_bytes_per_element(*, num_states: int, param_bytes: int) -> int:
-    """Return K: the fp32 states, plus an fp32 master where the parameter itself is not fp32.
+def keep_small_whole(
+    policy: Policy, sub_buffers: Sequence[Sequence[int]], sizes: UnitSizes
+) -> tuple[Policy, ...]:
+    """Return a row for each sub-buffer, which is given by the elements of its parameters.
 
-    Adam has two states: K = 12 with 16-bit parameters, 8 with fp32 ones, which are their own master.
+    A sub-buffer of small parameters stays whole on every rank, as at stage 2: to gather it at each use would take longer than its
+    memory is worth. The first ones do, as long as there are no more than `sizes.whole_model_numel` elements in all.
+    Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py, `mark_persistent_parameters`, parameter by parameter
     """
-    return 4 * num_states + (0 if param_bytes == 4 else 4)
-
-
-def memory_bytes(
-    policy: Policy,
-    *,
-    numel: int,
-    param_bytes: int,
-    grad_bytes: int,
-    optimizer_bytes: int,
-    num_shards: int,
-    num_param_shards: int | None = None,
-) -> Memory:
-    """Return what one rank holds between steps, without padding and without the units that are in flight.
-
-    Units:  `numel` counts trained elements; the other arguments are bytes per element, and numbers of shards
-    Source: ZeRO (arXiv 1910.02054) section 3, with b = param_bytes, g = grad_bytes, K = optimizer_bytes
-    """
-
-    def held(placement: Placement, bytes_per_element: int, shards: int = num_shards) -> float:
-        share = shards if placement is Placement.SHARDED else 1
-        return numel * bytes_per_element / share
-
-    return Memory(
-        parameters=held(policy.parameters, param_bytes, num_param_shards or num_shards),
-        gradients=held(policy.gradients, grad_bytes),
-        optimizer=held(policy.optimizer, optimizer_bytes),
-    )
+    whole = replace(policy, parameters=Placement.REPLICATED, reshard_after_forward=False)
+    rows, num_left = [], sizes.whole_model_numel
+    for numels in sub_buffers:
+        stays = sizes.are_small(numels) and sum(numels) <= num_left
+        num_left -= sum(numels) if stays else 0
+        rows.append(whole if stays else policy)
+    return tuple(rows)

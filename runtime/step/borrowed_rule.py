@@ -3,7 +3,7 @@
 It is given stand-ins for the model's parameters, and steps those. One that treats every element alone gets the run of each
 parameter that the rank's shard holds: nothing travels for it, and what it remembers of each element is sharded. Any other
 gets whole parameters of their true shapes, of which each rank owns some: gradients and values travel to the owners for the
-step and values back, and what it remembers stays with the owner. A rank that shares with nobody owns everything.
+step and values back, and what it remembers stays with the owner. A rank without peers owns everything.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class BorrowedRule:
                 loan = loan_of[member.group]
                 if not member.param.numel():
                     continue
-                if loan.is_elementwise or part.num_shards == 1:
+                if loan.is_elementwise or part.plan.num_shards == 1:
                     self._stand_ins += _local(loan, part, place)
                 else:
                     shared.append((loan, part, place))
@@ -91,17 +91,17 @@ class BorrowedRule:
         if shared:
             self._whole = WholeTensors([(part, place) for _, part, place in shared], comm)
             self._shared = [
-                _StandIn(*item, nn.Parameter(item[1].master.new_empty(0)), None)
+                _StandIn(*item, nn.Parameter(item[1].optimizer_shard.master.new_empty(0)), None)
                 if number in self._whole.owned
                 else None
                 for number, item in enumerate(shared)
             ]
             self._stand_ins += [one for one in self._shared if one is not None]
             for _, part, place in shared:
-                part.states_of_whole[place] = dict
+                part.optimizer_shard.states_of_whole[place] = dict
         for one in self._stand_ins:
             if not one.loan.is_elementwise:
-                one.part.states_of_whole[one.place] = partial(getattr, one, "state")
+                one.part.optimizer_shard.states_of_whole[one.place] = partial(getattr, one, "state")
             own_group = one.loan.groups.index(one.part.members[one.place].group)
             one.loan.optimizer.param_groups[own_group]["params"].append(one.param)
         self._take_states(loan_of)
@@ -137,7 +137,7 @@ class BorrowedRule:
             if loan.is_elementwise and member.group not in present:
                 present.add(member.group)
                 nothing = slice(0, 0)
-                yield _StandIn(loan, part, place, nn.Parameter(part.master[nothing]), nothing)
+                yield _StandIn(loan, part, place, nn.Parameter(part.optimizer_shard.master[nothing]), nothing)
 
     # ---- a step
 
@@ -156,15 +156,15 @@ class BorrowedRule:
             self._hand_back(self._whole)
         self._take_back()
         for part in self._parts:
-            if part.has_separate_master:
-                part.param_shard.copy_(part.master)
+            if part.optimizer_shard.has_separate_master:
+                part.param_shard.own.copy_(part.optimizer_shard.master)
             if after_part is not None:
                 after_part(part)
 
     def _forget_frozen(self) -> None:
         """A parameter without a gradient is left alone by torch's optimizers."""
         for one in self._stand_ins:
-            if one.place in one.part.frozen:
+            if one.place in one.part.optimizer_shard.frozen:
                 one.param.grad = None
 
     def _take_back(self) -> None:
@@ -177,7 +177,7 @@ class BorrowedRule:
 
     def _collect(self, whole: WholeTensors, grads: dict[SubBuffer, _Grads]) -> None:
         runs = [(whole.place(number), _run(fragment)) for number, fragment in whole.held]
-        values = whole.collect([part.master[run] for (part, _), run in runs])
+        values = whole.collect([part.optimizer_shard.master[run] for (part, _), run in runs])
         gradients = whole.collect([grads[part].at(run) for (part, _), run in runs])
         for number in whole.owned:
             one = self._owned(number)
@@ -188,7 +188,7 @@ class BorrowedRule:
     def _hand_back(self, whole: WholeTensors) -> None:
         values = {number: self._owned(number).param.detach().reshape(-1) for number in whole.owned}
         for (number, fragment), piece in zip(whole.held, whole.hand_back(values), strict=True):
-            whole.place(number)[0].master[_run(fragment)].copy_(piece)
+            whole.place(number)[0].optimizer_shard.master[_run(fragment)].copy_(piece)
         for number in whole.owned:
             param = self._owned(number).param
             param.data = param.new_empty(0)
@@ -212,7 +212,7 @@ class BorrowedRule:
         """Whatever is no state of each element: numbers, and all of whole parameters."""
         found: ByName = {}
         for one in self._stand_ins:
-            kept = set(one.part.states) if one.loan.is_elementwise else set()
+            kept = set(one.part.optimizer_shard.states) if one.loan.is_elementwise else set()
             found[one.name] = {
                 name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
                 for name, value in one.state.items()
@@ -225,7 +225,7 @@ class BorrowedRule:
         for one in self._stand_ins:
             state = dict(saved.get(one.name, {}))
             if one.loan.is_elementwise and one.run is not None:
-                state |= {name: flat[one.run] for name, flat in one.part.states.items()}
+                state |= {name: flat[one.run] for name, flat in one.part.optimizer_shard.states.items()}
             if state:
                 placed = {name: _placed(name, value, one) for name, value in state.items()}
                 one.loan.optimizer.state[one.param] = placed
@@ -235,7 +235,7 @@ class _Grads:
     """This rank's shard of the reduced gradients of one sub-buffer, in float32."""
 
     def __init__(self, part: SubBuffer, grad_scale: float) -> None:
-        found = sorted(part.gradients.pieces(0, part.param_shard.numel()), key=itemgetter(0))
+        found = sorted(part.gradients.pieces(0, part.param_shard.own.numel()), key=itemgetter(0))
         pieces = [(offset, scaled_grad(grad, grad_scale)) for offset, grad in found]
         self._offsets = [offset for offset, _ in pieces]
         self._pieces = [piece for _, piece in pieces]
@@ -275,10 +275,10 @@ def _step(loan: Loan, groups: Groups) -> None:
 def _local(loan: Loan, part: SubBuffer, place: int) -> Iterator[_StandIn]:
     """The stand-in for what this rank's shard holds of a parameter, if anything."""
     slot = part.layout.slots[place]
-    fragment = part.layout.fragment(slot, part.shard_index, num_shards=part.num_shards)
+    fragment = part.layout.fragment(slot, part.plan.shard_index, num_shards=part.plan.num_shards)
     if fragment is not None:
         run = _run(fragment)
-        values = part.master[run]
+        values = part.optimizer_shard.master[run]
         one = _StandIn(loan, part, place, nn.Parameter(values), run)
         if not loan.is_elementwise:
             one.param.data = values.view(_shape(one))
@@ -287,7 +287,7 @@ def _local(loan: Loan, part: SubBuffer, place: int) -> Iterator[_StandIn]:
 
 def _return_to_master(one: _StandIn, run: slice) -> None:
     """Let the stand-in lie in the master again if the optimizer has given it other memory, by `p.data = ...`."""
-    values = one.part.master[run]
+    values = one.part.optimizer_shard.master[run]
     if one.param.data_ptr() != values.data_ptr():
         values.copy_(one.param.detach().reshape(-1))
         one.param.data = values.view(one.param.shape)
@@ -321,9 +321,9 @@ def _adopt_states(one: _StandIn) -> None:
 
 def _state_of(part: SubBuffer, name: str) -> Tensor:
     """Return the sub-buffer's state of that name, zeros where it is new."""
-    if name not in part.states:
-        part.states[name] = torch.zeros_like(part.master)
-    return part.states[name]
+    if name not in part.optimizer_shard.states:
+        part.optimizer_shard.states[name] = torch.zeros_like(part.optimizer_shard.master)
+    return part.optimizer_shard.states[name]
 
 
 def _placed(name: str, value: Any, one: _StandIn) -> Any:

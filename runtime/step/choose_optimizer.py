@@ -14,11 +14,8 @@ from ..config.config import Config
 from ..config.keys.value import show
 from ..config.optimizer import AdamParams, MuonParams, OptimizerConfig, optimizer_class
 from ..errors import ConfigError
-from ..optimizers.adagrad import AdagradFormula, DeepSpeedCPUAdagrad
-from ..optimizers.adam import AdamFormula, DeepSpeedCPUAdam, FusedAdam
-from ..optimizers.lamb import FusedLamb
-from ..optimizers.lion import DeepSpeedCPULion, FusedLion, LionFormula
-from ..optimizers.sgd import SgdFormula
+from ..optimizers.adam import AdamFormula
+from ..optimizers.registry import row_of
 from .borrowed_rule import BorrowedRule, Loan, lend
 from .flat_optimizer import FlatOptimizer
 from .fused_rule import FusedRule
@@ -30,20 +27,7 @@ ClientOptimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]
 
 _log = logging.getLogger("dslaunch")
 
-# What our kernels update in its place. Exactly these: a subclass may override anything.
-_ADAMS = (torch.optim.Adam, torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam)
-_LIONS = (FusedLion, DeepSpeedCPULion)
-_ADAGRADS = (torch.optim.Adagrad, DeepSpeedCPUAdagrad)
 _FLAGS_OURS_LACK = ("amsgrad", "maximize", "capturable", "differentiable")
-# By these names checkpoints know what is stepped in place of the class; that torch's Adam has another layout than ours.
-_NAMES: dict[type, str] = {
-    torch.optim.Adam: "Adam of torch",
-    torch.optim.AdamW: "AdamW of torch",
-    DeepSpeedCPUAdagrad: "Adagrad",
-    DeepSpeedCPULion: "Lion",
-    FusedLamb: "Lamb",
-    FusedLion: "Lion",
-}
 # What treats every element alone. Others say so with a class attribute `is_elementwise`.
 _ELEMENTWISE = (
     torch.optim.Adadelta,
@@ -107,6 +91,12 @@ def _param_groups(module: nn.Module, model_parameters: ModelParameters | None) -
         listed = group["params"]
         params = [listed] if isinstance(listed, torch.Tensor) else list(listed)
         params = [item[1] if isinstance(item, tuple) else item for item in params]
+        for item in params:
+            if not isinstance(item, torch.Tensor):
+                raise ConfigError(
+                    f"initialize(model_parameters=...) has {item!r}; give parameters, (name, parameter) pairs or groups, as "
+                    "model.parameters() and model.named_parameters() give them"
+                )
         trained = [param for param in params if param.requires_grad]
         if trained:
             groups.append({**group, "params": trained})
@@ -144,7 +134,9 @@ def _adam(params: AdamParams, groups: Groups) -> FlatOptimizer:
         return _take_over(kind(groups, **defaults, amsgrad=params.amsgrad, maximize=params.maximize))
     if not params.bias_correction:
         defaults["bias_correction"] = False
-    return FlatOptimizer(groups, defaults=defaults, rule=_adam_rule(adam_w_mode=params.adam_w_mode))
+    return FlatOptimizer(
+        groups, defaults=defaults, rule=FusedRule(AdamFormula(adam_w_mode=params.adam_w_mode))
+    )
 
 
 def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimizer:
@@ -227,7 +219,7 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
             name,
         )
     loan: Loan = lend(client, groups, range(len(groups)), is_elementwise=is_elementwise)
-    return BorrowedRule(_NAMES.get(kind, kind.__name__), [loan])
+    return BorrowedRule(_borrowed_name(kind), [loan])
 
 
 def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
@@ -239,18 +231,19 @@ def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
         state.get("step", 1) for state in client.state.values() if state
     ):  # Adagrad's states begin with a 0
         return None
-    if kind in _ADAMS:
-        modes = {bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW)) for group in groups}
-        return _adam_rule(adam_w_mode=modes.pop()) if len(modes) == 1 else None
-    if kind in _LIONS:
-        return FusedRule("Lion", LionFormula())
-    if kind in _ADAGRADS:
-        return FusedRule("Adagrad", AdagradFormula(), initial={"sum": "initial_accumulator_value"})
-    return FusedRule("SGD", SgdFormula()) if kind is torch.optim.SGD else None
+    row = row_of(kind)
+    if row is None or not row.is_elementwise:
+        return None
+    formulas = {row.formula(kind.__name__).for_group(group) for group in groups}
+    return FusedRule(formulas.pop()) if len(formulas) == 1 else None
 
 
-def _adam_rule(*, adam_w_mode: bool) -> Rule:
-    return FusedRule("AdamW" if adam_w_mode else "Adam", AdamFormula(adam_w_mode=adam_w_mode))
+def _borrowed_name(kind: type[torch.optim.Optimizer]) -> str:
+    """Return the name by which checkpoints know what is stepped as it is; that torch's Adam has another layout than ours."""
+    row = row_of(kind)
+    if row is not None and len(row.names) == 1:
+        return row.names[0]
+    return f"{kind.__name__} of torch" if row and kind.__name__ in row.torch_classes else kind.__name__
 
 
 def _check_can_step(client: torch.optim.Optimizer, name: str) -> None:

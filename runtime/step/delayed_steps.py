@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..zero.prefetch import in_backward
-from ..zero.sharded_gradients import HostGradients
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
 from .host_update import AsideUpdate, Update, UpdatePart, make_thread
@@ -55,10 +54,10 @@ class DelayedSteps(StepSchedule):
             return False
         update_part = self._update_of(update)
         for part in reversed(self._parts):
-            gradients = part.gradients
-            if not isinstance(gradients, HostGradients):
+            sums = part.gradients.host_sums
+            if sums is None:
                 raise AssertionError(f"the gradients of {part.label} are not in host memory")
-            grads = partial(_whole, gradients.take())
+            grads = partial(_whole, sums.take())
             aside = AsideUpdate(self._thread, part, update_part, grads=grads, room=None)
             self._under_way.append((part, aside))
         return True

@@ -1,6 +1,6 @@
 """The step in the backward before it: each sub-buffer is updated as soon as its gradient has come to host memory.
 
-The norm of all gradients is not known then, so it is a guess: that nothing has to be clipped, that all is finite, and that nobody
+The norm of all gradients is not known then, so it is a guess: that nothing has to be clipped, that all is finite, and that no program
 changes anything before the step. Where the guess is wrong for a sub-buffer, its update is dropped and made again in the step. So the
 numbers are those of a run without this, bit for bit.
 Source: SuperOffload (arXiv 2509.21271), "speculation-then-validation". DeepSpeed 0.19.8 updates in place and computes a wrong guess
@@ -14,7 +14,6 @@ from functools import partial
 
 import torch
 
-from ..zero.sharded_gradients import HostGradients
 from ..zero.sub_buffer import SubBuffer
 from .host_update import AsideUpdate, Room, Update, UpdatePart, make_thread
 from .step_schedule import StepSchedule
@@ -38,11 +37,10 @@ class EarlySteps(StepSchedule):
         self._guesses: dict[SubBuffer, tuple[Update, AsideUpdate]] = {}
         self.num_right = self.num_wrong = 0  # updates of a sub-buffer, so far
         for part in parts:
-            if isinstance(part.gradients, HostGradients):
+            sums = part.gradients.host_sums
+            if sums is not None:
                 self._rooms[part] = Room(part)
-                part.gradients.watch(
-                    before_change=partial(self._drop, part), landed=partial(self._start, part)
-                )
+                sums.watch(before_change=partial(self._drop, part), landed=partial(self._start, part))
                 part.before_use = partial(self._before_use, part)
 
     def begin(self, update: Update) -> bool:
@@ -50,7 +48,7 @@ class EarlySteps(StepSchedule):
         for part, (guess, aside) in list(self._guesses.items()):
             if guess == update:
                 del self._guesses[part]
-                part.made_aside = aside
+                part.optimizer_shard.made_aside = aside
                 self.num_right += 1
             else:
                 self._drop(part)
@@ -64,7 +62,7 @@ class EarlySteps(StepSchedule):
     def _start(self, part: SubBuffer) -> None:
         update = self._foresee()
         if update is not None:
-            numel = part.master.numel()
+            numel = part.optimizer_shard.master.numel()
             aside = AsideUpdate(
                 self._thread,
                 part,
@@ -75,7 +73,7 @@ class EarlySteps(StepSchedule):
             self._guesses[part] = (update, aside)
 
     def _drop(self, part: SubBuffer) -> None:
-        left, part.made_aside = part.made_aside, None
+        left, part.optimizer_shard.made_aside = part.optimizer_shard.made_aside, None
         if left is not None:  # by a step that failed half-way
             left.drop()
         guess = self._guesses.pop(part, None)

@@ -63,11 +63,11 @@ class FlatOptimizer(DeepSpeedNames):
 
     @property
     def states(self) -> tuple[dict[str, Tensor], ...]:
-        """Per part: name -> [shard] float32. Whoever has them may write to them, until the next backward."""
+        """Per part: name -> [shard] float32. They may be written to until the next backward."""
         for part in self.parts:
             if part.before_use is not None:
                 part.before_use(True)
-        return tuple(part.states for part in self.parts)
+        return tuple(part.optimizer_shard.states for part in self.parts)
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # a closure would have to run forward and backward on all ranks
@@ -153,7 +153,7 @@ class _ShardedStates(Mapping[Any, Any]):
 
 
 def _value(value: Any) -> Any:
-    """A hyper-parameter that nobody changes in place."""
+    """Return a hyper-parameter that is not changed in place."""
     if isinstance(value, Tensor):
         return value.tolist()
     return tuple(value) if isinstance(value, list) else value

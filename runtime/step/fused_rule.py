@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,18 +16,14 @@ _MISSED = "missed_steps"
 
 
 class FusedRule:
-    """Updates each shard with one call of the formula.
+    """Updates each shard with one call of the formula."""
 
-    `initial` names, by state, the key of a group that holds what the state begins with; zero where a group has no such key.
-    """
-
-    def __init__(self, name: str, formula: Formula, *, initial: Mapping[str, str] | None = None) -> None:
+    def __init__(self, formula: Formula) -> None:
         if not formula.is_elementwise:
-            raise AssertionError(f"{name} needs whole parameters, and shards end anywhere")
-        self.name = name
+            raise AssertionError(f"{formula.name} needs whole parameters, and shards end anywhere")
+        self.name = formula.name
         self.steps_by_part = True
         self._formula = formula
-        self._initial = dict(initial or {})
         self._parts: tuple[SubBuffer, ...] = ()
         self._groups: Groups = ()
 
@@ -41,16 +37,16 @@ class FusedRule:
         wanted = {*names, *self._formula.names_for(self._groups)}
         for part in self._parts:
             part.allocate_states([name for name in self._formula.state_names if name in wanted])
-            if self._initial:
+            if self._formula.initial:
                 with part.here(is_written=True):
                     self._begin(part)
 
     def beside(self) -> ByName:
         """The steps that parameters have missed while they were frozen, if any has; all others are the engine's."""
-        if not any(part.missed for part in self._parts):
+        if not any(part.optimizer_shard.missed for part in self._parts):
             return {}
         return {
-            member.name: {_MISSED: part.missed.get(place, 0)}
+            member.name: {_MISSED: part.optimizer_shard.missed.get(place, 0)}
             for part in self._parts
             for place, member in enumerate(part.members)
         }
@@ -61,7 +57,7 @@ class FusedRule:
             found = {
                 place: saved.get(member.name, {}).get(_MISSED, 0) for place, member in enumerate(part.members)
             }
-            part.missed = {place: int(missed) for place, missed in found.items() if missed}
+            part.optimizer_shard.missed = {place: int(missed) for place, missed in found.items() if missed}
 
     def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
         """Update part by part, so that one part's parameters can travel while the next is updated."""
@@ -82,9 +78,9 @@ class FusedRule:
 
     def _begin(self, part: SubBuffer) -> None:
         for segment in part.segments():
-            for state, key in self._initial.items():
+            for state, key in self._formula.initial.items():
                 run = slice(segment.offset, segment.offset + segment.numel)
-                part.states[state][run] = self._groups[segment.group].get(key, 0.0)
+                part.optimizer_shard.states[state][run] = self._groups[segment.group].get(key, 0.0)
 
 
 def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:

@@ -2,7 +2,7 @@
 
 [Note: aside] Such an update leaves the parameters as they are until it is published: what it computes of them waits in host memory.
 Where it may come to nothing, it works on copies of master and states, too, so that nothing has to be put back: to take it over, the
-copies and the originals change places, and to drop it, nobody looks at the copies.
+copies and the originals change places, and to drop it, the copies are not read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UpdatePart = Callable[[Ready], None]
 class Update:
     """What one optimizer step does to every sub-buffer. Equal ones do the same."""
 
-    groups: tuple[Mapping[str, Any], ...]  # the optimizer's, without parameters; nobody changes them
+    groups: tuple[Mapping[str, Any], ...]  # the optimizer's, without parameters; they do not change
     step: int  # from 1
     grad_scale: float  # gradients are multiplied by it
 
@@ -52,9 +52,10 @@ class Room:
 
     def fill(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Return copies of the master and of the states."""
-        self.master = self._copy(self._part.master, self.master)
+        self.master = self._copy(self._part.optimizer_shard.master, self.master)
         self.states = {
-            name: self._copy(state, self.states.get(name)) for name, state in self._part.states.items()
+            name: self._copy(state, self.states.get(name))
+            for name, state in self._part.optimizer_shard.states.items()
         }
         return self.master, dict(self.states)
 
@@ -84,7 +85,7 @@ class AsideUpdate:
         self._future: Future[Ready] = thread.submit(self._run)
 
     def drop(self) -> None:
-        """Let it come to nothing, and its error with it: nobody reads its gradients afterwards."""
+        """Let it come to nothing, and its error with it: its gradients are not read afterwards."""
         if not self._future.cancel():
             wait([self._future])
 
@@ -94,19 +95,19 @@ class AsideUpdate:
         Errors: what the update raised
         """
         ready, part = self._future.result(), self._part
-        if ready.master is not part.master:
-            if part.has_separate_master:
-                _exchange(ready.master, part.master)
+        if ready.master is not part.optimizer_shard.master:
+            if part.optimizer_shard.has_separate_master:
+                _exchange(ready.master, part.optimizer_shard.master)
             else:
-                part.param_shard.copy_(ready.master)
+                part.param_shard.own.copy_(ready.master)
         for name, state in ready.states.items():
-            if name not in part.states:
-                part.states[name] = state
-            elif state is not part.states[name]:
-                _exchange(state, part.states[name])
+            if name not in part.optimizer_shard.states:
+                part.optimizer_shard.states[name] = state
+            elif state is not part.optimizer_shard.states[name]:
+                _exchange(state, part.optimizer_shard.states[name])
         if ready.param_out is not None:
-            # torch gives pinned memory to nobody else before a copy from it is done.
-            part.param_shard.copy_(ready.param_out, non_blocking=not part.home.params_on_host)
+            # torch gives pinned memory to no other tensor before a copy from it is done.
+            part.param_shard.own.copy_(ready.param_out, non_blocking=not part.home.params_on_host)
 
     @torch.no_grad()
     def _run(self) -> Ready:
@@ -114,16 +115,20 @@ class AsideUpdate:
         if self._room is not None:
             master, states = self._room.fill()
         else:
-            master, states = part.master, part.states
-            if not part.has_separate_master:
+            master, states = part.optimizer_shard.master, part.optimizer_shard.states
+            if not part.optimizer_shard.has_separate_master:
                 master = to_host(master, pin_memory=part.home.pins_states)
         ready = Ready(
-            part=part, master=master, states=states, grads=self._grads(), param_out=part.make_param_out()
+            part=part,
+            master=master,
+            states=states,
+            grads=self._grads(),
+            param_out=part.optimizer_shard.make_param_out(),
         )
         self._update(ready)
         return ready
 
 
 def _exchange(one: Tensor, other: Tensor) -> None:
-    """Both stay the objects that they are, so that whoever knows them knows what is in them."""
+    """Both stay the objects that they are, so that all references to them see what is in them."""
     one.data, other.data = other.data, one.data

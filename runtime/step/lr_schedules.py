@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -46,6 +46,18 @@ class Scheduler(Protocol):
     def get_last_lr(self) -> list[float]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+def check_metric(scheduler: object, lr_kwargs: Mapping[str, Any]) -> None:
+    """Before a step changes anything.
+
+    Errors: ConfigError for a scheduler that follows a metric, where there is none
+    """
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and "metrics" not in lr_kwargs:
+        raise ConfigError(
+            'lr_scheduler ReduceLROnPlateau follows a metric, and engine.step() was given none; write engine.step(lr_kwargs={"metrics": '
+            "loss}), or give initialize() no lr_scheduler and call scheduler.step(loss) when the metric is known"
+        )
 
 
 class _Schedule:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..comm.collectives import Collectives
-from ..zero.gradients import ReplicatedGradients
 from ..zero.sub_buffer import SubBuffer
 
 
@@ -23,7 +22,7 @@ def has_overflow(parts: Sequence[SubBuffer], comm: Collectives) -> bool:
 
 
 def _own(part: SubBuffer) -> Iterable[Tensor]:
-    gradients = part.gradients
-    if isinstance(gradients, ReplicatedGradients):
-        return (gradients.flat,)
-    return part.grad_chunk(part.shard_index, num_chunks=part.num_shards)
+    own = part.gradients.unaveraged
+    if own is not None:
+        return (own,)
+    return part.grad_chunk(part.plan.shard_index, num_chunks=part.plan.num_shards)

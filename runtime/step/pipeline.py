@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from ..offload.device_copies import Arrival
-from ..zero.disk_gradients import DiskGradients
-from ..zero.sharded_gradients import HostGradients
 from ..zero.sub_buffer import SubBuffer
 
-ON_HOST = (HostGradients, DiskGradients)  # where the optimizer steps
 Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
 
 
@@ -52,7 +49,7 @@ class StepPipeline:
             turn.start()
             if following is not None:
                 following.start()
-            if turn.part.made_aside is None:
+            if turn.part.optimizer_shard.made_aside is None:
                 update(turn.arrive())
             turn.publish()
             if after_part is not None:
@@ -75,15 +72,15 @@ class _Turn:
 
     def start(self) -> None:
         """Have its states read, and its gradients copied."""
-        if not self._has_started and self.part.made_aside is None:
+        if not self._has_started and self.part.optimizer_shard.made_aside is None:
             self._has_started = True
             self.part.start_in()
             self.part.gradients.start_in()
-            if self.part.home.steps_on_host and not isinstance(self.part.gradients, ON_HOST):
+            if self.part.home.steps_on_host and not self.part.gradients.is_on_host:
                 self._copies = tuple((offset, *self._start_copy(grad)) for offset, grad in self._pieces())
 
     def _pieces(self) -> Iterator[tuple[int, Tensor]]:
-        return self.part.gradients.pieces(0, self.part.master.numel())
+        return self.part.gradients.pieces(0, self.part.optimizer_shard.master.numel())
 
     def arrive(self) -> Ready:
         """Wait until they are here."""
@@ -92,20 +89,26 @@ class _Turn:
         for _, _, arrival in self._copies:
             arrival.wait()
         grads = tuple((offset, grad) for offset, grad, _ in self._copies) or tuple(self._pieces())
-        param_out = part.param_shard if part.has_separate_master else None
+        param_out = part.param_shard.own if part.optimizer_shard.has_separate_master else None
         if part.home.is_apart:
-            param_out = self._param_out = part.make_param_out()
-        return Ready(part=part, master=part.master, states=part.states, grads=grads, param_out=param_out)
+            param_out = self._param_out = part.optimizer_shard.make_param_out()
+        return Ready(
+            part=part,
+            master=part.optimizer_shard.master,
+            states=part.optimizer_shard.states,
+            grads=grads,
+            param_out=param_out,
+        )
 
     def publish(self) -> None:
         """Begin to bring the parameters to where they are kept, and to write what lies on a disk."""
-        made_aside, self.part.made_aside = self.part.made_aside, None
+        made_aside, self.part.optimizer_shard.made_aside = self.part.optimizer_shard.made_aside, None
         if made_aside is not None:
             made_aside.publish()
             return
         if self._param_out is not None:
-            # torch gives pinned memory to nobody else before a copy from it is done.
-            self.part.param_shard.copy_(self._param_out, non_blocking=not self.part.home.params_on_host)
+            # torch gives pinned memory to no other tensor before a copy from it is done.
+            self.part.param_shard.own.copy_(self._param_out, non_blocking=not self.part.home.params_on_host)
         self._copies, self._param_out = (), None
         self.part.gradients.let_go()
         self.part.start_out()

@@ -35,7 +35,7 @@ class WholeTensors:
     def __init__(self, places: Sequence[tuple[SubBuffer, int]], comm: Collectives) -> None:
         self._comm = comm
         self._places = tuple(places)
-        self._device = places[0][0].master.device
+        self._device = places[0][0].optimizer_shard.master.device
         shards, rank = comm.mesh.state_peers, comm.mesh.states_axis.index  # by rank, which shard it holds
         ranks = range(len(shards))
         self._numels = [part.layout.slots[place].numel for part, place in places]

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import ConfigError
 from .flat_buffer import place_of
 from .freed_parameter import FreedParameter
-from .prefetch import Residents, in_backward
+from .prefetch import Prefetcher, in_backward
 from .sub_buffer import SubBuffer
 from .unit import Unit
 
@@ -39,6 +39,10 @@ _top_hooks: Callable[[bool], tuple[_Pack, _Unpack] | None] = (
 )
 
 
+_CHECKPOINTS = "torch.utils.checkpoint"  # whose hooks keep nothing, and compute it again
+_REFUSES_HOOKS = "don't yet support saved tensor hooks"  # torch.func, of net 3
+
+
 class _Place(NamedTuple):
     """Of a saved tensor in a unit's memory."""
 
@@ -47,13 +51,15 @@ class _Place(NamedTuple):
     offset: int | torch.SymInt
     size: torch.Size
     stride: tuple[int, ...]
+    member: int  # the place of the parameter in `part`
+    num_changes: int | None  # of that parameter until then; None: later ones do not matter
 
 
 class Access:
     """The nets around one model."""
 
     def __init__(
-        self, module: nn.Module, units: Sequence[Unit], residents: Residents, *, keeps: object
+        self, module: nn.Module, units: Sequence[Unit], prefetcher: Prefetcher, *, keeps: object
     ) -> None:
         """The module keeps `keeps` alive from now on.
 
@@ -61,13 +67,13 @@ class Access:
         """
         _check_not_compiled(module)
         self._keeps = keeps
-        self._residents = residents
+        self._prefetcher = prefetcher
         self._module = module
         self._part_at: dict[int, tuple[Unit, SubBuffer]] = {}  # by the memory of its values
         for unit in units:
             for part in (part for part in unit.parts if part.is_sharded):
-                self._part_at[part.values.place] = (unit, part)
-                part.values.on_new_memory = functools.partial(self._note_memory, unit, part)
+                self._part_at[part.param_shard.values.place] = (unit, part)
+                part.param_shard.values.on_new_memory = functools.partial(self._note_memory, unit, part)
         self._unit_of = {
             id(member.param): unit for unit in units for part in unit.parts for member in part.members
         }
@@ -77,13 +83,15 @@ class Access:
         # Of the unit whose module ran last, the output that will tell that a backward comes to it.
         self._last_output: tuple[Unit, Any] | None = None
         for one, unit, is_top in self._modules:
+            if unit is not self._root and not unit.is_sharded:
+                continue  # it stays whole
             if is_top or next(one.parameters(), None) is not None:
                 one.forward = _Forward(one, functools.partial(self._call, unit, is_top), unit)
                 one._parameters = _Parameters(one._parameters, self._lend)
 
     def _note_memory(self, unit: Unit, part: SubBuffer, was: int) -> None:
         del self._part_at[was]
-        self._part_at[part.values.place] = (unit, part)
+        self._part_at[part.param_shard.values.place] = (unit, part)
 
     def release(self) -> None:
         """Take the nets away."""
@@ -113,7 +121,7 @@ class Access:
 
     def _call(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
         """A forward of the unit, where none is under way. If another one has just come to it, nothing comes, and nothing goes."""
-        if not (is_top and self._residents.is_at(unit) and _is_ours(_top_hooks(True))):
+        if not (is_top and self._prefetcher.is_at(unit) and _is_ours(_top_hooks(True))):
             return self._call_first(unit, is_top, forward, args, kwargs)
         unit.num_forwards += 1
         try:
@@ -133,21 +141,23 @@ class Access:
         net = self.saved_values() if forward.was_alone else nullcontext()
         if self._last_output is not None and self._last_output[0] is not unit:
             self._watch_last_output()
-        self._residents.enter(unit)
+        self._prefetcher.enter(unit)
         try:
             with net:
                 output = forward.inner(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self._last_output = None
+            if isinstance(error, RuntimeError) and _REFUSES_HOOKS in str(error):
+                raise _no_transform() from error
             raise
         finally:
-            self._residents.leave(unit)
+            self._prefetcher.leave(unit)
         # What the root returns, another unit has returned just before, and that one's values are needed first.
         if torch.is_grad_enabled() and not is_part_of_checkpoint and unit is not self._root:
             self._last_output = unit, output
-        if not self._residents.num_forwards:
+        if not self._prefetcher.num_forwards:
             self._watch_last_output()
-            self._residents.end_forward()
+            self._prefetcher.end_forward()
         return output
 
     # ---- 2: outputs
@@ -160,8 +170,8 @@ class Access:
 
         def arrive(grad: Tensor) -> None:
             if torch.is_grad_enabled():
-                self._residents.hold_all()  # a graph is made
-            self._residents.arrive(unit)
+                self._prefetcher.hold_all()  # a graph is made
+            self._prefetcher.arrive(unit)
 
         for one in (output,) if isinstance(output, Tensor) else tree_leaves(output):
             if isinstance(one, Tensor) and one.grad_fn is not None:
@@ -192,12 +202,18 @@ class Access:
         return pack, unpack
 
     def _hooks_over(self, pack_below: _Pack, unpack_below: _Unpack) -> tuple[_Pack, _Unpack]:
-        """What lies elsewhere is the matter of the hooks that were there."""
+        """What lies elsewhere is the matter of the hooks that were there.
+
+        A checkpoint computes all of it again, from the parameters that there are then.
+        """
         pack_own = self._hooks[0]
+        is_checkpoint = getattr(pack_below, "__module__", None) == _CHECKPOINTS
 
         def pack(tensor: Tensor) -> Any:
             saved = pack_own(tensor)
-            return saved if type(saved) is _Place else (pack_below(saved),)
+            if type(saved) is not _Place:
+                return (pack_below(saved),)
+            return saved._replace(num_changes=None) if is_checkpoint else saved
 
         def unpack(saved: Any) -> Tensor:
             return self._read(saved) if type(saved) is _Place else unpack_below(saved[0])
@@ -206,10 +222,13 @@ class Access:
         return pack, unpack
 
     def _read(self, place: _Place) -> Tensor:
+        changes = place.part.param_shard.num_changes
+        if place.num_changes is not None and changes[place.member] != place.num_changes:
+            raise _out_of_date(place.part.members[place.member].name)
         if torch.is_grad_enabled():
-            self._residents.hold_all()  # a graph is made
-        self._residents.need(place.unit)
-        return place.part.values.flat.as_strided(place.size, place.stride, place.offset)
+            self._prefetcher.hold_all()  # a graph is made
+        self._prefetcher.need(place.unit)
+        return place.part.param_shard.values.flat.as_strided(place.size, place.stride, place.offset)
 
     # ---- 4: attributes
 
@@ -218,8 +237,8 @@ class Access:
         if unit is None or torch.compiler.is_compiling():
             return
         unit.show()
-        if type(param) is FreedParameter and self._residents.is_running:
-            self._residents.lend(unit)
+        if type(param) is FreedParameter and self._prefetcher.is_running:
+            self._prefetcher.lend(unit)
 
 
 class _Forward:
@@ -303,6 +322,27 @@ def _is_ours(hooks: tuple[_Pack, _Unpack] | None) -> bool:
 
 def _saved_in(unit: Unit, part: SubBuffer, tensor: Tensor) -> _Place | Tensor:
     """What autograd is to save of a tensor in a unit's memory."""
-    if tensor.dtype != part.values.flat.dtype:  # seen as another dtype, which a place does not say
+    params = part.param_shard
+    if tensor.dtype != params.values.flat.dtype:  # seen as another dtype, which a place does not say
         return tensor.clone()
-    return _Place(unit, part, tensor.storage_offset(), tensor.size(), tensor.stride())
+    offset = tensor.storage_offset()
+    member = params.place_at(int(offset))
+    return _Place(unit, part, offset, tensor.size(), tensor.stride(), member, params.num_changes[member])
+
+
+def _no_transform() -> ConfigError:
+    """What torch.func says is about hooks that the program knows nothing of."""
+    return ConfigError(
+        "torch.func.grad, vjp, jacrev and hessian cannot differentiate through modules whose parameters are sharded: they refuse the "
+        "hooks that find a parameter which autograd has saved; take the derivative with torch.autograd.grad(create_graph=True), or "
+        "torch.func.jvp, or use ZeRO stage 2"
+    )
+
+
+def _out_of_date(name: str) -> ConfigError:
+    """What torch says of a graph whose saved tensors were written in place."""
+    return ConfigError(
+        f"this backward needs parameter '{name}' as it was in the forward, and engine.step(), a load or "
+        "GatheredParameters(modifier_rank=...) has changed it since: its gradients would be of no one state; run the forward again "
+        "after that, or call backward() before it"
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from torch import nn
 
 from ..errors import ConfigError
-from .ds_attributes import ZeroParamStatus
 from .gathered_parameters import GatheredParameters
 from .init_context import Init
 from .leaf_modules import (
@@ -37,6 +36,7 @@ from .param_access import (
     safe_update_full_grad_vectorized,
 )
 from .param_home import home_of
+from .param_status import ZeroParamStatus
 
 __all__ = [
     "GatheredParameters",

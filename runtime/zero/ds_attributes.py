@@ -9,7 +9,6 @@ Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `_convert_to_deep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 from itertools import count
 from typing import Any
 
@@ -18,18 +17,13 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ..comm.mesh import Axis
 from ..errors import ConfigError
+from ..placement.stage_policy import Placement
 from .gathered_parameters import GatheredParameters
+from .param_status import NAMES, ZeroParamStatus
+from .sharded_model import ShardedModel
 
 _IDS = count()  # in the order in which parameters are sharded, so the same on every rank
 _ID_OF: Any = WeakTensorKeyDictionary()  # parameter -> its id, which zero.Init and initialize() agree on
-
-
-class ZeroParamStatus(Enum):
-    """Whether a parameter's values are here; DeepSpeed's names and numbers."""
-
-    AVAILABLE = 1
-    NOT_AVAILABLE = 2
-    INFLIGHT = 3  # of DeepSpeed; values that are on their way count as not available here
 
 
 def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, axis: Axis) -> None:
@@ -48,7 +42,7 @@ def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, axis: Axis) 
         ds_numel=param.numel(),
         ds_tensor=shard,
         ds_persist=not is_sharded,  # whole on every rank at any time
-        ds_process_group=axis.group,  # None: the default group, which nobody may hold (see mesh.py)
+        ds_process_group=axis.group,  # None: the default group, which may not be held (see mesh.py)
         ds_zero_partition_rank=axis.index,
         ds_zero_partition_world_size=axis.size,
         ds_active_sub_modules=set(),  # hooks of DeepSpeed's note users there; ours have other ways, see access.py
@@ -61,29 +55,20 @@ def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, axis: Axis) 
     vars(param).setdefault("ds_status", ZeroParamStatus.AVAILABLE)
 
 
-def detach(param: nn.Parameter) -> None:
-    """Take the attributes away; nothing happens where there are none."""
-    for name in _NAMES:
-        vars(param).pop(name, None)
+def describe(model: ShardedModel) -> None:
+    """Attach to every parameter of a model, where the stage shards parameters.
 
-
-_NAMES = (
-    "ds_id",
-    "ds_shape",
-    "ds_numel",
-    "ds_tensor",
-    "ds_status",
-    "ds_persist",
-    "ds_process_group",
-    "ds_zero_partition_rank",
-    "ds_zero_partition_world_size",
-    "ds_active_sub_modules",
-    "all_gather",
-    "partition",
-    "partition_numel",
-    "ds_summary",
-    "__getstate__",  # what pickle asks
-)
+    Order: as attach
+    """
+    if model.policy.parameters is not Placement.SHARDED:
+        return
+    axis = model.comm.mesh.shard
+    for part in (part for unit in model.units for part in unit.parts):
+        for member, slot in zip(part.members, part.layout.slots, strict=True):
+            own = part.layout.fragment(slot, axis.index, num_shards=axis.size)
+            start, numel = (own.offset_in_shard, own.numel) if own else (0, 0)
+            shard = part.param_shard.own[start : start + numel]
+            attach(member.param, shard=shard, is_sharded=part.is_sharded, axis=axis)
 
 
 class _Handle:
@@ -154,7 +139,7 @@ class _Handle:
 
     def state_of_others(self) -> dict[str, Any]:
         """The parameter's attributes that are not ours."""
-        return {name: value for name, value in vars(self._owner()).items() if name not in _NAMES}
+        return {name: value for name, value in vars(self._owner()).items() if name not in NAMES}
 
     def _owner(self) -> nn.Parameter:
         param = self._param()

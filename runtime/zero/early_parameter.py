@@ -3,32 +3,62 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from . import ds_attributes
-from .freed_parameter import Placeholder
-from .param_home import forget_early, note_early
+from ..comm.collectives import Collectives
+from .freed_parameter import Placeholder, sharded_until
+from .param_status import detach
 
-if TYPE_CHECKING:
-    from .init_context import Init
+# parameter that no model has yet -> what zero.Init keeps of it; it keeps no parameter alive
+_EARLY: Any = WeakTensorKeyDictionary()
 
 
-class Early:
+class InitContext(Protocol):
+    """What an early parameter asks of the zero.Init that has made it."""
+
+    comm: Collectives
+    device: torch.device
+    loses_writes: bool
+    has_lost_writes: bool
+
+    def bring(self, tensors: Iterable[Any]) -> bool:
+        """Have the early parameters among these here, if the context is open; False if not."""
+
+    def note(self, param: nn.Parameter, name: str) -> None:
+        """Shard this parameter soon."""
+
+    def shard_among(self, made: Container[EarlyParameter]) -> None:
+        """Shard those among these that are whole and not in use."""
+
+    def let_go(self, early: EarlyParameter) -> None:
+        """Leave this one to others."""
+
+    def describe(self, early: EarlyParameter) -> None:
+        """Attach to the parameter what DeepSpeed's callers know it by."""
+
+
+def early_of(param: Tensor) -> EarlyParameter | None:
+    """What is kept of it; None unless zero.Init has it, and no engine yet."""
+    early: EarlyParameter | None = _EARLY.get(param)
+    return early
+
+
+class EarlyParameter:
     """One parameter of a model under construction. It does not keep the parameter alive.
 
     State: WHOLE    n elements; a change is kept, for rank 0's values are taken when it is sharded
            SHARDED  n/N elements, `shard`, and a placeholder
-           HELD     both: whole for as long as somebody reads it
+           HELD     both: whole for as long as it is read
     A rank that is alone keeps everything WHOLE. Every method is a collective, except where it says otherwise.
     """
 
-    def __init__(self, param: nn.Parameter, name: str, init: Init, owner: nn.Module | None) -> None:
+    def __init__(self, param: nn.Parameter, name: str, init: InitContext, owner: nn.Module | None) -> None:
         """`owner` is the module that has registered it, if that is known."""
         self.name = name
         self.init = init
@@ -38,7 +68,7 @@ class Early:
         self._placeholder: Placeholder | None = None  # while the values are away
         self._num_holds = 0
         self._version = 0  # of the parameter when it came back to be held
-        note_early(param, self)
+        _EARLY[param] = self
 
     @property
     def param(self) -> nn.Parameter:
@@ -65,7 +95,7 @@ class Early:
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody reads it, so that it must not go; not a collective."""
+        """Whether it is being read, so that it must not go; not a collective."""
         return self._num_holds > 0
 
     @property
@@ -84,7 +114,7 @@ class Early:
         if not axis.is_alone:
             self.shard = param.new_zeros(-(-param.numel() // axis.size))
             self._unpadded().copy_(self._own_part(param))
-        self._describe()
+        self.init.describe(self)
         self._hide()
 
     @torch.no_grad()
@@ -99,12 +129,30 @@ class Early:
             self._hide()
         else:
             param.data = param.detach().to(dtype)
-        self._describe()
+        self.init.describe(self)
+
+    @property
+    def own_values(self) -> Tensor:
+        """This rank's part of the values, 1-D: all of them while it keeps no shard; not a collective."""
+        return self.param.detach().view(-1) if self.shard is None else self._unpadded()
+
+    @property
+    def why_away(self) -> str:
+        """Where the values are, and when they can be used; not a collective."""
+        return sharded_until("while the module that owns it runs, after initialize()")
+
+    def bring(self, leaves: Iterable[Any]) -> None:
+        """Have it here, and the others among these, if their zero.Init is open; not a collective if it is not."""
+        self.init.bring(leaves)
+
+    def note_copy(self, copy: nn.Parameter) -> None:
+        """Shard a copy, too; not a collective."""
+        self.init.note(copy, self.name)
 
     def use(self) -> None:
         """Have the values back, to be used and changed."""
         self._show()
-        # In a memory of their own: gloo's thread lets go of the gathered one later, as if somebody had an alias.
+        # In a memory of their own: gloo's thread lets go of the gathered one later, as if it had an alias.
         self.param.data = self.param.detach().clone()
         self.shard = None
 
@@ -136,8 +184,8 @@ class Early:
     def forget(self) -> None:
         """Leave a parameter that is whole alone from now on; not a collective."""
         self.init.let_go(self)
-        ds_attributes.detach(self.param)
-        forget_early(self.param)
+        detach(self.param)
+        _EARLY.pop(self.param, None)
 
     def _show(self) -> None:
         if self._placeholder is None or self.shard is None:
@@ -152,13 +200,8 @@ class Early:
     def _hide(self) -> None:
         if self.shard is not None and self.is_whole:
             param = self.param
-            self._placeholder = Placeholder(self.name, param, dtype=param.dtype, device=param.device)
+            self._placeholder = Placeholder(self.name, param, self, dtype=param.dtype, device=param.device)
             self._placeholder.put(param)
-
-    def _describe(self) -> None:
-        axis = self.init.comm.mesh.shard
-        shard = self.param.detach().view(-1) if self.shard is None else self._unpadded()
-        ds_attributes.attach(self.param, shard=shard, is_sharded=not axis.is_alone, axis=axis)
 
     def _broadcast(self, rank: int) -> None:
         param = self.param

@@ -42,7 +42,7 @@ class FlatBuffer:
     def free_unless_referred_to(self) -> bool:
         """Give the memory back, unless tensors other than ours lie in it; return whether it is gone.
 
-        Autograd and checkpoints of activations may hold some, and whoever reads memory that was given back ends the process.
+        Autograd and checkpoints of activations may hold some, and to read memory that was given back ends the process.
         """
         is_free = num_users(self.flat) <= self._num_references
         if is_free:
@@ -67,7 +67,7 @@ class FlatBuffer:
 
 
 def _nothing(place: int) -> None:
-    """There is nobody to tell."""
+    """The new memory is of no interest."""
 
 
 # Return `FlatBuffer.place` of the memory that a tensor lies in.

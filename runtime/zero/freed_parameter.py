@@ -9,16 +9,17 @@ parameter is a placeholder still: then its use gives it the values.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ConfigError
-from . import ds_attributes
-from .param_home import early_of, home_of
+from .param_status import ZeroParamStatus
 
 _PROPERTIES = (
     "shape",
@@ -64,7 +65,6 @@ _METHODS = (
 )
 _MOVES = (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double)
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-_OFFLOADED = "in host memory, where engine.offload_states() has put them; call engine.reload_states() first"
 _SETTERS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -85,6 +85,7 @@ def _descriptions() -> frozenset[Callable[..., Any]]:
 
 
 _DESCRIPTIONS = _descriptions()
+_PLACEHOLDERS: Any = WeakTensorKeyDictionary()  # parameter -> the last placeholder that was made for it
 # Where values lie tells which of them are tied; the last element's place comes by two views.
 _PLACES = frozenset([Tensor.data_ptr, Tensor.storage, Tensor.untyped_storage])
 _VIEWS = frozenset([Tensor.detach, Tensor.view, Tensor.__getitem__])
@@ -155,27 +156,49 @@ class FreedParameter(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter; zero.Init shards that, too."""
-        early = early_of(self)
+        keeper = _keeper_of(self)
         self.data  # noqa: B018  (brings it, or refuses)
         copy: nn.Parameter = deepcopy(self, memo)
-        if early is not None:
-            early.init.note(copy, early.name)
+        if keeper is not None:
+            keeper.note_copy(copy)
         return copy
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"FreedParameter('{_name_of(self)}', {tuple(self.shape)}, {self.dtype})"
 
 
-class Placeholder:
-    """One parameter's data while it is freed, and whether somebody has written to it."""
+class Keeper(Protocol):
+    """What has a freed parameter's values, or this rank's part of them."""
 
-    def __init__(self, name: str, param: nn.Parameter, *, dtype: torch.dtype, device: torch.device) -> None:
+    @property
+    def why_away(self) -> str:
+        """Where the values are, and when they can be used: the end of a sentence about the parameter."""
+
+    def bring(self, leaves: Sequence[Any]) -> None:
+        """Give the parameter its values, if they can be had now. An operation is about to use it, and the others of `leaves`."""
+
+    @property
+    def convert(self) -> Callable[[torch.dtype], None] | None:
+        """What lets the values be of another dtype; None if they stay as they are."""
+
+    def note_copy(self, copy: nn.Parameter) -> None:
+        """A plain parameter has been copied from this one."""
+
+
+class Placeholder:
+    """One parameter's data while it is freed, and whether it has been written to. It keeps neither parameter nor keeper alive."""
+
+    def __init__(
+        self, name: str, param: nn.Parameter, keeper: Keeper, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.name = name
+        self.keeper = weakref.ref(keeper)
         # A subclass has a meaning of its own, which another class would take from it.
         self.is_plain = type(param) is nn.Parameter
         self.nan = torch.full((), float("nan"), dtype=dtype, device=device).expand(param.shape)
         self.address = self.nan.data_ptr()
         self.version = 0
+        _PLACEHOLDERS[param] = self
 
     def put(self, param: nn.Parameter) -> None:
         """Let it stand for the values; the caller gives the parameter, which a placeholder does not keep alive."""
@@ -184,7 +207,7 @@ class Placeholder:
     def take_away(self, param: nn.Parameter, values: Tensor) -> None:
         """Let the parameter have its values again.
 
-        Errors: ConfigError if somebody has written to it meanwhile
+        Errors: ConfigError if it has been written to meanwhile
         """
         take_away_all((self,), (param,), (values,))
 
@@ -194,7 +217,7 @@ class Placeholder:
 
 def put_all(placeholders: Sequence[Placeholder], params: Sequence[nn.Parameter]) -> None:
     """Let each placeholder stand for the values of its parameter."""
-    status = ds_attributes.ZeroParamStatus.NOT_AVAILABLE
+    status = ZeroParamStatus.NOT_AVAILABLE
     for placeholder, param in zip(placeholders, params, strict=True):
         param.data = placeholder.nan
         placeholder.version = param._version
@@ -208,9 +231,9 @@ def take_away_all(
 ) -> None:
     """Let the parameters have these values.
 
-    Errors: ConfigError if somebody has written to one meanwhile
+    Errors: ConfigError if one has been written to meanwhile
     """
-    status = ds_attributes.ZeroParamStatus.AVAILABLE
+    status = ZeroParamStatus.AVAILABLE
     written = None
     for placeholder, param, value in zip(placeholders, params, values, strict=True):
         if placeholder.is_plain:
@@ -245,43 +268,46 @@ def _moved(func: Callable[..., Any], param: Tensor, *args: Any, **kwargs: Any) -
         dtype: torch.dtype = func(param.new_empty(()), *args, **kwargs).dtype
     if dtype == param.dtype:
         return param
-    return _values_of(param, dtype) if early_of(param) is not None and dtype.is_floating_point else None
+    keeper = _keeper_of(param)
+    is_converted = keeper is not None and keeper.convert is not None and dtype.is_floating_point
+    return _values_of(param, dtype) if is_converted else None
 
 
 def _take(param: Tensor, given: Tensor) -> bool:
     """Let a parameter be what `_moved` has given for it; False if it was something else."""
-    early = early_of(param)
-    if type(given) is FreedValues and early is not None and given.shape == param.shape:
-        early.convert(given.dtype)
+    keeper = _keeper_of(param)
+    convert = None if keeper is None else keeper.convert
+    if type(given) is FreedValues and convert is not None and given.shape == param.shape:
+        convert(given.dtype)
         return True
     return param is given
 
 
 def _bring(freed: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
     """Let freed parameters have their values where a backward has brought those, or zero.Init does; return whether all have them."""
-    for home in map(home_of, freed):
-        if home is not None:
-            home.unit.show()
-    rest = [one for one in freed if type(one) is FreedParameter]
-    early = early_of(rest[0]) if rest else None
-    return not rest or (early is not None and early.init.bring(leaves))
+    for param in freed:
+        keeper = _keeper_of(param)
+        if keeper is not None and type(param) is FreedParameter:
+            keeper.bring(leaves)
+    return not any(type(param) is FreedParameter for param in freed)
+
+
+def sharded_until(when: str) -> str:
+    """Return why a parameter has no values, and when it does: "while its module runs", for example."""
+    return (
+        f"its values are sharded over the ranks: it has them {when}, and inside "
+        "`with dslaunch.zero.GatheredParameters(params):`"
+    )
 
 
 def _refusal(param: Tensor | None) -> Callable[[str], None]:
     """Return what refuses a use of this parameter, with or without the parameter itself."""
-    home, early = (None, None) if param is None else (home_of(param), early_of(param))
     name = "?" if param is None else _name_of(param)
-    if home is not None and home.part.is_offloaded:
-        why = f"but its values are {_OFFLOADED}"
-    else:
-        when = "while the module that owns it runs" + ("" if early is None else ", after initialize()")
-        why = (
-            f"but its values are sharded over the ranks: it has them {when}, and inside "
-            "`with dslaunch.zero.GatheredParameters(params):`"
-        )
+    keeper = None if param is None else _keeper_of(param)
+    why = sharded_until("while the module that owns it runs") if keeper is None else keeper.why_away
 
     def refuse(what: str) -> None:
-        raise ConfigError(f"parameter '{name}' was asked for {what}, {why}")
+        raise ConfigError(f"parameter '{name}' was asked for {what}, but {why}")
 
     return refuse
 
@@ -301,8 +327,14 @@ def _name_of_function(func: Callable[..., Any]) -> str:
 
 
 def _name_of(param: Tensor) -> str:
-    kept = home_of(param) or early_of(param)
-    return "?" if kept is None else kept.name
+    placeholder: Placeholder | None = _PLACEHOLDERS.get(param)
+    return "?" if placeholder is None else placeholder.name
+
+
+def _keeper_of(param: Tensor) -> Keeper | None:
+    """What has its values; None if that is gone."""
+    placeholder: Placeholder | None = _PLACEHOLDERS.get(param)
+    return None if placeholder is None else placeholder.keeper()
 
 
 def _leaves(values: Iterable[Any]) -> list[Any]:

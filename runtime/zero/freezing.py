@@ -57,7 +57,7 @@ class Freezing:
         if is_applied:
             for number in self._frozen or ():
                 part, place = self._places[number]
-                part.missed[place] = part.missed.get(place, 0) + 1
+                part.optimizer_shard.missed[place] = part.optimizer_shard.missed.get(place, 0) + 1
         if self._frozen:
             self._set(frozenset())
         self._frozen = None
@@ -69,5 +69,5 @@ class Freezing:
                 part, place = self._places[number]
                 places[part].add(place)
             for part, own in places.items():
-                part.frozen = frozenset(own)
+                part.optimizer_shard.frozen = frozenset(own)
         self._frozen = frozen

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..log import logger
-from .param_home import Home, early_of, home_of
-from .writes import collect
-
-if TYPE_CHECKING:
-    from .init_context import Init
-    from .sharded_model import ShardedModel
-    from .sub_buffer import SubBuffer
+from .early_parameter import InitContext, early_of
+from .param_home import Home, home_of
+from .sharded_model import ShardedModel
+from .sub_buffer import SubBuffer
 
 T = TypeVar("T")
 _SAY_WHOSE = "say whose values count: GatheredParameters(params, modifier_rank=0)"
@@ -111,7 +108,7 @@ class GatheredParameters:
             self._check_unchanged()
 
     @property
-    def _owners(self) -> list[ShardedModel | Init]:
+    def _owners(self) -> list[ShardedModel | InitContext]:
         return _unique([*(home.model for home in self._homes), *(early.init for early in self._early)])
 
     @property
@@ -126,8 +123,8 @@ class GatheredParameters:
             if home.part.is_sharded
             and (
                 _param(home)._version != version
-                or not _param(home).is_set_to(home.part.values.views[home.place])
-                or home.part.is_edited
+                or not _param(home).is_set_to(home.part.param_shard.values.views[home.place])
+                or home.part.param_shard.is_edited
             )
         ]
         return written + [early.name for early in self._early if early.is_edited]
@@ -172,9 +169,12 @@ class GatheredParameters:
             model.before_change()
         for part in _unique(home.part for home in self._homes):
             comm = next(home.model.comm for home in self._homes if home.part is part)
-            collect(part)
-            comm.broadcast(part.values.flat, what=part.label, source=rank)
+            part.param_shard.collect()
+            comm.broadcast(part.param_shard.values.flat, what=part.label, source=rank)
             part.take_edits(keeps_masters=True)
+            # What was written only rank `rank` knows; torch has counted it where nothing is sharded.
+            if part.is_sharded:
+                part.param_shard.note_change(home.place for home in self._homes if home.part is part)
         for early in self._early:
             early.spread(rank)
 

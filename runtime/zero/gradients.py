@@ -8,8 +8,9 @@ sharded_gradients.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,23 @@ from .flat_buffer import FlatBuffer
 from .layout import FlatLayout
 
 
+class HostSums(Protocol):
+    """Sums of gradients in host memory, from which an optimizer may step while a backward goes on."""
+
+    def watch(self, *, before_change: Callable[[], None], landed: Callable[[], None]) -> None:
+        """Have these called from now on: before the sum changes, and when a backward's part of it is on its way here."""
+
+    def take(self) -> Tensor:
+        """Return the sum, [shard], as the caller's own, and be zero."""
+
+
 class Gradients(ABC):
     """Of the parameters in `params`, in the order of the layout's slots."""
+
+    is_reduced_in_backward: ClassVar[bool] = (
+        False  # each backward leaves averages; else the boundary makes them
+    )
+    is_on_host: ClassVar[bool] = False  # what `pieces` returns lies in host memory, whatever computes
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter]) -> None:
         self._names, self._params = tuple(names), tuple(params)
@@ -41,6 +57,16 @@ class Gradients(ABC):
 
     def squares(self) -> Sequence[float] | None:
         """Sums of squares of the pieces that the norm takes, where they were made in time; None: read the pieces."""
+        return None
+
+    @property
+    def unaveraged(self) -> Tensor | None:
+        """What this rank has made and no rank has averaged yet; None where there are nothing but averages."""
+        return None
+
+    @property
+    def host_sums(self) -> HostSums | None:
+        """Themselves, where an optimizer may step from them while a backward goes on."""
         return None
 
     # Of gradients that are elsewhere between their uses:
@@ -202,6 +228,11 @@ class ReplicatedGradients(FlatGradients):
         super().__init__(names, params, whole)
         self._shard = shard
         self.adopt()
+
+    @property
+    def unaveraged(self) -> Tensor:
+        """All of them, until the boundary."""
+        return self.flat
 
     @property
     def shard(self) -> Tensor:

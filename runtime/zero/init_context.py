@@ -6,10 +6,10 @@ torch tells a hook of ours whenever a module registers a parameter or a module; 
 the parameters that other modules registered before are sharded: so one module's own parameters are whole at a time. Code
 that reads or writes one of those (an `__init__` that goes on after its children, `self.apply(init)`) finds it whole all the
 same: every use of a placeholder comes by its `__torch_function__`, which brings the values back and lets those go that were
-here. What has been here is sharded anew, since it may have been written. So nobody has to know when an `__init__` ends,
+here. What has been here is sharded anew, since it may have been written. So the end of an `__init__` need not be known,
 and to wrap those of all classes would not do: it is the parents' code that writes to children.
 
-Only memory that somebody has an alias of must stay, for he may write to it: `new.data.copy_(old.data)` brings `old` while the
+Only memory that has an alias must stay, for the alias may be written to: `new.data.copy_(old.data)` brings `old` while the
 alias of `new` is at hand. torch counts who uses a storage. Each rank might count otherwise (garbage is collected at any
 time), so rank 0 decides.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -34,9 +34,10 @@ from ..config.source import read_source
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
 from ..placement.stage_policy import Placement, policy_for_stage
-from .early_parameter import Early
+from . import ds_attributes
+from .early_parameter import EarlyParameter, InitContext, early_of
 from .flat_buffer import num_users
-from .param_home import early_of, home_of
+from .param_home import home_of
 
 _ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -86,10 +87,14 @@ class Init:
         self.has_lost_writes = False  # and a warning has said so
         self._depth = 0
         self._hooks: list[Any] = []
-        self._whole: dict[Early, nn.Parameter] = {}  # what is to be sharded, held so that no rank's can die
-        self._made: weakref.WeakSet[Early] = weakref.WeakSet()
-        self._outer: Init | None = None  # the context around this one,
-        self._made_for_outer: weakref.WeakSet[Early] = weakref.WeakSet()  # which has what is made in here
+        self._whole: dict[
+            EarlyParameter, nn.Parameter
+        ] = {}  # what is to be sharded, held so that no rank's can die
+        self._made: weakref.WeakSet[EarlyParameter] = weakref.WeakSet()
+        self._outer: InitContext | None = None  # the context around this one,
+        self._made_for_outer: weakref.WeakSet[EarlyParameter] = (
+            weakref.WeakSet()
+        )  # which has what is made in here
         if not self.is_enabled:
             return
         report_user_errors_in_one_line()
@@ -143,7 +148,7 @@ class Init:
         try:
             if kind is None:
                 if outer is not None:
-                    outer._shard([early for early in outer._whole if early in self._made_for_outer])
+                    outer.shard_among(self._made_for_outer)
                 self._shard_rest()
         finally:
             for early in list(self._whole):  # of an __init__ that has failed; no other rank may know of it
@@ -158,7 +163,7 @@ class Init:
         is_known = other is not None or home_of(param) is not None
         is_plain = type(param) is nn.Parameter and not param.is_meta and param.is_floating_point()
         if is_plain and not is_known and param.numel():
-            early = Early(param, name, self, owner)
+            early = EarlyParameter(param, name, self, owner)
             self._whole[early] = param
             self._made.add(early)
 
@@ -178,10 +183,22 @@ class Init:
                 self._whole[early] = early.param
         return True
 
-    def let_go(self, early: Early) -> None:
+    def shard_among(self, made: Container[EarlyParameter]) -> None:
+        """Shard those among these that are whole and not in use.
+
+        Order: a collective
+        """
+        self._shard([early for early in self._whole if early in made])
+
+    def let_go(self, early: EarlyParameter) -> None:
         """Others have this one now."""
         self._whole.pop(early, None)
         self._made.discard(early)
+
+    def describe(self, early: EarlyParameter) -> None:
+        """Attach to the parameter what DeepSpeed's callers know it by."""
+        axis = self.comm.mesh.shard
+        ds_attributes.attach(early.param, shard=early.own_values, is_sharded=not axis.is_alone, axis=axis)
 
     def _see_parameter(self, module: nn.Module, name: str, param: nn.Parameter) -> None:
         self._shard([early for early in self._whole if not early.is_owned_by(module)])
@@ -190,7 +207,7 @@ class Init:
     def _see_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
         self._shard(list(self._whole))
 
-    def _shard(self, wanted: Iterable[Early]) -> None:
+    def _shard(self, wanted: Iterable[EarlyParameter]) -> None:
         """Shard these, but what is in use: see "How the context follows a model's construction"."""
         self._drop_replaced()
         idle = [early for early in wanted if early in self._whole and not early.is_held]
@@ -248,9 +265,9 @@ def _check_arguments(**given: object) -> None:
             raise ConfigError(f"zero.Init({name}={value!r}) is not available in this version; leave it out")
 
 
-def _check_not_shared(params: Iterable[Early]) -> None:
+def _check_not_shared(params: Iterable[EarlyParameter]) -> None:
     """Parameters that share their memory use it, so they are whole until the end."""
-    at: dict[int, Early] = {}
+    at: dict[int, EarlyParameter] = {}
     for early in params:
         other = at.setdefault(early.param.data_ptr(), early)
         if other is not early:

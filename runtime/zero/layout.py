@@ -6,7 +6,7 @@ Parameters lie one after another, ordered by optimizer group (a stable sort, so 
 Each starts at a multiple of SLOT_BYTES, so that kernels meet no misaligned vector, and the whole is padded so that
 it divides into `num_shards` equal shards of a multiple of SHARD_BYTES. A shard may cut a parameter anywhere: the
 layout is element-flat. Optimizers that need whole rows or whole tensors want another `plan_layout` that places the
-slots by rows; nothing below it would change, since everybody asks for slots, segments and fragments.
+slots by rows; nothing below it would change, since all code asks for slots, segments and fragments.
 """
 
 from __future__ import annotations

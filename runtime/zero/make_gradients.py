@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import nn
 
 from ..errors import ConfigError
-from ..offload.offload import Offload, PartHome
-from ..placement.precision import Precision
+from ..offload.offload import Offload
 from ..placement.stage_policy import Placement
 from .disk_gradients import DiskGradients, DiskPlace
 from .flat_buffer import FlatBuffer
 from .gradients import AccumulatedGradients, Gradients, OwnGradients, ReplicatedGradients
-from .layout import FlatLayout
 from .sharded_gradients import HostGradients, ShardedGradients, SumPlace
+from .sub_buffer_plan import SubBufferPlan
 
 
-def make_gradients(  # noqa: PLR0913
-    placement: Placement,
-    names: Sequence[str],
-    params: Sequence[nn.Parameter],
-    layout: FlatLayout,
-    *,
-    dtype: torch.dtype,
-    precision: Precision,
-    device: torch.device,
-    index: int,
-    num_shards: int,
-    is_alone: bool,
-    home: PartHome,
-    offload: Offload,
-    norm_run: tuple[int, int],
-) -> Gradients:
-    """Gradients of parameters of this `dtype` and placement, for shard `index`; `is_alone`: there is no other rank.
+def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
+    """Return the gradients of a sub-buffer's trained parameters.
 
-    `home` says where these go during backward, if `offload` takes any. `norm_run`: where in the shard this rank's part of the
-    norm begins and ends.
+    They go in a backward where `plan.home` says, if `offload` takes any.
     """
+    names, params, layout, home = plan.names, plan.params, plan.layout, plan.home
+    dtype, device, precision = plan.dtype, plan.device, plan.precision
+    index, num_shards, is_alone = plan.shard_index, plan.num_shards, plan.mesh.world.is_alone
+    placement = plan.policy.gradients
     is_sharded = placement is Placement.SHARDED and (num_shards > 1 or offload.frees_gradients)
     is_wider = dtype != torch.float32 and precision.sums == torch.float32
     is_added_up_wider = is_wider and not is_sharded
@@ -64,7 +49,9 @@ def make_gradients(  # noqa: PLR0913
             disk = DiskPlace(
                 partial(offload.make_disk_spill, home.states),
                 offload.outbox,
-                tuple(by_slot) if is_alone and not is_wider else (norm_run,),
+                tuple(by_slot)
+                if is_alone and not is_wider
+                else (plan.own_run(plan.mesh.chunk_index, num_chunks=plan.mesh.world.size),),
             )
             return DiskGradients(
                 names, params, whole, sums=place, index=index, num_shards=num_shards, place=disk

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..placement.stage_policy import Placement
 from .param_home import Home, home_of
 
 # ---- float32 values
@@ -28,7 +29,7 @@ def safe_get_full_fp32_param(param: nn.Parameter) -> Tensor | None:
     if home is None:
         return None
     with home.part.here():
-        return _whole(home, home.part.master)
+        return _whole(home, home.part.optimizer_shard.master)
 
 
 @torch.no_grad()
@@ -39,10 +40,10 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     """
     home = _to_write(param, value)
     with home.part.here(is_written=True):
-        home.part.copy_fragment(home.place, value, home.part.master)
-    home.part.load(home.place, value)
+        home.part.copy_fragment(home.place, value, home.part.optimizer_shard.master)
+    home.part.param_shard.load(home.place, value)
     if home.part.is_sharded and home.unit.is_here:
-        home.part.values.views[home.place].copy_(value)
+        home.part.param_shard.values.views[home.place].copy_(value)
 
 
 @torch.no_grad()
@@ -52,30 +53,34 @@ def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
     if home is None:
         return None
     with home.part.here():
-        return _own(home, home.part.master)
+        return _own(home, home.part.optimizer_shard.master)
 
 
 @torch.no_grad()
 def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     """Set this rank's part of it, at stage 3.
 
-    Errors: ConfigError if no engine trains it, the rank's part has another size, or the parameter is not sharded
+    Order:  a collective where the parameter stays whole on every rank (stage3_param_persistence_threshold), for the others
+            must have this rank's part too
+    Errors: ConfigError if no engine trains it, the rank's part has another size, or the stage shards no parameters
     """
     home = _to_write_locally(param, value)
-    if not home.part.is_sharded:
+    if home.model.policy.parameters is not Placement.SHARDED:
         raise ConfigError(
             f"parameter '{home.name}' is whole on every rank at this ZeRO stage; use safe_set_full_fp32_param()"
         )
-    if home.part.kept.numel() > home.part.param_shard.numel():
+    if home.part.is_sharded and home.part.param_shard.kept.numel() > home.part.param_shard.own.numel():
         raise ConfigError(
             f"parameter '{home.name}' is kept by more than one rank (zero_hpz_partition_size), which would then differ; use "
             "safe_set_full_fp32_param()"
         )
     with home.part.here(is_written=True):
-        for shard in (home.part.master, home.part.param_shard):
+        for shard in (home.part.optimizer_shard.master, home.part.param_shard.own):
             _write_own(home, shard, value)
-    if home.unit.is_here:
-        home.part.writes.forget()
+    if not home.part.is_sharded:
+        home.model.publish(home.part).wait()
+    elif home.unit.is_here:
+        home.part.param_shard.writes.forget()
         home.unit.free()
 
 
@@ -91,7 +96,7 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
     home = _trained(param)
     if home is None:
         return None
-    if home.place in home.part.states_of_whole:
+    if home.place in home.part.optimizer_shard.states_of_whole:
         return _from_owner(home, optim_state_key)
     with home.part.here():
         return _whole(home, _state(home, optim_state_key))
@@ -101,8 +106,8 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
 def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set it; every rank gives the same value. Not a collective."""
     home = _to_write(param, value)
-    if home.place in home.part.states_of_whole:
-        state = home.part.states_of_whole[home.place]().get(optim_state_key)
+    if home.place in home.part.optimizer_shard.states_of_whole:
+        state = home.part.optimizer_shard.states_of_whole[home.place]().get(optim_state_key)
         if state is not None:
             state.copy_(value.reshape(state.shape))
         return
@@ -230,8 +235,8 @@ def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
 
 
 def _state(home: Home, key: str) -> Tensor:
-    states = home.part.states
-    if home.place in home.part.states_of_whole:
+    states = home.part.optimizer_shard.states
+    if home.place in home.part.optimizer_shard.states_of_whole:
         raise ConfigError(
             f"the optimizer sees parameter '{home.name}' whole, on one rank, so no rank has a part of its states; use "
             "safe_get_full_optimizer_state() or safe_set_full_optimizer_state()"
@@ -242,7 +247,7 @@ def _state(home: Home, key: str) -> Tensor:
 
 
 def _from_owner(home: Home, key: str) -> Tensor:
-    own = home.part.states_of_whole[home.place]()
+    own = home.part.optimizer_shard.states_of_whole[home.place]()
     everywhere = home.model.comm.all_gather_objects(
         (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{home.name}'"
     )
@@ -274,7 +279,7 @@ def _bounds(home: Home) -> tuple[int, int, int]:
     """Where this rank's part begins in its shard and in the parameter, and its length, 0 if it has none."""
     part = home.part
     slot = part.layout.slots[home.place]
-    fragment = part.layout.fragment(slot, part.shard_index, num_shards=part.num_shards)
+    fragment = part.layout.fragment(slot, part.plan.shard_index, num_shards=part.plan.num_shards)
     return (
         (0, 0, 0)
         if fragment is None

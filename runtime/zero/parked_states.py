@@ -1,7 +1,7 @@
 """What of a model was moved to host memory for a while, between steps: its own memory is given up, and taken again later.
 
 A storage goes as it is, and comes back into the same object. So every view of it, the users' parameters among them, is the
-same tensor afterwards, and nobody has to be told where anything lies. Meanwhile whatever leads to such a view is barred:
+same tensor afterwards, and no other object has to learn where anything lies. Meanwhile whatever leads to such a view is barred:
 parameters are placeholders, `p.grad` is None, and the engine refuses what needs the rest. All of this is the same without an
 accelerator, where the bytes only go from one place in host memory to another.
 """
@@ -45,7 +45,7 @@ class Parked:
         own = _bytes(tensor)
         self._host = torch.empty(own.numel(), dtype=torch.uint8, pin_memory=pin_memory and tensor.is_cuda)
         self._host.copy_(own, non_blocking=non_blocking)
-        # The device's allocator may give this memory away at once: whoever gets it comes later in the same stream.
+        # The device's allocator may give this memory away at once: its next use comes later in the same stream.
         tensor.untyped_storage().resize_(0)
 
     def let_go(self) -> None:
@@ -107,8 +107,8 @@ class Offloaded:
                 one.bring_back(non_blocking=non_blocking)
             undo.pop_all()
         for part in self._parts:
-            if Kind.lp_params in parked and not part.is_sharded and part.is_covered:
-                part.show()
+            if Kind.lp_params in parked and not part.is_sharded and part.param_shard.is_covered:
+                part.param_shard.show()
             if Kind.lp_grads in parked and part.is_trained and not part.gradients.is_here:
                 part.gradients.put_on()
 
@@ -129,17 +129,22 @@ def _holders(part: SubBuffer, kind: Kind) -> Sequence[Tensor]:
         if part.home.parameters.is_away:
             return ()
         if not part.is_sharded:
-            part.cover()
-        return (part.param_shard,)
+            part.param_shard.cover()
+        return (part.param_shard.own,)
     if not part.is_trained or (kind in (Kind.hp_params, Kind.optim_states) and part.home.states.is_away):
         return ()  # frozen, or away at any time
     if kind is Kind.hp_params:
-        return (part.master,) if part.has_separate_master else ()
+        return (part.optimizer_shard.master,) if part.optimizer_shard.has_separate_master else ()
     if kind is Kind.lp_grads:
         return part.gradients.take_off()
     if kind is Kind.optim_states:
-        whole = [state for states in part.states_of_whole.values() for state in states().values()]
-        return (*part.states.values(), *(state for state in whole if isinstance(state, Tensor)))
+        whole = [
+            state for states in part.optimizer_shard.states_of_whole.values() for state in states().values()
+        ]
+        return (
+            *part.optimizer_shard.states.values(),
+            *(state for state in whole if isinstance(state, Tensor)),
+        )
     return ()
 
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .param_home import early_of
+from ..placement.stage_policy import UnitSizes
+from .early_parameter import early_of
+from .freed_parameter import FreedParameter
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"
@@ -34,12 +36,12 @@ class UnitPlan:
 
 
 def cut_into_units(
-    module: nn.Module, *, max_numel: int, is_leaf: IsLeaf = lambda name, module: False
+    module: nn.Module, *, sizes: UnitSizes, is_leaf: IsLeaf = lambda name, module: False
 ) -> tuple[UnitPlan, ...]:
     """Return the units of a model, in definition order, the root unit last.
 
     Each child of a ModuleList or Sequential is a unit, and beside these each module that has none of them inside;
-    neighbours are merged while they stay within `max_numel`. All other parameters, and those that two units share,
+    neighbours are merged while they stay within `sizes`. All other parameters, and those that two units share,
     form the root unit, which is always there. A module that `is_leaf(name, module)` is not looked into; where the model itself is
     one, the root unit has all.
     Errors: ConfigError for a parameter without storage, or two that share one without being the same object
@@ -57,7 +59,7 @@ def cut_into_units(
         for index, (name, child) in enumerate(blocks)
     ]
     rest = tuple(item for item in params.items() if id(item[1]) not in owner_of)
-    merged = _merge([plan for plan in plans if plan.params], max_numel=min(max_numel, MERGED_NUMEL))
+    merged = _merge([plan for plan in plans if plan.params], sizes)
     return (*merged, UnitPlan(name=ROOT, params=rest, modules=(module,)))
 
 
@@ -87,10 +89,13 @@ def _owners(blocks: list[tuple[str, nn.Module]]) -> dict[int, int]:
     return {param_id: index for param_id, index in owner_of.items() if param_id not in shared}
 
 
-def _merge(plans: list[UnitPlan], *, max_numel: int) -> tuple[UnitPlan, ...]:
+def _merge(plans: list[UnitPlan], sizes: UnitSizes) -> tuple[UnitPlan, ...]:
     runs: list[list[UnitPlan]] = []
     for plan in plans:
-        if runs and sum(member.numel for member in runs[-1]) + plan.numel <= max_numel:
+        longer = [*runs[-1], plan] if runs else [plan]
+        is_small = sizes.are_small(param.numel() for member in longer for _, param in member.params)
+        max_numel = min(sizes.max_whole_numel if is_small else sizes.max_numel, MERGED_NUMEL)
+        if runs and sum(member.numel for member in longer) <= max_numel:
             runs[-1].append(plan)
         else:
             runs.append([plan])
@@ -118,6 +123,11 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
         early = early_of(param)
         if early is not None and not early.is_whole:
             continue  # its values were put into a memory of their own
+        if type(param) is FreedParameter:
+            raise ConfigError(
+                f"parameter '{name}' is sharded by another engine already; call destroy() on that engine before initialize(), or give "
+                "initialize() a copy of the model, made by copy.deepcopy() inside GatheredParameters"
+            )
         if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
             raise ConfigError(
                 f"parameter '{name}' is expanded: several of its elements are the same number in memory, which no optimizer can "

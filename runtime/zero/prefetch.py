@@ -1,7 +1,7 @@
 """Which units have their parameters here, and when they come and go.
 
 A unit comes when a module of it is entered, or when a backward reaches it. It goes when another one comes, unless a forward
-that is under way uses it, somebody holds it, or it is the next one anyway. The order in which units came last time
+that is under way uses it, it is held, or it is the next one anyway. The order in which units came last time
 tells which is next: that one is gathered while the present one computes. A wrong guess costs one gather and nothing else.
 
 Every rank must need the same units in the same order, for each coming is a collective. What a rank's data changes inside a
@@ -57,7 +57,7 @@ class Route:
         return last[place : place + _AHEAD] if is_known else ()
 
 
-class Residents:
+class Prefetcher:
     """The units of one model. Order: every method that brings a unit is a collective."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
@@ -69,8 +69,8 @@ class Residents:
         self._current: Unit | None = None
         self.num_forwards = 0  # under way
         self._held: Counter[Unit] = Counter()
-        self._lent: set[Unit] = set()  # to whoever asked, until the forward or the backward ends
-        self._is_engines = False  # this backward has somebody who calls end_backward
+        self._lent: set[Unit] = set()  # for a use outside its module, until the forward or the backward ends
+        self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_end_awaited = False
 
     # ---- forward
@@ -96,7 +96,7 @@ class Residents:
         self.num_forwards += 1
         # An operation of the backward that computes this again may have values of any unit at hand.
         self._come(unit, may_free=not is_again)
-        unit.make_live()
+        unit.wait_for_unshard()
 
     def leave(self, unit: Unit) -> None:
         """It has ended."""
@@ -137,7 +137,7 @@ class Residents:
     def lend(self, unit: Unit) -> None:
         """As `need`, and the parameters, until the forward or backward that is under way ends."""
         self.need(unit)
-        unit.make_live()
+        unit.wait_for_unshard()
         self._lent.add(unit)
 
     def end_backward(self) -> None:
@@ -150,7 +150,7 @@ class Residents:
     def hold_all(self) -> None:
         """Keep all units until the end of the step: a backward that makes a graph leaves their values in it."""
         for unit in self._units:
-            unit.make_live()
+            unit.wait_for_unshard()
             self._held[unit] = max(1, self._held[unit])
 
     # ---- beside both
@@ -159,11 +159,11 @@ class Residents:
     def held(self, units: Sequence[Unit]) -> Iterator[None]:
         """Have these units here, whatever else happens."""
         for unit in units:
-            unit.start_gather()
+            unit.start_unshard()
             self._held[unit] += 1
         try:
             for unit in units:
-                unit.make_live()
+                unit.wait_for_unshard()
             yield
         finally:
             for unit in units:
@@ -175,7 +175,7 @@ class Residents:
 
     def free_idle(self) -> None:
         """Free what came early, or stayed."""
-        self._free_but(())
+        self._free_but((), is_end=True)
 
     def end_step(self) -> None:
         """Free everything."""
@@ -194,16 +194,16 @@ class Residents:
         if may_free:
             self._free_but((unit, *ahead))
         self._has_gathered = self._has_gathered or unit.state is UnitState.FREED
-        unit.start_gather()
+        unit.start_unshard()
         if ahead:
-            ahead[0].start_gather()
+            ahead[0].start_unshard()
         for later in ahead[1:]:
             later.start_read()
         unit.wait_for_values()
 
     def _free_all(self) -> None:
-        """Free what nobody uses."""
-        self._free_but(())
+        """Free what is not in use."""
+        self._free_but((), is_end=True)
         self._wait_for(self._units)
 
     @staticmethod
@@ -217,9 +217,10 @@ class Residents:
                 unit.free()
             waiting = [unit for unit in waiting if unit.is_referred_to]
 
-    def _free_but(self, kept: Sequence[Unit]) -> None:
+    def _free_but(self, kept: Sequence[Unit], *, is_end: bool = False) -> None:
+        """Free what is not used; before the end of a backward or an evaluation, without units that the backward finds here."""
         for unit in self._units:
-            if unit.is_gone or unit.num_forwards:
+            if unit.is_gone or unit.num_forwards or not (is_end or unit.reshard_after_forward):
                 continue
             if not (unit in kept or self._held[unit] or unit in self._lent):
                 unit.free()

@@ -112,7 +112,7 @@ class BackwardReducer:
         self._comm = comm
         self._queue = _Queue(comm)
         self._schedule = Schedule(len(self._parts))
-        self._is_engines = False  # this backward has somebody who calls end_backward
+        self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_under_way = False
         self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
         self.is_coalescing = False
@@ -318,7 +318,7 @@ class _Queue:
 
 def make_reducer(parts: Sequence[SubBuffer], comm: Collectives) -> Reducer:
     """What suits the gradients' placement: shards can only be filled in backward, and who is alone has nothing to do."""
-    if any(isinstance(part.gradients, ShardedGradients) for part in parts):
+    if any(part.gradients.is_reduced_in_backward for part in parts):
         return BackwardReducer(parts, comm)
     return BoundaryReducer(() if comm.mesh.world.is_alone else parts, comm)
 

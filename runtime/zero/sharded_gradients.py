@@ -17,7 +17,7 @@ from ..comm.collectives import Collectives
 from ..errors import ConfigError
 from ..offload.device_copies import Arrival
 from .flat_buffer import FlatBuffer
-from .gradients import FlatGradients
+from .gradients import FlatGradients, HostSums
 
 
 class SumPlace(NamedTuple):
@@ -30,6 +30,8 @@ class SumPlace(NamedTuple):
 
 class ShardedGradients(FlatGradients):
     """`p.grad` is None outside a backward. The shard is float32, unless said otherwise, as it costs 1/N."""
+
+    is_reduced_in_backward = True
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class ShardedGradients(FlatGradients):
             self._whole.free()
 
     def _hand_over(self) -> None:
-        """Somebody else frees the flat buffer."""
+        """Leave the flat buffer to the copy that is under way, which frees it."""
         self._arrived.clear()
         self._is_allocated = False
 
@@ -188,10 +190,16 @@ class HostGradients(ShardedGradients):
     optimizer reads 2 bytes of an element where it would read 4. Other threads may read `pieces`, between changes.
     """
 
+    is_on_host = True
     _landed: Tensor | None = None  # [shard] the last one, of the dtype that was sent
     _arrival: Arrival | None = None  # it is on its way
     _is_single = False  # it is the sum; else it is still to be added to the sum, if it has not been
     _watch: _Watch | None = None
+
+    @property
+    def host_sums(self) -> HostSums:
+        """These."""
+        return self
 
     def watch(self, *, before_change: Callable[[], None], landed: Callable[[], None]) -> None:
         """Have these called from now on: before the sum changes, and when a backward's part of it is on its way here."""

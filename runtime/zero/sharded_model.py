@@ -14,16 +14,16 @@ from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
 from ..offload.offload import Offload
 from ..placement.precision import Precision
-from ..placement.stage_policy import Placement, Policy
-from . import ds_attributes
+from ..placement.stage_policy import Placement, Policy, UnitSizes, keep_small_whole
 from .access import Access
 from .offload_kinds import OffloadStateTypeEnum
-from .param_home import move_in
+from .param_status import detach
 from .parked_states import Offloaded
 from .partition import IsLeaf, UnitPlan, cut_into_units
-from .prefetch import Residents
+from .prefetch import Prefetcher
 from .reducer import make_reducer
-from .sub_buffer import NO_GROUP, Member, SubBuffer
+from .sub_buffer import SubBuffer
+from .sub_buffer_plan import NO_GROUP, Member, plan_sub_buffer
 from .unit import Unit, UnitState
 from .writes import Turns
 
@@ -44,7 +44,7 @@ class ShardedModel:
         policy: Policy,
         groups: Sequence[Sequence[torch.Tensor]],
         precision: Precision,
-        max_unit_numel: int,
+        unit_sizes: UnitSizes,
         is_leaf: IsLeaf,
         device: torch.device,
         comm: Collectives,
@@ -64,41 +64,68 @@ class ShardedModel:
         self.before_change: Callable[[], None] = _nothing
         self._module = module
         _check_no_complex(module)
-        plans = cut_into_units(module, max_numel=max_unit_numel, is_leaf=is_leaf)
+        plans = cut_into_units(module, sizes=unit_sizes, is_leaf=is_leaf)
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
         _check_trained_dtypes(members, precision.parameters)
         _check_agreement(members, comm)
+        runs = [_by_role(run, precision) for run in members]
+        policies = iter(
+            keep_small_whole(
+                policy,
+                [[member.param.numel() for member in run] for by_role in runs for run in by_role.values()],
+                unit_sizes,
+            )
+        )
         self.units = tuple(
             Unit(
                 plan.name,
-                _parts(
-                    run,
-                    unit=plan.name,
-                    precision=precision,
-                    device=device,
-                    comm=comm,
-                    policy=policy,
-                    offload=offload,
-                ),
+                [
+                    SubBuffer(
+                        plan_sub_buffer(
+                            run,
+                            unit=plan.name,
+                            dtype=dtype,
+                            device=device,
+                            mesh=comm.mesh,
+                            policy=next(policies),
+                            precision=precision,
+                            offload=offload,
+                        ),
+                        comm=comm,
+                        offload=offload,
+                    )
+                    for (dtype, _), run in by_role.items()
+                ],
                 plan.modules,
             )
-            for plan, run in zip(plans, members, strict=True)
+            for plan, by_role in zip(plans, runs, strict=True)
         )
-        self.residents = Residents(self.units)
-        is_sharded = any(part.is_sharded for unit in self.units for part in unit.parts)
-        self._access = Access(module, self.units, self.residents, keeps=self) if is_sharded else None
+        self.prefetcher = Prefetcher(self.units)
+        is_any_sharded = any(unit.is_sharded for unit in self.units)
+        self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
         _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
         self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
         self._reducer = make_reducer(self.trained, comm)
         watched = [part for unit in self.units for part in unit.parts if part.has_copies]
         self._copied = tuple(watched)
-        self._turns = Turns([part.writes for part in watched])
-        # called before parameters are gathered for somebody else than the model; a collective
+        self._turns = Turns([part.param_shard.writes for part in watched])
+        # called before parameters are gathered for the program, not for the model; a collective
         self.before_gather: Callable[[], None] = _nothing
         self.offloaded = Offloaded([part for unit in self.units for part in unit.parts])
-        move_in(self)
-        self._describe()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this rank keeps no more of any parameter than its shard."""
+        return all(part.is_sharded for unit in self.units for part in unit.parts)
+
+    @property
+    def num_small(self) -> int:
+        """Elements of small parameters, which stay whole where the stage shards parameters over several ranks."""
+        if self.policy.parameters is not Placement.SHARDED or self.comm.mesh.shard.is_alone:
+            return 0
+        parts = (part for unit in self.units for part in unit.parts if not part.is_sharded)
+        return sum(member.param.numel() for part in parts for member in part.members)
 
     def begin_backward(self) -> None:
         """Make everything ready for gradients.
@@ -107,17 +134,17 @@ class ShardedModel:
         """
         if not self._reducer.is_coalescing:
             self._adopt_gradients()
-        self.residents.begin_backward()
+        self.prefetcher.begin_backward()
         self._reducer.begin_backward()
 
     def end_backward(self) -> None:
         """Autograd has come to its end."""
-        self.residents.end_backward()
+        self.prefetcher.end_backward()
         self._reducer.end_backward()
 
     def end_step(self) -> None:
         """The gradients have been used: set them to zero, and keep of sharded parameters nothing but the shards."""
-        self.residents.end_step()
+        self.prefetcher.end_step()
         self.zero_gradients()
 
     def zero_gradients(self) -> None:
@@ -194,9 +221,12 @@ class ShardedModel:
 
     def publish(self, part: SubBuffer) -> Pending:
         """Begin to give every rank the parameters that it holds and others' optimizers have updated."""
+        part.param_shard.note_change(
+            place for place in range(len(part.members)) if place not in part.optimizer_shard.frozen
+        )
         if part.is_sharded:
-            return self.comm.spread_chunk(part.kept, what=part.label)
-        return self.comm.gather(part.values.flat, what=part.label)
+            return self.comm.spread_chunk(part.param_shard.kept, what=part.label)
+        return self.comm.gather(part.param_shard.values.flat, what=part.label)
 
     @contextmanager
     def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
@@ -207,7 +237,7 @@ class ShardedModel:
         """
         self.offloaded.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
         self.before_gather()
-        with self.residents.held(self.units if units is None else units):
+        with self.prefetcher.held(self.units if units is None else units):
             yield
 
     def take_edits(self) -> None:
@@ -216,6 +246,8 @@ class ShardedModel:
         for unit in self.units:
             for part in unit.parts:
                 part.take_edits()
+                if part.is_sharded:  # else the program's writes are counted
+                    part.param_shard.note_change()
 
     def take_writes(self) -> None:
         """Take over what the program has written to parameters that are here, before the optimizer updates what they are copies of."""
@@ -223,22 +255,22 @@ class ShardedModel:
         for part in self._copied:
             part.take_writes()
             if part.is_sharded:  # what is here is from before the step
-                part.writes.forget()
+                part.param_shard.writes.forget()
 
     def forget_writes(self, units: Iterable[Unit]) -> None:
         """What was written to these parameters does not count, where no forward is under way that may have done it."""
         for unit in units:
             if not unit.num_forwards:
                 for part in unit.parts:
-                    part.writes.forget()
+                    part.param_shard.writes.forget()
 
     def saved_values(self) -> AbstractContextManager[object]:
         """Have autograd save the places of sharded parameters that are used inside, instead of their values."""
         return nullcontext() if self._access is None else self._access.saved_values()
 
     def free_idle(self) -> None:
-        """Keep of sharded parameters nothing but the shards, where nobody uses more."""
-        self.residents.free_idle()
+        """Keep of sharded parameters nothing but the shards, where no more is used."""
+        self.prefetcher.free_idle()
 
     def offload(self, kinds: Sequence[OffloadStateTypeEnum], *, pin_memory: bool, non_blocking: bool) -> None:
         """Move these states to host memory until `reload`.
@@ -274,7 +306,7 @@ class ShardedModel:
 
     def lend(self, unit: Unit) -> None:
         """Have this unit here until the forward that is under way ends."""
-        self.residents.lend(unit)
+        self.prefetcher.lend(unit)
 
     def release(self) -> None:
         """Free gradients and masters; every rank has all parameters from then on.
@@ -284,26 +316,15 @@ class ShardedModel:
         self.reload()
         if self._access is not None:
             self._access.release()
-            self.residents.hold_all()
+            self.prefetcher.hold_all()
         for member in (member for unit in self.units for part in unit.parts for member in part.members):
-            ds_attributes.detach(member.param)
+            detach(member.param)
         self._reducer.release()
         for part in self.trained:
             part.release()
         for part in (part for unit in self.units for part in unit.parts):
-            part.come_home()
+            part.param_shard.come_home()
         self.trained = ()
-
-    def _describe(self) -> None:
-        if self.policy.parameters is not Placement.SHARDED:
-            return
-        axis = self.comm.mesh.shard
-        for part in (part for unit in self.units for part in unit.parts):
-            for member, slot in zip(part.members, part.layout.slots, strict=True):
-                own = part.layout.fragment(slot, axis.index, num_shards=axis.size)
-                start, numel = (own.offset_in_shard, own.numel) if own else (0, 0)
-                shard = part.param_shard[start : start + numel]
-                ds_attributes.attach(member.param, shard=shard, is_sharded=part.is_sharded, axis=axis)
 
     def _adopt_gradients(self) -> None:
         for part in self.trained:
@@ -322,32 +343,12 @@ def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
     )
 
 
-def _parts(
-    members: Sequence[Member],
-    *,
-    unit: str,
-    precision: Precision,
-    device: torch.device,
-    comm: Collectives,
-    policy: Policy,
-    offload: Offload,
-) -> list[SubBuffer]:
+def _by_role(members: Sequence[Member], precision: Precision) -> dict[tuple[torch.dtype, bool], list[Member]]:
+    """Return the members of each sub-buffer of a unit, by dtype and by whether they are trained."""
     by_role: dict[tuple[torch.dtype, bool], list[Member]] = {}
     for member in members:
         by_role.setdefault((precision.parameters or member.param.dtype, member.is_trained), []).append(member)
-    return [
-        SubBuffer(
-            run,
-            unit=unit,
-            dtype=dtype,
-            device=device,
-            comm=comm,
-            policy=policy,
-            precision=precision,
-            offload=offload,
-        )
-        for (dtype, _), run in by_role.items()
-    ]
+    return by_role
 
 
 def _check_no_complex(module: nn.Module) -> None:

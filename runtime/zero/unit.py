@@ -28,13 +28,14 @@ class Unit:
         self.parts = tuple(parts)
         self.modules = tuple(modules)
         self._sharded = tuple(part for part in parts if part.is_sharded)
+        self.reshard_after_forward = any(part.plan.policy.reshard_after_forward for part in self._sharded)
         # A parameter of a class of its own does not tell when it is used, see placeholder.py.
-        self._has_subclasses = any(part.has_subclasses for part in self._sharded)
+        self._has_subclasses = any(part.param_shard.has_subclasses for part in self._sharded)
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
+        for part in self._sharded:
+            part.param_shard.on_use = self.show
         self._gathers: list[Pending] = []
-        self._referred_to: list[
-            SubBuffer
-        ] = []  # freed, but for the memory, in which somebody else has tensors
+        self._referred_to: list[SubBuffer] = []  # freed, but for the memory, in which the program has tensors
         self.num_gathers = 0
         self.num_forwards = 0  # of its modules, under way
 
@@ -43,13 +44,13 @@ class Unit:
         """Whether any of it is; so there is something to gather."""
         return bool(self._sharded)
 
-    def start_gather(self) -> None:
+    def start_unshard(self) -> None:
         """Begin to bring the values here, unless they are or that has been begun.
 
         Order: a collective
         """
         if self.state is UnitState.FREED:
-            self._gathers = [part.start_gather() for part in self._sharded]
+            self._gathers = [part.param_shard.start_unshard() for part in self._sharded]
             self.state = UnitState.GATHERING
             self.num_gathers += 1
 
@@ -57,7 +58,7 @@ class Unit:
         """Begin to read what is on a disk and will be gathered next."""
         if self.state is UnitState.FREED:
             for part in self._sharded:
-                part.start_read()
+                part.param_shard.start_read()
 
     @property
     def is_here(self) -> bool:
@@ -69,18 +70,18 @@ class Unit:
 
         Order: a collective
         """
-        self.start_gather()
+        self.start_unshard()
         if self.state is UnitState.GATHERING:
-            self._finish_gathers()
+            self._finish_unshard()
             self.state = UnitState.GATHERED
             if self._has_subclasses:
                 self.show()
 
-    def make_live(self) -> None:
+    def wait_for_unshard(self) -> None:
         """As that, and let the parameters have them.
 
         Order:  a collective
-        Errors: ConfigError if somebody has written to a freed parameter
+        Errors: ConfigError if a freed parameter has been written to
         """
         self.wait_for_values()
         self.show()
@@ -88,26 +89,26 @@ class Unit:
     def show(self) -> None:
         """Let the parameters have their values, if those are here and they have not.
 
-        Errors: as make_live
+        Errors: as wait_for_unshard
         """
         if self.state is UnitState.GATHERED:
             self.state = UnitState.LIVE
             for part in self._sharded:
-                part.show()
+                part.param_shard.show()
 
     def free(self) -> None:
         """Keep this rank's shards only; nothing happens where nothing is sharded."""
         if self.state is UnitState.FREED:
             self._referred_to = [
-                part for part in self._referred_to if not part.values.free_unless_referred_to()
+                part for part in self._referred_to if not part.param_shard.values.free_unless_referred_to()
             ]
         if not self._sharded or self.state is UnitState.FREED:
             return
-        self._finish_gathers()
+        self._finish_unshard()
         self._referred_to = []
         for part in self._sharded:
             if self.state is UnitState.GATHERING:  # for nothing
-                part.values.free()
+                part.param_shard.values.free()
             elif not part.hide():
                 self._referred_to.append(part)
         self.state = UnitState.FREED
@@ -119,10 +120,10 @@ class Unit:
 
     @property
     def is_referred_to(self) -> bool:
-        """Whether it is freed but for memory in which somebody else has tensors."""
+        """Whether it is freed but for memory in which the program has tensors."""
         return self.state is UnitState.FREED and bool(self._referred_to)
 
-    def _finish_gathers(self) -> None:
+    def _finish_unshard(self) -> None:
         for gather in self._gathers:
             gather.wait()
         self._gathers = []

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
 
-if TYPE_CHECKING:
-    from .sub_buffer import SubBuffer
-
 _log = logging.getLogger("dslaunch")
 
 _VERSION: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
 _EVERY = 16  # steps between two comparisons of the same values, where there are fewer sub-buffers
+
+
+class Lying(NamedTuple):
+    """A parameter, the view of a flat buffer in which its values lie, and its name."""
+
+    param: nn.Parameter
+    view: Tensor
+    name: str
 
 
 class Writes:
@@ -39,6 +44,10 @@ class Writes:
         """What is there now is known."""
         self._noted = self._counters()
         self.is_watched = True
+
+    def expect(self, num_writes: int) -> None:
+        """So many of the writes that torch has counted are not the program's."""
+        self._noted = (self._noted[0] + num_writes, self._noted[1])
 
     def forget(self) -> None:
         """Whatever was written does not count."""
@@ -88,12 +97,12 @@ class Turns:
 
 
 @torch.no_grad()
-def collect(part: SubBuffer) -> None:
+def collect(lying: Iterable[Lying]) -> None:
     """Copy what a program has put in a parameter's place by `p.data = ...` to where the parameter lies.
 
     Errors: ConfigError for a tensor of another shape
     """
-    for param, view, name in _moved(part):
+    for param, view, name in _moved(lying):
         if param.shape != view.shape:
             raise ConfigError(
                 f"parameter '{name}' was given data of shape {tuple(param.shape)}, and had {tuple(view.shape)} at "
@@ -103,9 +112,14 @@ def collect(part: SubBuffer) -> None:
         param.data = view
 
 
-def check_in_place(part: SubBuffer) -> None:
-    """Errors: ConfigError for a parameter that has another memory, or reads the same in another shape or order."""
-    for param, view, name in _moved(part):
+def check_in_place(lying: Iterable[Lying], *, is_anothers: Callable[[nn.Parameter], bool]) -> None:
+    """Errors: ConfigError for a parameter that has another memory, or reads the same in another shape or order"""
+    for param, view, name in _moved(lying):
+        if is_anothers(param):
+            raise ConfigError(
+                f"parameter '{name}' was given to another initialize() since, so another engine trains it: a parameter has one engine; "
+                "call destroy() on an engine before its model is given to initialize() again, and give two engines no module in common"
+            )
         if param.data_ptr() == view.data_ptr() and param.dtype == view.dtype:
             raise ConfigError(
                 f"parameter '{name}' has shape {tuple(param.shape)} and strides {param.stride()}: initialize() had given it shape "
@@ -119,10 +133,10 @@ def check_in_place(part: SubBuffer) -> None:
         )
 
 
-def _moved(part: SubBuffer) -> Iterator[tuple[nn.Parameter, Tensor, str]]:
-    for member, view in zip(part.members, part.values.views, strict=True):
-        if not member.param.is_set_to(view):  # `p.data = p.data.t()` keeps the memory and changes the order
-            yield member.param, view, member.name
+def _moved(lying: Iterable[Lying]) -> Iterator[Lying]:
+    for one in lying:
+        if not one.param.is_set_to(one.view):  # `p.data = p.data.t()` keeps the memory and changes the order
+            yield one
 
 
 def differences(new: Tensor, known: Tensor) -> Tensor | None:
@@ -131,14 +145,3 @@ def differences(new: Tensor, known: Tensor) -> Tensor | None:
         return None
     changed = (new != known) & ~(new.isnan() & known.isnan())
     return changed if bool(changed.any()) else None
-
-
-def first_changed(part: SubBuffer, changed: Tensor) -> str:
-    """Return the name of a parameter of which an element has changed; `changed` is [n], this rank's run of the buffer."""
-    axis = part.mesh.shard
-    start = axis.index * changed.numel() if part.is_sharded else part.shard_index * changed.numel()
-    place = start + int(changed.nonzero()[0])
-    for member, slot in zip(part.members, part.layout.slots, strict=True):
-        if slot.offset <= place < slot.offset + slot.numel:
-            return member.name
-    raise AssertionError(f"element {place} of {part.label} belongs to no parameter, and was written")

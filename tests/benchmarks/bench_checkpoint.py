@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_checkpoint.py [--short] [--publish]
 
 Each tool has two processes of its own with the same model and AdamW, and they take turns. Nothing here fails on a time. --short takes a small
-model and few rounds. --publish writes the tables into docs/benchmarks.md.
+model and few rounds. --publish writes the tables into docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.benchmarks.team import Team, rank_environment  # noqa: E402
 from tests.benchmarks.zero_worker import Gpt  # noqa: E402
 
 WORKER = Path(__file__).with_name("checkpoint_worker.py")
-GUIDE = CHECKOUT / "docs" / "benchmarks.md"
+GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 COMMAND = "make bench-checkpoint"
 RAW = "raw write"
 OURS = ("dslaunch 2", "dslaunch 3")

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dslaunch.kernels import AdamSegment, AdamShard
-from dslaunch.kernels.cuda import NORM_OUT_NUMEL, adamw_step, squared_norm
+from dslaunch.kernels import ADAM, AdamSegment, AdamShard
+from dslaunch.kernels.cuda import NORM_OUT_NUMEL, squared_norm, step
 
 LENGTHS = (2**16, 2**20, 2**24, 2**28)
 MANY = [4096 * 4096, 4096, 4096 * 11008, 4096 * 1024, 4096] * 8  # 40 parameters as a model has them, not flat
@@ -32,12 +32,12 @@ NUM_RUNS = 30
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 FIRST_USE = """
 import time, torch
-from dslaunch.kernels.cuda import NORM_OUT_NUMEL, adamw_step, squared_norm
+from dslaunch.kernels.cuda import NORM_OUT_NUMEL, squared_norm, step
 from tests.benchmarks.bench_cuda_kernels import bf16_shard
 shard = bf16_shard(1000)
 torch.cuda.synchronize()
 start = time.perf_counter()
-adamw_step([shard], stream=torch.cuda.current_stream().cuda_stream)
+step(ADAM, [shard], mode=1, stream=torch.cuda.current_stream().cuda_stream)
 torch.cuda.synchronize()
 print(time.perf_counter() - start)
 """
@@ -115,7 +115,7 @@ def step_float32(numels: list[int], name: str) -> Work:
         name=name,
         numel=sum(numels),
         bytes_per_element=28,
-        ours=lambda: adamw_step(shards, stream=stream()),
+        ours=lambda: step(ADAM, shards, mode=1, stream=stream()),
         torchs=optimizer.step,
     )
 
@@ -139,7 +139,7 @@ def step_bfloat16(numel: int) -> Work:
         name="step, bfloat16 grad and copy",
         numel=numel,
         bytes_per_element=28,
-        ours=lambda: adamw_step([shard], grad_scale=0.5, stream=stream()),
+        ours=lambda: step(ADAM, [shard], mode=1, grad_scale=0.5, stream=stream()),
         torchs=passes,
     )
 

@@ -4,7 +4,7 @@
 
 A program of its own (deepspeed.initialize) and one of Hugging Face's Trainer, 20 steps on two ranks, in processes of their own, the two
 packages taking turns. What differs between them is PYTHONPATH. Nothing here fails on a time, nor on a loss: the table says how far losses
-are apart. --publish writes the tables into docs/benchmarks.md.
+are apart. --publish writes the tables into docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, why_no_deepspeed  # 
 from tests.benchmarks.team import rank_environment  # noqa: E402
 
 WORKER = Path(__file__).with_name("drop_in_worker.py")
-GUIDE = CHECKOUT / "docs" / "benchmarks.md"
+GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 COMMAND = "make bench-drop-in"
 RANKS = 2
 ROUNDS = 2

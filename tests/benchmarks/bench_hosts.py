@@ -27,7 +27,7 @@ from tests.lab import Lab, LabError  # noqa: E402
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 QUICK = Size(counts=(2,), num_runs=1, num_warm_ups=0, num_local_workers=2)
 HEAVY = ("deepspeed", "torchrun")  # the peers of which every process imports torch
-GUIDE = CHECKOUT / "docs" / "benchmarks.md"
+GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 
 
 def main() -> int:

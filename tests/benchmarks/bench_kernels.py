@@ -5,7 +5,7 @@
 Those that are compared take turns in one process, and each has the best of its times, so that a busy machine slows all.
 GB/s counts what has to move, each read and each write once; the copy is of float32 arrays of the same length by a plain
 parallel loop of our own (tests/benchmarks/memory_copy.cpp) on as many threads. --short measures little and is to see that
-the command works. --publish writes the tables into docs/benchmarks.md. Nothing here fails on a time.
+the command works. --publish writes the tables into docs/reference/benchmarks.md. Nothing here fails on a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.benchmarks.kernel_works import (  # noqa: E402
 )
 from tests.benchmarks.memory_copy import build_copy  # noqa: E402
 
-GUIDE = CHECKOUT / "docs" / "benchmarks.md"
+GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 COMMAND = "make bench-kernels"
 DEEPSPEED_BUILD = CHECKOUT / "build" / "deepspeed"
 COPY, TORCH_COPY = "copy loop", "torch copy_"

@@ -5,7 +5,7 @@
 FOLDER is on a local disk (default: a temporary one beside this checkout). Each row is a training of its own, one after the other, with the same
 model and batches; the losses must agree. Peaks are of resident memory, read from the system, beside the formula's bytes. On a run without GPUs device "cpu" has no
 effect, so there is no row for it. --short trains a small model on one rank for a step. Nothing here fails on a time. --publish writes the table
-into docs/benchmarks.md.
+into docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.benchmarks.guide_section import conditions, replace_section, table  #
 from tests.benchmarks.offload_worker import Taken, Turn  # noqa: E402
 
 WORKER = Path(__file__).with_name("offload_worker.py")
-GUIDE = CHECKOUT / "docs" / "benchmarks.md"
+GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 COMMAND = "make bench-offload"
 RANKS = (1, 2)
 MICRO_BATCHES = (1, 4)

@@ -166,7 +166,7 @@ def _config(stage: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 0.0,
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
     }
 
 

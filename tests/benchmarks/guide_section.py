@@ -1,4 +1,4 @@
-"""The part of docs/benchmarks.md that a benchmark writes by itself."""
+"""The part of docs/reference/benchmarks.md that a benchmark writes by itself."""
 
 from __future__ import annotations
 

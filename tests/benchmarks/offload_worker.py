@@ -62,6 +62,7 @@ def _status(key: str) -> int:
 def _config(turn: Turn, block_numel: int) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": turn.stage,
+        "stage3_param_persistence_threshold": 0,
         "reduce_bucket_size": block_numel,
         "stage3_prefetch_bucket_size": block_numel,
         "offload_optimizer": {"device": turn.states, "nvme_path": turn.folder},
@@ -79,8 +80,8 @@ def _config(turn: Turn, block_numel: int) -> dict[str, Any]:
 
 
 def _formula(engine: Any, turn: Turn) -> Any:
-    from dslaunch.runtime.placement.footprint import ModelSize, peak_bytes
     from dslaunch.runtime.placement.stage_policy import policy_for_stage
+    from tests.runtime.footprint import ModelSize, peak_bytes
 
     parts = engine.optimizer.parts
     return peak_bytes(

@@ -41,6 +41,9 @@ SHAPES = {
         width=16, blocks=10, batch=1, sequence=8, layers=50
     ),  # 1,000 parameters in 2,000 modules
 }
+SMALL_WHOLE = (
+    ", small parameters whole"  # what stage3_param_persistence_threshold does by default; 0 elsewhere
+)
 ADAMW = {"lr": 1e-4, "weight_decay": 0.01}
 
 
@@ -139,35 +142,35 @@ def _fsdp2(model: Gpt) -> Step:
     return _loop(model, torch.optim.AdamW(model.parameters(), fused=True, **ADAMW))
 
 
-def _config(model: Gpt, stage: int) -> dict[str, Any]:
+def _config(model: Gpt, stage: int, *, keeps_small: bool) -> dict[str, Any]:
+    """One block at a time, as fully_shard is told to; `keeps_small`: with small parameters whole at stage 3, as by default."""
     block = sum(param.numel() for param in model.blocks[0].parameters())
+    threshold = {} if keeps_small else {"stage3_param_persistence_threshold": 0}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 0.0,
-        # one block at a time, as fully_shard is told to
-        "zero_optimization": {
-            "stage": stage,
-            "stage3_prefetch_bucket_size": block,
-        },
+        "zero_optimization": {"stage": stage, "stage3_prefetch_bucket_size": block, **threshold},
     }
 
 
-def _dslaunch(stage: int) -> Callable[[Gpt], Step]:
+def _dslaunch(stage: int, *, keeps_small: bool = False) -> Callable[[Gpt], Step]:
     def make(model: Gpt) -> Step:
         import dslaunch
 
-        config = {**_config(model, stage), "optimizer": {"type": "AdamW", "params": ADAMW}}
+        config = {
+            **_config(model, stage, keeps_small=keeps_small),
+            "optimizer": {"type": "AdamW", "params": ADAMW},
+        }
         return _engine_loop(dslaunch.initialize(model=model, config=config)[0])
 
     return make
 
 
-def _deepspeed(stage: int) -> Callable[[Gpt], Step]:
+def _deepspeed(stage: int, *, keeps_small: bool = False) -> Callable[[Gpt], Step]:
     def make(model: Gpt) -> Step:
         import deepspeed  # type: ignore[import-not-found]
 
-        config = {**_config(model, stage), "zero_allow_untested_optimizer": True}
-        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        config = {**_config(model, stage, keeps_small=keeps_small), "zero_allow_untested_optimizer": True}
         optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
         return _engine_loop(deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0])
 
@@ -179,7 +182,9 @@ TOOLS: dict[str, Callable[[Gpt], Step]] = {
     "DDP": _ddp,
     "FSDP2": _fsdp2,
     **{f"dslaunch {stage}": _dslaunch(stage) for stage in (0, 1, 2, 3)},
+    f"dslaunch 3{SMALL_WHOLE}": _dslaunch(3, keeps_small=True),
     **{f"DeepSpeed {stage}": _deepspeed(stage) for stage in (1, 2, 3)},
+    f"DeepSpeed 3{SMALL_WHOLE}": _deepspeed(3, keeps_small=True),
 }
 
 

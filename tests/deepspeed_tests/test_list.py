@@ -14,7 +14,7 @@ import pytest
 from tests.deepspeed_tests.__main__ import NOT_COLLECTED, Listed, Result, is_explained, read_list
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference-deepspeed-tests.md"
+PAGE = ROOT / "docs" / "reference" / "deepspeed-tests.md"
 HEAD = """\
 # DeepSpeed's own tests against the drop-in package
 

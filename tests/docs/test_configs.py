@@ -12,7 +12,7 @@ from dslaunch.runtime.config import load_config
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCKS = [
     (path.stem, number, text)
-    for path in [*sorted(DOCS.glob("guide-*.md")), DOCS.parent / "README.md"]
+    for path in [*sorted(DOCS.rglob("*.md")), DOCS.parent / "README.md"]
     for number, text in enumerate(re.findall(r"```json\n(\{\n.*?)```", path.read_text(), re.DOTALL))
 ]
 

@@ -13,7 +13,7 @@ from dslaunch.launcher.inputs.hostfile import parse_hostfile
 from dslaunch.launcher.options import Options
 from dslaunch.launcher.run import run_job
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide-docker.md").read_text()
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "start" / "containers.md").read_text()
 
 
 def blocks(kind: str) -> list[str]:

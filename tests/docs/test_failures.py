@@ -14,12 +14,12 @@ from dslaunch.launcher.job.verdict import (
     OutputFailure,
     RankFailure,
     Verdict,
-    judge,
+    verdict_of,
 )
 from dslaunch.launcher.output.job_report import BegunAttempt, report_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-GUIDE = (CHECKOUT / "docs" / "guide-failures.md").read_text()
+GUIDE = (CHECKOUT / "docs" / "launch" / "failures.md").read_text()
 GAP = "\0"  # in a message, where a value stands
 
 
@@ -114,7 +114,7 @@ def test_every_error_and_warning_is_explained(name: str) -> None:
 
 
 def test_every_key_of_the_report_is_explained() -> None:
-    verdict = judge([], stopped_at=None, interrupted_by=None, phases_s={})
+    verdict = verdict_of([], stopped_at=None, interrupted_by=None, phases_s={})
     report = report_of((BegunAttempt(hosts=("w",)).end(verdict),))
     assert {f"`{key}`" for key in report} <= set(re.findall(r"^\| (`\w+`) \|", GUIDE, re.MULTILINE))
     assert all(f"`{key}`" in GUIDE for key in report["attempts"][0])

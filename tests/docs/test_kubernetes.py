@@ -15,7 +15,7 @@ from dslaunch.launcher.options import Options
 from dslaunch.launcher.rendezvous.node_rank import find_node_rank
 from dslaunch.launcher.run import host_pool, make_plan, run_job
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide-kubernetes.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "launch" / "kubernetes.md"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PAGE = (CHECKOUT / "docs" / "design-launcher-checks.md").read_text()
+PAGE = (CHECKOUT / "docs" / "design" / "launcher-promises.md").read_text()
 NAMED = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide-monitors.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "train" / "monitors.md").read_text(encoding="utf-8")
 
 
 def blocks(kind: str) -> list[str]:

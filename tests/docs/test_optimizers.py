@@ -13,7 +13,7 @@ from torch import nn
 
 from dslaunch.ops.adam import FusedAdam
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide-optimizers.md").read_text()
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "train" / "optimizers.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 

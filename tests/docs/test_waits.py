@@ -1,4 +1,4 @@
-"""Every wait of the launcher and its agents is in docs/design-waits.md, with its limit and what is said when it is over."""
+"""Every wait of the launcher and its agents is in docs/design/waits.md, with its limit and what is said when it is over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCHER = CHECKOUT / "launcher"
-PAGE = (CHECKOUT / "docs" / "design-waits.md").read_text()
+PAGE = (CHECKOUT / "docs" / "design" / "waits.md").read_text()
 
 Wait = tuple[str, str, str]  # file, function, what is called
 
@@ -20,7 +20,7 @@ _LIMITED_BY_AN_ARGUMENT = ("wait", "join", "acquire", "communicate", "result", "
 _LIMITED_ELSEWHERE = ("accept", "recv", "recvfrom", "recvmsg", "recv_into", "getaddrinfo")
 _READS = ("read", "readline", "readlines")
 # One that was opened by its name is a regular file or one of /proc; the others are modules and readers of ours.
-_READ_AT_ONCE = ("file", "fast_json", "part", "first", "second")
+_READ_AT_ONCE = ("file", "fast_json", "subject", "first", "second")
 _CHILDREN = ("run", "call", "check_call", "check_output")
 
 
@@ -85,8 +85,8 @@ def in_the_page() -> set[Wait]:
 def test_every_wait_is_in_the_page_and_the_page_has_no_other() -> None:
     code, page = in_the_launcher(), in_the_page()
     missing = "".join(f"\n  | `{file}` `{where}` | `{what}` |" for file, where, what in sorted(code - page))
-    assert not code - page, f"give it a limit, or say in docs/design-waits.md what limits it:{missing}"
-    assert not page - code, f"in docs/design-waits.md, but not in the launcher: {sorted(page - code)}"
+    assert not code - page, f"give it a limit, or say in docs/design/waits.md what limits it:{missing}"
+    assert not page - code, f"in docs/design/waits.md, but not in the launcher: {sorted(page - code)}"
 
 
 def test_every_row_says_what_limits_the_wait_and_what_is_said_then() -> None:

@@ -1,7 +1,7 @@
 """Run the cases of accelerate_cases.py with Accelerator in loops of our own, and write what came out: accelerate_worker.py FOLDER.
 
 `accelerate launch --use_deepspeed` starts it. Each rank runs all of it; rank 0 writes FOLDER/results.json, and below it what the
-cases save. What accelerate needs on a machine without a GPU, whatever `deepspeed` is, stands in docs/guide-hugging-face.md.
+cases save. What accelerate needs on a machine without a GPU, whatever `deepspeed` is, stands in docs/libraries/hugging-face.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ def ds_config(case: Case) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": ACCUMULATED,
         "gradient_clipping": CLIP,
-        "zero_optimization": {"stage": case.stage, "stage3_gather_16bit_weights_on_model_save": True},
+        "zero_optimization": {
+            "stage": case.stage,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
         "optimizer": {"type": "AdamW", "params": options},
     }
     if case.way == "dummy":

@@ -1,4 +1,4 @@
-"""The commands of docs/guide-hugging-face.md, run with a script of the tests in place of the guide's."""
+"""The commands of docs/libraries/hugging-face.md, run with a script of the tests in place of the guide's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.drop_in.jobs import asked_for
 
 HERE = Path(__file__).parent
 WORLD_SIZES = [pytest.param(1, marks=pytest.mark.exhaustive), 2]
-GUIDE = HERE.parents[1] / "docs" / "guide-hugging-face.md"
+GUIDE = HERE.parents[1] / "docs" / "libraries" / "hugging-face.md"
 BIN = Path(sys.executable).parent
 LIMIT_S = 300  # on a machine that does many other things; alone it is done in 20
 NOT_INSTALLED = [name for name in ("transformers", "accelerate") if find_spec(name) is None]

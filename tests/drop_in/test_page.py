@@ -1,4 +1,4 @@
-"""docs/compatibility.md says what the tables of names and of keys say.
+"""docs/reference/compatibility.md says what the tables of names and of keys say.
 
 `python tests/drop_in/test_page.py` writes it anew.
 """
@@ -14,13 +14,13 @@ from dslaunch.runtime.config.keys.key import Fate as KeyFate, Key
 from dslaunch.runtime.config.keys.table import KEYS
 from dslaunch.runtime.engine.absent import names_by_reason
 
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 HEAD = f"""\
 # Compatibility with DeepSpeed
 
 Programs that `import deepspeed` run on dslaunch, and get **{drop_in.VERSION}**: the level of DeepSpeed whose names and
 meanings are served here, and whose they are. How a program finds it, and what else is on the way:
-[guide-drop-in.md](guide-drop-in.md). This page is written from the tables that the code itself goes by.
+[from-deepspeed.md](../start/from-deepspeed.md). This page is written from the tables that the code itself goes by.
 
 - **works**: the same call, the same meaning.
 - **mapped**: ours in its place, with the difference that stands beside it.
@@ -33,7 +33,7 @@ A name that starts with an underscore is served where a library that people use 
 KEYS_HEAD = """
 ## The keys of a ds_config
 
-By section; what a key that works means is in [guide-config.md](guide-config.md). What is accepted needs nothing here, and a
+By section; what a key that works means is in [config.md](../train/config.md). What is accepted needs nothing here, and a
 line of level INFO names it; what is not done is named by a warning; what is refused is an error when on, or when anything but
 the value that is named is asked for. A program that imports `deepspeed` is read leniently: a warning names the keys that
 nobody knows, and those that still say `"auto"`, and they count as left out.
@@ -41,7 +41,7 @@ nobody knows, and those that still say `"auto"`, and they count as left out.
 ENGINE_HEAD = """
 ## The engine
 
-`deepspeed.initialize()` returns the engine that [guide-engine.md](guide-engine.md) describes. Of the methods and
+`deepspeed.initialize()` returns the engine that [engine.md](../train/engine.md) describes. Of the methods and
 attributes of DeepSpeed's engine these are not there; `engine.<name>` says why.
 """
 KEY_WORDS = {

@@ -1,7 +1,7 @@
 """Run the cases of trainer_cases.py with transformers' Trainer, and write what came out: trainer_worker.py FOLDER.
 
 Each rank of a job runs all of it; rank 0 writes FOLDER/results.json, and each case's weights below FOLDER.
-What Trainer needs on a machine without a GPU, whatever `deepspeed` is, stands in docs/guide-hugging-face.md.
+What Trainer needs on a machine without a GPU, whatever `deepspeed` is, stands in docs/libraries/hugging-face.md.
 """
 
 from __future__ import annotations

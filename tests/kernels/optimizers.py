@@ -31,26 +31,34 @@ class Optimizer:
     """One optimizer in one of its modes."""
 
     name: str
-    shard: Callable[..., Any]
+    kernel: kernels.Kernel[Any]
+    mode: int = 0
     segment: Any  # usual hyper-parameters, of no element yet
     another: Mapping[str, Any]  # hyper-parameters that differ from them
-    states: tuple[str, ...]
-    step: Callable[..., Any]
-    reference: Callable[..., Any]
     formula: Formula
     any_hyper: Mapping[str, st.SearchStrategy[Any]]
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the mode
-    scratch: tuple[str, ...] = ()  # [n] float32 that a step writes and nobody keeps
+    options: Mapping[str, Any] = field(default_factory=dict)  # what the mode means, for the formula
+
+    takes_signs: bool = False  # so that an infinite gradient moves an element by lr
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return self.kernel.states
 
     def whole(self, numel: int, **hyper: Any) -> tuple[Any]:
         """All elements in one segment."""
         return (replace(self.segment, offset=0, numel=numel, **hyper),)
 
     def run(self, shards: Iterable[Any], *, fast: bool = True, **options: Any) -> None:
-        (self.step if fast else self.reference)(shards, **self.options, **options)
+        if self.kernel is kernels.LAMB:
+            step = kernels.lamb_step if fast else kernels.lamb_step_reference
+            step(shards, **self.options, **options)
+        else:
+            step = self.kernel.step if fast else self.kernel.step_reference
+            step(shards, mode=self.mode, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Arrays:
         """What the kernel takes, with the gradient in one piece."""
         tensors = dict(self.tensors)
         grad = tensors.pop("grad")
-        return self.optimizer.shard(**tensors, grads=((0, grad),), segments=segments)
+        return self.optimizer.kernel.shard(**tensors, grads=((0, grad),), segments=segments)
 
     def clone(self) -> Arrays:
         return Arrays(self.optimizer, {name: tensor.clone() for name, tensor in self.tensors.items()})
@@ -92,7 +100,8 @@ def make_arrays(
 
     tensors = {"param": normal(), "grad": normal().to(grad)}
     tensors |= {name: normal().square().to(state) for name in optimizer.states}
-    tensors |= {name: torch.full((numel,), 5.0) for name in optimizer.scratch}
+    if optimizer.kernel.has_update:  # what a step writes and nobody keeps
+        tensors["update"] = torch.full((numel,), 5.0)
     if out is not None:
         tensors["param_out"] = torch.full((numel,), 7.0, dtype=out)
     return Arrays(optimizer, tensors)
@@ -196,16 +205,14 @@ NOWHERE = {"offset": 0, "numel": 0}
 ADAM = [
     Optimizer(
         name="AdamW" if adam_w_mode else "Adam",
-        shard=kernels.AdamShard,
+        kernel=kernels.ADAM,
         segment=kernels.AdamSegment(
             **NOWHERE, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, step=3
         ),
         another={"lr": 1e-2, "beta1": 0.5, "weight_decay": 0.0, "step": 70},
-        states=("exp_avg", "exp_avg_sq"),
-        step=kernels.adamw_step,
-        reference=kernels.adamw_step_reference,
         formula=adam,
         any_hyper={"lr": LR, **MOMENTS, "eps": EPS, "weight_decay": DECAY, "step": STEP},
+        mode=int(adam_w_mode),
         options={"adam_w_mode": adam_w_mode},
     )
     for adam_w_mode in (True, False)
@@ -213,24 +220,19 @@ ADAM = [
 
 LION = Optimizer(
     name="Lion",
-    shard=kernels.LionShard,
+    kernel=kernels.LION,
     segment=kernels.LionSegment(**NOWHERE, lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.1),
     another={"lr": 1e-2, "beta1": 0.5, "weight_decay": 0.0},
-    states=("exp_avg",),
-    step=kernels.lion_step,
-    reference=kernels.lion_step_reference,
     formula=lion,
+    takes_signs=True,
     any_hyper={"lr": LR, **MOMENTS, "weight_decay": DECAY},
 )
 
 ADAGRAD = Optimizer(
     name="Adagrad",
-    shard=kernels.AdagradShard,
+    kernel=kernels.ADAGRAD,
     segment=kernels.AdagradSegment(**NOWHERE, lr=1e-2, lr_decay=1e-2, eps=1e-10, weight_decay=0.1, step=3),
     another={"lr": 1e-3, "lr_decay": 0.0, "weight_decay": 0.0, "step": 70},
-    states=("sum",),
-    step=kernels.adagrad_step,
-    reference=kernels.adagrad_step_reference,
     formula=adagrad,
     any_hyper={"lr": LR, "lr_decay": st.floats(0, 1), "eps": EPS, "weight_decay": DECAY, "step": STEP},
 )
@@ -238,12 +240,9 @@ ADAGRAD = Optimizer(
 SGD = [
     Optimizer(
         name=name,
-        shard=kernels.SgdShard,
+        kernel=kernels.SGD,
         segment=kernels.SgdSegment(**NOWHERE, lr=1e-2, weight_decay=0.1, step=3, **hyper),
         another={"lr": 1e-3, "weight_decay": 0.0, "step": 1},
-        states=("momentum_buffer",),
-        step=kernels.sgd_step,
-        reference=kernels.sgd_step_reference,
         formula=sgd,
         any_hyper={"lr": LR, "weight_decay": DECAY, "step": STEP, **any_hyper},
     )
@@ -265,14 +264,11 @@ SGD = [
 LAMB = [
     Optimizer(
         name="LAMB with eps inside the root" if eps_inside_sqrt else "LAMB",
-        shard=kernels.LambShard,
+        kernel=kernels.LAMB,
         segment=kernels.LambSegment(
             **NOWHERE, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.1, step=3
         ),
         another={"lr": 1e-2, "beta1": 0.5, "weight_decay": 0.0, "step": 70, "max_coeff": 1e-2},
-        states=("exp_avg", "exp_avg_sq"),
-        step=kernels.lamb_step,
-        reference=kernels.lamb_step_reference,
         formula=lamb,
         any_hyper={
             "lr": LR,
@@ -283,8 +279,8 @@ LAMB = [
             "min_coeff": st.floats(0, 1),
             "max_coeff": st.floats(1, 100),
         },
+        mode=int(eps_inside_sqrt),
         options={"eps_inside_sqrt": eps_inside_sqrt, "bias_correction": not eps_inside_sqrt},
-        scratch=("update",),
     )
     for eps_inside_sqrt in (False, True)
 ]

@@ -16,11 +16,12 @@ from .host import Host
 from .lab import CHECKOUT, SLOTS, Lab
 from .place import LabError, Place
 
-ARGUMENTS: dict[str, type[int] | type[float]] = {  # of the faults that take one
+ARGUMENTS: dict[str, type[int] | type[float] | type[str]] = {  # of the faults that take one
     "drop-port": int,
     "refuse-port": int,
     "limit-cpu": float,
     "limit-memory": int,
+    "drop-from": str,  # an address
 }
 FAULTS = (
     *("link-down", "link-up", "unplug", "plug", "freeze", "thaw", "die", "poweroff", "boot", "restore"),

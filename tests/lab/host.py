@@ -40,6 +40,10 @@ class Host(Machine):
         reject = ("-j", "REJECT", "--reject-with", "tcp-reset")
         network.add_rule(self._place, self.name, "INPUT", "-p", "tcp", "--dport", str(port), *reject)
 
+    def drop_from(self, address: str) -> None:
+        """What comes from this address vanishes; what goes there arrives."""
+        network.add_rule(self._place, self.name, "INPUT", "-s", address, "-j", "DROP")
+
     def clear(self) -> None:
         """Take back every firewall rule of this host."""
         network.clear_rules(self._place, self.name)

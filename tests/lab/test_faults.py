@@ -132,6 +132,17 @@ def test_a_port_is_refused_or_dropped_until_rules_are_cleared(lab: Lab) -> None:
 
 
 @pytest.mark.slow
+def test_what_comes_from_one_host_is_dropped_until_rules_are_cleared(lab: Lab) -> None:
+    node = lab.nodes[0]
+    node.drop_from(lab.head.address)
+    with pytest.raises(subprocess.TimeoutExpired):
+        lab.head.run(["bash", "-c", BANNER, "node1", "0.3"], timeout=QUIET_S)
+    assert banner(lab.nodes[1], "node1").startswith("SSH-2.0-")
+    node.clear()
+    assert banner(lab.head, "node1").startswith("SSH-2.0-")
+
+
+@pytest.mark.slow
 def test_limits_of_cpu_and_memory_hold(lab: Lab) -> None:
     node = lab.nodes[0]
     node.limit_memory(50_000_000)

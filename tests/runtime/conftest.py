@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 
 from tests.runtime.ranks import Ranks
 
@@ -13,3 +14,11 @@ def ranks() -> Iterator[Ranks]:
     pool = Ranks()
     yield pool
     pool.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_group_is_left() -> Iterator[None]:
+    """A test in pytest's own process leaves no process group there."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

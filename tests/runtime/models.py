@@ -46,7 +46,11 @@ def make_config(**changes: Any) -> dict[str, Any]:
     return {
         "train_batch_size": GLOBAL_BATCH,
         "optimizer": ADAMW,
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket},
+        "zero_optimization": {
+            "stage": stage,
+            "stage3_param_persistence_threshold": 0,
+            "reduce_bucket_size": bucket,
+        },
         **changes,
     }
 

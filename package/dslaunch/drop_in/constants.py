@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
+from ..runtime.optimizers.registry import DEEPSPEED_CONSTANTS
+
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 CROSS_RANK, CROSS_SIZE, LOCAL_RANK = "CROSS_RANK", "CROSS_SIZE", "LOCAL_RANK"
 default_pg_timeout = timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
@@ -19,8 +21,7 @@ LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR = "LRRangeTest", "OneCycle", "WarmupLR"
 WARMUP_DECAY_LR, WARMUP_COSINE_LR = "WarmupDecayLR", "WarmupCosineLR"
 VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
 
-ADAGRAD_OPTIMIZER, ADAM_OPTIMIZER, ADAMW_OPTIMIZER = "adagrad", "adam", "adamw"
-LAMB_OPTIMIZER, LION_OPTIMIZER = "lamb", "lion"
+globals().update(DEEPSPEED_CONSTANTS)  # ADAM_OPTIMIZER and others
 
 MODEL_FILE_PREFIX, ZERO_FILE_PREFIX = "mp_rank_", "zero_pp_rank_"
 OPTIM_FILE_SUFFIX, MODEL_FILE_SUFFIX = "_optim_states.pt", "_model_states.pt"

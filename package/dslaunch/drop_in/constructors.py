@@ -1,6 +1,6 @@
 """Two names by which callers keep zero.Init from changing the dtype of what a model computes while it is made.
 
-zero.Init here replaces none of torch's functions, so there is nothing to keep it from; whoever calls these gets what they say.
+zero.Init here replaces none of torch's functions, so there is nothing to keep it from; a call of these gives what they say.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def split_params_into_different_moe_groups_for_optimizer(
         if any(is_moe_param(one) for one in group["params"]):
             raise NotImplementedError(
                 "a parameter has allreduce=False, which marks experts that live on different ranks; dslaunch trains experts on "
-                'every rank: leave the mark out; see "Experts" in docs/compatibility.md'
+                'every rank: leave the mark out; see "Experts" in docs/reference/compatibility.md'
             )
     return groups
 

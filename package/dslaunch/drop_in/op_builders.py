@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from typing import ClassVar, NoReturn
 
-_HERE = "CPUAdam=cpu_adam CPUAdagrad=cpu_adagrad CPULion=cpu_lion FusedAdam=fused_adam FusedLamb=fused_lamb FusedLion=fused_lion"
+from ..runtime.optimizers.registry import DEEPSPEEDS
+
+_HERE = " ".join(
+    f"{kind.removeprefix('DeepSpeed')}={module}"
+    for row in DEEPSPEEDS
+    for module, kind in row.deepspeed_modules.items()
+)
 _NOT_HERE = (
     "AsyncIO=async_io CCLComm=deepspeed_ccl_comm DeepCompile=dc EvoformerAttn=evoformer_attn FPQuantizer=fp_quantizer GDS=gds "
     "Inference=transformer_inference InferenceCore=inference_core_ops InferenceCutlass=cutlass_ops "
@@ -43,7 +49,7 @@ class OpBuilder:
             else "there is no such kernel here"
         )
         raise NotImplementedError(
-            f'{type(self).__name__}().load() is not in dslaunch: {use}; see "Kernels" in docs/compatibility.md'
+            f'{type(self).__name__}().load() is not in dslaunch: {use}; see "Kernels" in docs/reference/compatibility.md'
         )
 
     builder = jit_load = load

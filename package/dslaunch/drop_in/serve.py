@@ -18,7 +18,7 @@ from typing import Any
 from .names import MODULES
 from .names.table import SAME, Fate, Module, Row
 
-PAGE = "docs/compatibility.md"
+PAGE = "docs/reference/compatibility.md"
 _CALLS = ("CALL", "CALL_FUNCTION", "CALL_METHOD", "PRECALL")
 
 

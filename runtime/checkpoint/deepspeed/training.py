@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...optimizers.registry import ELEMENTWISE, Row
 from .folder import DeepSpeedFolder
 from .pieces import base_optimizer
 
@@ -52,28 +53,9 @@ _SWITCHES = frozenset(
         "amsgrad",
     )
 ) | {"decoupled_weight_decay"}
-_ADAMS = ("AdamW", "Adam")
-# By the states that an optimizer has, and by its group's keys where it may have none.
-_BY_STATES = {
-    frozenset(("exp_avg", "exp_avg_sq")): _ADAMS,
-    frozenset(("exp_avg",)): ("Lion",),
-    frozenset(("sum",)): ("Adagrad",),
-    frozenset(("momentum_buffer",)): ("SGD",),
-}
-_BY_KEYS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("use_muon", ("Muon",)),
-    ("momentum", ("SGD",)),
-    ("lr_decay", ("Adagrad",)),
-    ("eps", _ADAMS),
-    ("betas", ("Lion",)),
-)
-_TYPES = (
-    "adam",
-    "adamw",
-    "lion",
-    "adagrad",
-    "sgd",
-)  # of the ds_config, whose states are what their names say
+_KNOWN = tuple(row for row in ELEMENTWISE if row.is_deepspeeds or row.torch_classes)
+# Of the ds_config, whose states are what their names say.
+_TYPES = frozenset(name.lower() for row in _KNOWN for name in row.names)
 
 
 def optimizer_of(folder: DeepSpeedFolder, model: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -167,12 +149,20 @@ def _names(
     switched = next((flag for group in groups for flag in ("amsgrad", "maximize") if group.get(flag)), None)
     if switched is not None:
         return (f"one with {switched}",)
-    names = _BY_STATES.get(frozenset(state_names), ())
-    if not state_names:  # it has not stepped, or needs none
-        names = next((found for key, found in _BY_KEYS if key in groups[0]), ())
-    if names == _ADAMS and "decoupled_weight_decay" in groups[0]:
-        return ("AdamW",) if groups[0]["decoupled_weight_decay"] else ("Adam",)
+    row = _row(groups[0], state_names)
+    names = ("Muon",) if not state_names and "use_muon" in groups[0] else row.names if row else ()
+    if row is not None and len(names) > 1 and "decoupled_weight_decay" in groups[0]:
+        return (row.formula().for_group(groups[0]).name,)
     return names or (f"one with the states {', '.join(state_names)}",)
+
+
+def _row(group: Mapping[str, Any], state_names: Sequence[str]) -> Row | None:
+    """Return the optimizer that has these states; where there are none, it has not stepped, or needs none: by its group."""
+    if state_names:
+        found = (row for row in _KNOWN if {*row.formula().state_names} == {*state_names})
+        return next(found, None)
+    known = [row for row in _KNOWN if group.keys() >= {*row.group_keys}]
+    return max(known, key=lambda row: len(row.group_keys), default=None)
 
 
 def _loss_scale(optimizer: Mapping[str, Any]) -> dict[str, Any] | None:

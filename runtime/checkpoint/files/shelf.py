@@ -84,7 +84,7 @@ class PartShelves:
     def __init__(self, part: SubBuffer) -> None:
         self.part = part
         layout, mesh = part.layout, part.mesh
-        self._state_range = layout.shard_range(part.shard_index, num_shards=part.num_shards)
+        self._state_range = layout.shard_range(part.plan.shard_index, num_shards=part.plan.num_shards)
         self._param_start = 0
         if part.is_sharded:
             self._param_start, _ = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
@@ -102,21 +102,24 @@ class PartShelves:
         runs = list(self._runs(PARAMETERS, kept_name, self._chunk, self._param_start))
         kinds: list[str] = []
         if part.is_trained:
-            has_master = part.has_separate_master and part.values.flat.dtype != torch.float32
-            kinds = [*([MASTER] if has_master else []), *part.states]
+            has_master = (
+                part.optimizer_shard.has_separate_master
+                and part.param_shard.values.flat.dtype != torch.float32
+            )
+            kinds = [*([MASTER] if has_master else []), *part.optimizer_shard.states]
         for kind in kinds:
             runs += self._runs(kind, partial(_swapped, kind), self._chunk, self._state_range[0])
         return self._shelf(runs, kinds)
 
     def to_read(self, source_of: SourceOf, kinds: Sequence[str]) -> Shelf:
         """Return all that this rank holds; where parameters are whole, what it holds of a shard of them."""
-        part, dtype = self.part, self.part.values.flat.dtype
+        part, dtype = self.part, self.part.param_shard.values.flat.dtype
 
         def source(kind: str, dtype: torch.dtype) -> Callable[[str], str | None]:
             return lambda name: source_of(name, kind, dtype)
 
         runs = list(self._runs(PARAMETERS, source(PARAMETERS, dtype), self._param_range, self._param_start))
-        names = [*([MASTER] if part.is_trained and part.has_separate_master else []), *kinds]
+        names = [*([MASTER] if part.is_trained and part.optimizer_shard.has_separate_master else []), *kinds]
         for kind in names:
             runs += self._runs(kind, source(kind, torch.float32), self._state_range, self._state_range[0])
         return self._shelf(runs, names)
@@ -124,10 +127,14 @@ class PartShelves:
     def _shelf(self, runs: Sequence[Run], kinds: Sequence[str]) -> Shelf:
         part = self.part
         dtypes = dict.fromkeys(kinds, torch.float32)
-        dtypes |= {kind: part.states[kind].dtype for kind in kinds if kind in part.states}
+        dtypes |= {
+            kind: part.optimizer_shard.states[kind].dtype
+            for kind in kinds
+            if kind in part.optimizer_shard.states
+        }
         return Shelf(
             runs=tuple(runs),
-            dtypes={PARAMETERS: part.values.flat.dtype, **dtypes},
+            dtypes={PARAMETERS: part.param_shard.values.flat.dtype, **dtypes},
             flats=lambda: self._flats(kinds),
             here=lambda is_written: part.here(is_written=is_written),
             exposed=frozenset() if part.is_sharded else frozenset({PARAMETERS}),
@@ -135,8 +142,11 @@ class PartShelves:
 
     def _flats(self, kinds: Sequence[str]) -> dict[str, Tensor]:
         part = self.part
-        flats = {PARAMETERS: part.kept if part.is_sharded else part.values.flat}
-        return flats | {kind: part.master if kind == MASTER else part.states[kind] for kind in kinds}
+        flats = {PARAMETERS: part.param_shard.kept if part.is_sharded else part.param_shard.values.flat}
+        return flats | {
+            kind: part.optimizer_shard.master if kind == MASTER else part.optimizer_shard.states[kind]
+            for kind in kinds
+        }
 
     def _runs(
         self, flat: str, name_of: Callable[[str], str | None], wanted: tuple[int, int], flat_start: int

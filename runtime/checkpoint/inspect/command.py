@@ -119,7 +119,7 @@ def main(request: str) -> int:
     except UserError as error:
         print(f"dslaunch: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # whoever read our output went away
+    except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13
     except OSError as error:

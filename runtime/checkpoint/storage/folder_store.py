@@ -199,7 +199,7 @@ def _claimed(folder: Path) -> int | None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody has it, or the file system has no locks
+    except OSError:  # another process has it, or the file system has no locks
         os.close(descriptor)
         return None
     return descriptor

@@ -6,7 +6,7 @@ On a file system
 ----------------
 A checkpoint comes into being in `.<tag>.partial` and gets its name when all of it is on the disk. One of the same tag is called
 `.<tag>.replaced` for a moment, and counts under its tag while there is no other. What a killed save leaves goes away with the next
-one; whoever writes holds a lock (flock) on its folder, so that of a save under way elsewhere stays. Files for other programs are
+one; a save holds a lock (flock) on its folder, so that of a save under way elsewhere stays. Files for other programs are
 written in `.export-<number>.partial` and renamed when all are there; what they replace waits in the same folder until then.
 
 At a URL

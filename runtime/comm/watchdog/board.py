@@ -73,7 +73,7 @@ class Board:
         return bytes(self._call(lambda: self._store.get(f"{self._prefix}/{name}")))
 
     def is_first(self, name: str) -> bool:
-        """Whether nobody has asked this of this name before."""
+        """Whether this is the first time that this name is asked for."""
         return bool(self._call(lambda: self._store.add(f"{self._prefix}/{name}", 1)) == 1)
 
     def close(self) -> None:

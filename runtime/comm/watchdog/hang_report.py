@@ -26,7 +26,7 @@ class _Stuck:
 
 
 def describe_hang(positions: Mapping[int, Position], *, world_size: int) -> str | None:
-    """Say who keeps whom waiting, rank by rank; None if nobody waits.
+    """Say which rank keeps which waiting, rank by rank; None if no rank waits.
 
     `positions` are by rank; ranks that have not answered have none.
     """

@@ -116,14 +116,14 @@ class Watchdog:
             )
 
     def _wait_for(self, *notes: str) -> None:
-        """Until these are there, or nobody expects them any more."""
+        """Wait until these are there, or are expected no more."""
         deadline = time.monotonic() + self._grace_s
         while not self._board.has(*notes) and time.monotonic() < deadline:
             if self._stopped.wait(self._poll_s / 4):
                 return
 
     def _speak_alone(self, overdue: Flight, lost: BoardLost) -> None:
-        """Without the board nobody can know what the others do."""
+        """Say what this rank knows: without the board it cannot tell what the others do."""
         self._reported = list(self._recorder.issued)
         waited_s = time.monotonic() - overdue.began
         _say(
@@ -137,7 +137,7 @@ class Watchdog:
 
 
 def watch(comm: Collectives, *, limit_s: float | None, timeout: timedelta) -> Watchdog | None:
-    """Watch these collectives until they are gone; None where there is nobody to wait for, or `limit_s` is 0.
+    """Watch these collectives until they are gone; None where no other rank is waited for, or `limit_s` is 0.
 
     Order:  as Board
     Errors: ConfigError for a limit that torch's own `timeout` would forestall

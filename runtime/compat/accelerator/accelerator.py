@@ -175,7 +175,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def default_stream(self, device_index: int | None = None) -> Any:
-        """Return the stream that work is given to when nobody says otherwise."""
+        """Return the stream that work is given to by default."""
 
     @abstractmethod
     def is_current_stream_capturing(self) -> bool:
@@ -240,7 +240,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def available_memory(self, device_index: int | None = None) -> int:
-        """Return the bytes that are free, for whoever asks first."""
+        """Return the bytes that are free for the next allocation of any process."""
 
     def reset_max_memory_allocated(self, device_index: int | None = None) -> None:
         """Have all peaks count from now; torch has one reset for them."""
@@ -375,7 +375,7 @@ class Accelerator(ABC):
         return self._compile_backend
 
     def set_compile_backend(self, backend: str) -> None:
-        """Keep the name of a torch.compile backend for whoever asks; `engine.compile(backend=...)` chooses the engine's.
+        """Keep the name of a torch.compile backend, to be asked for; `engine.compile(backend=...)` chooses the engine's.
 
         Errors: ConfigError for one that torch does not know
         """

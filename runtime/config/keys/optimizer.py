@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...optimizers.registry import FROM_CONFIG, config_types_with
 from .key import hint, refused, used
 from .value import BOOL, NUMBER, choice
 
@@ -14,7 +15,7 @@ _DEEPSPEED_SCHEDULERS = (*_ANY_WARMUP, "OneCycle", "LRRangeTest")
 OPTIMIZER = (
     used(
         "optimizer.type",
-        "Adam, AdamW, Muon, Lamb, Lion, or a class of torch.optim, in any case; Adam is AdamW unless adam_w_mode is false; "
+        f"{', '.join([*_OURS, *FROM_CONFIG])}, or a class of torch.optim, in any case; Adam is AdamW unless adam_w_mode is false; "
         "Muon is for matrices, with AdamW for all else. The types below have these parameters, others their own "
         "keyword arguments",
     ),
@@ -67,7 +68,12 @@ OPTIMIZER = (
         "there is one Adam; true: weight_decay that is left out is that of torch.optim.AdamW, 0.01",
         *_ADAM,
     ),
-    hint("optimizer.params.set_grad_none", BOOL, "always so", types=(*_ADAM, "Lion")),
+    hint(
+        "optimizer.params.set_grad_none",
+        BOOL,
+        "always so",
+        types=(*_ADAM, *config_types_with("set_grad_none")),
+    ),
     hint(
         "optimizer.params.capturable",
         BOOL,

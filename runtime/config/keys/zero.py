@@ -57,6 +57,16 @@ ZERO = (
     ),
     hint("zero_optimization.memory_efficient_linear", BOOL, "no linear layer keeps its weight"),
     hint("zero_optimization.override_module_apply", BOOL, "nothing of torch is overridden"),
+    used(
+        "zero_optimization.stage3_param_persistence_threshold",
+        "at stage 3, a unit stays whole on every rank, so that it is not gathered at each use, if none of its parameters has more "
+        "elements; 0: every unit is sharded. Not with offload_param or zero_hpz_partition_size (also: "
+        "param_persistence_threshold)",
+    ),
+    used(
+        "zero_optimization.stage3_model_persistence_threshold",
+        "elements that may stay whole so in all; the first units do (also: model_persistence_threshold)",
+    ),
     hint(
         "zero_optimization.pipeline_loading_checkpoint",
         BOOL,
@@ -81,8 +91,6 @@ ZERO = (
     ),
     used("zero_optimization.leaf_module.names", "full names of such modules"),
     used("zero_optimization.leaf_module.name_suffixes", "ends of full names of such modules"),
-    *_stage3("param_persistence_threshold", COUNT, "small parameters travel with the others of their unit"),
-    *_stage3("model_persistence_threshold", COUNT, "as above"),
     *_stage3(
         "max_live_parameters", COUNT, "two units beside those in use; prefetch_bucket_size sets their size"
     ),

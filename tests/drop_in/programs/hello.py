@@ -36,7 +36,11 @@ def train(checkpoint_dir: Path, stage: int, num_iterations: int, *, is_resumed: 
         "train_micro_batch_size_per_gpu": 4,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-2}},
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 50},
+        "zero_optimization": {
+            "stage": stage,
+            "stage3_param_persistence_threshold": 0,
+            "reduce_bucket_size": 50,
+        },
     }
     if stage > 0:
         ds_config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}

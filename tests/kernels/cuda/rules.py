@@ -7,32 +7,18 @@ from typing import Any
 
 import torch
 
-from dslaunch.kernels.cuda import adagrad_step, adamw_step, lamb, lamb_step, lion_step, sgd_step, steps
+from dslaunch.kernels.cuda import lamb, lamb_step, step, steps
 from dslaunch.kernels.cuda.arrays import CPU
 from dslaunch.kernels.cuda.shards import Rule
 from tests.kernels.cuda.host_device import HostDevice
-from tests.kernels.optimizers import ADAGRAD, ADAM, LAMB, LION, SGD, Optimizer
+from tests.kernels.optimizers import LAMB, OPTIMIZERS, Optimizer
 
-CUDA_OPTIMIZERS = (*ADAM, LION, ADAGRAD, *SGD, *LAMB)
-ELEMENTWISE = (*ADAM, LION, ADAGRAD, *SGD)
-ON_DEVICE = {
-    "adam": adamw_step,
-    "lion": lion_step,
-    "adagrad": adagrad_step,
-    "sgd": sgd_step,
-    "lamb": lamb_step,
-}
+ELEMENTWISE = tuple(one for one in OPTIMIZERS if one not in LAMB)
 
 
 def rule_of(optimizer: Optimizer, *, grad_scale: float = 1.0) -> Rule:
-    """The rule that `dslaunch.kernels.cuda` has for this optimizer in this mode."""
-    if optimizer in ADAM:
-        return steps.adam_rule(grad_scale=grad_scale, **optimizer.options)
-    if optimizer in LAMB:
-        return steps.lamb_rule(grad_scale=grad_scale, **optimizer.options)
-    if optimizer in SGD:
-        return steps.sgd_rule(grad_scale=grad_scale)
-    return (steps.lion_rule if optimizer is LION else steps.adagrad_rule)(grad_scale=grad_scale)
+    """A step of this optimizer in this mode."""
+    return Rule(kernel=optimizer.kernel, mode=optimizer.mode, grad_scale=grad_scale)
 
 
 class Scratch:
@@ -64,7 +50,8 @@ def run_on_host(
     rule = rule_of(optimizer, grad_scale=grad_scale)
     where: dict[str, Any] = {"stream": 0, "device": host, "device_types": (CPU,)}
     if optimizer in LAMB:
-        lamb.step(shards, rule, device_scale=device_scale, allocate=allocate or Scratch(), **where)
+        where |= {"allocate": allocate or Scratch(), "bias_correction": optimizer.options["bias_correction"]}
+        lamb.step(shards, rule, device_scale=device_scale, **where)
     else:
         steps.step(shards, rule, device_scale=device_scale, **where)
 
@@ -73,4 +60,6 @@ def run_on_device(optimizer: Optimizer, shards: Iterable[Any], **options: Any) -
     """The public call."""
     if optimizer in LAMB:
         options.setdefault("allocate", Scratch("cuda"))
-    ON_DEVICE[rule_of(optimizer).source](shards, **optimizer.options, **options)
+        lamb_step(shards, **optimizer.options, **options)
+    else:
+        step(optimizer.kernel, shards, mode=optimizer.mode, **options)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from dslaunch.kernels import SgdSegment, SgdShard, sgd_step
-from dslaunch.kernels.cuda import adamw_step, arrays, squared_norm, steps
+from dslaunch.kernels import ADAM, SGD, SgdSegment, SgdShard, sgd_step
+from dslaunch.kernels.cuda import arrays, squared_norm, step
 from dslaunch.kernels.cuda.arrays import CPU, read_array
-from dslaunch.kernels.cuda.shards import read_shards
+from dslaunch.kernels.cuda.shards import Rule, read_shards
 from tests.kernels.test_bindings import (
     BAD_ARRAYS,
     BAD_OPTIONS,
@@ -36,7 +36,7 @@ def test_a_bad_argument_is_refused_in_the_words_of_the_cpus_binding(bad: Bad) ->
     message = bad.message
     for words, others in OTHER_WORDS.items():
         message = message.replace(words, others)
-    rule = steps.adam_rule(grad_scale=1.0, adam_w_mode=True)
+    rule = Rule(kernel=ADAM, mode=1)
     with pytest.raises(bad.error) as caught:
         read_shards([shard_with(bad)], rule, device_types=(CPU,))
     assert str(caught.value) == message
@@ -45,21 +45,21 @@ def test_a_bad_argument_is_refused_in_the_words_of_the_cpus_binding(bad: Bad) ->
 @pytest.mark.parametrize("bad", BAD_OPTIONS, ids=lambda bad: bad.message)
 def test_a_bad_number_is_refused(bad: Bad) -> None:
     with pytest.raises(bad.error) as caught:
-        adamw_step([], stream=0, **{bad.name: bad.value})
+        step(ADAM, [], stream=0, **{bad.name: bad.value})
     assert str(caught.value) == bad.message
 
 
 def test_an_array_in_host_memory_is_refused() -> None:
     message = r"^shards\[0\].param: the array is in host memory \(DLPack device type 1\); it must be on a CUDA device$"
     with pytest.raises(ValueError, match=message):
-        adamw_step([shard_with(Bad(name="", value=None, error=ValueError, message=""))], stream=0)
+        step(ADAM, [shard_with(Bad(name="", value=None, error=ValueError, message=""))], stream=0)
     with pytest.raises(ValueError, match=r"^grads\[0\]: the array is in host memory"):
         squared_norm([torch.zeros(3)], out=torch.zeros(3), stream=0)
 
 
 @pytest.mark.parametrize("shards", [[SimpleNamespace(param=torch.zeros(8))], [3]])
 def test_what_is_no_shard_is_refused(shards: Any) -> None:
-    rule = steps.adam_rule(grad_scale=1.0, adam_w_mode=True)
+    rule = Rule(kernel=ADAM, mode=1)
     with pytest.raises(TypeError, match=r"^shards\[0\]: a \w+ without '\w+'; must be an AdamShard"):
         read_shards(shards, rule, device_types=(CPU,))
 
@@ -72,7 +72,7 @@ def test_what_is_no_shard_is_refused(shards: Any) -> None:
     ],
 )
 def test_a_bad_factor_is_refused(scale: torch.Tensor, message: str) -> None:
-    rule = steps.adam_rule(grad_scale=1.0, adam_w_mode=True)
+    rule = Rule(kernel=ADAM, mode=1)
     with pytest.raises(ValueError, match=f"^{message}$"):
         read_shards([], rule, device_scale=scale, device_types=(CPU,))
 
@@ -98,7 +98,7 @@ def test_bad_hyper_parameters_of_sgd_are_refused(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     for call in (
-        lambda shards: read_shards(shards, steps.sgd_rule(grad_scale=1.0), device_types=(CPU,)),
+        lambda shards: read_shards(shards, Rule(kernel=SGD), device_types=(CPU,)),
         sgd_step,  # the CPU's says the same
     ):
         with pytest.raises(error) as caught:

@@ -10,26 +10,37 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dslaunch.kernels import _C, Kernel
 from dslaunch.kernels.cuda import CudaUnavailable, lamb, norm, steps
 from dslaunch.kernels.cuda.compiler import SOURCES, CubinCache, Nvrtc, Program, cache_folder
 from dslaunch.kernels.cuda.shards import GRAD_DTYPES, PARAM_OUT_DTYPES, STATE_DTYPES, Rule
 from dslaunch.kernels.cuda.table import LARGE, SMALL, TableSize, Variant
 from tests.exhaustive import few
+from tests.kernels.optimizers import OPTIMIZERS
 
 ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100")
 MAX_REGISTERS = (
     96  # 256 threads each: two blocks fit in the 65536 registers of a processor, with much to spare
 )
-RULES = {
-    "adam": (steps.adam_rule(grad_scale=1.0, adam_w_mode=True), (0, 1)),
-    "lion": (steps.lion_rule(grad_scale=1.0), (0,)),
-    "adagrad": (steps.adagrad_rule(grad_scale=1.0), (0,)),
-    "sgd": (steps.sgd_rule(grad_scale=1.0), (0, 1, 2)),
-    "lamb": (steps.lamb_rule(grad_scale=1.0, eps_inside_sqrt=False, bias_correction=True), (0, 1)),
-}
+
+
+def _modes(kernel: Kernel[Any]) -> tuple[int, ...]:
+    """Those that the optimizers of the tests have segments of."""
+    found = (
+        _C.pack_segments(
+            kernel.name, [one.segment], name="", shard_numel=0, lacking="", grad_scale=1.0, mode=one.mode
+        )
+        for one in OPTIMIZERS
+        if one.kernel is kernel
+    )
+    return tuple(sorted({mode for ((_, _, _, mode, _),) in found}))
+
+
+RULES = {rule.source: (rule, _modes(rule.kernel)) for rule in (Rule(kernel=one.kernel) for one in OPTIMIZERS)}
 KERNELS = {"lamb": {"lamb_directions", "lamb_step_sizes"}}
 ALL_DTYPES = tuple(itertools.product(GRAD_DTYPES, STATE_DTYPES, (None, *PARAM_OUT_DTYPES)))
 FEW_DTYPES = (

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from dslaunch.kernels import lamb_step
-from dslaunch.kernels.cuda import NORM_OUT_NUMEL, adamw_step, squared_norm
-from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, ELEMENTWISE, Scratch, run_on_device
+from dslaunch.kernels.cuda import NORM_OUT_NUMEL, squared_norm, step
+from tests.kernels.cuda.rules import ELEMENTWISE, Scratch, run_on_device
 from tests.kernels.optimizers import (
     ADAM,
     LAMB,
+    OPTIMIZERS,
     Arrays,
     Optimizer,
     assert_follows_formula,
@@ -43,10 +44,10 @@ DTYPES = [
     (BF16, BF16, FP32),
 ]
 ADAMW = ADAM[0]
-# As in test_norm.py of this folder.
+# As in test_grad_norm.py of this folder.
 NORM_TOLERANCE = 100 * 2.0**-53
 
-every_optimizer = pytest.mark.parametrize("optimizer", CUDA_OPTIMIZERS, ids=str)
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 
 
 def moved(arrays: Arrays, device: str) -> Arrays:
@@ -197,14 +198,14 @@ def test_what_is_not_on_a_device_is_refused() -> None:
     arrays = moved(make_arrays(ADAMW, 8), "cuda")
     shard = replace(arrays.under(ADAMW.whole(8)), grads=[(0, torch.zeros(8))])
     with pytest.raises(ValueError, match=r"^shards\[0\].grads\[0\]: the array is in host memory"):
-        adamw_step([shard], stream=stream())
+        step(ADAM[0].kernel, [shard], stream=stream())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_arrays_on_another_device_than_the_current_one_are_refused() -> None:
     arrays = moved(make_arrays(ADAMW, 8), "cuda:1")
     with torch.cuda.device(0), pytest.raises(ValueError, match="on CUDA device 1, but device 0 is current"):
-        adamw_step([arrays.under(ADAMW.whole(8))], stream=0)
+        step(ADAM[0].kernel, [arrays.under(ADAMW.whole(8))], stream=0)
 
 
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:

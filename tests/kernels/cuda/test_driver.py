@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from dslaunch.kernels import ADAM
 from dslaunch.kernels.cuda import steps
 from dslaunch.kernels.cuda.compiler import CubinCache, Nvrtc, cache_folder
+from dslaunch.kernels.cuda.shards import Rule
 from dslaunch.kernels.cuda.table import LARGE, SMALL, Variant
 
 pytestmark = [
@@ -27,8 +29,9 @@ pytestmark = [
 
 SCRIPT = """
 import numpy, sys
-from dslaunch.kernels import AdamSegment, AdamShard
+from dslaunch.kernels import ADAM, AdamSegment, AdamShard
 from dslaunch.kernels.cuda import CudaUnavailable, steps
+from dslaunch.kernels.cuda.shards import Rule
 from dslaunch.kernels.cuda.device import cuda_device
 
 numel, num_shards = 100_000, int(sys.argv[1])
@@ -38,7 +41,7 @@ def shard():
     segments = [AdamSegment(offset=0, numel=numel, **hyper)]
     return AdamShard(param=param, grads=[(0, grad)], exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, segments=segments)
 shards = [shard() for _ in range(num_shards)]
-rule = steps.adam_rule(grad_scale=1.0, adam_w_mode=True)
+rule = Rule(kernel=ADAM, mode=1)
 try:
     device = cuda_device(0)
     for _ in range(2):
@@ -54,7 +57,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("driver")
     source = Path(__file__).with_name("driver.cpp")
     subprocess.run(["g++", "-shared", "-fPIC", "-w", str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"], check=True)  # fmt: skip
-    rule = steps.adam_rule(grad_scale=1.0, adam_w_mode=True)
+    rule = Rule(kernel=ADAM, mode=1)
     cache = CubinCache(cache_folder({"DSLAUNCH_CACHE_DIR": str(folder)}), Nvrtc())
     for size in (SMALL, LARGE):
         cache.load(steps.program_of(rule, Variant(grad="float32", state="float32", mode=1), size), "sm_90")

@@ -182,7 +182,7 @@ def test_the_table_of_segments_fits_in_a_kernels_parameters() -> None:
     segments = read_shards(
         [make_arrays(LAMB_, 8).under(LAMB_.whole(8))], rule_of(LAMB_), device_types=(CPU,)
     ).segments
-    tables = lamb.segment_tables(segments * 121, [])
+    tables = lamb.segment_tables(segments * 121, [], bias_correction=True)
     assert [count for _, count in tables] == [120, 1]
     for (
         table,

@@ -17,9 +17,10 @@ from dslaunch.kernels.cuda.arrays import CPU
 from dslaunch.kernels.cuda.compiler import Program
 from dslaunch.kernels.cuda.table import SMALL
 from tests.kernels.cuda.host_device import HostDevice
-from tests.kernels.cuda.rules import CUDA_OPTIMIZERS, ELEMENTWISE, rule_of, run_on_host
+from tests.kernels.cuda.rules import ELEMENTWISE, rule_of, run_on_host
 from tests.kernels.optimizers import (
     ADAM,
+    OPTIMIZERS,
     SGD,
     Optimizer,
     assert_follows_formula,
@@ -36,12 +37,12 @@ DTYPES = [(FP32, FP32, None), (BF16, FP32, BF16), (FP16, BF16, FP16)]
 MORE_DTYPES = [(BF16, BF16, FP32), (FP16, FP32, FP32), (FP32, BF16, BF16)]
 CASES = [
     (optimizer, *dtypes)
-    for optimizer in CUDA_OPTIMIZERS
+    for optimizer in OPTIMIZERS
     for dtypes in (DTYPES + MORE_DTYPES if optimizer is ADAM[0] else DTYPES[1:])
 ]
 ADAMW = ADAM[0]
 
-every_optimizer = pytest.mark.parametrize("optimizer", CUDA_OPTIMIZERS, ids=str)
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 
 
 @pytest.mark.parametrize(("optimizer", "grad", "state", "out"), CASES, ids=str)

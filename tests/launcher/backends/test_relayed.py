@@ -13,7 +13,7 @@ import pytest
 from dslaunch.launcher.backends.bootstrap import ANNOUNCED, READ_LOADER
 from dslaunch.launcher.backends.channel import WayLost
 from dslaunch.launcher.backends.local import LocalChannel
-from dslaunch.launcher.backends.relayed import Relay, RelayedChannel
+from dslaunch.launcher.backends.relayed import RelayedChannel, RelayStreams
 from dslaunch.launcher.controller.link import Link
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.inputs.hostfile import Host
@@ -34,9 +34,9 @@ def python(code: str) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def relay() -> Iterator[Relay]:
+def relay() -> Iterator[RelayStreams]:
     stream = LocalChannel(end_within_s=10.0)
-    made = Relay(stream, gateway="gate")
+    made = RelayStreams(stream, gateway="gate")
     yield made
     made.close()
     stream._out.close()
@@ -68,7 +68,7 @@ def eventually(what: object, is_so: object) -> None:
         time.sleep(0.01)
 
 
-def test_streams_carry_all_bytes_both_ways(relay: Relay) -> None:
+def test_streams_carry_all_bytes_both_ways(relay: RelayStreams) -> None:
     channels = [relay.open(python(ECHO), timeout_s=TIMEOUT_S) for _ in range(3)]
     texts = [bytes([number]) * (3 * WINDOW_BYTES) + bytes(range(256)) for number in range(3)]
     writers = [
@@ -82,7 +82,7 @@ def test_streams_carry_all_bytes_both_ways(relay: Relay) -> None:
         writer.join()
 
 
-def test_one_that_floods_and_is_not_read_holds_up_nobody_and_takes_no_memory(relay: Relay) -> None:
+def test_one_that_floods_and_is_not_read_holds_up_nobody_and_takes_no_memory(relay: RelayStreams) -> None:
     flood = relay.open(python(FLOOD), timeout_s=TIMEOUT_S)
     echo = relay.open(python(ECHO), timeout_s=TIMEOUT_S)
     eventually("a full window", lambda: len(flood._received) + len(ANNOUNCED) >= WINDOW_BYTES)
@@ -94,7 +94,7 @@ def test_one_that_floods_and_is_not_read_holds_up_nobody_and_takes_no_memory(rel
     assert len(read(flood, 4 * WINDOW_BYTES)) >= 4 * WINDOW_BYTES, "it goes on when it is read"
 
 
-def test_one_that_does_not_read_holds_up_its_writer_only(relay: Relay) -> None:
+def test_one_that_does_not_read_holds_up_its_writer_only(relay: RelayStreams) -> None:
     deaf = relay.open(python(DEAF), timeout_s=TIMEOUT_S)
     echo = relay.open(python(ECHO), timeout_s=TIMEOUT_S)
     problems: list[OSError] = []
@@ -116,7 +116,7 @@ def test_one_that_does_not_read_holds_up_its_writer_only(relay: Relay) -> None:
     assert len(problems) == 1
 
 
-def test_what_login_scripts_print_is_skipped(relay: Relay) -> None:
+def test_what_login_scripts_print_is_skipped(relay: RelayStreams) -> None:
     noise = f"import os; os.write(1, b'welcome\\n' * {WINDOW_BYTES // 4}); " + ECHO
     channel = relay.open(python(noise), timeout_s=TIMEOUT_S)
     channel.write(b"hello")
@@ -133,20 +133,20 @@ def test_what_login_scripts_print_is_skipped(relay: Relay) -> None:
     ],
 )
 def test_a_command_that_ends_before_its_first_word_is_an_error_with_its_last_words(
-    relay: Relay, argv: tuple[str, ...], message: str
+    relay: RelayStreams, argv: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(LaunchError) as caught:
         relay.open(argv, timeout_s=TIMEOUT_S)
     assert str(caught.value) == message
 
 
-def test_a_command_that_says_nothing_is_given_up_and_ended(relay: Relay) -> None:
+def test_a_command_that_says_nothing_is_given_up_and_ended(relay: RelayStreams) -> None:
     with pytest.raises(LaunchError, match=r"nothing came within 0\.5 s"):
         relay.open(python("import time; time.sleep(600)"), timeout_s=0.5)
     eventually("its end", lambda: not relay_process().children(recursive=True))
 
 
-def test_the_end_of_a_command_is_the_end_of_its_stream_after_all_it_wrote(relay: Relay) -> None:
+def test_the_end_of_a_command_is_the_end_of_its_stream_after_all_it_wrote(relay: RelayStreams) -> None:
     code = HERE + f"os.write(2, b'why\\n'); sys.stdout.write('x' * {WINDOW_BYTES + 5}); sys.stdout.flush()"
     channel = relay.open(python(code), timeout_s=TIMEOUT_S)
     assert read(channel, WINDOW_BYTES + 5) == b"x" * (WINDOW_BYTES + 5)
@@ -156,7 +156,7 @@ def test_the_end_of_a_command_is_the_end_of_its_stream_after_all_it_wrote(relay:
         channel.write(b"more")
 
 
-def test_closing_one_ends_its_command_and_no_other(relay: Relay) -> None:
+def test_closing_one_ends_its_command_and_no_other(relay: RelayStreams) -> None:
     first, second = (relay.open(python(ECHO), timeout_s=TIMEOUT_S) for _ in range(2))
     first.close()
     eventually("the end of one", lambda: len(relay_process().children(recursive=True)) == 1)
@@ -165,7 +165,7 @@ def test_closing_one_ends_its_command_and_no_other(relay: Relay) -> None:
     assert read(second, 5) == b"hello"
 
 
-def test_the_end_of_the_relay_ends_all_it_started(relay: Relay) -> None:
+def test_the_end_of_the_relay_ends_all_it_started(relay: RelayStreams) -> None:
     fork = (
         HERE
         + "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
@@ -179,7 +179,7 @@ def test_the_end_of_the_relay_ends_all_it_started(relay: Relay) -> None:
     assert alive == []
 
 
-def test_a_relay_that_is_killed_ends_what_it_started_and_is_told(relay: Relay) -> None:
+def test_a_relay_that_is_killed_ends_what_it_started_and_is_told(relay: RelayStreams) -> None:
     told = threading.Event()
     relay._on_end = told.set
     channel = relay.open(python(DEAF), timeout_s=TIMEOUT_S)
@@ -195,7 +195,7 @@ def test_a_relay_that_is_killed_ends_what_it_started_and_is_told(relay: Relay) -
         relay.open(python(ECHO), timeout_s=TIMEOUT_S)
 
 
-def test_the_silence_of_a_relay_is_not_that_of_a_host_behind_it(relay: Relay) -> None:
+def test_the_silence_of_a_relay_is_not_that_of_a_host_behind_it(relay: RelayStreams) -> None:
     """Else a gateway that falls silent would not be blamed before the hosts behind it."""
     node = NodePlan(node_rank=1, host=Host(name="a", slots=1), is_local=False, devices=(), ranks=())
     link = Link(
@@ -215,7 +215,7 @@ def test_the_silence_of_a_relay_is_not_that_of_a_host_behind_it(relay: Relay) ->
     link.close()
 
 
-def test_the_end_of_a_relay_is_held_back_until_its_gateway_was_given_up(relay: Relay) -> None:
+def test_the_end_of_a_relay_is_held_back_until_its_gateway_was_given_up(relay: RelayStreams) -> None:
     channel = relay.open(python(DEAF), timeout_s=TIMEOUT_S)
     ends: list[WayLost] = []
 

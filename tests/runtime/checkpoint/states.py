@@ -63,12 +63,12 @@ def whole_state(engine: Any) -> dict[str, Tensor]:
     for part in engine.optimizer.parts:
         whole_of: dict[str, Tensor] = {}
         with part.here():
-            for kind, shard in {"master": part.master, **part.states}.items():
+            for kind, shard in {"master": part.optimizer_shard.master, **part.optimizer_shard.states}.items():
                 whole = whole_of[kind] = torch.zeros(part.layout.numel)
-                start, stop = part.layout.shard_range(part.shard_index, num_shards=part.num_shards)
+                start, stop = part.layout.shard_range(part.plan.shard_index, num_shards=part.plan.num_shards)
                 whole[start:stop] = shard
         for kind, whole in whole_of.items():
-            if part.num_shards > 1:
+            if part.plan.num_shards > 1:
                 torch.distributed.all_reduce(whole)
             for member, slot in zip(part.members, part.layout.slots, strict=True):
                 state[f"{member.name} {kind}"] = whole[slot.offset : slot.offset + slot.numel].view(

@@ -226,7 +226,7 @@ def test_plain_values_can_be_saved_and_read_back(tmp_path: Path, value: Any) -> 
 
 
 def _tied_round_trip(rank: int, folder: str) -> bool:
-    from tests.runtime.test_engine import Tied
+    from tests.runtime.engine.test_engine import Tied
 
     engine = make(1, False, kind=Tied)
     run(engine, first=0, steps=1)

@@ -116,7 +116,12 @@ def _engine(
         "train_batch_size": GLOBAL_BATCH,
         "gradient_clipping": CLIPPING,
         "scheduler": scheduler,
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 600, **(zero or {})},
+        "zero_optimization": {
+            "stage": stage,
+            "stage3_param_persistence_threshold": 0,
+            "reduce_bucket_size": 600,
+            **(zero or {}),
+        },
     }
     if precision:
         config[precision] = {"enabled": True, **case.more.get("fp16", {})}

@@ -39,9 +39,9 @@ def _held(engine: Any) -> dict[str, Any]:
     found: dict[str, Any] = {name: value.clone() for name, value in engine.module.named_buffers()}
     parts = [part for unit in engine._model.units for part in unit.parts]
     for number, part in enumerate(parts):
-        flats = {"parameters": part.kept if part.is_sharded else part.values.flat}
+        flats = {"parameters": part.param_shard.kept if part.is_sharded else part.param_shard.values.flat}
         if part.is_trained:
-            flats |= {"master": part.master, **part.states}
+            flats |= {"master": part.optimizer_shard.master, **part.optimizer_shard.states}
         found |= {f"{number} {kind}": flat.clone() for kind, flat in flats.items()}
     groups = [{k: v for k, v in group.items() if k != "params"} for group in engine.optimizer.param_groups]
     found["rest"] = (

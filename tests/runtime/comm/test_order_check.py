@@ -13,7 +13,7 @@ from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.mesh import make_mesh
 from dslaunch.runtime.comm.order_check import OrderCheck
 from dslaunch.runtime.errors import CollectiveError
-from tests.runtime.comm.test_watchdog import Blocks, make_engine, train_step
+from tests.runtime.comm.watchdog.test_watchdog import Blocks, make_engine, train_step
 from tests.runtime.ranks import Ranks
 
 

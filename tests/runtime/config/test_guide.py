@@ -1,4 +1,4 @@
-"""docs/guide-config.md says what the code does.
+"""docs/train/config.md says what the code does.
 
 `python tests/runtime/config/test_guide.py` writes its tables anew.
 """
@@ -14,12 +14,12 @@ from dslaunch.runtime.config.keys.table import KEYS
 from dslaunch.runtime.config.optimizer import AdamParams
 from dslaunch.runtime.config.zero import ZeroConfig
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guide-config.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "train" / "config.md"
 TABLES = re.compile(r"(?<=<!-- keys: begin -->\n).*(?=<!-- keys: end -->)", flags=re.DOTALL)
 
 
 def guide_tables() -> str:
-    """The tables of docs/guide-config.md."""
+    """The tables of docs/train/config.md."""
 
     def row(key: Key, *cells: str) -> str:
         types = f" ({', '.join(key.types)})" if key.types else ""

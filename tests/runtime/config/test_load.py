@@ -484,6 +484,8 @@ WHOLE: dict[str, Any] = {
         "stage": 1,
         "reduce_bucket_size": 1_000_000,
         "stage3_prefetch_bucket_size": 2_000_000,
+        "stage3_param_persistence_threshold": 7_000,
+        "stage3_model_persistence_threshold": 8_000_000,
         "mics_shard_size": 2,
         "sub_group_size": 3_000_000,
         "enable_sanity_checks": True,

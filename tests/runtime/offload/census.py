@@ -83,9 +83,9 @@ class Census(TorchDispatchMode):
             return
         for part in (part for unit in engine._model.units for part in unit.parts):
             if part.home.steps_on_host:
-                yield from part._stored().values()
+                yield from part.optimizer_shard._stored().values()
             if part.home.params_on_host:
-                yield part.kept
+                yield part.param_shard.kept
             gradients = part._gradients
             if isinstance(gradients, HostGradients):
                 yield gradients._shard

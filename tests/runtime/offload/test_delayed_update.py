@@ -54,7 +54,7 @@ def _engine(stage: int, where: Where, *, when: dict[str, Any] | None = None, **c
 def _everything(engine: Any) -> dict[str, Tensor]:
     found = dict(snapshot(engine.state_dict()))
     for name, param in engine.module.named_parameters():
-        for key in ("master", *engine.optimizer.parts[0].states):
+        for key in ("master", *engine.optimizer.parts[0].optimizer_shard.states):
             value = (
                 zero.safe_get_full_fp32_param(param)
                 if key == "master"
@@ -106,7 +106,12 @@ def _reference(kind: str, *, delay: bool, drained_after: int = 0) -> tuple[dict[
 def _train(
     rank: int, stage: int, where: Where, kind: str, drained_after: int, zero_keys: dict[str, Any]
 ) -> Any:
-    zero_optimization = {"stage": stage, "reduce_bucket_size": 600, **zero_keys}
+    zero_optimization = {
+        "stage": stage,
+        "stage3_param_persistence_threshold": 0,
+        "reduce_bucket_size": 600,
+        **zero_keys,
+    }
     engine = _engine(stage, where, optimizer=OPTIMIZERS[kind], zero_optimization=zero_optimization)
     norms = []
     for step in range(STEPS):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError
+from dslaunch.kernels import ADAM
 from dslaunch.runtime.errors import OffloadError
-from dslaunch.runtime.optimizers import adam
 from tests.runtime.models import assert_same_bits, make_config
 from tests.runtime.offload.homes import Where, make_engine
 
@@ -90,11 +90,11 @@ def test_a_step_has_three_units_in_memory_and_a_rest_has_none(
 
     def step(*args: Any, **kwargs: Any) -> None:
         seen.append(_live_bytes() - before)
-        adamw_step(*args, **kwargs)
+        real_step(*args, **kwargs)
 
-    adamw_step = adam.adamw_step
+    real_step = ADAM.step
     _step(engine, 0)
-    monkeypatch.setattr(adam, "adamw_step", step)
+    monkeypatch.setattr(ADAM, "step", step)
     _step(engine, 1)
     assert len(seen) == BLOCKS
     # three units are in memory or kept for the next, and the gradients of two
@@ -113,7 +113,11 @@ def test_a_step_has_three_units_in_memory_and_a_rest_has_none(
 def test_what_is_away_reads_as_nan(tmp_path: Path) -> None:
     engine = make_engine(3, "bf16", ON_DISK, str(tmp_path))
     for part in engine.optimizer.parts:
-        for state in (part.master, *part.states.values(), part.kept):
+        for state in (
+            part.optimizer_shard.master,
+            *part.optimizer_shard.states.values(),
+            part.param_shard.kept,
+        ):
             assert torch.isnan(state).all()
     engine.destroy()
 

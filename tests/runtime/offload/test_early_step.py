@@ -28,7 +28,7 @@ def _state(engine: Any) -> dict[str, Tensor]:
     found = dict(snapshot(engine.state_dict()))
     for name, param in engine.module.named_parameters():
         values = {"master": zero.safe_get_full_fp32_param(param)}
-        for key in engine.optimizer.parts[0].states:
+        for key in engine.optimizer.parts[0].optimizer_shard.states:
             values[key] = zero.safe_get_full_optimizer_state(param, key)
         found |= {f"{name} {key}": value for key, value in values.items() if value is not None}
     return found
@@ -134,7 +134,12 @@ def _hybrid(rank: int) -> list[tuple[int, int]]:
             STATES_AWAY,
             lambda engine: _train(engine, torch.bfloat16),
             gradient_clipping=0.0,
-            zero_optimization={"stage": stage, "reduce_bucket_size": 100, **keys},
+            zero_optimization={
+                "stage": stage,
+                "stage3_param_persistence_threshold": 0,
+                "reduce_bucket_size": 100,
+                **keys,
+            },
         )
         for stage, keys in HYBRID.items()
     ]
@@ -300,14 +305,14 @@ def test_the_update_is_made_before_the_step_and_seen_by_nobody() -> None:
     assert_same_bits(_state(engine), before)
     rooms = engine._schedule._rooms
     nbytes = sum(one.nbytes for room in rooms.values() for one in (room.master, *room.states.values()))
-    assert nbytes == 12 * sum(part.master.numel() for part in rooms)
+    assert nbytes == 12 * sum(part.optimizer_shard.master.numel() for part in rooms)
     expected = {part: (ready.master.clone(), ready.param_out.clone()) for part, ready in made}
-    masters = {part: part.master for part in engine.optimizer.parts}
+    masters = {part: part.optimizer_shard.master for part in engine.optimizer.parts}
     engine.step()
     for part, (master, param) in expected.items():
-        assert part.master is masters[part]
-        assert torch.equal(part.master, master)
-        assert torch.equal(part.param_shard, param)
+        assert part.optimizer_shard.master is masters[part]
+        assert torch.equal(part.optimizer_shard.master, master)
+        assert torch.equal(part.param_shard.own, param)
     engine.destroy()
 
 
@@ -320,7 +325,9 @@ def test_an_error_in_the_thread_is_the_steps() -> None:
         engine.step()
     assert _guesses(engine)[0] > 0, "the step did not make the update itself"
     engine.zero_grad()
-    assert not any(part.made_aside for part in engine.optimizer.parts), "nothing is left for the next step"
+    assert not any(part.optimizer_shard.made_aside for part in engine.optimizer.parts), (
+        "nothing is left for the next step"
+    )
     assert_same_bits(_state(engine), before)
     engine.destroy()
 

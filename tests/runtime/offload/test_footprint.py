@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.placement.footprint import Footprint, ModelSize, peak_bytes
-from dslaunch.runtime.placement.offload_plan import Home, OffloadPlan
-from dslaunch.runtime.placement.stage_policy import Residence, policy_for_stage
+from dslaunch.runtime.placement.offload_plan import Home, OffloadPlan, Residence
+from dslaunch.runtime.placement.stage_policy import policy_for_stage
+from tests.runtime.footprint import Footprint, ModelSize, peak_bytes
 from tests.runtime.models import make_config, make_model
 from tests.runtime.offload.census import Census
 from tests.runtime.offload.homes import PRECISIONS, pretended
 from tests.runtime.ranks import Ranks
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guide-offload.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "train" / "offload.md"
 RESIDENCES = {"none": Residence.GPU, "cpu": Residence.CPU, "nvme": Residence.NVME}
 WITHIN = 0.05
 BLOCKS, WIDTH = 8, 128

@@ -17,8 +17,8 @@ from dslaunch import ConfigError
 from dslaunch.runtime.zero.sub_buffer import SubBuffer
 from tests.runtime.models import assert_same_bits, batch, make_model, snapshot, worst_difference
 from tests.runtime.ranks import Ranks
-from tests.runtime.zero.hard_models import WIDTH, Model
-from tests.runtime.zero.test_hard_cases import DRIFT, LR, check_freed, make_config
+from tests.runtime.training.hard_models import WIDTH, Model
+from tests.runtime.training.test_hard_cases import DRIFT, LR, check_freed, make_config
 
 
 def _engine(model: nn.Module, **changes: Any) -> dslaunch.Engine:
@@ -406,7 +406,7 @@ def _resident(rank: int) -> list[int]:
         most[-1] = max(most[-1], len(here))
 
     def has_memory(part: SubBuffer) -> bool:
-        return part.is_sharded and part.values.flat.untyped_storage().nbytes() > 0
+        return part.is_sharded and part.param_shard.values.flat.untyped_storage().nbytes() > 0
 
     for block in model.get_submodule("blocks").children():
         block.get_submodule("up").register_forward_hook(look)
@@ -497,3 +497,30 @@ def _destroyed(rank: int) -> bool:
 
 def test_destroy_gives_a_whole_and_plain_model_back(ranks: Ranks) -> None:
     assert ranks(_destroyed, world_size=2) == [True, True]
+
+
+class _TorchFunc(Model):
+    """The slope of a block is taken with torch.func, which refuses hooks on what autograd saves."""
+
+    is_on = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_on:
+            x = x + torch.func.grad(lambda y: self.blocks[0](y).sum())(x)
+        return super().forward(x)
+
+
+def _with_torch_func(rank: int) -> dict[str, Tensor]:
+    engine = _engine(make_model(_TorchFunc))
+    with pytest.raises(ConfigError, match=r"torch\.autograd\.grad\(create_graph=True\)"):
+        _step(engine, 0)
+    engine.module.is_on = False
+    for step in range(3):
+        _step(engine, step)
+    return snapshot(engine.state_dict())
+
+
+def test_a_derivative_of_torch_func_in_a_forward_says_what_to_write_instead(ranks: Ranks) -> None:
+    expected = _reference(lambda model, x: model.loss(model, x))
+    for result in ranks(_with_torch_func, world_size=2):
+        assert worst_difference(result, expected) <= DRIFT

@@ -15,8 +15,8 @@ import dslaunch
 from dslaunch import ConfigError, zero
 from tests.runtime.models import assert_same_bits, batch, make_model, snapshot
 from tests.runtime.ranks import RankFailed, Ranks
-from tests.runtime.zero.hard_models import WIDTH, MixtureOfExperts, Model
-from tests.runtime.zero.test_hard_cases import check_freed, make_config
+from tests.runtime.training.hard_models import WIDTH, MixtureOfExperts, Model
+from tests.runtime.training.test_hard_cases import check_freed, make_config
 
 STAGES = (0, 1, 2, 3)
 

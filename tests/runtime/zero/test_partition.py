@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dslaunch import ConfigError
+from dslaunch.runtime.placement.stage_policy import UnitSizes
 from dslaunch.runtime.zero.partition import cut_into_units
 from tests.runtime.models import Uneven
 
@@ -15,7 +16,8 @@ BLOCK = 15 * 17 + 17 + 17 * 15 + 15
 
 def _cut(module: nn.Module, max_numel: int = 1) -> dict[str, list[str]]:
     return {
-        plan.name: [name for name, _ in plan.params] for plan in cut_into_units(module, max_numel=max_numel)
+        plan.name: [name for name, _ in plan.params]
+        for plan in cut_into_units(module, sizes=UnitSizes(max_numel=max_numel))
     }
 
 
@@ -77,9 +79,13 @@ def test_a_leaf_is_not_looked_into() -> None:
     )
     model = nn.ModuleDict({"moe": experts, "head": nn.Linear(2, 2)})
     assert list(_cut(model)) == ["moe.router", "moe.experts.0", "moe.experts.1", "head", "root"]
-    plans = cut_into_units(model, max_numel=1, is_leaf=lambda name, module: module is experts)
+    plans = cut_into_units(
+        model, sizes=UnitSizes(max_numel=1), is_leaf=lambda name, module: module is experts
+    )
     assert [plan.name for plan in plans] == ["moe", "head", "root"]
-    (root,) = cut_into_units(model, max_numel=1, is_leaf=lambda name, module: module is model)
+    (root,) = cut_into_units(
+        model, sizes=UnitSizes(max_numel=1), is_leaf=lambda name, module: module is model
+    )
     assert [name for name, _ in root.params] == [name for name, _ in model.named_parameters()]
 
 
@@ -93,7 +99,7 @@ def test_parameters_that_share_storage_but_are_two_objects_are_refused() -> None
     with pytest.raises(
         ConfigError, match=r"'0.weight' and '1.weight' share their storage but are two objects"
     ):
-        cut_into_units(model, max_numel=1)
+        cut_into_units(model, sizes=UnitSizes(max_numel=1))
 
 
 @pytest.mark.parametrize(
@@ -105,12 +111,12 @@ def test_parameters_that_share_storage_but_are_two_objects_are_refused() -> None
 )
 def test_parameters_without_storage_are_refused(model: nn.Module, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        cut_into_units(model, max_numel=1)
+        cut_into_units(model, sizes=UnitSizes(max_numel=1))
 
 
 def test_a_trained_parameter_of_another_dtype_is_refused_by_name() -> None:
     from dslaunch.runtime.zero.sharded_model import _check_trained_dtypes
-    from dslaunch.runtime.zero.sub_buffer import Member
+    from dslaunch.runtime.zero.sub_buffer_plan import Member
 
     member = Member(name="w", param=nn.Parameter(torch.zeros(1, dtype=torch.float16)), group=0)
     with pytest.raises(

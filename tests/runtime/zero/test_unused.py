@@ -33,7 +33,11 @@ class Picky(nn.Module):
 def _engine(**section: Any) -> tuple[dslaunch.Engine, Picky]:
     is_lenient = section.pop("is_lenient", False)
     config = make_config(gradient_accumulation_steps=2)
-    config["zero_optimization"] = {"ignore_unused_parameters": False, **section}
+    config["zero_optimization"] = {
+        "ignore_unused_parameters": False,
+        "stage3_param_persistence_threshold": 0,
+        **section,
+    }
     model = Picky()
     engine, *_ = dslaunch.initialize(model=model, config=config, is_lenient=is_lenient)
     return engine, model

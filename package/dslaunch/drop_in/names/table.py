@@ -109,9 +109,9 @@ TOPICS: dict[str, str] = {
     TUNING: "Batch sizes, stages and data are the program's to choose.",
     KERNELS: "The fused optimizers are here, for CPU and CUDA, and are compiled with the package. DeepSpeed's other kernels "
     "are not.",
-    OPTIMIZERS: "`docs/guide-optimizers.md` has what is here.",
+    OPTIMIZERS: "`docs/train/optimizers.md` has what is here.",
     CHECKPOINTS: "Checkpoints have a format of their own, which any ZeRO stage and number of ranks loads; DeepSpeed's own are "
-    "read. See `docs/guide-checkpoints.md`.",
+    "read. See `docs/train/checkpoints.md`.",
     COMMUNICATION: "Collectives are torch.distributed's.",
     LAUNCHING: "The launcher is another program than DeepSpeed's with the same options; its parts are not functions to call.",
     MEASURING: "What is printed was measured.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...runtime.optimizers.registry import DEEPSPEEDS
 from .table import (
     INFERENCE,
     INSIDE,
@@ -15,6 +16,8 @@ from .table import (
     refused,
     works,
 )
+
+_INSIDE_OF_OPS = {module: (inside("multi_tensor_applier"),) for module in ("fused_adam", "fused_lion")}
 
 TOP: tuple[Module, ...] = (
     Module(
@@ -124,19 +127,17 @@ TOP: tuple[Module, ...] = (
             ),
         ),
     ),
-    Module("deepspeed.ops.adam.cpu_adam", (works("dslaunch.ops.adam", "DeepSpeedCPUAdam"),)),
-    Module(
-        "deepspeed.ops.adam.fused_adam",
-        (works("dslaunch.ops.adam", "FusedAdam"), inside("multi_tensor_applier")),
+    *(
+        Module(
+            f"deepspeed.ops.{row.module}.{module}",
+            (works(f"dslaunch.ops.{row.module}", kind), *_INSIDE_OF_OPS.get(module, ())),
+        )
+        for row in DEEPSPEEDS
+        for module, kind in row.deepspeed_modules.items()
     ),
-    Module("deepspeed.ops.lamb.fused_lamb", (works("dslaunch.ops.lamb", "FusedLamb"),)),
-    Module("deepspeed.ops.lion.cpu_lion", (works("dslaunch.ops.lion", "DeepSpeedCPULion"),)),
-    Module(
-        "deepspeed.ops.lion.fused_lion",
-        (works("dslaunch.ops.lion", "FusedLion"), inside("multi_tensor_applier")),
+    *(
+        Module(f"deepspeed.ops.{row.module}", (works(f"dslaunch.ops.{row.module}", " ".join(row.classes)),))
+        for row in DEEPSPEEDS
+        if row.module != "adam"  # above
     ),
-    Module("deepspeed.ops.adagrad.cpu_adagrad", (works("dslaunch.ops.adagrad", "DeepSpeedCPUAdagrad"),)),
-    Module("deepspeed.ops.lamb", (works("dslaunch.ops.lamb", "FusedLamb"),)),
-    Module("deepspeed.ops.lion", (works("dslaunch.ops.lion", "DeepSpeedCPULion FusedLion"),)),
-    Module("deepspeed.ops.adagrad", (works("dslaunch.ops.adagrad", "DeepSpeedCPUAdagrad"),)),
 )

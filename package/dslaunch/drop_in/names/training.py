@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...runtime.optimizers.registry import DEEPSPEED_CONSTANTS
 from .table import INSIDE, Module, inside, mapped, refused, works
 
 _OPTIMIZER = "one optimizer over flat shards, a torch.optim.Optimizer, at every ZeRO stage"
@@ -222,7 +223,7 @@ TRAINING: tuple[Module, ...] = (
             works("dslaunch.runtime.errors", "DeepSpeedConfigError=ConfigError"),
             works(
                 "dslaunch.drop_in.constants",
-                "ADAGRAD_OPTIMIZER ADAM_OPTIMIZER ADAMW_OPTIMIZER LAMB_OPTIMIZER LION_OPTIMIZER",
+                " ".join(DEEPSPEED_CONSTANTS),
             ),
             inside(
                 "ADAM_W_MODE ADAM_W_MODE_DEFAULT DEEPSPEED_OPTIMIZERS "

@@ -1,0 +1,30 @@
+"""What has to be known of a program that starts the processes of a job by itself, to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..job.plan import Plan
+from .rank_start import RankStart
+
+HOSTFILE = "<hostfile>"  # in a command or a variable: the temporary file that will hold the hosts
+TellsFailures = Callable[[str], tuple[str, int] | None]  # what a line says of a failure, and the exit code
+
+
+class External(NamedTuple):
+    """mpirun, srun or another one."""
+
+    find_program: Callable[[bool], str]  # its name; LaunchError if it must be on this machine and is not
+    command: Callable[
+        [RankStart], tuple[tuple[str, ...], str | None]
+    ]  # and the text of its file with the hosts
+    says_who: tuple[
+        tuple[str, ...], ...
+    ]  # for each field of the shim's ProcessIdentity: the variables that say it
+    settings: tuple[tuple[str, str], ...] = ()  # variables for the command itself
+    tells_failures: TellsFailures | None = None  # of its stderr; where its exit code does not
+    how_to_restart: str = "the batch system start the job again, or a loop in its script"
+    check: Callable[[Plan], None] = lambda plan: None  # LaunchError for a plan that it cannot carry out
+    must_be_told: bool = False  # of a worker that failed: [Note: Hydra and failures]
+    gives_devices: bool = False  # to each process, some of the host's

@@ -1,0 +1,67 @@
+"""A login that failed, of those by which mpirun reaches its hosts, while mpirun waits for that host without end.
+
+Hydra (MPICH and its kin) starts an ssh for each host, and each host then connects to it. It does not look at how an ssh
+ends: a host that has no such name, is down or refuses the login is waited for, by mpirun and by the ranks of the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import psutil
+
+LOGIN = "ssh"
+LOGIN_FAILED = 255  # what ssh ends with if it could not connect; else it ends as the command does
+PATIENCE_S = 5.0  # for mpirun to end by itself, as Open MPI's does
+
+
+class LostLogin:
+    """Looks at a command that starts processes on `num_hosts` hosts. Another one than Hydra's ends by itself."""
+
+    def __init__(self, pid: int, num_hosts: int) -> None:
+        self._pid = pid
+        self._num_hosts = num_hosts
+        self._since: float | None = None
+
+    def look(self) -> str:
+        """Why the command waits in vain; empty if it does not, as far as can be seen. To be asked again and again."""
+        try:
+            is_lost = self._has_failed_login() and self._num_connected() < self._num_hosts
+        except (OSError, psutil.Error):  # it has just ended
+            is_lost = False
+        now = time.monotonic()
+        self._since = (self._since or now) if is_lost else None
+        if self._since is None or now - self._since < PATIENCE_S:
+            return ""
+        return (
+            f"an ssh to one of the hosts ended with exit code {LOGIN_FAILED}, and its words are above: mpirun would wait for "
+            "that host without end, so it is stopped; test with ssh HOST true"
+        )
+
+    def _has_failed_login(self) -> bool:
+        """Whether one has ended so; the command does not ask for its exit status, so the kernel keeps it."""
+        return any(
+            child.name() == LOGIN
+            and child.status() == psutil.STATUS_ZOMBIE
+            and _exit_code(child.pid) == LOGIN_FAILED
+            for child in psutil.Process(self._pid).children()
+        )
+
+    def _num_connected(self) -> int:
+        """Connections to the ports that the command listens on."""
+        process = psutil.Process(self._pid)
+        connections = (
+            getattr(process, "net_connections", None) or process.connections
+        )  # its name before psutil 6
+        found = connections("tcp")
+        ports = {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
+        return sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port in ports for one in found)
+
+
+def _exit_code(pid: int) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        status = int(Path(f"/proc/{pid}/stat").read_text().rpartition(" ")[2])
+        return status >> 8 & 0xFF
+    return None

@@ -1,0 +1,53 @@
+"""Reading a file that a person named, or that has a name which is always looked for.
+
+[Note: What is waited for]
+A pipe that the shell made, as of `--hostfile <(scontrol ...)` or `--hostfile /dev/stdin`, is read to its end, as ssh does it
+with -F: this process was started together with what writes into it. A named pipe in a folder is refused: without a writer
+the wait for it never ends, and nothing would say so. So is a device, but for /dev/null, which is an empty file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MAX_BYTES = 64 << 20  # far above any file that is meant; /dev/zero has no end
+_NULL = os.makedev(1, 3)  # /dev/null, by any name
+_REFUSED = {
+    stat.S_IFIFO: "it is a named pipe, which may be waited for without end",
+    stat.S_IFCHR: "it is a device",
+    stat.S_IFBLK: "it is a device",
+    stat.S_IFDIR: os.strerror(errno.EISDIR),
+}
+
+
+def read_named(path: Path) -> bytes:
+    """All that is in the file. See [Note: What is waited for].
+
+    Errors: OSError whose `strerror` is a clause that follows the path
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "it is a socket, or a device that is not there", str(path)) from None
+        raise
+    kind = stat.S_IFMT((found := os.fstat(fd)).st_mode)
+    is_null = kind == stat.S_IFCHR and found.st_rdev == _NULL
+    if kind == stat.S_IFDIR or not (kind == stat.S_IFREG or is_null or _is_stream_of_ours(path)):
+        os.close(fd)
+        raise OSError(errno.EINVAL, _REFUSED.get(kind, "it is no regular file"), str(path))
+    os.set_blocking(fd, True)
+    with open(fd, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES >> 20} MiB", str(path))
+    return data
+
+
+def _is_stream_of_ours(path: Path) -> bool:
+    """Whether it names a descriptor of this process, as /dev/stdin and /dev/fd/63 do."""
+    folder = path.parent.resolve()
+    return folder.is_relative_to("/proc") or (folder == Path("/dev") and path.is_symlink())

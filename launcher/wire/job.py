@@ -1,0 +1,90 @@
+"""The job as a node gets it: what is to be started there, and how. Sent to the nodes: standard library only.
+
+It travels as JSON objects: their keys are the fields below, no more and no fewer, and each value has the type declared here.
+"""
+
+from __future__ import annotations
+
+from .frames import fits_of
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NamedTuple, TypeVar
+
+    Kind = TypeVar("Kind")
+else:
+    from .fast_tuple import Record as NamedTuple
+
+
+class RankJob(NamedTuple):
+    """One process to start."""
+
+    rank: int
+    env: list[list[str]]  # its own variables: name and value
+    arguments: list[str]  # what follows the interpreter; the whole command where there is none
+
+
+class NodeJob(NamedTuple):
+    """What one host does. Paths are those of the host, and may begin with `~/`."""
+
+    cwd: str
+    python: str | None  # None with --no_python
+    keeps_python: bool  # also if --venv_script puts another one on PATH
+    script: str | None  # a file that must be there
+    module: str | None  # what follows -m
+    num_head: int  # of a rank's arguments, up to and with the script, module or command
+    preload: list[str]
+    has_timings: bool
+    venv_script: str | None
+    environment: list[list[str]]  # name, then the value: text and the names of variables to put in, by turns
+    devices: list[str]  # one for each rank; empty for a command that may use all of them
+    ranks: list[RankJob]
+    master_port: int | None  # the port to choose, on node 0 only
+    is_port_fixed: bool
+    kill_grace_s: float
+    heartbeat_s: float
+    has_stacks: bool
+    save_pid: int | None  # of the launcher
+    stdin_rank: int | None
+    prepare_timeout_s: float
+    bind_cores: list[int] | None  # empty for all that the host allows
+    is_verbatim: bool  # what is written is passed on as it is, without lines
+
+
+class WrongForm(ValueError):
+    """What came is not the record that it should be; the message names the field."""
+
+
+def as_json(value: Any) -> Any:
+    """A record as an object, with those in its lists."""
+    if isinstance(value, list):
+        return [as_json(one) for one in value]
+    fields = getattr(value, "_fields", None)
+    return value if fields is None else {name: as_json(getattr(value, name)) for name in fields}
+
+
+def read_record(kind: Callable[..., Kind], given: Any, what: str, **inner: Any) -> Kind:
+    """The record that `as_json` made an object of. `inner`: which of its fields are lists of records, and of which.
+
+    Errors: WrongForm that names what is missing, unknown or of another type
+    """
+    fields: dict[str, str] = kind.__annotations__
+    if not isinstance(given, dict):
+        raise WrongForm(f"{what} is {given!r}; it must have {', '.join(fields)}")
+    for name in {**fields, **given}:
+        if name not in given:
+            raise WrongForm(f"{what} has no {name}")
+        if name not in fields:
+            raise WrongForm(f"{what} has {name}, which is none of {', '.join(fields)}")
+        if not fits_of("list[Any]" if name in inner else fields[name])(given[name]):
+            raise WrongForm(f"{name} of {what} is {given[name]!r}; it must be {fields[name]}")
+    for name, one in inner.items():
+        items = enumerate(given[name])
+        given = {**given, name: [read_record(one, item, f"{name}[{place}]") for place, item in items]}
+    return kind(**given)
+
+
+def read_job(given: Any) -> NodeJob:
+    """Errors: WrongForm"""
+    return read_record(NodeJob, given, "the job", ranks=RankJob)

@@ -1,0 +1,105 @@
+"""The optimizers that there are: one row for each, asked by everything that lists optimizers or looks for one.
+
+Names alone: torch and the kernels are loaded when a row's classes or formulas are. `import deepspeed` reads this table.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .formula import Formula
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One optimizer: its file in this folder, which has `FORMULAS`, and the names that others have for it."""
+
+    module: str
+    names: tuple[str, ...]  # of its formulas, as checkpoints, messages and DeepSpeed's ds_config have them
+    classes: tuple[str, ...] = ()  # of ours, in its file
+    config_class: str = ""  # of these: what a ds_config's type of this name makes; "": Config has its own way
+    torch_classes: tuple[str, ...] = ()  # of torch.optim: its kernel steps them in an engine
+    group_keys: tuple[str, ...] = ()  # of torch's param_groups, by which it is known where it has no states
+    is_elementwise: bool = True  # else it needs whole parameters: no kernel steps it on an engine's shards
+    is_deepspeeds: bool = True  # deepspeed.ops has these classes, in a package of the file's name
+
+    def load(self, name: str) -> Any:
+        """Return what its file has of that name."""
+        return getattr(import_module(f".{self.module}", __package__), name)
+
+    def formula(self, name: str = "") -> Formula:
+        """Return the formula of that name; its first one if there is none."""
+        formulas: tuple[Formula, ...] = self.load("FORMULAS")
+        return next((one for one in formulas if one.name == name), formulas[0])
+
+    @property
+    def deepspeed_modules(self) -> dict[str, str]:
+        """The modules of `deepspeed.ops.<module>`, and the class that each has."""
+        kinds = (("DeepSpeedCPU", "cpu"), ("Fused", "fused"))
+        return {
+            f"{where}_{self.module}": one
+            for one in self.classes
+            for prefix, where in kinds
+            if self.is_deepspeeds and one.startswith(prefix)
+        }
+
+
+OPTIMIZERS = (
+    Row(
+        module="adam",
+        names=("AdamW", "Adam"),
+        classes=("DeepSpeedCPUAdam", "FusedAdam"),
+        torch_classes=("AdamW", "Adam"),
+        group_keys=("betas", "eps"),
+    ),
+    Row(
+        module="lamb",
+        names=("Lamb",),
+        classes=("FusedLamb",),
+        config_class="FusedLamb",
+        is_elementwise=False,
+    ),
+    Row(
+        module="lion",
+        names=("Lion",),
+        classes=("DeepSpeedCPULion", "FusedLion"),
+        config_class="FusedLion",
+        group_keys=("betas",),
+    ),
+    Row(
+        module="adagrad",
+        names=("Adagrad",),
+        classes=("DeepSpeedCPUAdagrad",),
+        torch_classes=("Adagrad",),
+        group_keys=("lr_decay",),
+    ),
+    Row(module="sgd", names=("SGD",), torch_classes=("SGD",), group_keys=("momentum",), is_deepspeeds=False),
+)
+
+ELEMENTWISE = tuple(row for row in OPTIMIZERS if row.is_elementwise)
+FROM_CONFIG = {row.names[0]: row for row in OPTIMIZERS if row.config_class}  # by the ds_config's type
+DEEPSPEEDS = tuple(row for row in OPTIMIZERS if row.is_deepspeeds)
+DEEPSPEED_CONSTANTS = {
+    f"{name.upper()}_OPTIMIZER": name.lower()
+    for name in sorted(name for row in DEEPSPEEDS for name in row.names)
+}
+
+
+def row_of(kind: type) -> Row | None:
+    """Return the row of exactly this class, ours or torch's: a subclass may override anything."""
+    for row in OPTIMIZERS:
+        if kind.__name__ in row.classes and kind.__module__ == f"{__package__}.{row.module}":
+            return row
+        if kind.__name__ in row.torch_classes and kind.__module__.startswith("torch.optim."):
+            return row
+    return None
+
+
+def config_types_with(param: str) -> tuple[str, ...]:
+    """Return the types of a ds_config, of those that make a class of ours, whose class takes this argument."""
+    kinds = {name: row.load(row.config_class) for name, row in FROM_CONFIG.items()}
+    return tuple(name for name, kind in kinds.items() if param in inspect.signature(kind).parameters)

@@ -1,0 +1,91 @@
+"""What the optimizer has of one sub-buffer: this rank's shard of the float32 masters and of its states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..offload.offload import Offload
+from ..offload.spill import Spill
+from .param_shard import ParamShard
+from .sub_buffer_plan import SubBufferPlan
+
+
+class MadeAside(Protocol):
+    """A sub-buffer's update that was made before the step, or beside it."""
+
+    def publish(self) -> None:
+        """Let its results be the sub-buffer's."""
+
+    def drop(self) -> None:
+        """Let it come to nothing."""
+
+
+class OptimizerShard:
+    """Masters and states of trained parameters; nothing of frozen ones."""
+
+    def __init__(
+        self, plan: SubBufferPlan, params: ParamShard, master: Tensor | None, offload: Offload
+    ) -> None:
+        """`master` is [shard] float32; None: float32 parameters in the same memory are their own master."""
+        self._plan, self._params, self._master = plan, params, master
+        self.states: dict[str, Tensor] = {}  # [shard] float32 by name, beside the master
+        self.spill: Spill | None = offload.make_spill(plan.home.states, self._stored)
+        # place -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
+        self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
+        # places of members that the coming step leaves alone, and how many steps have done so before
+        self.frozen: frozenset[int] = frozenset()
+        self.missed: dict[int, int] = {}
+        self.made_aside: MadeAside | None = None
+
+    @property
+    def master(self) -> Tensor:
+        """[shard] float32, what the optimizer updates; float32 parameters in the same memory are their own master."""
+        return self._params.own if self._master is None else self._master
+
+    @property
+    def has_separate_master(self) -> bool:
+        """Whether the master is a copy that must be rounded into the parameters, or brought to them."""
+        return self._master is not None
+
+    def make_param_out(self) -> Tensor | None:
+        """Return memory, [shard], for the rounded parameters where the optimizer steps; None if the master is the parameter."""
+        if not self.has_separate_master:
+            return None
+        own, pinned = self._params.own, self._plan.home.pins_states
+        # The step writes segments only: neither padding nor what it leaves alone.
+        out = torch.zeros(own.numel(), dtype=own.dtype, device=self.master.device, pin_memory=pinned)
+        return out.copy_(own) if self.frozen else out
+
+    def allocate_states(self, names: Sequence[str]) -> None:
+        """Have zeros in the states of these names, and no other; what lies on a disk must be here."""
+        numel, device, pinned = self.master.numel(), self.master.device, self._plan.home.pins_states
+        self.states = {
+            name: torch.zeros(numel, dtype=torch.float32, device=device, pin_memory=pinned) for name in names
+        }
+
+    def refresh_master(self, *, keeps_rest: bool = False) -> None:
+        """Take the parameters' values into the master, if it is a copy; what lies on a disk must be here.
+
+        `keeps_rest`: elements that are equal but for the rounding keep the bits that the parameter has no room for.
+        """
+        if self._master is None:
+            return
+        new = self._params.own
+        if keeps_rest:
+            new = new.to(self._master.device)
+            is_new = new != self._master.to(new.dtype)
+            self._master.copy_(torch.where(is_new, new.float(), self._master))
+        else:
+            self._master.copy_(new)
+
+    def release(self) -> None:
+        """Free all of it."""
+        self.states, self.states_of_whole = {}, {}
+        self._master, self.spill = None, None
+
+    def _stored(self) -> dict[str, Tensor]:
+        return self.states if self._master is None else {"master": self._master, **self.states}

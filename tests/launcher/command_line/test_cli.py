@@ -1,0 +1,581 @@
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from dslaunch import __version__
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.errors import EXIT_HOST, LaunchError
+from dslaunch.launcher.options import Options, SshOptions
+from dslaunch.launcher.options.backend import LAUNCHERS, BackendOptions
+from dslaunch.launcher.options.rendezvous import RendezvousOptions
+from dslaunch.launcher.options.restart import RestartOptions
+from dslaunch.launcher.run import host_pool, make_plan, run_job
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+Parse = Callable[..., Options]
+Fail = Callable[..., str]
+
+# Every option, as it is written. Who adds one adds it here, to the documentation, and checks which shortened forms
+# in people's scripts it makes ambiguous.
+OPTIONS = [
+    ("-H", "--hostfile"),
+    ("-i", "--include"),
+    ("-e", "--exclude"),
+    ("--num_nodes",),
+    ("--num_gpus", "--num_accelerators"),
+    ("--master_addr",),
+    ("--master_port",),
+    ("--ssh_port",),
+    ("--ssh_user",),
+    ("--ssh_identity",),
+    ("--ssh_config",),
+    ("--connect_timeout",),
+    ("--venv_script",),
+    ("-m", "--module"),
+    ("--no_python",),
+    ("--no_local_rank",),
+    ("--force_multi",),
+    ("--dry_run",),
+    ("--kill_grace",),
+    ("--heartbeat",),
+    ("--report",),
+    ("--log_level",),
+    ("-q", "--quiet"),
+    ("--profile",),
+    ("--version",),
+    # launcher/options/logs.py
+    ("--log_dir",),
+    ("--tee", "--ranks"),
+    ("--prefix",),
+    ("--timestamps",),
+    ("--fold",),
+    ("--enable_each_rank_log",),
+    # launcher/options/restart.py
+    ("--max_restarts",),
+    ("--spares",),
+    ("--min_nodes", "--min_elastic_nodes"),
+    ("--max_nodes", "--max_elastic_nodes"),
+    ("--min_uptime",),
+    ("--elastic_training",),
+    # launcher/options/rendezvous.py
+    ("--no_ssh",),
+    ("--no_ssh_check",),
+    ("--node_rank",),
+    ("--coordinator_port",),
+    ("--rendezvous_timeout",),
+    ("--job_id",),
+    # launcher/options/binding.py
+    ("--bind_cores_to_rank",),
+    ("--bind_core_list",),
+    # launcher/options/process.py
+    ("--save_pid",),
+    ("--stack_on_hang",),
+    ("--stdin",),
+    # launcher/options/drop_in.py
+    ("--drop_in",),
+    # launcher/options/backend.py
+    ("--launcher",),
+    ("--launcher_args",),
+    # launcher/options/start.py
+    ("--connect_window",),
+    ("--timings",),
+    ("--preload",),
+    ("--prepare_timeout",),
+    # launcher/options/tree.py
+    ("--tree_above",),
+    ("--tree_radix",),
+    ("-h", "--help"),
+]
+
+
+@pytest.fixture
+def parse(monkeypatch: pytest.MonkeyPatch) -> Parse:
+    """The options that a command line means."""
+
+    def parsed(*words: str) -> Options:
+        taken: list[Options] = []
+        monkeypatch.setattr(run_job, "run", lambda options: taken.append(options) or 0)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(words))
+        assert ended.value.code == 0
+        return taken[0]
+
+    return parsed
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fail:
+    """What a command line with a mistake in it prints: one line, and exit code 2."""
+
+    def failed(*words: str) -> str:
+        monkeypatch.setattr(run_job, "run", lambda options: pytest.fail(f"accepted: {options}"))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(words))
+        printed = capsys.readouterr()
+        assert ended.value.code == 2
+        assert printed.out == ""
+        assert re.fullmatch(r"dslaunch: [^\n]+\n", printed.err)
+        return printed.err.removeprefix("dslaunch: ").removesuffix("\n")
+
+    return failed
+
+
+def context_of(command: click.Command) -> click.Context:
+    return command.make_context("dslaunch", ["train.py"])
+
+
+def test_the_options_are_these() -> None:
+    context = context_of(cli.dslaunch)
+    options = [tuple(one.opts) for one in cli.dslaunch.get_params(context) if isinstance(one, click.Option)]
+    assert options == OPTIONS
+
+
+def test_nothing_but_a_script_means_the_defaults(parse: Parse) -> None:
+    assert parse("train.py") == Options(program="train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-H hosts", {"hostfile": "hosts"}),
+        ("-Hhosts", {"hostfile": "hosts"}),
+        ("-H=hosts", {"hostfile": "hosts"}),
+        ("--hostfile hosts", {"hostfile": "hosts"}),
+        ("--hostfile=hosts", {"hostfile": "hosts"}),
+        ("--hostfile=a=b", {"hostfile": "a=b"}),
+        ("-i w0:0@w1", {"include": "w0:0@w1"}),
+        ("-i=w0:0@w1", {"include": "w0:0@w1"}),
+        ("--exclude w0:0", {"exclude": "w0:0"}),
+        ("--num_nodes 2 --num_gpus=4", {"num_nodes": 2, "num_gpus": 4}),
+        ("--num_nodes 2:4", {"num_nodes": -1, "restart": RestartOptions(min_nodes=2, max_nodes=4)}),
+        ("--num_accelerators 4", {"num_gpus": 4}),
+        ("--num_gpus -1", {"num_gpus": -1}),
+        ("--num_gpus 1 --num_gpus 2", {"num_gpus": 2}),
+        ("--master_addr 10.0.0.1 --master_port 1", {"master_addr": "10.0.0.1", "master_port": 1}),
+        ("--master_port 65535", {"master_port": 65535}),
+        ("--master_addr=", {"master_addr": None}),
+        ("--launcher LOCAL", {"backend": BackendOptions(launcher=LAUNCHERS["local"])}),
+        (
+            "--launcher OpenMPI --launcher_args -k",
+            {"backend": BackendOptions(launcher=LAUNCHERS["openmpi"], launcher_args=("-k",))},
+        ),
+        (
+            "--ssh_port 22 --ssh_user ada --ssh_identity k --ssh_config c --connect_timeout 2.5",
+            {"ssh": SshOptions(port=22, user="ada", identity="k", config="c", connect_timeout_s=2.5)},
+        ),
+        ("--venv_script env.sh", {"venv_script": "env.sh"}),
+        ("-m", {"is_module": True}),
+        ("--module", {"is_module": True}),
+        ("--no_python --no_local_rank", {"no_python": True, "no_local_rank": True}),
+        ("--force_multi --dry_run", {"force_multi": True, "dry_run": True}),
+        ("--kill_grace 0 --heartbeat 1", {"kill_grace_s": 0.0, "heartbeat_s": 1.0}),
+        ("--report out.json", {"report": "out.json"}),
+        ("--no_ssh_check", {"rendezvous": RendezvousOptions(no_ssh_check=True)}),
+        ("--node_rank -1", {}),
+        (
+            "--no_ssh --node_rank 1 --coordinator_port 0 --rendezvous_timeout 9 --job_id a",
+            {
+                "rendezvous": RendezvousOptions(
+                    no_ssh=True, node_rank=1, coordinator_port=0, timeout_s=9.0, job_id="a"
+                )
+            },
+        ),
+        ("--log_level WARNING", {"log_level": "warning"}),
+        ("-q", {"log_level": "error"}),
+        ("--quiet --log_level debug", {"log_level": "error"}),
+        ("-qm", {"is_module": True, "log_level": "error"}),
+        ("-qHhosts", {"hostfile": "hosts", "log_level": "error"}),
+        ("-qH hosts --num_n 2", {"hostfile": "hosts", "log_level": "error", "num_nodes": 2}),
+        ("-m -H hosts --num_n 2", {"hostfile": "hosts", "is_module": True, "num_nodes": 2}),
+    ],
+)
+def test_an_option_and_its_spellings(parse: Parse, words: str, expected: dict[str, object]) -> None:
+    assert parse(*words.split(), "train.py") == Options(program="train.py", **expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--num_g 2", {"num_gpus": 2}),
+        ("--num_a 2", {"num_gpus": 2}),
+        ("--num_n=2", {"num_nodes": 2}),
+        ("--host hosts", {"hostfile": "hosts"}),
+        ("--ho hosts --inc w0", {"hostfile": "hosts", "include": "w0"}),
+        ("--hostfi=hosts --exc=w0", {"hostfile": "hosts", "exclude": "w0"}),
+        ("--master_p 1 --master_a x", {"master_port": 1, "master_addr": "x"}),
+        (
+            "--launcher slurm --launcher_a=-v",
+            {"backend": BackendOptions(launcher=LAUNCHERS["slurm"], launcher_args=("-v",))},
+        ),
+        ("--no_p --no_l", {"no_python": True, "no_local_rank": True}),
+        ("--mod", {"is_module": True}),
+        ("--dry --force", {"dry_run": True, "force_multi": True}),
+        ("--qui", {"log_level": "error"}),
+        # Words with dashes are as good, and the value is never taken for an option.
+        ("--num-nodes 2 --master-port=1", {"num_nodes": 2, "master_port": 1}),
+        ("--dry-run", {"dry_run": True}),
+        ("--venv-s a-b", {"venv_script": "a-b"}),
+        ("--venv_script=--num_n", {"venv_script": "--num_n"}),
+    ],
+)
+def test_a_long_option_may_be_shortened(parse: Parse, words: str, expected: dict[str, object]) -> None:
+    assert parse(*words.split(), "train.py") == Options(program="train.py", **expected)  # type: ignore[arg-type]
+
+
+def test_launcher_args_are_split_as_by_a_shell(parse: Parse) -> None:
+    options = parse("--launcher=mpich", "--launcher_args", "-iface 'eth 1' --x=\"a b\" it\\'s", "t.py")
+    assert options.backend.launcher_args == ("-iface", "eth 1", "--x=a b", "it's")
+
+
+@pytest.mark.parametrize("name", [name for names in OPTIONS for name in names if name.startswith("--")])
+def test_shortened_forms_are_those_of_argparse(name: str) -> None:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for names in OPTIONS:
+        parser.add_argument(*names, action="store_true", dest=names[-1])
+    command = cli.dslaunch
+    options = {
+        one: option
+        for option in command.get_params(context_of(command))
+        if isinstance(option, click.Option)
+        for one in option.opts
+    }
+    for length in range(3, len(name) + 1):
+        word = name[:length]
+        try:
+            expected = next(dest for dest, is_set in vars(parser.parse_args([word])).items() if is_set)
+        except (argparse.ArgumentError, SystemExit):
+            with pytest.raises(click.UsageError, match="ambiguous"):
+                command._full_name(word, options)
+        else:
+            assert options[command._full_name(word, options)].opts[-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "arguments"),
+    [
+        (["t.py"], "t.py", ()),
+        (["t.py", "--lr", "0.1"], "t.py", ("--lr", "0.1")),
+        (["t.py", "--num_gpus", "2", "-q", "-h", "--version"], "t.py", ("--num_gpus", "2", "-q", "-h", "--version")),
+        (["t.py", "--", "--z"], "t.py", ("--z",)),
+        (["t.py", "--", "--", "x"], "t.py", ("--", "x")),
+        (["t.py", "a", "--", "x"], "t.py", ("a", "--", "x")),
+        (["t.py", "--"], "t.py", ()),
+        (["--", "t.py", "--z"], "t.py", ("--z",)),
+        (["-q", "--", "t.py"], "t.py", ()),
+        (["--num_gpus", "2", "t.py", "--num_g", "3"], "t.py", ("--num_g", "3")),
+        (["--no_python", "--no_local_rank", "--", "cmd", "-x"], "cmd", ("-x",)),
+        (["-", "x"], "-", ("x",)),
+        (["t.py", "", " ", "a b", "$HOME", "*", "~", "`id`", "'", '"', "\\", "\n", "\udcff"], "t.py",
+         ("", " ", "a b", "$HOME", "*", "~", "`id`", "'", '"', "\\", "\n", "\udcff")),
+        (["t.py", "@file", "-"], "t.py", ("@file", "-")),
+    ],
+)  # fmt: skip
+def test_what_follows_the_script_is_the_script_s(
+    parse: Parse, words: list[str], program: str, arguments: tuple[str, ...]
+) -> None:
+    options = parse(*words)
+    assert (options.program, options.arguments) == (program, arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "which script? Write: dslaunch [options] script.py [its arguments]"),
+        ("--", "which script? Write: dslaunch [options] script.py [its arguments]"),
+        ("-q", "which script? Write: dslaunch [options] script.py [its arguments]"),
+        ("--hostfil3 x t.py", "there is no option --hostfil3; did you mean --hostfile"),
+        ("--mastre_port 1 t.py", "there is no option --mastre_port; did you mean --master_port"),
+        ("--mastre-port=1 t.py", "there is no option --mastre_port; did you mean --master_port"),
+        ("--autotuning run t.py", "there is no option --autotuning: dslaunch has no autotuner; leave it out"),
+        ("--autotun=run t.py", "there is no option --autotuning: dslaunch has no autotuner; leave it out"),
+        ("--nproc-per-node=8 t.py", "there is no option --nproc_per_node: write --num_gpus=N"),
+        ("--nnodes 2 t.py", "there is no option --nnodes: write --num_nodes=N"),
+        ("--rdzv_endpoint=w0 t.py", "there is no option --rdzv_endpoint: there is no rendezvous to describe"),
+        ("--zzzzzz t.py", "there is no option --zzzzzz; did you mean --help for the list?"),
+        ("--master 1 t.py", "--master is ambiguous: it may be --master_addr or --master_port"),
+        (
+            "--no t.py",
+            "--no is ambiguous: it may be --no_local_rank or --no_python or --no_ssh or --no_ssh_check or --node_rank",
+        ),
+        ("--num 2 t.py", "--num is ambiguous: it may be --num_accelerators or --num_gpus or --num_nodes"),
+        ("--h t.py", "--h is ambiguous: it may be --heartbeat or --help or --hostfile"),
+        ("-x t.py", "-x"),
+        ("-9 t.py", "-9"),
+        ("--num_gpus two t.py", "'two' is not a valid int"),
+        ("--num_gpus 1.5 t.py", "'1.5' is not a valid int"),
+        ("--num_gpus", "--num_gpus"),
+        ("--hostfile", "--hostfile"),
+        ("--module=1 t.py", "--module"),
+        ("--master_port 0 t.py", "'--master_port': 0 is not in the range 1<=x<=65535"),
+        ("--master_port 65536 t.py", "65536 is not in the range"),
+        ("--ssh_port 0 t.py", "'--ssh_port': 0 is not in the range"),
+        ("--log_level loud t.py", "'loud' is not one of 'debug', 'info'"),
+        (
+            "--launcher teleport t.py",
+            "'teleport' is not a launcher; choose ssh, local, pdsh, openmpi, mpich, impi, mvapich, slurm",
+        ),
+        ("--launch local t.py", "--launch is ambiguous: it may be --launcher or --launcher_args"),
+        ("--launcher_args=-k t.py", "--launcher_args has no effect with --launcher=ssh"),
+        ("--launcher slurm --launcher_args=it's t.py", "cannot be split into words: No closing quotation"),
+        (
+            "--node_rank 1 t.py",
+            "--node_rank has a meaning with --no_ssh only; add --no_ssh if this command runs on",
+        ),
+        ("--job_id x t.py", "--job_id has a meaning with --no_ssh only"),
+        ("--coordinator_port 1 t.py", "--coordinator_port has a meaning with --no_ssh only"),
+        ("--no_ssh --node_rank -2 t.py", "--node_rank=-2 is not a node; nodes count from 0"),
+        ("--no_ssh --coordinator_port 65536 t.py", "65536 is not in the range"),
+        ("--no_ssh --rendezvous_timeout 0 t.py", "0.0 is not in the range"),
+        ("--kill_grace -1 t.py", "-1 is not allowed; give seconds, 0 or more"),
+        ("--kill_grace nan t.py", "nan is not allowed; give seconds, 0 or more"),
+        ("--kill_grace inf t.py", "inf is not allowed; give seconds, 0 or more"),
+        ("--heartbeat 0.5 t.py", "0.5 is not allowed; give seconds, 1 or more"),
+        ("--tree_above 0 t.py", "'--tree_above': 0 is not in the range x>=1"),
+        ("--tree_radix 8 t.py", "--tree_radix=8 has no effect without --tree_above; add --tree_above=N"),
+        (
+            "--tree_above 9 --no_ssh t.py",
+            "--tree_above=9 has no effect with --no_ssh, which connects to no host",
+        ),
+        *(
+            (
+                f"--tree_above 9 --launcher {name} t.py",
+                f"--tree_above=9 has no effect with --launcher={name}; leave it",
+            )
+            for name in LAUNCHERS
+            if name != "ssh"
+        ),
+        ("--connect_timeout soon t.py", "'soon' is not a valid float"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(fail: Fail, words: str, message: str) -> None:
+    assert message in fail(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(LaunchError("hosts:7: bad"), 2), (LaunchError("hosts:7: bad", exit_code=EXIT_HOST), 3)],
+)
+def test_a_launch_error_is_one_line_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: LaunchError, code: int
+) -> None:
+    def refuse(options: Options) -> int:
+        raise error
+
+    monkeypatch.setattr(run_job, "run", refuse)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["t.py"])
+    assert ended.value.code == code
+    assert capsys.readouterr().err == "dslaunch: hosts:7: bad\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--log_level=debug"],
+        ["--log_level", "debug"],
+        ["--log_l", "DEBUG"],
+    ],
+)
+def test_with_log_level_debug_the_traceback_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    def refuse(options: Options) -> int:
+        raise LaunchError("bad")
+
+    monkeypatch.setattr(run_job, "run", refuse)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "t.py"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback (most recent call last):\n")
+    assert error.endswith("\ndslaunch: bad\n")
+
+
+def test_a_script_s_own_log_level_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(options: Options) -> int:
+        raise LaunchError("bad")
+
+    monkeypatch.setattr(run_job, "run", refuse)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["t.py", "--log_level=debug"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "dslaunch: bad\n"
+
+
+def test_the_exit_code_is_what_the_job_ended_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_job, "run", lambda options: 139)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["t.py"])
+    assert ended.value.code == 139
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"dslaunch {__version__}\n"
+
+
+@pytest.mark.parametrize("word", ["-h", "--help", "--hel"])
+def test_the_help_names_every_option_with_a_sentence(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word, "t.py"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for names in OPTIONS:
+        line = next(line for line in text.splitlines() if line.strip().startswith(", ".join(names)))
+        assert line.strip() not in (*names, ", ".join(names))
+    assert "Everything after the script belongs to the script." in text
+    assert all(line.isascii() and len(line) <= 120 for line in text.splitlines())
+
+
+def test_the_help_has_every_option_below_a_title_and_the_common_ones_first() -> None:
+    named = [name for names in cli.GROUPS.values() for name in names]
+    taken = {one.name for one in cli.dslaunch.params if isinstance(one, click.Option)}
+    assert sorted(named) == sorted(taken | {"help"})
+    with click.Context(cli.dslaunch, info_name="dslaunch") as context:
+        text = cli.dslaunch.get_help(context)
+    assert [line[:-1] for line in text.splitlines() if line[:-1] in cli.GROUPS] == list(cli.GROUPS)
+    places = [
+        text.index(word) for word in ("--hostfile", "--num_gpus", "--module", "--log_dir", "--ssh_port")
+    ]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("given", [["--module", "--no_python"]])
+def test_options_that_contradict_each_other(
+    given: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*given, "t.py"])
+    assert ended.value.code == 2
+    assert "--module and --no_python exclude each other" in capsys.readouterr().err
+
+
+DRY_RUNS = {
+    "dry-run-two-hosts": ["-H", "hosts", "train.py", "--name", "two words", "it's"],
+    "dry-run-unequal": ["-H", "hosts", "-i", "node1:3@node2", "--no_local_rank", "-m", "package.train"],
+    "dry-run-fixed-port": [
+        "-H", "hosts", "--master_addr=10.1.1.1", "--master_port=4000", "--num_nodes=1", "--num_gpus=1",
+        "--venv_script=/opt/my env.sh", "--no_python", "./train.sh",
+    ],
+    "dry-run-tree": ["-H", "many", "--tree_above=2", "--tree_radix=1", "--no_local_rank", "train.py"],
+    "dry-run-spares": ["-H", "many", "--spares=3", "--no_local_rank", "train.py"],
+    "dry-run-local": ["--num_gpus=2", "train.py"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRY_RUNS)
+def test_a_dry_run_prints_what_would_run_where(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("node1 slots=4\nada@node2 slots=2 port=2222\n")
+    (tmp_path / "many").write_text("".join(f"node{number} slots=1\n" for number in range(1, 6)))
+    (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\nPATH=/opt/bin:$PATH\nMY_TOKEN=secret\n")
+    for variable in [*make_plan.os.environ]:
+        if variable.startswith(make_plan.env_file.EXPORTED_PREFIXES) or variable in ("DS_ENV_FILE",):
+            monkeypatch.delenv(variable)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5 0")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(host_pool.socket, "gethostname", lambda: "NODE1.example.com")
+    monkeypatch.setattr(make_plan.sys, "executable", "/opt/py/bin/python")
+    monkeypatch.setattr(host_pool, "count_accelerators", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--dry_run", *DRY_RUNS[name]])
+    assert ended.value.code == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    text = printed.out.replace(str(tmp_path), "/home/ada/job")
+    assert "secret" not in text
+    assert text == (GOLDEN / f"{name}.txt").read_text(), f"\n{text}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "code"), [("--dry_run t.py", 0), ("--num_gpus=9 t.py", 2)])
+def test_a_warning_is_told_though_the_command_ends_at_once(
+    words: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console writes in a thread of its own, and the program does not wait for threads."""
+    (tmp_path / "hosts").write_text("node1 slots=4\n")
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-m", "dslaunch", "-H", "hosts", *words.split()],
+            cwd=tmp_path,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code
+        assert done.stderr.startswith("dslaunch: warning: CUDA_VISIBLE_DEVICES=0 is not used")
+
+
+def test_short_options_and_help_look_for_no_translation(tmp_path: Path) -> None:
+    """click does, for the error that it makes of each short option and for the text of --help: 4 ms of every start."""
+    (tmp_path / "hosts").write_text("localhost slots=1\n")
+    program = (
+        "import sys; from dslaunch.launcher.command_line.cli import main\n"
+        "try: main(['-q', '-H', 'hosts', '--dry_run', '--no_python', 'true'])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(sorted({'locale', 'difflib'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "LANG": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            "chekc",
+            "'chekc' is no command, and no script of that name is here; did you mean `dslaunch check`?",
+        ),
+        ("stack 77", "did you mean `dslaunch stacks`?"),
+        ("-np 2 t.py", "there is no option -np: write --num_gpus=N for N processes on each host"),
+        ("-n 2 t.py", "there is no option -n: write --num_gpus=N"),
+        ("-N 2 t.py", "there is no option -N: write --num_nodes=N"),
+        ("-num_gpus=2 t.py", "there is no option -num_gpus; did you mean --num_gpus"),
+        ("-M t.py", "there is no option -M; did you mean -m?"),
+        ("-~ t.py", "there is no option -~; did you mean --help for the list?"),
+    ],
+)
+def test_what_was_perhaps_meant_is_said(
+    words: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_a_script_that_is_called_almost_like_a_command_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chekc").touch()
+    monkeypatch.setattr(run_job, "run", lambda options: 0)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["chekc"])
+    assert ended.value.code == 0, capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""The whole command line for each back end, for one and the same job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.backends import pdsh
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.external import mpirun
+from dslaunch.launcher.inputs import env_file
+from dslaunch.launcher.run import host_pool, make_plan
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+JOB = ["-H", "hosts", "--include", "node2:1@node1", "train.py", "--name", "it's $HOME"]
+DRY_RUNS = {
+    "pdsh": ["--launcher=pdsh", "--launcher_args=-u 60", "--ssh_port=2222"],
+    "openmpi": ["--launcher=openmpi", "--launcher_args=--mca btl_tcp_if_include 'eth1, eth2'"],
+    "mpich": ["--launcher=mpich", "--launcher_args=-iface eth1"],
+    "impi": ["--launcher=impi", "--num_gpus=2", "--launcher_args=-print-rank-map"],
+    "mvapich": ["--launcher=mvapich", "--launcher_args=-v"],
+    "slurm": ["--launcher=slurm", "--launcher_args=--gpus-per-node=4 --comment='two words'"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slots=4\n")
+    for variable in [*os.environ]:
+        if variable.startswith((*env_file.EXPORTED_PREFIXES, "DS_ENV_FILE", "PDSH_")):
+            monkeypatch.delenv(variable)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NCCL_SECRET", "canary")
+    monkeypatch.setattr(host_pool.socket, "gethostname", lambda: "head.example.com")
+    monkeypatch.setattr(make_plan.sys, "executable", "/opt/py/bin/python")
+    monkeypatch.setattr(mpirun.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(mpirun.shutil, "which", lambda name: None)
+    monkeypatch.setattr(mpirun, "count_accelerators", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+
+
+def dry_run(*words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--dry_run", *words])
+    assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("name", DRY_RUNS)
+def test_a_dry_run_prints_the_exact_command_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = [*JOB[:2], *JOB[4:]] if name == "impi" else JOB
+    dry_run(*DRY_RUNS[name], *job)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    text = printed.out.replace(str(tmp_path), "/home/ada/job")
+    assert "canary" not in text
+    assert text == (GOLDEN / f"dry-run-{name}.txt").read_text(), f"\n{text}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--launcher=openmpi --kill_grace=5", "what you gave of --kill_grace has no effect"),
+        ("--launcher=mpich --force_multi", "what you gave of --force_multi has no effect"),
+        ("--launcher=slurm --ssh_port=22", "what you gave of --ssh_port, --ssh_user, "),
+        ("--launcher=impi --timings", "what you gave of --connect_window, --timings, --preload, --prepare_timeout has"),
+        ("--launcher=mvapich --max_restarts=1", "what you gave of --max_restarts, "),
+        ("--launcher=openmpi --spares=1", "leave it out, and let the batch system start the job again, or a loop in its"),
+        ("--launcher=slurm --elastic_training", "and let Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in"),
+        ("--launcher=openmpi -H ports", "node1: port=2222 in the hostfile, but mpirun reaches the hosts by itself"),
+        ("--launcher=slurm -H users", "node1: user ada in the hostfile, but srun reaches the hosts by itself"),
+        ("--launcher=slurm -H None", "--launcher=slurm needs a hostfile with the names of Slurm's nodes; write"),
+        ("--launcher=impi", "--launcher=impi needs the same number of slots on every host"),
+        ("--launcher=pdsh -H mixed", "--launcher=pdsh has one SSH port for all hosts"),
+    ],
+)  # fmt: skip
+def test_what_a_back_end_cannot_do_is_refused_by_name(
+    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ports").write_text("node1 slots=1 port=2222\n")
+    (tmp_path / "users").write_text("ada@node1 slots=1\n")
+    (tmp_path / "mixed").write_text("node1 slots=1 port=2222\nnode2 slots=1\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--dry_run", "-H", "hosts", *words.split(), "train.py"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_pdsh_does_not_reach_for_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    dry_run("--launcher=pdsh", "--num_gpus=1", "-H", "None", "train.py")
+    assert "here, without ssh" in capsys.readouterr().out
+    assert pdsh.describe_pdsh([], launcher_args=(), ssh=pdsh.SshOptions()) == ()

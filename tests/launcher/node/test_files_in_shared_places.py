@@ -1,0 +1,115 @@
+"""Who makes, opens and removes files: each place is known, and what others can write to is opened by plain_file.py."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+Place = tuple[str, str, str]  # file, function, call
+
+REMOVING = ("unlink", "rmtree", "rmdir", "removedirs", "remove")
+MAKING = ("mkfifo", "symlink", "symlink_to", "touch", "write_text", "write_bytes", "rename", "replace")
+
+# Every removal, and every file that is made or written other than by open_plain(), with the reason why that is right.
+KNOWN: dict[Place, str] = {
+    ("backends/known_hosts.py", "KnownHosts.add", "Path(path).open"): "ssh's own file in the user's home, as ssh writes it",
+    ("external/runner.py", "run_owned", "Path(path).write_text"): "in a TemporaryDirectory of its own",
+    ("output/log_files.py", "_link_latest", "new.replace"): "a link that was made the line before, over a link of an earlier run",
+    ("output/log_files.py", "_link_latest", "new.symlink_to"): "a name that nothing has, or it fails",
+    ("output/log_files.py", "_link_latest", "new.unlink"): "the link that was made the line before",
+    ("node/milestones.py", "MilestonePipe.__init__", "os.mkfifo"): "in the agent's own folder",
+    ("node/pid_file.py", "_remove_if_stale", "os.unlink"): "a regular file of this user with the pid of a process that is gone",
+    ("node/pid_file.py", "write_pid_file", "os.unlink"): "the file that was made some lines before, on a disk that takes nothing",
+    ("node/private_folder.py", "PrivateFolder.file", "os.unlink"): "in the agent's own folder",
+    ("node/private_folder.py", "PrivateFolder.remove", "os.unlink"): "a file that the agent made, found by its identity",
+    ("node/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
+    ("node/private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; it removes links as links",
+    ("output/job_report.py", "_put", "partial.unlink"): "the new file beside it, made some lines before",
+    ("output/job_report.py", "write_report", "path.write_text"): "/dev and /proc only",
+    ("node/worker_hook.py", "install_hook", "open"): "in a folder that was made the line before",
+    ("output/writer.py", "unbuffered", "open"): "/dev/null, and the standard streams",
+}  # fmt: skip
+
+
+def places_in(source: str, file: str) -> set[Place]:
+    """Each call that removes a file, or makes or writes one."""
+    found: set[Place] = set()
+
+    def look(node: ast.AST, where: tuple[str, ...]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            where = (*where, node.name)
+        if isinstance(node, ast.Call) and _touches_a_file(node):
+            found.add((file, ".".join(where), ast.unparse(node.func)))
+        for child in ast.iter_child_nodes(node):
+            look(child, where)
+
+    look(ast.parse(source), ())
+    return found
+
+
+def _touches_a_file(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if name == "remove":
+        return owner == "os"
+    if name in ("replace", "rename"):  # of a file, not of text
+        return owner in ("os", "new") or "path" in owner.lower()
+    if name in REMOVING or name in MAKING:
+        return True
+    if name != "open" or owner == "os" or not call.args:  # os.open is looked at below
+        return False
+    mode = call.args[0 if owner else 1] if len(call.args) > (0 if owner else 1) else None
+    is_written = (
+        isinstance(mode, ast.Constant) and isinstance(mode.value, str) and set(mode.value) & set("wax+")
+    )
+    first = ast.unparse(call.args[0])
+    return bool(is_written) and first not in ("fd",) and not first.startswith("open_plain(")
+
+
+def test_every_file_that_is_made_or_removed_is_known() -> None:
+    found: set[Place] = set()
+    for path in sorted((CHECKOUT / "launcher").rglob("*.py")):
+        found |= places_in(path.read_text(), str(path.relative_to(CHECKOUT / "launcher")))
+    assert sorted(found - KNOWN.keys()) == [], (
+        "open it with open_plain(), or say here why it is right as it is"
+    )
+    assert sorted(KNOWN.keys() - found) == []
+
+
+def test_os_open_follows_no_link_where_others_can_write() -> None:
+    """Apart from /dev/null, every os.open() of the launcher refuses links, or makes a file that was not there.
+
+    What a person names is only read, and may be a link: named_file.py.
+    """
+    wrong = []
+    for path in sorted((CHECKOUT / "launcher").rglob("*.py")):
+        if path.name == "named_file.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.open":
+                text = ast.unparse(node)
+                if not any(one in text for one in ("os.devnull", "O_NOFOLLOW", "O_EXCL", "_NEVER")):
+                    wrong.append(f"{path.name}: {text}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        ("os.unlink(path)", True),
+        ("shutil.rmtree(folder)", True),
+        ("Path(name).write_text('x')", True),
+        ("open(path, 'w')", True),
+        ("path.open('a')", True),
+        ("open(path)", False),
+        ("open(path, 'rb')", False),
+        ("open(open_plain(path, flags), 'wb')", False),
+        ("text.replace('a', 'b')", False),
+        ("names.remove(one)", False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_making_or_removing(source: str, is_found: bool) -> None:
+    assert bool(places_in(source, "a.py")) == is_found

@@ -1,0 +1,234 @@
+"""--preload: the workers are forks of one process that has imported, and the program notices nothing but the time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dslaunch.launcher.node.preload import SERVER
+from tests.launcher.controller.test_stacks import SHOW
+from tests.launcher.local_job import WORKER, Job, poll
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., Job]
+BIG = (
+    "import os\nNUMBERS = list(range(10))\nHERE = os.getpid()\n"  # a module that knows where it was imported
+)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    (tmp_path / "big.py").write_text(BIG)
+    jobs: list[Job] = []
+
+    def start_one(worker: str, *words: str) -> Job:
+        (tmp_path / "train.py").write_text(WORKER + textwrap.dedent(worker))
+        jobs.append(Job(tmp_path, [*words, "train.py", "--lr", "1"]))
+        return jobs[-1]
+
+    yield start_one
+    for job in jobs:
+        job.end()
+
+
+def test_all_ranks_share_one_import(start: Start) -> None:
+    job = start("import big; say(big.HERE, os.getppid(), os.getpid())", "--preload=big", "--num_gpus=3")
+    assert job.wait() == 0, job.err
+    seen = [job.lines(rank)[0].split() for rank in range(3)]
+    assert len({importer for importer, _, _ in seen}) == 1, "imported once"
+    assert len({pid for _, _, pid in seen}) == 3
+    assert len({parent for _, parent, _ in seen}) == 1
+    assert seen[0][0] not in (seen[0][1], seen[0][2]), "children of the agent, not of the one that imported"
+
+
+def test_the_program_finds_everything_as_ever(tmp_path: Path) -> None:
+    """Arguments, paths, __main__, environment, open files, its line in ps, and what it spawns and pickles."""
+    (tmp_path / "big.py").write_text(BIG)
+    seen = []
+    for options in ([], ["--preload=big"], ["--preload=big", "--stack_on_hang=0", "--timings"]):
+        more = "\n    print(open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0)), sys.gettrace(), os.getcwd())"
+        (tmp_path / "show.py").write_text(SHOW + more)
+        job = Job(tmp_path, [*options, "--no_local_rank", "show.py", "--a=b c", ""])
+        try:
+            assert job.wait() == 0, job.err
+        finally:
+            job.end()
+        first, second = job.lines(0)
+        found = json.loads(first)
+        found[2] = found[10] = None  # the modules are more, and that is the purpose
+        for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "DSLAUNCH_TEST_JOB"):  # of one job
+            found[8].pop(name, None)
+        seen.append((found, second))
+    for place, (found, second) in enumerate(seen[1:]):
+        assert dict(enumerate(found)) == dict(enumerate(seen[0][0])), place
+        assert second == seen[0][1], place
+
+
+def test_a_module_is_run_as_one(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "go.py").write_text(
+        "import sys, big; print(sys.argv, __spec__.name, __name__, sys.path[0], flush=True)"
+    )
+    seen = []
+    for options in ([], ["--preload=big"]):
+        job = Job(tmp_path, [*options, "--module", "package.go", "x"])
+        try:
+            assert job.wait() == 0, job.err
+            seen.append(job.lines(0))
+        finally:
+            job.end()
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    ("worker", "code"),
+    [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("sys.exit('no')", 1)],
+)
+def test_the_exit_code_is_the_program_s(worker: str, code: int, start: Start) -> None:
+    assert start(worker, "--preload=big").wait() == code
+
+
+@pytest.mark.parametrize(
+    "worker", ["def f(): return 1 / 0\nf()", "raise SystemError('x') from ValueError('y')", "x = = 1"]
+)
+def test_a_traceback_begins_where_the_program_begins(worker: str, start: Start) -> None:
+    shown = []
+    for options in ([], ["--preload=big"]):
+        job = start(worker, *options)
+        assert job.wait() == 1
+        shown.append([line for line in job.err.splitlines() if " | " in line])
+    assert shown[0]
+    assert shown[0] == shown[1]
+
+
+def test_what_is_registered_for_the_end_happens(start: Start) -> None:
+    worker = """
+        import atexit, threading
+        atexit.register(say, 'at exit')
+        threading.Thread(target=lambda: (time.sleep(0.1), say('thread'))).start()
+    """
+    job = start(worker, "--preload=big")
+    assert job.wait() == 0
+    assert job.lines(0) == ["thread", "at exit"]
+
+
+def test_random_numbers_differ_between_ranks(start: Start) -> None:
+    job = start(
+        "import random, numpy; say(random.random(), numpy.random.rand())",
+        "--preload=random,numpy",
+        "--num_gpus=2",
+    )
+    assert job.wait() == 0, job.err
+    first, second = (job.lines(rank)[0].split() for rank in range(2))
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+def test_stacks_can_be_asked_for(start: Start) -> None:
+    job = start("def stuck(): wait()\nsay('ready')\nstuck()", "--preload=big", "--stack_on_hang=0")
+    job.wait_for("ready")
+    job.signal(signal.SIGQUIT)
+    job.wait_for_err(" in stuck\n")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow: pip install --group drop-in")
+def test_the_thread_of_pyarrows_jemalloc_is_none_that_a_worker_misses(start: Start) -> None:
+    work = """
+        import gc, pyarrow
+        table = pyarrow.table({"x": list(range(200_000))})
+        del table
+        gc.collect()
+        say("pyarrow" in before, sum(pyarrow.array([1] * 100_000).to_pylist()))
+    """
+    job = start("before = set(sys.modules)\n" + textwrap.dedent(work), "--preload=pyarrow", "--num_gpus=2")
+    assert job.wait() == 0, job.err
+    assert [job.lines(rank) for rank in (0, 1)] == [["True 100000"]] * 2
+    assert "--preload" not in job.err
+
+
+def test_a_module_that_starts_threads_is_not_forked_from(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "threads.py").write_text(
+        BIG + "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    job = start("import threads; say(threads.HERE == os.getpid())", "--preload=threads", "--num_gpus=2")
+    assert job.wait() == 0, job.err
+    said = "--preload=threads: importing starts 1 threads, which a fork would lose; each worker imports for itself"
+    assert said in job.err
+    assert [job.lines(rank) for rank in range(2)] == [["True"], ["True"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "ModuleNotFoundError: No module named 'other'"),
+        ("raise ValueError('so')", "ValueError: so"),
+        ("import os; os.write(2, b'gone\\n'); os._exit(1)", "Python ended: gone"),
+    ],
+)
+def test_what_cannot_be_imported_stops_the_job_before_it_starts(
+    text: str | None, said: str, start: Start, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "other.py").write_text(text)
+    job = start("say('ran')", "--preload=other")
+    assert job.wait() == 3
+    assert f"--preload=other: {said}; correct it or leave it out" in job.err
+    assert job.out == ""
+
+
+def test_what_a_module_prints_is_said_once(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("print('welcome')")
+    job = start("say('ran')", "--preload=loud", "--num_gpus=2")
+    assert job.wait() == 0
+    assert job.err.count("while loud was imported: welcome") == 1
+    assert "welcome" not in job.out
+
+
+@pytest.mark.parametrize("when", ["importing", "running"])
+def test_nothing_is_left_when_the_launcher_is_killed(when: str, start: Start, tmp_path: Path) -> None:
+    wait = "" if when == "running" else "open('begun', 'w')\nimport time\nwhile True: time.sleep(1)\n"
+    (tmp_path / "endless.py").write_text(wait)
+    job = start(
+        "open('begun', 'w'); escape(); wait()", "--preload=endless", "--num_gpus=2", "--kill_grace=0.2"
+    )
+    poll(lambda: (tmp_path / "begun").exists(), when)
+    os.killpg(job.process.pid, signal.SIGKILL)
+    poll(lambda: not job.survivors(), "nothing to be left")
+
+
+def test_the_one_that_imported_is_gone_once_the_workers_run(start: Start) -> None:
+    job = start("say('ready'); wait()", "--preload=big", "--num_gpus=2")
+    poll(lambda: job.out.count("ready") == 2, "both workers")
+
+    def servers() -> list[psutil.Process]:
+        children = psutil.Process(job.process.pid).children(recursive=True)
+        return [one for one in children if one.is_running() and SERVER in one.cmdline()]
+
+    poll(lambda: not servers(), "the preloader to end")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+@pytest.mark.parametrize("value", ["", "a b", "torch,", "1", "--x"])
+def test_what_is_no_name_of_a_module_is_refused(value: str, start: Start) -> None:
+    job = start("", f"--preload={value}")
+    assert job.wait() == 2
+    assert "not names of modules; write them with commas between" in job.err
+
+
+def test_a_program_that_is_not_python_cannot_be_preloaded(start: Start) -> None:
+    job = start("", "--preload=big", "--no_python")
+    assert job.wait() == 2
+    assert "--preload and --no_python exclude each other" in job.err

@@ -1,0 +1,86 @@
+"""Who may take part in a job without SSH. The same over real sockets: test_coordinator.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dslaunch.launcher.rendezvous.admission import Refusal, refusal_of
+from dslaunch.launcher.rendezvous.messages import PROTOCOL, JobIdentity
+
+MINE = JobIdentity(
+    job_id="", token="", names=("a", "b", "c"), hosts="3 hosts", hosts_digest="h", program_digest="p"
+)
+
+
+def judged(
+    theirs: JobIdentity = MINE,
+    *,
+    mine: JobIdentity = MINE,
+    node_rank: int = 1,
+    is_late: bool = False,
+    **changed: Any,
+) -> Refusal | None:
+    """What becomes of a node of this identity, while node 0 is there."""
+    join = theirs.join(node_rank, nonce="n", heartbeat_s=30.0)._replace(**changed)
+    return refusal_of(join, mine, nonce="n", places={0: "here"}, is_late=is_late)
+
+
+def test_a_node_of_the_same_job_that_is_not_there_yet_takes_part() -> None:
+    assert judged() is None
+    assert judged(replace(MINE, token="x"), mine=replace(MINE, token="x")) is None
+
+
+@pytest.mark.parametrize(
+    ("refusal", "why"),
+    [
+        (judged(protocol=PROTOCOL + 1), "it speaks protocol 4, node 0 speaks 3; install"),
+        (judged(replace(MINE, token="x")), "its DSLAUNCH_TOKEN, or the scheduler's number of its job"),
+        (judged(mine=replace(MINE, token="x")), "its DSLAUNCH_TOKEN, or the scheduler's number of its job"),
+        (
+            judged(replace(MINE, job_id="x")),
+            "its --job_id is 'x', and node 0's is another; it belongs to another job",
+        ),
+        (judged(node_rank=3), "there is no node 3, only 0 to 2"),
+        (judged(node_rank=-1), "there is no node -1, only 0 to 2"),
+        (judged(node_rank=0), "node 0 is here already, from here; every node needs its own --node_rank"),
+        (judged(is_late=True), "the job is running already; start all nodes again"),
+    ],
+)
+def test_others_are_refused_with_the_reason(refusal: Refusal | None, why: str) -> None:
+    assert refusal is not None
+    assert refusal.why.startswith(why)
+    assert not refusal.is_mismatch
+
+
+@pytest.mark.parametrize(
+    ("refusal", "why"),
+    [
+        (judged(replace(MINE, hosts_digest="x", hosts="2 hosts")), "hostfile mismatch: node 1 has 2 hosts; node 0 has 3 hosts; "),
+        (judged(replace(MINE, program_digest="x")), "program mismatch: node 1 was started with another script"),
+        (judged(replace(MINE, program_digest="x"), is_late=True), "program mismatch: "),
+    ],
+)  # fmt: skip
+def test_nodes_that_were_started_differently_are_a_mismatch(refusal: Refusal | None, why: str) -> None:
+    assert refusal is not None
+    assert refusal.why.startswith(why)
+    assert refusal.is_mismatch
+    assert not refusal.is_proven
+    assert "3 hosts" not in refusal.told
+
+
+def test_a_node_that_knows_the_token_is_told_both_sides() -> None:
+    mine = replace(MINE, token="x")
+    refusal = judged(replace(mine, hosts_digest="x", hosts="2 hosts"), mine=mine)
+    assert refusal is not None
+    assert refusal.is_proven
+    assert refusal.told == refusal.why
+    assert "node 1 has 2 hosts; node 0 has 3 hosts" in refusal.told
+
+
+def test_the_token_is_looked_at_before_what_a_stranger_says_of_the_job() -> None:
+    refusal = judged(replace(MINE, hosts_digest="x"), mine=replace(MINE, token="x"))
+    assert refusal is not None
+    assert not refusal.is_mismatch

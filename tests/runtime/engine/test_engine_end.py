@@ -1,0 +1,130 @@
+"""What is left when an engine has ended, and that there is only one of it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dslaunch
+from dslaunch import CheckpointError, ConfigError
+from dslaunch.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from tests.runtime.models import (
+    batch,
+    loss_of,
+    make_config,
+    make_model,
+    snapshot,
+    train_engine,
+    train_plain,
+    worst_difference,
+)
+from tests.runtime.ranks import Ranks
+from tests.runtime.training.test_stages import FP32_DRIFT
+
+# Everything that has its own process groups: sharded parameters, and meshes of two axes.
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {"stage": 3, "stage3_param_persistence_threshold": 0},
+    {"stage": 3, "mics_shard_size": 2},
+    {"stage": 3, "zero_hpz_partition_size": 2},
+)
+
+
+def _num_open() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def _live(section: dict[str, Any]) -> dslaunch.Engine:
+    config = make_config()
+    config["zero_optimization"] |= section
+    engine = dslaunch.initialize(model=make_model(), config=config)[0]
+    engine.backward(loss_of(engine, batch(0, size=3)))
+    engine.step()
+    engine.destroy()
+    return engine
+
+
+def _left_behind(rank: int, section: dict[str, Any]) -> tuple[int, int]:
+    """What three engines more leave, though the program still has them."""
+    engines = [_live(section)]
+    gc.collect()
+    fds, threads = _num_open()
+    engines += [_live(section) for _ in range(3)]
+    gc.collect()
+    more_fds, more_threads = _num_open()
+    return more_fds - fds, more_threads - threads
+
+
+@pytest.mark.parametrize("section", CONFIGS, ids=str)
+def test_a_destroyed_engine_leaves_no_descriptor_and_no_thread(ranks: Ranks, section: dict[str, Any]) -> None:
+    for fds, threads in ranks(_left_behind, section, world_size=4):
+        assert fds <= 1  # one that torch opens and closes by itself
+        assert threads <= 1
+
+
+def _copies(rank: int) -> list[str]:
+    engine = dslaunch.initialize(model=make_model(), config=make_config())[0]
+    said = []
+    actions: tuple[Callable[[Any], object], ...] = (copy.deepcopy, copy.copy, pickle.dumps)
+    for action in actions:
+        with pytest.raises(ConfigError) as caught:
+            action(engine)
+        said.append(str(caught.value))
+    return said
+
+
+def test_an_engine_is_not_copied_and_its_refusal_says_what_to_take(ranks: Ranks) -> None:
+    for text in ranks(_copies, world_size=1)[0]:
+        assert text.startswith("the engine was given to copy or pickle, ")
+        assert "engine.module_state_dict()" in text
+
+
+@pytest.mark.parametrize("kind", [ValueError, AssertionError, RuntimeError])
+@pytest.mark.parametrize("error", [ConfigError, CheckpointError])
+def test_what_a_program_for_deepspeed_catches_is_caught(
+    error: type[Exception], kind: type[Exception]
+) -> None:
+    with warnings.catch_warnings(), pytest.raises(kind, match="said"):
+        raise error("said")
+
+
+def test_where_no_checkpoint_is_deepspeeds_file_not_found_is_caught(tmp_path: Any) -> None:
+    for tag in (None, "t"):
+        with pytest.raises(FileNotFoundError, match=str(tmp_path)) as caught:
+            get_fp32_state_dict_from_zero_checkpoint(tmp_path, tag)
+        assert isinstance(caught.value, CheckpointError)
+
+
+def _two_engines(rank: int, stage: int) -> dict[str, Tensor]:
+    model = make_model()
+    config = make_config(stage=stage)
+    first = dslaunch.initialize(model=model, config=config)[0]
+    if stage == 3:
+        with pytest.raises(ConfigError, match=r"is sharded by another engine already; call destroy\(\)"):
+            dslaunch.initialize(model=model, config=config)
+    else:
+        second = dslaunch.initialize(model=model, config=config)[0]
+        with pytest.raises(ConfigError, match=r"was given to another initialize\(\) since"):
+            first.backward(loss_of(first, batch(0)))
+        second.destroy()
+    first.destroy()
+    engine = dslaunch.initialize(model=model, config=config)[0]
+    train_engine(engine, steps=2)
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_model_has_one_engine_and_the_other_says_so(ranks: Ranks, stage: int) -> None:
+    plain = make_model()
+    train_plain(plain, torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.1), steps=2)
+    for params in ranks(_two_engines, stage, world_size=2):
+        assert worst_difference(params, snapshot(plain.named_parameters())) <= FP32_DRIFT
