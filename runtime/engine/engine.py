@@ -2,68 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from math import isfinite
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ..activation import checkpointing
-from ..checkpoint.preemption import Preemption
-from ..checkpoint.saver import Saver
-from ..checkpoint.training_state import Progress
-from ..comm.collectives import Collectives, Pending
-from ..comm.mesh import make_mesh, make_shard_axis
-from ..comm.order_check import OrderCheck
-from ..comm.process_group import group_timeout
-from ..comm.watchdog.watchdog import watch
+from ..checkpoint.training_state import Progress, Training
 from ..config import Config
-from ..data_loader import load_data
+from ..data_loader import Loader, load_data
 from ..environment import WorkerEnvironment
-from ..errors import ConfigError
-from ..offload.offload import Offload, make_offload
-from ..placement.offload_plan import StepAt, plan_offload
-from ..placement.precision import precision_of
-from ..placement.stage_policy import Placement, policy_for_stage
-from ..step.delayed_steps import DelayedSteps
-from ..step.early_steps import EarlySteps
+from ..errors import CheckpointError, ConfigError
 from ..step.flat_optimizer import FlatOptimizer
-from ..step.grad_norm import clip_factor, global_grad_norm
-from ..step.host_update import Update
-from ..step.loss_scale import LossScaler
 from ..step.lr_schedules import check_metric
-from ..step.overflow import has_overflow
-from ..step.step_schedule import StepSchedule
-from ..zero import ds_attributes
-from ..zero.leaf_modules import mark_configured, z3_leaf_module
-from ..zero.offload_kinds import OffloadStateTypeEnum
-from ..zero.param_home import note_homes
-from ..zero.sharded_model import ShardedModel
-from ..zero.sub_buffer import SubBuffer
+from ..zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
+from ..zero.parked_states import read_kinds
 from .absent import why_absent
 from .checkpoints import Checkpoints
-from .direct_backward import DirectBackward
+from .components import make_components
+from .getters import Getters
 from .instruments import Instruments
-from .offload_states import OffloadStates
-from .roll_call import RollCall
-from .skipped_steps import SkippedSteps
+from .weights import Weights
 
 
-class Engine(Instruments, Checkpoints, OffloadStates):
+class Engine(Getters, nn.Module):
     """DeepSpeed's engine, hence its many methods. Attributes that it does not have itself are the module's.
 
-    One optimizer step
-    ------------------
-    Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then averages the gradients over
-    all ranks, takes their norm, clips, updates this rank's shards, gathers the parameters, sets the gradients to zero
-    and steps the scheduler. Gradients that are infinite or NaN change nothing but the counters.
+    Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then takes one optimizer step, see
+    `OptimizerStep`, and steps the scheduler.
     """
 
     def __init__(
@@ -89,143 +60,28 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self.collate_fn: Any = None
         self.device, self.local_rank = device, worker.local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._install(config, device)
-        self._policy = policy_for_stage(config.zero.stage)
-        # Sharded parameters are of use without an optimizer too: to a model that is only asked.
-        is_sharded = self._policy.parameters is Placement.SHARDED
-        if optimizer is None and self._policy.optimizer is Placement.SHARDED and not is_sharded:
-            raise ConfigError(
-                f"zero_optimization.stage {self._policy.stage} shards an optimizer's states and there is no optimizer; "
-                "name one in the ds_config, or give one to initialize()"
-            )
-        shape = self._policy.mesh_shape(
-            self.world_size,
-            group_size=config.zero.mics_shard_size,
-            kept_in=config.zero.hpz_partition_size,
-        )
-        mesh = make_mesh(shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
-        self._comm = Collectives(
-            mesh, gather_axis=make_shard_axis(shard_size=shape.shard_size) if is_sharded else None
-        )
-        timeout = group_timeout() or worker.timeout
-        self._watchdog = watch(self._comm, limit_s=worker.watchdog_s, timeout=timeout)
-        self._order_check = None if mesh.world.is_alone else OrderCheck(self._comm, timeout=timeout)
-        self._checks_each_step = worker.checks_order
-        self._offload = self._make_offload(optimizer)
-        mark_configured(module, config.zero.leaf_module)
-        self._model = self._make_model(module, optimizer)
-        self._scaler = LossScaler(config.loss_scaling)
-        self._direct_backward = self._watch_direct_backward()
-        if optimizer is not None:
-            optimizer.attach(
-                self._model.trained,
-                comm=self._comm,
-                scaler=self._scaler,
-                look_for_overflow=self._look_for_overflow,
-            )
-            optimizer.clip_grad = config.gradient_clipping
-        self._roll_call = self._skipped = None
-        if optimizer is not None:
-            self._roll_call = RollCall(
-                module,
-                self._model,
-                optimizer.param_groups,
-                self._comm,
-                ignores_unused=not self._misses_unused(config),
-            )
-            self._skipped = SkippedSteps(config, self._model.trained, self._comm)
-        self._offload.begin()
-        self._schedule = self._make_schedule()
+        self.is_compiled = False
         self._progress = Progress()
-        self._saver = Saver(self._comm)
-        self._max_restarts = worker.max_restarts
-        save_dir = config.checkpoint.preemption_save_dir
-        self._preemption = None if save_dir is None else Preemption(self._comm, save_dir=save_dir)
-        self._model.before_change = self._saver.before_change
-        if self._order_check is not None:
-            self._model.prefetcher.after_evaluation = partial(self._order_check.end_forward, device)
-        self._num_waiting, self._has_begun_micro_batch = 0, False
-        self._forced_boundary: bool | None = None
-        self.is_compiled = self._is_in_no_sync = False
+        instruments = Instruments(module, config, device, job=self, progress=self._progress)
+        self._instruments = instruments
+        self.monitor, self.tput_timer = instruments.monitor, instruments.tput_timer
+        self.flops_profiler = instruments.flops_profiler
+        made = make_components(module, config=config, optimizer=optimizer, device=device, worker=worker)
+        self._policy, self._comm, self._watchdog = made.policy, made.comm, made.watchdog
+        self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
+        self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
+        self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
         self._grad_norm: float | None = None
         self._was_step_applied = False
-
-    def _make_model(self, module: nn.Module, optimizer: FlatOptimizer | None) -> ShardedModel:
-        config = self.settings
-        model = ShardedModel(
-            module,
-            policy=self._policy,
-            groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
-            precision=precision_of(config),
-            unit_sizes=self._policy.unit_sizes(
-                reduce_bucket=config.zero.reduce_bucket_numel,
-                prefetch_bucket=config.zero.prefetch_bucket_numel,
-                max_whole=config.zero.max_whole_numel,
-                at_most=self._offload.max_unit_numel,
-            ),
-            is_leaf=lambda name, module: z3_leaf_module(module),
-            device=self.device,
-            comm=self._comm,
-            offload=self._offload,
-            loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
+        self._weights = Weights(module, self._model, self._comm)
+        self._checkpoints = Checkpoints(
+            self._state_to_save,
+            saver=self._saver,
+            accumulation=self._accumulation,
+            preemption=made.preemption,
+            is_restarted=worker.max_restarts > 0,
+            forget_losses=self._forget_losses,
         )
-        note_homes(model)
-        ds_attributes.describe(model)
-        return model
-
-    def _make_offload(self, optimizer: FlatOptimizer | None) -> Offload:
-        zero = self.settings.zero
-        name = None if optimizer is None else optimizer.rule.name
-        steps_by_part = optimizer is not None and optimizer.rule.steps_by_part
-        plan = plan_offload(
-            zero,
-            self._policy,
-            self.device,
-            optimizer=name,
-            steps_by_part=steps_by_part,
-            is_lenient=self.settings.origin.is_lenient,
-        )
-        if self.settings.checkpoint.async_save and plan.uses_disk:
-            raise ConfigError(
-                'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one of them out'
-            )
-        groups = [] if optimizer is None else optimizer.param_groups
-        trained = [one for group in groups for one in group["params"] if one.requires_grad]
-        num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # which is an error soon
-        return make_offload(plan, zero, self.settings.aio, num_trained=num_trained, comm=self._comm)
-
-    @staticmethod
-    def _misses_unused(config: Config) -> bool:
-        """Whether a trained parameter without a gradient is an error."""
-        zero = config.zero
-        return (
-            zero.looks_for_unused(is_lenient=config.origin.is_lenient) and not zero.ignore_unused_parameters
-        )
-
-    def _make_schedule(self) -> StepSchedule:
-        optimizer, step_at = self.optimizer, self._offload.step_at
-        if optimizer is None or step_at is StepAt.STEP:
-            return StepSchedule()
-        if step_at is StepAt.BACKWARD:
-            return EarlySteps(
-                optimizer.parts,
-                device=self.device,
-                foresee=self._foresee,
-                update_of=optimizer.part_update,
-            )
-        return DelayedSteps(
-            self._model,
-            optimizer.parts,
-            device=self.device,
-            warmup_steps=self._offload.warmup_steps,
-            update_of=optimizer.part_update,
-        )
-
-    def _foresee(self) -> Update | None:
-        """Return what the coming step does if nothing is clipped; None while a backward runs that ends no step."""
-        if self.optimizer is None or self._is_in_no_sync or not self.is_gradient_accumulation_boundary():
-            return None
-        return self.optimizer.next_update(1.0 / self._scaler.scale)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -239,7 +95,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.offloaded.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
-        with self._watch_forward(), self._autocast(), self._schedule.forward():
+        with self._instruments.forward(), self._autocast(), self._schedule.forward():
             return self.module(*args, **kwargs)
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -262,14 +118,13 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             )
         if scale_wrt_gas:
             loss = self._share(loss)
-        self._note_loss(loss)
-        self._has_begun_micro_batch = True
+        self._begin_backward(loss)
         self._model.offloaded.check_here(
             "engine.backward()", (OffloadStateTypeEnum.lp_params, OffloadStateTypeEnum.lp_grads)
         )
-        with self._clock.time("backward"):
-            if self._roll_call is not None:
-                self._roll_call.freezing.look()
+        with self._instruments.time("backward"):
+            if self._optimizer_step is not None:
+                self._optimizer_step.roll_call.freezing.look()
             self._model.begin_backward()
             with self._direct_backward.known():
                 self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
@@ -282,24 +137,27 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         `engine.scale(loss).backward()` does what `engine.backward(loss)` does, for code that calls backward by itself.
         """
         loss = self._share(loss)
-        self._note_loss(loss)
-        self._has_begun_micro_batch = True
+        self._begin_backward(loss)
         return self._direct_backward.known_from(self._enlarged(loss))
 
     def _share(self, loss: Tensor) -> Tensor:
-        steps = self.settings.gradient_accumulation_steps
+        steps = self._accumulation.steps
         return loss / steps if steps > 1 else loss
-
-    def _watch_direct_backward(self) -> DirectBackward:
-        return DirectBackward(
-            [member.param for part in self._model.trained for member in part.members],
-            has_loss_scale=self.settings.fp16.enabled,
-            loss_scale=lambda: self._scaler.scale,
-            num_parts=lambda: self.settings.gradient_accumulation_steps,
-        )
 
     def _enlarged(self, loss: Tensor) -> Tensor:
         return loss if self._scaler.scale == 1.0 else loss.float() * self._scaler.scale
+
+    def _begin_backward(self, loss: Tensor) -> None:
+        self._accumulation.begin_micro_batch()
+        self._instruments.note_loss(loss)
+        if self._optimizer_step is not None:
+            self._optimizer_step.skipped.note_loss(loss)
+
+    def _forget_losses(self) -> None:
+        """The micro batches since the last step count no more."""
+        self._instruments.forget_losses()
+        if self._optimizer_step is not None:
+            self._optimizer_step.skipped.forget_losses()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -308,11 +166,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         Nothing is sent in vain without it either. Replicated gradients (stages 0 and 1) are averaged at the boundary only;
         sharded ones (stages 2 and 3) are averaged in every backward, here too: to wait would cost the memory that is saved.
         """
-        was, self._is_in_no_sync = self._is_in_no_sync, True
-        try:
+        with self._accumulation.no_sync():
             yield
-        finally:
-            self._is_in_no_sync = was
 
     @contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
@@ -337,14 +192,14 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             self._model.average_gradients()
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
-        """End the micro batch; at a boundary, update the parameters. See "One optimizer step".
+        """End the micro batch; at a boundary, update the parameters. See `OptimizerStep`.
 
         Order:  a collective at a boundary
         Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has failed;
                 LossScaleError if fp16's loss scale would have to fall below its minimum; SkippedStepsError after
                 `max_skipped_steps` in a row
         """
-        if self._is_in_no_sync:
+        if self._accumulation.is_in_no_sync:
             raise ConfigError(
                 "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block before the micro "
                 "batch that ends a step"
@@ -352,38 +207,41 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self._model.offloaded.check_here("engine.step()")
         self._direct_backward.forget()
         self._was_step_applied = False
-        is_boundary = self.is_gradient_accumulation_boundary()
+        is_boundary = self._accumulation.is_boundary
         if is_boundary:
-            with self._clock.time("step"):
+            with self._instruments.time("step"):
                 check_metric(self.lr_scheduler, lr_kwargs or {})
-                self._optimizer_step()
+                self._grad_norm, self._was_step_applied = self._update()
         self._progress.micro_steps += 1
-        self._num_waiting = 0 if is_boundary else self._num_waiting + 1
-        self._has_begun_micro_batch = False
-        # What may raise comes last: who catches it goes on with the next batch.
+        self._accumulation.end_micro_batch(is_boundary=is_boundary)
+        # What may raise comes last: a program that catches it goes on with the next batch.
         if is_boundary:
             self._scaler.update(is_overflow=not self._was_step_applied)
             if self._was_step_applied and self.lr_scheduler is not None:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
             self._print_progress()
-        self.tput_timer.stop(global_step=is_boundary, report_speed=self.global_rank == 0)
+        self._instruments.end_micro_batch(is_boundary=is_boundary)
         if is_boundary:
-            self._report_step()
-            self._end_if_preempted()
-            if self._skipped is not None:
-                self._skipped.check()
+            self._instruments.report_step(get_lr=self.get_lr, loss_scale=self._scaler.scale)
+            self._checkpoints.end_if_preempted(self.device)
+            if self._optimizer_step is not None:
+                self._optimizer_step.skipped.check()
         self._saver.check()
+
+    def _update(self) -> tuple[float, bool]:
+        if self._optimizer_step is None:
+            raise ConfigError(
+                "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
+            )
+        return self._optimizer_step.run(self.settings, self._progress)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the parameters."""
-        if self._forced_boundary is not None:
-            return self._forced_boundary
-        # Since the last one: their number in all says nothing once a program, or a checkpoint, has another number for a step.
-        return self._num_waiting + 1 >= self.settings.gradient_accumulation_steps
+        return self._accumulation.is_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Decide from now on whether `step()` is a boundary; None counts micro batches again."""
-        self._forced_boundary = is_boundary
+        self._accumulation.force_boundary(is_boundary)
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Change the number of samples per optimizer step, by the number of micro batches; call it at a boundary.
@@ -414,6 +272,7 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
     def _set_batch(self, **changes: int) -> None:
         self.settings = self.settings.model_copy(update=changes)
+        self._accumulation.steps = self.settings.gradient_accumulation_steps
         self._direct_backward.watch_if_needed()
         self.tput_timer.batch_size = self.train_batch_size()
 
@@ -421,81 +280,211 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
         self._model.zero_gradients()
 
-    def _optimizer_step(self) -> None:
-        optimizer = self.optimizer
-        if optimizer is None or self._roll_call is None or self._skipped is None:
-            raise ConfigError(
-                "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
-            )
-        self._roll_call.call()
-        self._model.finish_gradients()
-        self._saver.before_change()
-        scale = self._scaler.scale  # that of the backwards: it changes between steps only
-        self._grad_norm = self._agree_on_norm(self._roll_call) / scale
-        is_finite = isfinite(self._grad_norm)
-        self._was_step_applied = is_finite or not self.settings.checks_overflow
-        optimizer.overflow = not self._was_step_applied
-        self._model.take_writes()
-        self._schedule.finish()
-        self._skipped.end_step(
-            self._progress.global_steps + 1,
-            is_finite=is_finite,
-            is_applied=self._was_step_applied,
-            loss_scale=scale,
-        )
-        if self._was_step_applied:
-            max_norm = optimizer.clip_grad if is_finite else None
-            self._update(optimizer, clip_factor(self._grad_norm, max_norm=max_norm or 0.0) / scale)
-        else:
-            self._progress.skipped_steps += 1
-        self._roll_call.freezing.end_step(is_applied=self._was_step_applied)
-        self._model.end_step()
-        self._progress.global_steps += 1
-        self._progress.global_samples += self.settings.train_batch_size
-        if self._order_check is not None and self._checks_each_step:
-            self._order_check.compare()
-        self._comm.recorder.step = self._progress.global_steps + 1
-        checkpointing.warn_if_never_called(self.settings.activation_checkpointing)
-
-    def _look_for_overflow(self) -> bool:
-        self.allreduce_gradients()  # a sum of finite numbers may be infinite
-        return has_overflow(self._model.trained, self._comm)
-
-    def _agree_on_norm(self, roll_call: RollCall) -> float:
-        """Return the norm of all gradients, after all ranks are seen to train the same, to have averaged the same, and all of it."""
-        trained, check = self._model.trained, self._order_check
-        note = [roll_call.note]
-        if check is not None:
-            check.finish()
-            note += [check.fingerprint, float(self._model.is_behind)]
-        norm, notes = global_grad_norm(trained, self._comm, note=note)
-        roll_call.settle([one[0] for one in notes])
-        if check is not None:
-            check.check([one[1] for one in notes])
-            if any(one[2] for one in notes):
-                self._model.catch_up()
-                norm, _ = global_grad_norm(trained, self._comm)
-        return norm
-
-    def _update(self, optimizer: FlatOptimizer, grad_scale: float) -> None:
-        update = optimizer.next_update(grad_scale)
-        if self._schedule.begin(update):
-            optimizer.num_steps = update.step
-            return
-        gathers: list[Pending] = []
-
-        def start_unshard(part: SubBuffer) -> None:  # while the next shard is being updated
-            gathers.append(self._model.publish(part))
-
-        optimizer.step(grad_scale=grad_scale, after_part=start_unshard)
-        for gather in gathers:
-            gather.wait()
-
     def _print_progress(self) -> None:
         every, step = self.settings.steps_per_print, self._progress.global_steps
         if every and step % every == 0 and self.global_rank == 0:
             skipped, lr, mom = self._progress.skipped_steps, self.get_lr(), self.get_mom()
             print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
+
+    # ---- checkpoints and weights
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; return True. See "One checkpoint" in checkpoint/format.py.
+
+        `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save` this returns when training may
+        go on; a failure is then raised by the next step().
+        Order:  every rank must call this
+        Errors: CheckpointError if it cannot be written, or `client_state` holds other than plain data and tensors
+        """
+        self._checkpoints.save(
+            save_dir,
+            tag,
+            client_state,
+            save_latest=save_latest,
+            exclude_frozen_parameters=exclude_frozen_parameters,
+        )
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., object] | None = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Continue from `load_dir`/`tag`; return its path and its client_state. Any stage and any number of ranks may have written it.
+
+        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
+        Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
+        Nor is one without `latest` to programs written for DeepSpeed (`is_lenient`): (None, None), and a warning.
+        Gradients of micro batches that wait for a step are dropped, with a warning: they are of the state before.
+        `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
+        Order:  every rank must call this
+        Errors: CheckpointError if there is none, or it does not fit the model
+        """
+
+        def take_module(state: dict[str, Any]) -> None:
+            self.load_module_state_dict({"module": state}, custom_load_fn=custom_load_fn)
+
+        return self._checkpoints.load(
+            load_dir,
+            tag,
+            strict=load_module_strict,
+            module_only=load_module_only,
+            with_optimizer=load_optimizer_states,
+            with_scheduler=load_lr_scheduler_states,
+            take_module=None if custom_load_fn is None else take_module,
+        )
+
+    def _state_to_save(self, is_load: bool) -> Training:
+        self._model.offloaded.check_here("a checkpoint", is_load=is_load)
+        self._model.before_gather()
+        return Training(
+            module=self.module,
+            model=self._model,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            progress=self._progress,
+            loader=self.training_dataloader if isinstance(self.training_dataloader, Loader) else None,
+            scaler=self._scaler,
+            config=self.settings,
+            comm=self._comm,
+        )
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the module's parameters under the module's names; `parameters()` goes by this."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return the module's state_dict; where parameters are sharded, with copies of all of them on every rank.
+
+        Order: a collective where parameters are sharded
+        """
+        return self._weights.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights into the module, and into the optimizer's float32 masters where there are any.
+
+        Order:  a collective
+        Errors: torch's on its rank, CheckpointError on others; then nothing is loaded on any. ConfigError for `assign`
+        """
+        if assign:
+            raise ConfigError(
+                "load_state_dict(assign=True) would replace parameters that lie in flat buffers"
+            )
+        return self._weights.load_state_dict(state_dict, strict)
+
+    def module_state_dict(
+        self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return `state_dict()`, without the parameters that need no gradient where that is wanted.
+
+        Order: a collective where parameters are sharded
+        """
+        state = self.state_dict(*args, **kwargs)
+        left_out = self._weights.frozen() if exclude_frozen_parameters else set()
+        return {name: value for name, value in state.items() if name not in left_out}
+
+    def load_module_state_dict(
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., object] | None = None,
+    ) -> None:
+        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of load_state_dict().
+
+        Order:  a collective where parameters are sharded; every rank gives the same weights
+        Errors: CheckpointError if there is no "module" in it
+        """
+        if "module" not in checkpoint:
+            raise CheckpointError(
+                f"load_module_state_dict() was given {', '.join(map(str, checkpoint)) or 'nothing'}, but the weights belong "
+                'under "module"; for a plain state_dict call engine.load_state_dict()'
+            )
+        if custom_load_fn is None:
+            self.load_state_dict(checkpoint["module"], strict)
+        else:
+            self._weights.load_by(custom_load_fn, checkpoint["module"])
+
+    def save_16bit_model(
+        self,
+        save_dir: str | Path,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+        max_shard_size: int | str | None = None,
+    ) -> bool:
+        """Write the weights, in the model's dtypes, for a plain module or transformers' from_pretrained(). Return True.
+
+        - One file of torch.save by default: rank 0 has all of it in host memory.
+        - `save_filename` ends in .safetensors: unit after unit is written as it arrives, and several files with an index where there is
+          more than `max_shard_size`, default 5GB. A tied parameter is there once, as transformers writes it.
+        - Another name with `max_shard_size`: files of torch.save with an index; rank 0 has one of them in host memory.
+
+        Rank 0 writes, whole or not at all; devices hold a unit more than usual.
+        Order:  every rank must call this
+        Errors: CheckpointError, on every rank, if it cannot be written
+        """
+        left_out = self._weights.frozen() if exclude_frozen_parameters else set()
+        self._weights.save(save_dir, save_filename, left_out=left_out, max_shard_size=max_shard_size)
+        return True
+
+    def _consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Any] | None:
+        """Return the module's state_dict in rank 0's host memory, None on other ranks; DeepSpeed's name.
+
+        Order: every rank must call this
+        """
+        left_out = self._weights.frozen() if exclude_frozen_parameters else set()
+        return self._weights.consolidated_state_dict(left_out)
+
+    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict  # what older trainers call
+
+    # ---- memory on the device, between two steps. No collectives: every rank may decide for itself
+
+    def offload_states(
+        self,
+        include: Iterable[OffloadStateTypeEnum | str] | None = None,
+        device: OffloadDeviceEnum | str = OffloadDeviceEnum.cpu,
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """Move these states, default all, to host memory until `reload_states()`, and give up their memory on the device.
+
+        For the time between a step and the next forward. Without an accelerator they only lie elsewhere in host memory.
+        Parameters that are gone refuse to be used, and the engine refuses whatever needs the rest.
+        Errors: ConfigError for other states or devices than there are, or while gathered parameters are in use
+        """
+        if device != OffloadDeviceEnum.cpu:
+            raise ConfigError(
+                f'offload_states(device={device!r}): states can go to host memory only; write "cpu", or leave it out'
+            )
+        self._model.check_averaged()
+        self._model.offload(read_kinds(include), pin_memory=pin_memory, non_blocking=non_blocking)
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Bring back all that `offload_states()` has moved, into the same tensors."""
+        self._model.reload(non_blocking=non_blocking)
+
+    def empty_partition_cache(self) -> None:
+        """Give up memory that is kept for the next use: parameters that were gathered early, and what the allocator holds."""
+        self._model.free_idle()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     # ---- data
 
@@ -580,20 +569,18 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
         Errors: CheckpointError, after that, if a save beside training has failed
         """
-        if self._preemption is not None:
-            self._preemption.close()
         try:
-            self._saver.close()
+            self._checkpoints.close()
             self._schedule.close()
         finally:
             self.monitor.close()
-            if self._roll_call is not None:
-                self._roll_call.close()
+            if self._optimizer_step is not None:
+                self._optimizer_step.roll_call.close()
             self._direct_backward.release()
             self._model.release()
             self._offload.close()
             self._comm.close()
-            self.optimizer = None
+            self.optimizer = self._optimizer_step = None
             if self._watchdog is not None:
                 self._watchdog.stop()
 

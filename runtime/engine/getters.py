@@ -8,16 +8,19 @@ import torch
 from torch import nn
 
 from ..checkpoint.training_state import Progress
+from ..comm import comms_log
 from ..comm.collectives import Collectives
 from ..config import Config
+from ..config.monitor import FlopsProfilerConfig
 from ..placement.stage_policy import Placement, Policy
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
 from .absent import Fixed
 from .deepspeed_config import DeepSpeedConfig
+from .instruments import Instruments
 
 
-class Readings:
+class Getters:
     """DeepSpeed's getters, most of which are methods. None of them is a collective."""
 
     module: nn.Module
@@ -30,6 +33,7 @@ class Readings:
     _scaler: LossScaler
     _progress: Progress
     _comm: Collectives
+    _instruments: Instruments
     _grad_norm: float | None
     _was_step_applied: bool
 
@@ -238,6 +242,41 @@ class Readings:
     def comm_order_hash(self) -> int:
         """Return a hash of the order of collectives so far; equal on all ranks unless one has gone astray."""
         return self._comm.meter.order_hash
+
+    def get_wall_clock_timers(self) -> dict[str, float]:
+        """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without wall_clock_breakdown."""
+        return self._instruments.times_ms()
+
+    def log_comm_summary(
+        self, show_straggler: bool = False, return_dict: bool = False
+    ) -> dict[str, Any] | None:
+        """Print what the collectives of this process took, as `comms_log.log_summary()`, which see."""
+        return comms_log.log_summary(show_straggler, return_dict)
+
+    def flops_profiler_enabled(self) -> bool:
+        return self._flops_profiler.enabled
+
+    def flops_profiler_profile_step(self) -> int:
+        return self._flops_profiler.profile_step
+
+    def flops_profiler_module_depth(self) -> int:
+        return self._flops_profiler.module_depth
+
+    def flops_profiler_top_modules(self) -> int:
+        return self._flops_profiler.top_modules
+
+    def flops_profiler_detailed(self) -> bool:
+        return self._flops_profiler.detailed
+
+    def flops_profiler_output_file(self) -> str | None:
+        return self._flops_profiler.output_file
+
+    def flops_profiler_recompute_fwd_factor(self) -> float:
+        return self._flops_profiler.recompute_fwd_factor
+
+    @property
+    def _flops_profiler(self) -> FlopsProfilerConfig:
+        return self.settings.flops_profiler or FlopsProfilerConfig()
 
     def _groups(self) -> list[dict[str, Any]]:
         return [] if self.optimizer is None else self.optimizer.param_groups

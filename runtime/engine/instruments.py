@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..activation import checkpointing
+from ..checkpoint.training_state import Progress
 from ..clock import Clock, show_times
 from ..comm import comms_log
 from ..config import Config
 from ..config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfig
 from ..metrics.monitor import Event, MonitorMaster
-from ..metrics.profiler import FlopsProfiler
+from ..metrics.profiler import FlopsProfiler, JobSizes
 from ..metrics.throughput import ThroughputTimer
-from .getters import Readings
-from .skipped_steps import SkippedSteps
 
 # As DeepSpeed's timers are called, and its events.
 _TIMER_OF = {"forward": "fwd", "backward": "bwd", "step": "step"}
 
 
-class Instruments(Readings):
-    """A part of the engine. What is off costs a comparison: nothing is timed, and no device is waited for."""
+class Instruments:
+    """They watch an engine's steps. What is off costs a comparison: nothing is timed, and no device is waited for."""
 
-    module: nn.Module
-    monitor: MonitorMaster
-    tput_timer: ThroughputTimer
-    flops_profiler: FlopsProfiler | None
-    _clock: Clock
-    _skipped: SkippedSteps | None
-
-    def _install(self, config: Config, device: torch.device) -> None:
-        """Open the monitors.
+    def __init__(
+        self, module: nn.Module, config: Config, device: torch.device, *, job: JobSizes, progress: Progress
+    ) -> None:
+        """Open the monitors. `job` tells the profile of one step the sizes of the job.
 
         Errors: ConfigError, on rank 0, if one of them cannot be opened
         """
+        self._rank, self._progress = dist.get_rank(), progress
         monitors = MonitorConfig(
             tensorboard=config.tensorboard, csv_monitor=config.csv_monitor, wandb=config.wandb
         )
-        self.monitor = MonitorMaster(monitors, rank=self.global_rank)
+        self.monitor = MonitorMaster(monitors, rank=self._rank)
         throughput = config.timers.throughput if config.timers else ThroughputConfig()
         self.tput_timer = ThroughputTimer(
             throughput, config.train_batch_size, steps_per_output=config.steps_per_print
@@ -50,7 +45,7 @@ class Instruments(Readings):
         profile = config.flops_profiler or FlopsProfilerConfig()
         self._profile_config = profile
         self.flops_profiler = (
-            FlopsProfiler(self.module, self, profile.recompute_fwd_factor) if profile.enabled else None
+            FlopsProfiler(module, job, profile.recompute_fwd_factor) if profile.enabled else None
         )
         comms_log.configure_from(config.comms_logger)
         self._scales_loss = config.loss_scaling.enabled
@@ -58,19 +53,19 @@ class Instruments(Readings):
         self._clock = Clock(is_on=self._breaks_down, device=device)
         self._last_times_s: dict[str, float] = {}
         self._loss: Tensor | None = (
-            None  # 0-d: the mean of this step's micro batches, as far as they have come
+            None  # 0-d: the mean of this step's micro batches, as far as they have run
         )
         self._writes_events = self.monitor.is_writing
 
     # ---- around the parts of a step
 
-    def _watch_forward(self) -> AbstractContextManager[object]:
+    def forward(self) -> AbstractContextManager[object]:
         """Around a forward. One without gradients is no part of a step."""
         if not torch.is_grad_enabled():
             return nullcontext()
         self.tput_timer.start()
         profiler = self.flops_profiler
-        if profiler is None or self.global_rank or self.global_steps != self._profile_config.profile_step:
+        if profiler is None or self._rank or self._progress.global_steps != self._profile_config.profile_step:
             return self._clock.time("forward")
         return self._profiled_forward(profiler)
 
@@ -87,33 +82,37 @@ class Instruments(Readings):
         finally:
             profiler.stop_profile()
 
-    def _note_loss(self, part: Tensor) -> None:
+    def time(self, name: str) -> AbstractContextManager[object]:
+        """Around "backward" or "step"."""
+        return self._clock.time(name)
+
+    def note_loss(self, part: Tensor) -> None:
         """Add a micro batch's part of the mean loss of a step. It stays on the device until the step has ended."""
-        if self._skipped is not None:
-            self._skipped.note_loss(part)
         if self._writes_events:
             part = part.detach().float()
             self._loss = part if self._loss is None else self._loss + part
 
-    def _forget_losses(self) -> None:
+    def forget_losses(self) -> None:
         """The micro batches since the last step count no more."""
         self._loss = None
-        if self._skipped is not None:
-            self._skipped.forget_losses()
 
-    def _report_step(self) -> None:
-        """After an optimizer step: print and write what was measured in it."""
+    def end_micro_batch(self, *, is_boundary: bool) -> None:
+        """`step()` has done its work."""
+        self.tput_timer.stop(global_step=is_boundary, report_speed=self._rank == 0)
+
+    def report_step(self, *, get_lr: Callable[[], Sequence[float]], loss_scale: float) -> None:
+        """After an optimizer step: print and write what was measured in it. `get_lr` gives that of each group."""
         if self._clock.is_on:
             self._last_times_s = self._clock.take_times_s()
         profiler = self.flops_profiler
         if profiler is not None and profiler.started:
             self._print_profile(profiler, self._last_times_s)
-        if self.global_rank == 0:
+        if self._rank == 0:
             own = show_times(self._last_times_s) if self._breaks_down else ""
             if line := ", ".join(filter(None, (own, checkpointing.take_times()))):
-                print(f"step={self.global_steps}, {line}", flush=True)
+                print(f"step={self._progress.global_steps}, {line}", flush=True)
         if self._writes_events:
-            self.monitor.write_events(self._events(self._last_times_s))
+            self.monitor.write_events(self._events(get_lr()[0], loss_scale))
             self._loss = None
 
     def _print_profile(self, profiler: FlopsProfiler, times_s: dict[str, float]) -> None:
@@ -129,51 +128,24 @@ class Instruments(Readings):
         )
         profiler.end_profile()
 
-    def _events(self, times_s: dict[str, float]) -> Iterator[Event]:
+    def _events(self, lr: float, loss_scale: float) -> Iterator[Event]:
         """What DeepSpeed writes after a step; the times are those of the whole step."""
-        samples = self.global_samples
+        samples, times_s = self._progress.global_samples, self._last_times_s
         if self._loss is not None:
             yield "Train/Samples/train_loss", self._loss.item(), samples
-        yield "Train/Samples/lr", self.get_lr()[0], samples
+        yield "Train/Samples/lr", lr, samples
         if self._scales_loss:
-            yield "Train/Samples/loss_scale", self._scaler.scale, samples
+            yield "Train/Samples/loss_scale", loss_scale, samples
         for name in _TIMER_OF:
             if self._breaks_down and name in times_s:
                 yield f"Train/Samples/elapsed_time_ms_{name}", times_s[name] * 1e3, samples
 
     # ---- what can be asked
 
-    def get_wall_clock_timers(self) -> dict[str, float]:
+    def times_ms(self) -> dict[str, float]:
         """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without wall_clock_breakdown."""
         return {
             _TIMER_OF[name]: s * 1e3
             for name, s in self._last_times_s.items()
             if self._breaks_down and name in _TIMER_OF
         }
-
-    def log_comm_summary(
-        self, show_straggler: bool = False, return_dict: bool = False
-    ) -> dict[str, Any] | None:
-        """Print what the collectives of this process took, as `comms_log.log_summary()`, which see."""
-        return comms_log.log_summary(show_straggler, return_dict)
-
-    def flops_profiler_enabled(self) -> bool:
-        return self._profile_config.enabled
-
-    def flops_profiler_profile_step(self) -> int:
-        return self._profile_config.profile_step
-
-    def flops_profiler_module_depth(self) -> int:
-        return self._profile_config.module_depth
-
-    def flops_profiler_top_modules(self) -> int:
-        return self._profile_config.top_modules
-
-    def flops_profiler_detailed(self) -> bool:
-        return self._profile_config.detailed
-
-    def flops_profiler_output_file(self) -> str | None:
-        return self._profile_config.output_file
-
-    def flops_profiler_recompute_fwd_factor(self) -> float:
-        return self._profile_config.recompute_fwd_factor

@@ -1,8 +1,8 @@
-"""An engine's weights, for who reads or writes them: state_dicts, and a file of them for other programs."""
+"""An engine's weights: state_dicts, and files of them for other programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,139 +13,75 @@ from torch import Tensor, nn
 from ..checkpoint.export.output_plan import DEFAULT_SHARD_SIZE, SAFETENSORS
 from ..checkpoint.files.format import write_atomically
 from ..comm.collectives import Collectives
-from ..errors import CheckpointError, ConfigError
-from ..placement.stage_policy import Placement, Policy
+from ..errors import CheckpointError
+from ..placement.stage_policy import Placement
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
 from .dry_run import NoCopies
 from .weights_stream import WeightsStream, write_weights
 
 
-class Weights(nn.Module):
+class Weights:
     """Everything here goes by the names of the module's own state_dict, at every stage."""
 
-    module: nn.Module
-    _model: ShardedModel
-    _comm: Collectives
-    _policy: Policy
+    def __init__(self, module: nn.Module, model: ShardedModel, comm: Collectives) -> None:
+        self._module, self._model, self._comm = module, model, comm
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return the module's parameters under the module's names; `parameters()` goes by this."""
-        return self.module.named_parameters(prefix, recurse, remove_duplicate)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the module's state_dict; where parameters are sharded, with copies of all of them on every rank.
 
         Order: a collective where parameters are sharded
         """
         with self._model.gathered():
-            state: dict[str, Any] = self.module.state_dict(*args, **kwargs)
-            return _cloned(state) if self._policy.parameters is Placement.SHARDED else state
+            state: dict[str, Any] = self._module.state_dict(*args, **kwargs)
+            return _cloned(state) if self._model.policy.parameters is Placement.SHARDED else state
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load weights into the module, and into the optimizer's float32 masters where there are any."""
-        if assign:
-            raise ConfigError(
-                "load_state_dict(assign=True) would replace parameters that lie in flat buffers"
-            )
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> Any:
+        """Load weights into the module, and into the optimizer's float32 masters where there are any.
+
+        Order:  a collective
+        Errors: torch's on its rank, CheckpointError on others; then nothing is loaded on any
+        """
         self._model.offloaded.check_here("load_state_dict()")
         with self._model.gathered():
             # torch has written what fits when it raises for what does not; and one rank's file may be another's
             self._check_together("load_state_dict()", lambda: self._try_load_state_dict(state_dict, strict))
-            result = self.module.load_state_dict(state_dict, strict)
+            result = self._module.load_state_dict(state_dict, strict)
             self._model.take_edits()
         return result
 
-    def _try_load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:
-        named = self.module.state_dict(keep_vars=True).items()
-        extra_state = deepcopy({name: value for name, value in named if not isinstance(value, Tensor)})
-        try:
-            with NoCopies():
-                self.module.load_state_dict(state_dict, strict)
-        except BaseException:
-            if extra_state:
-                self.module.load_state_dict(extra_state, strict=False)
-            raise
-
-    def _check_together(self, what: str, do: Callable[[], object]) -> None:
-        """Do it, and go on only if all ranks can.
+    def load_by(self, load: Callable[..., object], state_dict: Mapping[str, Any]) -> None:
+        """Have `load(src=state_dict, dst=module)` write the weights.
 
         Order:  a collective
         Errors: what it raised on its rank, CheckpointError on others
         """
-        problem: Exception | None = None
-        try:
-            do()
-        except Exception as error:
-            problem = error
-        own = None if problem is None else f"{type(problem).__name__}: {problem}"
-        told = self._comm.all_gather_objects(own, what=f"the success of {what}")
-        if problem is not None:
-            raise problem
-        for rank, text in enumerate(told):
-            if text is not None:
-                raise CheckpointError(f"{what} failed on rank {rank}, so no rank goes on with it: {text}")
-
-    def module_state_dict(
-        self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Return `state_dict()`, without the parameters that need no gradient where that is wanted.
-
-        Order: a collective where parameters are sharded
-        """
-        state = self.state_dict(*args, **kwargs)
-        left_out = _frozen(self.module) if exclude_frozen_parameters else set()
-        return {name: value for name, value in state.items() if name not in left_out}
-
-    def load_module_state_dict(
-        self,
-        checkpoint: Mapping[str, Any],
-        strict: bool = True,
-        custom_load_fn: Callable[..., object] | None = None,
-    ) -> None:
-        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of load_state_dict().
-
-        Order:  a collective where parameters are sharded; every rank gives the same weights
-        Errors: CheckpointError if there is no "module" in it
-        """
-        if "module" not in checkpoint:
-            raise CheckpointError(
-                f"load_module_state_dict() was given {', '.join(map(str, checkpoint)) or 'nothing'}, but the weights belong "
-                'under "module"; for a plain state_dict call engine.load_state_dict()'
-            )
-        if custom_load_fn is None:
-            self.load_state_dict(checkpoint["module"], strict)
-            return
         self._model.offloaded.check_here("load_module_state_dict()")
         what = "load_module_state_dict(custom_load_fn=...)"
         with self._model.gathered(), torch.no_grad():
             try:
-                self._check_together(what, lambda: custom_load_fn(src=checkpoint["module"], dst=self.module))
+                self._check_together(what, lambda: load(src=state_dict, dst=self._module))
             except BaseException:
                 if not self._model.is_sharded:  # shards have not changed
                     self._model.offloaded.barred = f"{what} has failed in the middle, so parameters are of no one state; load a checkpoint, or make a new engine"
                 raise
             self._model.take_edits()
 
-    def save_16bit_model(
+    def frozen(self) -> set[str]:
+        """Return the names of the parameters that need no gradient."""
+        named = self._module.named_parameters(remove_duplicate=False)
+        return {name for name, param in named if not param.requires_grad}
+
+    def save(
         self,
         save_dir: str | Path,
-        save_filename: str = "pytorch_model.bin",
-        exclude_frozen_parameters: bool = False,
-        max_shard_size: int | str | None = None,
-    ) -> bool:
-        """Write the weights, in the model's dtypes, for a plain module or transformers' from_pretrained(). Returns True.
+        save_filename: str,
+        *,
+        left_out: set[str],
+        max_shard_size: int | str | None,
+    ) -> None:
+        """Write the weights, but for those in `left_out`; see `Engine.save_16bit_model`.
 
-        - One file of torch.save by default: rank 0 has all of it in host memory.
-        - `save_filename` ends in .safetensors: unit after unit is written as it arrives, and several files with an index where there is
-          more than `max_shard_size`, default 5GB. A tied parameter is there once, as transformers writes it.
-        - Another name with `max_shard_size`: files of torch.save with an index; rank 0 has one of them in host memory.
-
-        Rank 0 writes, whole or not at all; devices hold a unit more than usual.
         Order:  every rank must call this
         Errors: CheckpointError, on every rank, if it cannot be written
         """
@@ -153,12 +89,11 @@ class Weights(nn.Module):
         is_safetensors = path.suffix == SAFETENSORS
         if is_safetensors or max_shard_size is not None:
             self._model.offloaded.check_here("the weights of the whole model")
-            left_out = _frozen(self.module) if exclude_frozen_parameters else set()
-            weights = WeightsStream(self.module, self._model, self._comm, left_out=left_out)
+            weights = WeightsStream(self._module, self._model, self._comm, left_out=left_out)
             size = DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size
             write_weights(weights, self._comm, save_dir, save_filename, max_shard_size=size)
-            return True
-        state = self._consolidated_16bit_state_dict(exclude_frozen_parameters)
+            return
+        state = self.consolidated_state_dict(left_out)
         problem: str | None = None
         if state is not None:
             try:
@@ -168,18 +103,14 @@ class Weights(nn.Module):
         problem = self._comm.all_gather_objects(problem, what="the success of saving")[0]
         if problem is not None:
             raise CheckpointError(problem)
-        return True
 
-    def _consolidated_16bit_state_dict(
-        self, exclude_frozen_parameters: bool = False
-    ) -> dict[str, Any] | None:
-        """Return the module's state_dict in rank 0's host memory, None on other ranks; unit after unit comes to rank 0.
+    def consolidated_state_dict(self, left_out: set[str]) -> dict[str, Any] | None:
+        """Return the module's state_dict in rank 0's host memory, None on other ranks; rank 0 gathers unit after unit.
 
         Order: every rank must call this
         """
         self._model.offloaded.check_here("a state_dict of the whole model")
         self._model.before_gather()
-        left_out = _frozen(self.module) if exclude_frozen_parameters else set()
         parts = [
             part
             for unit in self._model.units
@@ -200,17 +131,39 @@ class Weights(nn.Module):
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
         return {
             name: values[name_of[id(value)]] if id(value) in name_of else _to_host(value)
-            for name, value in self.module.state_dict(keep_vars=True).items()
+            for name, value in self._module.state_dict(keep_vars=True).items()
             if name not in left_out
         }
 
-    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict  # what older trainers call
+    def _try_load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        named = self._module.state_dict(keep_vars=True).items()
+        extra_state = deepcopy({name: value for name, value in named if not isinstance(value, Tensor)})
+        try:
+            with NoCopies():
+                self._module.load_state_dict(state_dict, strict)
+        except BaseException:
+            if extra_state:
+                self._module.load_state_dict(extra_state, strict=False)
+            raise
 
+    def _check_together(self, what: str, do: Callable[[], object]) -> None:
+        """Do it, and go on only if all ranks can.
 
-def _frozen(module: nn.Module) -> set[str]:
-    """The names of parameters that need no gradient."""
-    named = module.named_parameters(remove_duplicate=False)
-    return {name for name, param in named if not param.requires_grad}
+        Order:  a collective
+        Errors: what it raised on its rank, CheckpointError on others
+        """
+        problem: Exception | None = None
+        try:
+            do()
+        except Exception as error:
+            problem = error
+        own = None if problem is None else f"{type(problem).__name__}: {problem}"
+        told = self._comm.all_gather_objects(own, what=f"the success of {what}")
+        if problem is not None:
+            raise problem
+        for rank, text in enumerate(told):
+            if text is not None:
+                raise CheckpointError(f"{what} failed on rank {rank}, so no rank goes on with it: {text}")
 
 
 def _to_host(value: Any) -> Any:

@@ -1,0 +1,268 @@
+"""What an engine is made of, and the order in which it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..checkpoint.preemption import Preemption
+from ..checkpoint.saver import Saver
+from ..comm.collectives import Collectives
+from ..comm.mesh import make_mesh, make_shard_axis
+from ..comm.order_check import OrderCheck
+from ..comm.process_group import group_timeout
+from ..comm.watchdog.watchdog import Watchdog, watch
+from ..config import Config
+from ..environment import WorkerEnvironment
+from ..errors import ConfigError
+from ..offload.offload import Offload, make_offload
+from ..placement.offload_plan import StepAt, plan_offload
+from ..placement.precision import precision_of
+from ..placement.stage_policy import Placement, Policy, policy_for_stage
+from ..step.delayed_steps import DelayedSteps
+from ..step.early_steps import EarlySteps
+from ..step.flat_optimizer import FlatOptimizer
+from ..step.host_update import Update
+from ..step.loss_scale import LossScaler
+from ..step.overflow import has_overflow
+from ..step.step_schedule import StepSchedule
+from ..zero import ds_attributes
+from ..zero.leaf_modules import mark_configured, z3_leaf_module
+from ..zero.param_home import note_homes
+from ..zero.sharded_model import ShardedModel
+from .accumulation import Accumulation
+from .direct_backward import DirectBackward
+from .optimizer_step import OptimizerStep
+from .roll_call import RollCall
+from .skipped_steps import SkippedSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """One engine's parts. Without an optimizer there is no `optimizer_step`."""
+
+    policy: Policy
+    comm: Collectives
+    watchdog: Watchdog | None
+    order_check: OrderCheck | None  # None where no other rank is waited for
+    offload: Offload
+    model: ShardedModel
+    scaler: LossScaler
+    accumulation: Accumulation
+    direct_backward: DirectBackward
+    schedule: StepSchedule
+    saver: Saver
+    preemption: Preemption | None
+    optimizer_step: OptimizerStep | None
+
+
+def make_components(
+    module: nn.Module,
+    *,
+    config: Config,
+    optimizer: FlatOptimizer | None,
+    device: torch.device,
+    worker: WorkerEnvironment,
+) -> Components:
+    """Place the module in flat buffers, with rank 0's values, and make all that trains it.
+
+    Order:  a collective
+    Errors: ConfigError for what does not go together
+    """
+    policy = _policy(config, optimizer)
+    comm = _collectives(policy, config)
+    timeout = group_timeout() or worker.timeout
+    watchdog = watch(comm, limit_s=worker.watchdog_s, timeout=timeout)
+    order_check = None if comm.mesh.world.is_alone else OrderCheck(comm, timeout=timeout)
+    offload = _offload(policy, config, optimizer, device=device, comm=comm)
+    mark_configured(module, config.zero.leaf_module)
+    model = _model(module, policy, config, optimizer, device=device, comm=comm, offload=offload)
+    scaler = LossScaler(config.loss_scaling)
+    accumulation = Accumulation(config.gradient_accumulation_steps)
+    direct_backward = DirectBackward(
+        [member.param for part in model.trained for member in part.members],
+        has_loss_scale=config.fp16.enabled,
+        loss_scale=lambda: scaler.scale,
+        num_parts=lambda: accumulation.steps,
+    )
+    if optimizer is not None:
+
+        def look_for_overflow() -> bool:
+            if accumulation.is_boundary:
+                model.average_gradients()  # a sum of finite numbers may be infinite
+            return has_overflow(model.trained, comm)
+
+        optimizer.attach(model.trained, comm=comm, scaler=scaler, look_for_overflow=look_for_overflow)
+        optimizer.clip_grad = config.gradient_clipping
+    roll_call = None if optimizer is None else _roll_call(module, model, config, optimizer, comm=comm)
+    skipped = None if optimizer is None else SkippedSteps(config, model.trained, comm)
+    offload.begin()
+    schedule = _schedule(
+        model, optimizer, offload, device=device, foresee=_foresee(optimizer, scaler, accumulation)
+    )
+    saver = Saver(comm)
+    save_dir = config.checkpoint.preemption_save_dir
+    preemption = None if save_dir is None else Preemption(comm, save_dir=save_dir)
+    model.before_change = saver.before_change
+    if order_check is not None:
+        model.prefetcher.after_evaluation = partial(order_check.end_forward, device)
+    optimizer_step = None
+    if optimizer is not None and roll_call is not None and skipped is not None:
+        optimizer_step = OptimizerStep(
+            optimizer,
+            model=model,
+            comm=comm,
+            scaler=scaler,
+            schedule=schedule,
+            saver=saver,
+            roll_call=roll_call,
+            skipped=skipped,
+            order_check=order_check,
+            checks_order_each_step=worker.checks_order,
+        )
+    return Components(
+        policy=policy,
+        comm=comm,
+        watchdog=watchdog,
+        order_check=order_check,
+        offload=offload,
+        model=model,
+        scaler=scaler,
+        accumulation=accumulation,
+        direct_backward=direct_backward,
+        schedule=schedule,
+        saver=saver,
+        preemption=preemption,
+        optimizer_step=optimizer_step,
+    )
+
+
+def _policy(config: Config, optimizer: FlatOptimizer | None) -> Policy:
+    policy = policy_for_stage(config.zero.stage)
+    # Sharded parameters are of use without an optimizer too: to a model that is only evaluated.
+    is_sharded = policy.parameters is Placement.SHARDED
+    if optimizer is None and policy.optimizer is Placement.SHARDED and not is_sharded:
+        raise ConfigError(
+            f"zero_optimization.stage {policy.stage} shards an optimizer's states and there is no optimizer; "
+            "name one in the ds_config, or give one to initialize()"
+        )
+    return policy
+
+
+def _collectives(policy: Policy, config: Config) -> Collectives:
+    shape = policy.mesh_shape(
+        dist.get_world_size(),
+        group_size=config.zero.mics_shard_size,
+        kept_in=config.zero.hpz_partition_size,
+    )
+    mesh = make_mesh(shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
+    is_sharded = policy.parameters is Placement.SHARDED
+    return Collectives(mesh, gather_axis=make_shard_axis(shard_size=shape.shard_size) if is_sharded else None)
+
+
+def _offload(
+    policy: Policy,
+    config: Config,
+    optimizer: FlatOptimizer | None,
+    *,
+    device: torch.device,
+    comm: Collectives,
+) -> Offload:
+    plan = plan_offload(
+        config.zero,
+        policy,
+        device,
+        optimizer=None if optimizer is None else optimizer.rule.name,
+        steps_by_part=optimizer is not None and optimizer.rule.steps_by_part,
+        is_lenient=config.origin.is_lenient,
+    )
+    if config.checkpoint.async_save and plan.uses_disk:
+        raise ConfigError(
+            'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one of them out'
+        )
+    groups = [] if optimizer is None else optimizer.param_groups
+    trained = [one for group in groups for one in group["params"] if one.requires_grad]
+    num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # which is an error soon
+    return make_offload(plan, config.zero, config.aio, num_trained=num_trained, comm=comm)
+
+
+def _model(
+    module: nn.Module,
+    policy: Policy,
+    config: Config,
+    optimizer: FlatOptimizer | None,
+    *,
+    device: torch.device,
+    comm: Collectives,
+    offload: Offload,
+) -> ShardedModel:
+    model = ShardedModel(
+        module,
+        policy=policy,
+        groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
+        precision=precision_of(config),
+        unit_sizes=policy.unit_sizes(
+            reduce_bucket=config.zero.reduce_bucket_numel,
+            prefetch_bucket=config.zero.prefetch_bucket_numel,
+            max_whole=config.zero.max_whole_numel,
+            at_most=offload.max_unit_numel,
+        ),
+        is_leaf=lambda name, module: z3_leaf_module(module),
+        device=device,
+        comm=comm,
+        offload=offload,
+        loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
+    )
+    note_homes(model)
+    ds_attributes.describe(model)
+    return model
+
+
+def _roll_call(
+    module: nn.Module, model: ShardedModel, config: Config, optimizer: FlatOptimizer, *, comm: Collectives
+) -> RollCall:
+    zero = config.zero
+    misses_unused = (
+        zero.looks_for_unused(is_lenient=config.origin.is_lenient) and not zero.ignore_unused_parameters
+    )
+    return RollCall(module, model, optimizer.param_groups, comm, ignores_unused=not misses_unused)
+
+
+def _foresee(
+    optimizer: FlatOptimizer | None, scaler: LossScaler, accumulation: Accumulation
+) -> Callable[[], Update | None]:
+    """Return what tells the coming step if nothing is clipped; it tells None while a backward runs that ends no step."""
+
+    def foresee() -> Update | None:
+        if optimizer is None or accumulation.is_in_no_sync or not accumulation.is_boundary:
+            return None
+        return optimizer.next_update(1.0 / scaler.scale)
+
+    return foresee
+
+
+def _schedule(
+    model: ShardedModel,
+    optimizer: FlatOptimizer | None,
+    offload: Offload,
+    *,
+    device: torch.device,
+    foresee: Callable[[], Update | None],
+) -> StepSchedule:
+    if optimizer is None or offload.step_at is StepAt.STEP:
+        return StepSchedule()
+    if offload.step_at is StepAt.BACKWARD:
+        return EarlySteps(optimizer.parts, device=device, foresee=foresee, update_of=optimizer.part_update)
+    return DelayedSteps(
+        model,
+        optimizer.parts,
+        device=device,
+        warmup_steps=offload.warmup_steps,
+        update_of=optimizer.part_update,
+    )

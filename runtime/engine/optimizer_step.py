@@ -1,0 +1,109 @@
+"""One optimizer step: at the end of the micro batch that is a gradient accumulation boundary."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from ..activation import checkpointing
+from ..checkpoint.saver import Saver
+from ..checkpoint.training_state import Progress
+from ..comm.collectives import Collectives, Pending
+from ..comm.order_check import OrderCheck
+from ..config import Config
+from ..step.flat_optimizer import FlatOptimizer
+from ..step.grad_norm import clip_factor, global_grad_norm
+from ..step.loss_scale import LossScaler
+from ..step.step_schedule import StepSchedule
+from ..zero.sharded_model import ShardedModel
+from ..zero.sub_buffer import SubBuffer
+from .roll_call import RollCall
+from .skipped_steps import SkippedSteps
+
+
+class OptimizerStep:
+    """It averages the gradients over all ranks, takes their norm, clips, updates this rank's shards, gathers the
+    parameters and sets the gradients to zero. Gradients that are infinite or NaN change nothing but the counters.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        optimizer: FlatOptimizer,
+        *,
+        model: ShardedModel,
+        comm: Collectives,
+        scaler: LossScaler,
+        schedule: StepSchedule,
+        saver: Saver,
+        roll_call: RollCall,
+        skipped: SkippedSteps,
+        order_check: OrderCheck | None,
+        checks_order_each_step: bool,
+    ) -> None:
+        self.roll_call, self.skipped = roll_call, skipped
+        self._optimizer, self._model, self._comm, self._scaler = optimizer, model, comm, scaler
+        self._schedule, self._saver, self._order_check = schedule, saver, order_check
+        self._checks_order_each_step = checks_order_each_step
+
+    def run(self, config: Config, progress: Progress) -> tuple[float, bool]:
+        """Do it, and count it in `progress`. Return the gradients' norm before clipping, and whether the step was applied.
+
+        Order:  a collective
+        Errors: ConfigError if the model or the optimizer's groups have changed so that training cannot follow
+        """
+        optimizer, model = self._optimizer, self._model
+        self.roll_call.call()
+        model.finish_gradients()
+        self._saver.before_change()
+        scale = self._scaler.scale  # that of the backwards: it changes between steps only
+        grad_norm = self._agree_on_norm() / scale
+        is_finite = isfinite(grad_norm)
+        is_applied = is_finite or not config.checks_overflow
+        optimizer.overflow = not is_applied
+        model.take_writes()
+        self._schedule.finish()
+        step = progress.global_steps + 1
+        self.skipped.end_step(step, is_finite=is_finite, is_applied=is_applied, loss_scale=scale)
+        if is_applied:
+            max_norm = optimizer.clip_grad if is_finite else None
+            self._update(clip_factor(grad_norm, max_norm=max_norm or 0.0) / scale)
+        else:
+            progress.skipped_steps += 1
+        self.roll_call.freezing.end_step(is_applied=is_applied)
+        model.end_step()
+        progress.global_steps += 1
+        progress.global_samples += config.train_batch_size
+        if self._order_check is not None and self._checks_order_each_step:
+            self._order_check.compare()
+        self._comm.recorder.step = progress.global_steps + 1
+        checkpointing.warn_if_never_called(config.activation_checkpointing)
+        return grad_norm, is_applied
+
+    def _agree_on_norm(self) -> float:
+        """Return the norm of all gradients, once all ranks are seen to train the same and to have averaged the same."""
+        trained, check = self._model.trained, self._order_check
+        note = [self.roll_call.note]
+        if check is not None:
+            check.finish()
+            note += [check.fingerprint, float(self._model.is_behind)]
+        norm, notes = global_grad_norm(trained, self._comm, note=note)
+        self.roll_call.settle([one[0] for one in notes])
+        if check is not None:
+            check.check([one[1] for one in notes])
+            if any(one[2] for one in notes):
+                self._model.catch_up()
+                norm, _ = global_grad_norm(trained, self._comm)
+        return norm
+
+    def _update(self, grad_scale: float) -> None:
+        update = self._optimizer.next_update(grad_scale)
+        if self._schedule.begin(update):
+            self._optimizer.num_steps = update.step
+            return
+        gathers: list[Pending] = []
+
+        def start_unshard(part: SubBuffer) -> None:  # while the next shard is being updated
+            gathers.append(self._model.publish(part))
+
+        self._optimizer.step(grad_scale=grad_scale, after_part=start_unshard)
+        for gather in gathers:
+            gather.wait()
