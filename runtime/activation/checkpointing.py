@@ -209,7 +209,7 @@ def _sharded_home(leaf: Any) -> Home | None:
     if not isinstance(leaf, Tensor):
         return None
     home = home_of(leaf if leaf._base is None else leaf._base)
-    return home if home is not None and home.part.is_sharded else None
+    return home if home is not None and home.sub_buffer.is_sharded else None
 
 
 class _Boundary:

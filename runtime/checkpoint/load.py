@@ -32,8 +32,8 @@ from .files.shelf import (
     MODEL,
     PARAMETERS,
     STATE,
-    PartShelves,
     Shelf,
+    SubBufferShelves,
     model_name,
     shelf_of_tensors,
     state_name,
@@ -278,9 +278,9 @@ class _Unfit(CheckpointError):
 
 def _members(training: Training) -> Iterator[tuple[SubBuffer, Member]]:
     for unit in training.model.units:
-        for part in unit.parts:
-            for member in part.members:
-                yield part, member
+        for sub_buffer in unit.sub_buffers:
+            for member in sub_buffer.members:
+                yield sub_buffer, member
 
 
 def _group_names(training: Training) -> list[list[str]]:
@@ -314,7 +314,7 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
     if plan.with_scheduler:
         _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:
-        trained = {member.name for part, member in _members(training) if part.is_trained}
+        trained = {member.name for sub_buffer, member in _members(training) if sub_buffer.is_trained}
         _check_optimizer(training.optimizer, saved["optimizer"], trained, shapes, strict=plan.strict)
 
 
@@ -415,11 +415,13 @@ def _shelves(
     source_of = _Sources(reader)
     sources = source_of if plan.with_module else source_of.states_only
     for unit in training.model.units:
-        for part in unit.parts:
+        for sub_buffer in unit.sub_buffers:
             kinds = (
-                {*part.optimizer_shard.states, *more_kinds} if plan.with_optimizer and part.is_trained else ()
+                {*sub_buffer.optimizer_shard.states, *more_kinds}
+                if plan.with_optimizer and sub_buffer.is_trained
+                else ()
             )
-            yield PartShelves(part).to_read(sources, sorted(kinds))
+            yield SubBufferShelves(sub_buffer).to_read(sources, sorted(kinds))
 
 
 def _beside_units(training: Training, reader: OpenCheckpoint) -> dict[str, Tensor]:
@@ -497,9 +499,11 @@ def _share(training: Training) -> None:
     """Let parameters that are whole here have the shards that the other ranks have read."""
     gathers: list[Pending] = []
     for unit in training.model.units:
-        for part in unit.parts:
-            part.param_shard.note_change()
-            if not part.is_sharded:
-                gathers.append(training.comm.gather(part.param_shard.values.flat, what=part.label))
+        for sub_buffer in unit.sub_buffers:
+            sub_buffer.param_shard.note_change()
+            if not sub_buffer.is_sharded:
+                gathers.append(
+                    training.comm.gather(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
+                )
     for gather in gathers:
         gather.wait()

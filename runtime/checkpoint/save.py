@@ -22,7 +22,7 @@ from ..step.rule import ByName, hyper_parameters
 from .deepspeed.recovery_script import put_scripts
 from .files.format import TRAINING_FILE, check_is_plain
 from .files.manifest import Manifest, Span, digest
-from .files.shelf import PartShelves, Shelf, model_name, shelf_of_tensors, split_beside
+from .files.shelf import Shelf, SubBufferShelves, model_name, shelf_of_tensors, split_beside
 from .files.writer import METADATA, Written, make_metadata, spans_of, write_shelves
 from .rank_meeting import Meeting
 from .storage.store import LATEST, MANIFEST, Store, is_tag
@@ -186,8 +186,8 @@ def prepare(
             beside_tensors = {}  # rank 0's line of the mesh has all of them
     gathered = comm.gather_objects((tag, rng_state(), beside), what="tags and random number states")
     left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
-    parts = [part for unit in training.model.units for part in unit.parts]
-    shelves = [PartShelves(part).to_write(left_out=left_out) for part in parts]
+    sub_buffers = [sub_buffer for unit in training.model.units for sub_buffer in unit.sub_buffers]
+    shelves = [SubBufferShelves(sub_buffer).to_write(left_out=left_out) for sub_buffer in sub_buffers]
     problem: str | None = None
     cause: Exception | None = None  # on the rank that has the problem
     small_files: dict[str, bytes] = {}
@@ -235,7 +235,12 @@ def _problem(error: Exception, rank: int) -> str:
 
 
 def _frozen(training: Training) -> frozenset[str]:
-    members = (member for unit in training.model.units for part in unit.parts for member in part.members)
+    members = (
+        member
+        for unit in training.model.units
+        for sub_buffer in unit.sub_buffers
+        for member in sub_buffer.members
+    )
     return frozenset(member.name for member in members if not member.param.requires_grad)
 
 
@@ -323,7 +328,9 @@ def _describe_optimizer(training: Training) -> dict[str, Any] | None:
         "name": optimizer.rule.name,
         "num_steps": optimizer.num_steps,
         "groups": [hyper_parameters(group) for group in optimizer.param_groups],
-        "state_names": sorted({name for part in optimizer.parts for name in part.optimizer_shard.states}),
+        "state_names": sorted(
+            {name for sub_buffer in optimizer.sub_buffers for name in sub_buffer.optimizer_shard.states}
+        ),
     }
 
 

@@ -86,7 +86,7 @@ def make_components(
     scaler = LossScaler(config.loss_scaling)
     accumulation = Accumulation(config.gradient_accumulation_steps)
     direct_backward = DirectBackward(
-        [member.param for part in model.trained for member in part.members],
+        [member.param for sub_buffer in model.trained for member in sub_buffer.members],
         has_loss_scale=config.fp16.enabled,
         loss_scale=lambda: scaler.scale,
         num_parts=lambda: accumulation.steps,
@@ -179,7 +179,7 @@ def _offload(
         policy,
         device,
         optimizer=None if optimizer is None else optimizer.rule.name,
-        steps_by_part=optimizer is not None and optimizer.rule.steps_by_part,
+        steps_by_sub_buffer=optimizer is not None and optimizer.rule.steps_by_sub_buffer,
         is_lenient=config.origin.is_lenient,
     )
     if config.checkpoint.async_save and plan.uses_disk:
@@ -258,11 +258,13 @@ def _schedule(
     if optimizer is None or offload.step_at is StepAt.STEP:
         return StepSchedule()
     if offload.step_at is StepAt.BACKWARD:
-        return EarlySteps(optimizer.parts, device=device, foresee=foresee, update_of=optimizer.part_update)
+        return EarlySteps(
+            optimizer.sub_buffers, device=device, foresee=foresee, update_of=optimizer.sub_buffer_update
+        )
     return DelayedSteps(
         model,
-        optimizer.parts,
+        optimizer.sub_buffers,
         device=device,
         warmup_steps=offload.warmup_steps,
-        update_of=optimizer.part_update,
+        update_of=optimizer.sub_buffer_update,
     )

@@ -101,9 +101,9 @@ class OptimizerStep:
             return
         gathers: list[Pending] = []
 
-        def start_unshard(part: SubBuffer) -> None:  # while the next shard is being updated
-            gathers.append(self._model.publish(part))
+        def start_unshard(sub_buffer: SubBuffer) -> None:  # while the next shard is being updated
+            gathers.append(self._model.publish(sub_buffer))
 
-        self._optimizer.step(grad_scale=grad_scale, after_part=start_unshard)
+        self._optimizer.step(grad_scale=grad_scale, after_sub_buffer=start_unshard)
         for gather in gathers:
             gather.wait()

@@ -46,8 +46,10 @@ class RollCall:
     ) -> None:
         """`ignores_unused` False: a parameter that has got no gradient is told in an error, too."""
         self._module, self._groups, self._comm = module, groups, comm
-        members = [member for unit in model.units for part in unit.parts for member in part.members]
-        trained = {id(member.param) for part in model.trained for member in part.members}
+        members = [
+            member for unit in model.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
+        ]
+        trained = {id(member.param) for sub_buffer in model.trained for member in sub_buffer.members}
         self._trained = {id(member.param): member for member in members if id(member.param) in trained}
         self._frozen = [member for member in members if not member.param.requires_grad]
         self._known = {id(member.param) for member in members}

@@ -34,8 +34,8 @@ _DEFAULT_LIMIT = {
 class SkippedSteps:
     """Of one engine."""
 
-    def __init__(self, config: Config, parts: Sequence[SubBuffer], comm: Collectives) -> None:
-        self._parts, self._comm = tuple(parts), comm
+    def __init__(self, config: Config, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
+        self._sub_buffers, self._comm = tuple(sub_buffers), comm
         limit = config.max_skipped_steps
         self._limit = _DEFAULT_LIMIT[config.loss_scaling.enabled] if limit is None else limit
         self._is_lenient = config.origin.is_lenient
@@ -67,8 +67,8 @@ class SkippedSteps:
                     f"steps in a row have been skipped; loss scale {loss_scale:g}"
                 )
             self._num_recent = 0
-        for part in self._parts:
-            part.gradients.watch_own(not is_finite)
+        for sub_buffer in self._sub_buffers:
+            sub_buffer.gradients.watch_own(not is_finite)
         self._losses.clear()
 
     def check(self) -> None:
@@ -89,9 +89,9 @@ class SkippedSteps:
 
     def _tell(self, step: int, *, is_applied: bool, loss_scale: float) -> None:
         own = (
-            [name for part in self._parts if (name := _last_bad(part)) is not None],
+            [name for sub_buffer in self._sub_buffers if (name := _last_bad(sub_buffer)) is not None],
             any(not bool(torch.isfinite(loss).all()) for loss in self._losses),
-            any(part.gradients.was_own_bad for part in self._parts),
+            any(sub_buffer.gradients.was_own_bad for sub_buffer in self._sub_buffers),
         )
         everywhere = self._comm.all_gather_objects(own, what="where gradients are not finite")
         names = [name for bad, _, _ in everywhere for name in bad]
@@ -103,11 +103,14 @@ class SkippedSteps:
 
     def _first(self, names: Sequence[str]) -> str:
         """Return where the backward came first, which goes from the last unit to the first; the root is used anywhere."""
-        bad = {part: [m.name for m in part.members if m.name in names] for part in self._parts}
-        places = [part for part in self._parts if bad[part]]
+        bad = {
+            sub_buffer: [m.name for m in sub_buffer.members if m.name in names]
+            for sub_buffer in self._sub_buffers
+        }
+        places = [sub_buffer for sub_buffer in self._sub_buffers if bad[sub_buffer]]
         if not places:
             return "as their norm is"  # of numbers whose squares are too large
-        blocks = [part for part in places if part.label != f"unit '{ROOT}'"] or places
+        blocks = [sub_buffer for sub_buffer in places if sub_buffer.label != f"unit '{ROOT}'"] or places
         first = blocks[-1]
         others = f" of {len(places)} units" if len(places) > 1 else ""
         return f"first in {first.label}{others} (parameter '{bad[first][-1]}')"
@@ -117,18 +120,20 @@ class SkippedSteps:
             _log.warning("%s", text)
 
 
-def _last_bad(part: SubBuffer) -> str | None:
+def _last_bad(sub_buffer: SubBuffer) -> str | None:
     """Return the last of the parameters whose averages in this rank's part are not finite."""
-    mesh = part.mesh
-    start, stop = part.plan.own_run(mesh.chunk_index, num_chunks=mesh.world.size)
-    shard_start, _ = part.layout.shard_range(part.plan.shard_index, num_shards=part.plan.num_shards)
+    mesh = sub_buffer.mesh
+    start, stop = sub_buffer.plan.own_run(mesh.chunk_index, num_chunks=mesh.world.size)
+    shard_start, _ = sub_buffer.layout.shard_range(
+        sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
+    )
     found = -1
-    for offset, piece in part.gradients.pieces(start, stop):
+    for offset, piece in sub_buffer.gradients.pieces(start, stop):
         bad = torch.isfinite(piece).logical_not().nonzero()
         if len(bad):
             found = max(found, shard_start + offset + int(bad[-1]))
-    part.gradients.let_go()
-    slots = zip(part.members, part.layout.slots, strict=True)
+    sub_buffer.gradients.let_go()
+    slots = zip(sub_buffer.members, sub_buffer.layout.slots, strict=True)
     return next(
         (member.name for member, slot in slots if slot.offset <= found < slot.offset + slot.numel), None
     )

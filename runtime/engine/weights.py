@@ -111,23 +111,27 @@ class Weights:
         """
         self._model.offloaded.check_here("a state_dict of the whole model")
         self._model.before_gather()
-        parts = [
-            part
+        sub_buffers = [
+            sub_buffer
             for unit in self._model.units
-            for part in unit.parts
-            if not left_out.issuperset(member.name for member in part.members)
+            for sub_buffer in unit.sub_buffers
+            if not left_out.issuperset(member.name for member in sub_buffer.members)
         ]
         values: dict[str, Tensor] = {}
-        for part in parts:
-            if part.is_sharded:
-                with part.here():
-                    flat = self._comm.gather_to_first(part.on_device(part.param_shard.own), what=part.label)
-                values |= {} if flat is None else by_name(part, flat)
+        for sub_buffer in sub_buffers:
+            if sub_buffer.is_sharded:
+                with sub_buffer.here():
+                    flat = self._comm.gather_to_first(
+                        sub_buffer.on_device(sub_buffer.param_shard.own), what=sub_buffer.label
+                    )
+                values |= {} if flat is None else by_name(sub_buffer, flat)
             elif self._comm.mesh.world.index == 0:
-                values |= by_name(part, part.param_shard.values.flat)
+                values |= by_name(sub_buffer, sub_buffer.param_shard.values.flat)
         if self._comm.mesh.world.index != 0:
             return None
-        name_of = {id(member.param): member.name for part in parts for member in part.members}
+        name_of = {
+            id(member.param): member.name for sub_buffer in sub_buffers for member in sub_buffer.members
+        }
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
         return {
             name: values[name_of[id(value)]] if id(value) in name_of else _to_host(value)
@@ -181,9 +185,9 @@ def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def by_name(part: SubBuffer, flat: Tensor) -> dict[str, Tensor]:
+def by_name(sub_buffer: SubBuffer, flat: Tensor) -> dict[str, Tensor]:
     """Copy each parameter's elements out: torch.save writes the whole storage behind a view."""
     return {
         member.name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to("cpu", copy=True)
-        for member, slot in zip(part.members, part.layout.slots, strict=True)
+        for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True)
     }

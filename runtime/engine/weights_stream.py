@@ -27,7 +27,7 @@ class _Piece(NamedTuple):
     """What becomes present at once: the parameters of one sub-buffer, or one tensor that lies in none, by its name."""
 
     dtype: torch.dtype
-    part: SubBuffer | None
+    sub_buffer: SubBuffer | None
     others: dict[str, Tensor]
 
 
@@ -39,14 +39,18 @@ class WeightsStream:
     ) -> None:
         self._comm, self._left_out = comm, left_out
         self._is_first = comm.mesh.world.index == 0
-        parts = [
-            part
+        sub_buffers = [
+            sub_buffer
             for unit in model.units
-            for part in unit.parts
-            if not set(left_out).issuperset(member.name for member in part.members)
+            for sub_buffer in unit.sub_buffers
+            if not set(left_out).issuperset(member.name for member in sub_buffer.members)
         ]
-        first_name = {id(member.param): member.name for part in parts for member in part.members}
-        pieces = [_Piece(part.param_shard.values.flat.dtype, part, {}) for part in parts]
+        first_name = {
+            id(member.param): member.name for sub_buffer in sub_buffers for member in sub_buffer.members
+        }
+        pieces = [
+            _Piece(sub_buffer.param_shard.values.flat.dtype, sub_buffer, {}) for sub_buffer in sub_buffers
+        ]
         self.aliases: dict[str, str] = {}
         self.no_tensors: list[str] = []  # extra states of modules
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
@@ -65,11 +69,11 @@ class WeightsStream:
     def specs(self) -> dict[str, Spec]:
         """Return what will come, in its order."""
         found: dict[str, Spec] = {}
-        for dtype, part, others in self._pieces:
-            if part is None:
+        for dtype, sub_buffer, others in self._pieces:
+            if sub_buffer is None:
                 found |= {name: Spec(tuple(value.shape), dtype) for name, value in others.items()}
             else:
-                found |= {name: Spec(shape, dtype) for name, shape, _ in self._members(part)}
+                found |= {name: Spec(shape, dtype) for name, shape, _ in self._members(sub_buffer)}
         return found
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -77,23 +81,27 @@ class WeightsStream:
 
         Order: a collective for each sub-buffer, whose end on rank 0 only the next one awaits
         """
-        for _, part, others in self._pieces:
-            if part is None:
+        for _, sub_buffer, others in self._pieces:
+            if sub_buffer is None:
                 if self._is_first:
                     yield from ((name, value.cpu()) for name, value in others.items())
                 continue
-            with part.here() if part.is_sharded else nullcontext():
+            with sub_buffer.here() if sub_buffer.is_sharded else nullcontext():
                 flat: Tensor | None = (
-                    part.param_shard.values.flat if self._is_first and not part.is_sharded else None
+                    sub_buffer.param_shard.values.flat
+                    if self._is_first and not sub_buffer.is_sharded
+                    else None
                 )
-                if part.is_sharded:
-                    flat = self._comm.gather_to_first(part.on_device(part.param_shard.own), what=part.label)
+                if sub_buffer.is_sharded:
+                    flat = self._comm.gather_to_first(
+                        sub_buffer.on_device(sub_buffer.param_shard.own), what=sub_buffer.label
+                    )
                 if flat is not None:
-                    for name, shape, offset in self._members(part):
+                    for name, shape, offset in self._members(sub_buffer):
                         yield name, flat[offset : offset + torch.Size(shape).numel()].view(shape).cpu()
 
-    def _members(self, part: SubBuffer) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        for member, slot in zip(part.members, part.layout.slots, strict=True):
+    def _members(self, sub_buffer: SubBuffer) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True):
             if member.name not in self._left_out:
                 yield member.name, slot.shape, slot.offset
 

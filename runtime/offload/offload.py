@@ -21,7 +21,7 @@ _SHARE_STEPS = 16  # how finely a model is cut for a share of it to leave the de
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartHome:
+class SubBufferHome:
     """Where one sub-buffer's values lie between their uses."""
 
     steps_on_host: bool = False  # the optimizer has its master and states in host memory, or on a disk
@@ -86,13 +86,13 @@ class Offload:
         states = self._plan.states
         return states.is_away and (self._plan.has_host or states.residence is Residence.NVME)
 
-    def home_of(self, numel: int, *, is_trained: bool) -> PartHome:
+    def home_of(self, numel: int, *, is_trained: bool) -> SubBufferHome:
         """Return where the next sub-buffer lies, of so many elements."""
         plan = self._plan
         takes = is_trained and plan.states.is_away and self._num_left > 0
         if takes:
             self._num_left -= numel
-        return PartHome(
+        return SubBufferHome(
             steps_on_host=takes and plan.has_host,
             states=plan.states if takes else AT_HOME,
             params_on_host=plan.parameters.is_away and plan.has_host,

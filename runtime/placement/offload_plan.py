@@ -80,7 +80,7 @@ def plan_offload(
     device: torch.device,
     *,
     optimizer: str | None,
-    steps_by_part: bool,
+    steps_by_sub_buffer: bool,
     is_lenient: bool = False,
 ) -> OffloadPlan:
     """Return what `offload_optimizer` and `offload_param` say, for an optimizer of this name.
@@ -103,7 +103,7 @@ def plan_offload(
                 f'{_SECTION}.offload_optimizer.device "{asked}": at stage {policy.stage} every rank has all optimizer states, '
                 "and they stay where they are; write stage 1, 2 or 3"
             )
-        if states.is_away and not steps_by_part:
+        if states.is_away and not steps_by_sub_buffer:
             *names, last = [name for row in ELEMENTWISE for name in row.names]
             raise ConfigError(
                 f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the device in this '

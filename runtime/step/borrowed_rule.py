@@ -24,7 +24,7 @@ from ..comm.collectives import Collectives
 from ..errors import ConfigError
 from ..zero.layout import Fragment
 from ..zero.sub_buffer import SubBuffer
-from .rule import AfterPart, ByName, Groups, hyper_parameters, scaled_grad
+from .rule import AfterSubBuffer, ByName, Groups, hyper_parameters, scaled_grad
 from .whole_tensors import WholeTensors
 
 
@@ -42,17 +42,17 @@ class Loan:
 
 
 class _StandIn(NamedTuple):
-    """What the optimizer has in place of the parameter at `place` of `part`."""
+    """What the optimizer has in place of the parameter at `place` of `sub_buffer`."""
 
     loan: Loan
-    part: SubBuffer
+    sub_buffer: SubBuffer
     place: int
     param: nn.Parameter
     run: slice | None  # of the shard's elements; None: the values are here for the step only
 
     @property
     def name(self) -> str:
-        return self.part.members[self.place].name
+        return self.sub_buffer.members[self.place].name
 
     @property
     def state(self) -> dict[str, Any]:
@@ -66,30 +66,30 @@ class BorrowedRule:
 
     def __init__(self, name: str, loans: Sequence[Loan]) -> None:
         self.name = name
-        self.steps_by_part = False
+        self.steps_by_sub_buffer = False
         self._loans = tuple(loans)
-        self._parts: tuple[SubBuffer, ...] = ()
+        self._sub_buffers: tuple[SubBuffer, ...] = ()
         self._stand_ins: list[_StandIn] = []
         self._shared: list[_StandIn | None] = []  # by number in `_whole`; None: another rank owns it
         self._whole: WholeTensors | None = None
 
-    def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
+    def attach(self, sub_buffers: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Make the stand-ins."""
-        self._parts = tuple(parts)
+        self._sub_buffers = tuple(sub_buffers)
         loan_of = {group: loan for loan in self._loans for group in loan.groups}
         shared: list[tuple[Loan, SubBuffer, int]] = []
-        for part in self._parts:
-            for place, member in enumerate(part.members):
+        for sub_buffer in self._sub_buffers:
+            for place, member in enumerate(sub_buffer.members):
                 loan = loan_of[member.group]
                 if not member.param.numel():
                     continue
-                if loan.is_elementwise or part.plan.num_shards == 1:
-                    self._stand_ins += _local(loan, part, place)
+                if loan.is_elementwise or sub_buffer.plan.num_shards == 1:
+                    self._stand_ins += _local(loan, sub_buffer, place)
                 else:
-                    shared.append((loan, part, place))
-            self._stand_ins += self._empty(part, loan_of)
+                    shared.append((loan, sub_buffer, place))
+            self._stand_ins += self._empty(sub_buffer, loan_of)
         if shared:
-            self._whole = WholeTensors([(part, place) for _, part, place in shared], comm)
+            self._whole = WholeTensors([(sub_buffer, place) for _, sub_buffer, place in shared], comm)
             self._shared = [
                 _StandIn(*item, nn.Parameter(item[1].optimizer_shard.master.new_empty(0)), None)
                 if number in self._whole.owned
@@ -97,12 +97,12 @@ class BorrowedRule:
                 for number, item in enumerate(shared)
             ]
             self._stand_ins += [one for one in self._shared if one is not None]
-            for _, part, place in shared:
-                part.optimizer_shard.states_of_whole[place] = dict
+            for _, sub_buffer, place in shared:
+                sub_buffer.optimizer_shard.states_of_whole[place] = dict
         for one in self._stand_ins:
             if not one.loan.is_elementwise:
-                one.part.optimizer_shard.states_of_whole[one.place] = partial(getattr, one, "state")
-            own_group = one.loan.groups.index(one.part.members[one.place].group)
+                one.sub_buffer.optimizer_shard.states_of_whole[one.place] = partial(getattr, one, "state")
+            own_group = one.loan.groups.index(one.sub_buffer.members[one.place].group)
             one.loan.optimizer.param_groups[own_group]["params"].append(one.param)
         self._take_states(loan_of)
 
@@ -110,8 +110,8 @@ class BorrowedRule:
     def _take_states(self, loan_of: Mapping[int, Loan]) -> None:
         """Go on from what the optimizers remember: some do from the start."""
         beside: ByName = {}
-        for part in self._parts:
-            for place, member in enumerate(part.members):
+        for sub_buffer in self._sub_buffers:
+            for place, member in enumerate(sub_buffer.members):
                 loan = loan_of[member.group]
                 for name, value in loan.states.get(member.param, {}).items():
                     is_tensor = isinstance(value, Tensor)
@@ -121,7 +121,7 @@ class BorrowedRule:
                         and is_tensor
                         and value.shape == member.param.shape
                     ):
-                        part.copy_fragment(place, value, _state_of(part, name))
+                        sub_buffer.copy_fragment(place, value, _state_of(sub_buffer, name))
                     else:
                         beside.setdefault(member.name, {})[name] = value.clone() if is_tensor else value
         if any(loan.states for loan in self._loans):
@@ -129,24 +129,30 @@ class BorrowedRule:
         for loan in self._loans:
             loan.states.clear()  # whole tensors, on every rank
 
-    def _empty(self, part: SubBuffer, loan_of: Mapping[int, Loan]) -> Iterator[_StandIn]:
+    def _empty(self, sub_buffer: SubBuffer, loan_of: Mapping[int, Loan]) -> Iterator[_StandIn]:
         """One without elements for each group of which the shard has none: so all ranks have the same states."""
-        present = {one.part.members[one.place].group for one in self._stand_ins if one.part is part}
-        for place, member in enumerate(part.members):
+        present = {
+            one.sub_buffer.members[one.place].group for one in self._stand_ins if one.sub_buffer is sub_buffer
+        }
+        for place, member in enumerate(sub_buffer.members):
             loan = loan_of[member.group]
             if loan.is_elementwise and member.group not in present:
                 present.add(member.group)
                 nothing = slice(0, 0)
-                yield _StandIn(loan, part, place, nn.Parameter(part.optimizer_shard.master[nothing]), nothing)
+                yield _StandIn(
+                    loan, sub_buffer, place, nn.Parameter(sub_buffer.optimizer_shard.master[nothing]), nothing
+                )
 
     # ---- a step
 
-    def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
+    def step(
+        self, groups: Groups, *, step: int, grad_scale: float, after_sub_buffer: AfterSubBuffer | None
+    ) -> None:
         """Step everything at once: optimizers count their steps, each in a way of its own."""
-        grads = {part: _Grads(part, grad_scale) for part in self._parts}
+        grads = {sub_buffer: _Grads(sub_buffer, grad_scale) for sub_buffer in self._sub_buffers}
         for one in self._stand_ins:
             if one.run is not None:
-                one.param.grad = grads[one.part].at(one.run).view(one.param.shape)
+                one.param.grad = grads[one.sub_buffer].at(one.run).view(one.param.shape)
         if self._whole is not None:
             self._collect(self._whole, grads)
         self._forget_frozen()
@@ -155,16 +161,16 @@ class BorrowedRule:
         if self._whole is not None:
             self._hand_back(self._whole)
         self._take_back()
-        for part in self._parts:
-            if part.optimizer_shard.has_separate_master:
-                part.param_shard.own.copy_(part.optimizer_shard.master)
-            if after_part is not None:
-                after_part(part)
+        for sub_buffer in self._sub_buffers:
+            if sub_buffer.optimizer_shard.has_separate_master:
+                sub_buffer.param_shard.own.copy_(sub_buffer.optimizer_shard.master)
+            if after_sub_buffer is not None:
+                after_sub_buffer(sub_buffer)
 
     def _forget_frozen(self) -> None:
         """A parameter without a gradient is left alone by torch's optimizers."""
         for one in self._stand_ins:
-            if one.place in one.part.optimizer_shard.frozen:
+            if one.place in one.sub_buffer.optimizer_shard.frozen:
                 one.param.grad = None
 
     def _take_back(self) -> None:
@@ -177,8 +183,8 @@ class BorrowedRule:
 
     def _collect(self, whole: WholeTensors, grads: dict[SubBuffer, _Grads]) -> None:
         runs = [(whole.place(number), _run(fragment)) for number, fragment in whole.held]
-        values = whole.collect([part.optimizer_shard.master[run] for (part, _), run in runs])
-        gradients = whole.collect([grads[part].at(run) for (part, _), run in runs])
+        values = whole.collect([sub_buffer.optimizer_shard.master[run] for (sub_buffer, _), run in runs])
+        gradients = whole.collect([grads[sub_buffer].at(run) for (sub_buffer, _), run in runs])
         for number in whole.owned:
             one = self._owned(number)
             shape = _shape(one)
@@ -205,14 +211,14 @@ class BorrowedRule:
         """Let the optimizers begin anew, the elements' states with zeros."""
         for loan in self._loans:
             loan.optimizer.state.clear()
-        for part in self._parts:
-            part.allocate_states(names)
+        for sub_buffer in self._sub_buffers:
+            sub_buffer.allocate_states(names)
 
     def beside(self) -> ByName:
         """Whatever is no state of each element: numbers, and all of whole parameters."""
         found: ByName = {}
         for one in self._stand_ins:
-            kept = set(one.part.optimizer_shard.states) if one.loan.is_elementwise else set()
+            kept = set(one.sub_buffer.optimizer_shard.states) if one.loan.is_elementwise else set()
             found[one.name] = {
                 name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
                 for name, value in one.state.items()
@@ -225,7 +231,7 @@ class BorrowedRule:
         for one in self._stand_ins:
             state = dict(saved.get(one.name, {}))
             if one.loan.is_elementwise and one.run is not None:
-                state |= {name: flat[one.run] for name, flat in one.part.optimizer_shard.states.items()}
+                state |= {name: flat[one.run] for name, flat in one.sub_buffer.optimizer_shard.states.items()}
             if state:
                 placed = {name: _placed(name, value, one) for name, value in state.items()}
                 one.loan.optimizer.state[one.param] = placed
@@ -234,8 +240,8 @@ class BorrowedRule:
 class _Grads:
     """This rank's shard of the reduced gradients of one sub-buffer, in float32."""
 
-    def __init__(self, part: SubBuffer, grad_scale: float) -> None:
-        found = sorted(part.gradients.pieces(0, part.param_shard.own.numel()), key=itemgetter(0))
+    def __init__(self, sub_buffer: SubBuffer, grad_scale: float) -> None:
+        found = sorted(sub_buffer.gradients.pieces(0, sub_buffer.param_shard.own.numel()), key=itemgetter(0))
         pieces = [(offset, scaled_grad(grad, grad_scale)) for offset, grad in found]
         self._offsets = [offset for offset, _ in pieces]
         self._pieces = [piece for _, piece in pieces]
@@ -272,14 +278,16 @@ def _step(loan: Loan, groups: Groups) -> None:
         users.update(hyper_parameters(own))
 
 
-def _local(loan: Loan, part: SubBuffer, place: int) -> Iterator[_StandIn]:
+def _local(loan: Loan, sub_buffer: SubBuffer, place: int) -> Iterator[_StandIn]:
     """The stand-in for what this rank's shard holds of a parameter, if anything."""
-    slot = part.layout.slots[place]
-    fragment = part.layout.fragment(slot, part.plan.shard_index, num_shards=part.plan.num_shards)
+    slot = sub_buffer.layout.slots[place]
+    fragment = sub_buffer.layout.fragment(
+        slot, sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
+    )
     if fragment is not None:
         run = _run(fragment)
-        values = part.optimizer_shard.master[run]
-        one = _StandIn(loan, part, place, nn.Parameter(values), run)
+        values = sub_buffer.optimizer_shard.master[run]
+        one = _StandIn(loan, sub_buffer, place, nn.Parameter(values), run)
         if not loan.is_elementwise:
             one.param.data = values.view(_shape(one))
         yield one
@@ -287,7 +295,7 @@ def _local(loan: Loan, part: SubBuffer, place: int) -> Iterator[_StandIn]:
 
 def _return_to_master(one: _StandIn, run: slice) -> None:
     """Let the stand-in lie in the master again if the optimizer has given it other memory, by `p.data = ...`."""
-    values = one.part.optimizer_shard.master[run]
+    values = one.sub_buffer.optimizer_shard.master[run]
     if one.param.data_ptr() != values.data_ptr():
         values.copy_(one.param.detach().reshape(-1))
         one.param.data = values.view(one.param.shape)
@@ -299,7 +307,7 @@ def _run(fragment: Fragment) -> slice:
 
 def _shape(one: _StandIn) -> tuple[int, ...]:
     """The shape in which the optimizer wants the whole parameter."""
-    shape = one.part.layout.slots[one.place].shape
+    shape = one.sub_buffer.layout.slots[one.place].shape
     return (shape[0], prod(shape[1:])) if one.loan.as_matrices else shape
 
 
@@ -313,17 +321,17 @@ def _adopt_states(one: _StandIn) -> None:
                 f"optimizer {type(one.loan.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
                 "stepped on shards keeps float32: leave out its is_elementwise"
             )
-        place = _state_of(one.part, name)[one.run]
+        place = _state_of(one.sub_buffer, name)[one.run]
         if value.data_ptr() != place.data_ptr():
             place.copy_(value)
             one.state[name] = place
 
 
-def _state_of(part: SubBuffer, name: str) -> Tensor:
+def _state_of(sub_buffer: SubBuffer, name: str) -> Tensor:
     """Return the sub-buffer's state of that name, zeros where it is new."""
-    if name not in part.optimizer_shard.states:
-        part.optimizer_shard.states[name] = torch.zeros_like(part.optimizer_shard.master)
-    return part.optimizer_shard.states[name]
+    if name not in sub_buffer.optimizer_shard.states:
+        sub_buffer.optimizer_shard.states[name] = torch.zeros_like(sub_buffer.optimizer_shard.master)
+    return sub_buffer.optimizer_shard.states[name]
 
 
 def _placed(name: str, value: Any, one: _StandIn) -> Any:

@@ -30,20 +30,20 @@ class DelayedSteps(StepSchedule):
     def __init__(
         self,
         model: ShardedModel,
-        parts: Sequence[SubBuffer],
+        sub_buffers: Sequence[SubBuffer],
         *,
         device: torch.device,
         warmup_steps: int,
         update_of: Callable[[Update], UpdatePart],
     ) -> None:
-        self._model, self._parts = model, tuple(parts)
+        self._model, self._sub_buffers = model, tuple(sub_buffers)
         self._warmup_steps, self._update_of = warmup_steps, update_of
         self._thread = make_thread(device)
         self._under_way: list[tuple[SubBuffer, AsideUpdate]] = []
         self._num_forwards = 0
-        for part in self._parts:
-            part.before_use = lambda is_written: self.drain()
-            part.refuses_writes = "zero_optimization.offload_optimizer.delayed_update"
+        for sub_buffer in self._sub_buffers:
+            sub_buffer.before_use = lambda is_written: self.drain()
+            sub_buffer.refuses_writes = "zero_optimization.offload_optimizer.delayed_update"
         model.before_gather = self.drain_unless_running
 
     def begin(self, update: Update) -> bool:
@@ -52,14 +52,14 @@ class DelayedSteps(StepSchedule):
             raise AssertionError(f"step {update.step} begins, and the one before is not finished")
         if update.step <= self._warmup_steps:
             return False
-        update_part = self._update_of(update)
-        for part in reversed(self._parts):
-            sums = part.gradients.host_sums
+        update_sub_buffer = self._update_of(update)
+        for sub_buffer in reversed(self._sub_buffers):
+            sums = sub_buffer.gradients.host_sums
             if sums is None:
-                raise AssertionError(f"the gradients of {part.label} are not in host memory")
+                raise AssertionError(f"the gradients of {sub_buffer.label} are not in host memory")
             grads = partial(_whole, sums.take())
-            aside = AsideUpdate(self._thread, part, update_part, grads=grads, room=None)
-            self._under_way.append((part, aside))
+            aside = AsideUpdate(self._thread, sub_buffer, update_sub_buffer, grads=grads, room=None)
+            self._under_way.append((sub_buffer, aside))
         return True
 
     @torch.no_grad()
@@ -68,9 +68,9 @@ class DelayedSteps(StepSchedule):
         under_way, self._under_way = self._under_way, []
         gathers = []
         try:
-            for part, aside in under_way:
+            for sub_buffer, aside in under_way:
                 aside.publish()
-                gathers.append(self._model.publish(part))
+                gathers.append(self._model.publish(sub_buffer))
         except BaseException:
             for _, aside in under_way:
                 aside.drop()

@@ -24,7 +24,7 @@ class EarlySteps(StepSchedule):
 
     def __init__(
         self,
-        parts: Sequence[SubBuffer],
+        sub_buffers: Sequence[SubBuffer],
         *,
         device: torch.device,
         foresee: Callable[[], Update | None],
@@ -36,51 +36,53 @@ class EarlySteps(StepSchedule):
         self._rooms: dict[SubBuffer, Room] = {}
         self._guesses: dict[SubBuffer, tuple[Update, AsideUpdate]] = {}
         self.num_right = self.num_wrong = 0  # updates of a sub-buffer, so far
-        for part in parts:
-            sums = part.gradients.host_sums
+        for sub_buffer in sub_buffers:
+            sums = sub_buffer.gradients.host_sums
             if sums is not None:
-                self._rooms[part] = Room(part)
-                sums.watch(before_change=partial(self._drop, part), landed=partial(self._start, part))
-                part.before_use = partial(self._before_use, part)
+                self._rooms[sub_buffer] = Room(sub_buffer)
+                sums.watch(
+                    before_change=partial(self._drop, sub_buffer), landed=partial(self._start, sub_buffer)
+                )
+                sub_buffer.before_use = partial(self._before_use, sub_buffer)
 
     def begin(self, update: Update) -> bool:
         """Leave the right guesses to the step."""
-        for part, (guess, aside) in list(self._guesses.items()):
+        for sub_buffer, (guess, aside) in list(self._guesses.items()):
             if guess == update:
-                del self._guesses[part]
-                part.optimizer_shard.made_aside = aside
+                del self._guesses[sub_buffer]
+                sub_buffer.optimizer_shard.made_aside = aside
                 self.num_right += 1
             else:
-                self._drop(part)
+                self._drop(sub_buffer)
         return False
 
     def close(self) -> None:
-        for part in list(self._guesses):
-            self._drop(part)
+        for sub_buffer in list(self._guesses):
+            self._drop(sub_buffer)
         self._thread.shutdown()
 
-    def _start(self, part: SubBuffer) -> None:
+    def _start(self, sub_buffer: SubBuffer) -> None:
         update = self._foresee()
         if update is not None:
-            numel = part.optimizer_shard.master.numel()
+            numel = sub_buffer.optimizer_shard.master.numel()
             aside = AsideUpdate(
                 self._thread,
-                part,
+                sub_buffer,
                 self._update_of(update),
-                grads=lambda: tuple(part.gradients.pieces(0, numel)),
-                room=self._rooms[part],
+                grads=lambda: tuple(sub_buffer.gradients.pieces(0, numel)),
+                room=self._rooms[sub_buffer],
             )
-            self._guesses[part] = (update, aside)
+            self._guesses[sub_buffer] = (update, aside)
 
-    def _drop(self, part: SubBuffer) -> None:
-        left, part.optimizer_shard.made_aside = part.optimizer_shard.made_aside, None
+    def _drop(self, sub_buffer: SubBuffer) -> None:
+        left, sub_buffer.optimizer_shard.made_aside = sub_buffer.optimizer_shard.made_aside, None
         if left is not None:  # by a step that failed half-way
             left.drop()
-        guess = self._guesses.pop(part, None)
+        guess = self._guesses.pop(sub_buffer, None)
         if guess is not None:
             guess[1].drop()
             self.num_wrong += 1
 
-    def _before_use(self, part: SubBuffer, is_written: bool) -> None:
+    def _before_use(self, sub_buffer: SubBuffer, is_written: bool) -> None:
         if is_written:  # who reads sees what was before the step
-            self._drop(part)
+            self._drop(sub_buffer)

@@ -15,7 +15,7 @@ from ..zero.sub_buffer import SubBuffer
 from .deepspeed_names import DeepSpeedNames
 from .host_update import Update, UpdatePart
 from .loss_scale import LossScaler
-from .rule import AfterPart, PartRule, Rule, hyper_parameters
+from .rule import AfterSubBuffer, Rule, SubBufferRule, hyper_parameters
 from .trl_hooks import Hooks
 
 # torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on the first
@@ -44,30 +44,30 @@ class FlatOptimizer(DeepSpeedNames):
         self.rule = rule
         self.num_steps = 0  # applied, not skipped
         self.parameter_offload = Hooks()  # DeepSpeed's name for what gathers parameters
-        self.parts: tuple[SubBuffer, ...] = ()
+        self.sub_buffers: tuple[SubBuffer, ...] = ()
         self._client = client
 
     def attach(
         self,
-        parts: Sequence[SubBuffer],
+        sub_buffers: Sequence[SubBuffer],
         *,
         comm: Collectives,
         scaler: LossScaler,
         look_for_overflow: Callable[[], bool] | None = None,
     ) -> None:
         """Get ready to update this rank's shards."""
-        self.parts = tuple(parts)
+        self.sub_buffers = tuple(sub_buffers)
         self._scaler = scaler
         self._look_for_overflow = look_for_overflow
-        self.rule.attach(self.parts, self.param_groups, comm)
+        self.rule.attach(self.sub_buffers, self.param_groups, comm)
 
     @property
     def states(self) -> tuple[dict[str, Tensor], ...]:
         """Per part: name -> [shard] float32. They may be written to until the next backward."""
-        for part in self.parts:
-            if part.before_use is not None:
-                part.before_use(True)
-        return tuple(part.optimizer_shard.states for part in self.parts)
+        for sub_buffer in self.sub_buffers:
+            if sub_buffer.before_use is not None:
+                sub_buffer.before_use(True)
+        return tuple(sub_buffer.optimizer_shard.states for sub_buffer in self.sub_buffers)
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # a closure would have to run forward and backward on all ranks
@@ -75,9 +75,9 @@ class FlatOptimizer(DeepSpeedNames):
         closure: Callable[[], float] | None = None,
         *,
         grad_scale: float | None = None,
-        after_part: AfterPart | None = None,
+        after_sub_buffer: AfterSubBuffer | None = None,
     ) -> None:
-        """Update this rank's shards from reduced gradients; `after_part` is called as each sub-buffer is done.
+        """Update this rank's shards from reduced gradients; `after_sub_buffer` is called as each sub-buffer is done.
 
         Errors: ConfigError when called by a user: gradients would not be reduced, nor parameters gathered
         """
@@ -86,7 +86,9 @@ class FlatOptimizer(DeepSpeedNames):
                 "optimizer.step() was called directly; call engine.step(), which calls it in turn"
             )
         self.num_steps += 1
-        self.rule.step(self.param_groups, step=self.num_steps, grad_scale=grad_scale, after_part=after_part)
+        self.rule.step(
+            self.param_groups, step=self.num_steps, grad_scale=grad_scale, after_sub_buffer=after_sub_buffer
+        )
 
     def next_update(self, grad_scale: float) -> Update:
         """Return what the next step does, with the groups as they are now."""
@@ -96,20 +98,20 @@ class FlatOptimizer(DeepSpeedNames):
         )
         return Update(groups=groups, step=self.num_steps + 1, grad_scale=grad_scale)
 
-    def part_update(self, update: Update) -> UpdatePart:
+    def sub_buffer_update(self, update: Update) -> UpdatePart:
         """Return what that does to one sub-buffer.
 
         Errors: AssertionError for an optimizer that does not step part by part
         """
-        if not isinstance(self.rule, PartRule):
+        if not isinstance(self.rule, SubBufferRule):
             raise AssertionError(f"{self.rule.name} does not step part by part")
         groups = [dict(group) for group in update.groups]
-        return self.rule.part_update(groups, step=update.step, grad_scale=update.grad_scale)
+        return self.rule.sub_buffer_update(groups, step=update.step, grad_scale=update.grad_scale)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
-        for part in self.parts:
-            part.gradients.zero()
+        for sub_buffer in self.sub_buffers:
+            sub_buffer.gradients.zero()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is being built; afterwards the flat buffers are laid out for good."""

@@ -22,7 +22,7 @@ _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the n
 
 
 def global_grad_norm(
-    parts: Sequence[SubBuffer], comm: Collectives, *, note: Sequence[float] = ()
+    sub_buffers: Sequence[SubBuffer], comm: Collectives, *, note: Sequence[float] = ()
 ) -> tuple[float, list[list[float]]]:
     """Return the 2-norm of all reduced gradients, before clipping, infinite or NaN if any gradient is; and every rank's note.
 
@@ -30,13 +30,13 @@ def global_grad_norm(
     Order: a collective
     """
     mesh = comm.mesh
-    device = parts[0].device
-    squares = [part.gradients.squares() for part in parts]
+    device = sub_buffers[0].device
+    squares = [sub_buffer.gradients.squares() for sub_buffer in sub_buffers]
     chunks = [
         chunk
-        for part, known in zip(parts, squares, strict=True)
+        for sub_buffer, known in zip(sub_buffers, squares, strict=True)
         if known is None
-        for chunk in part.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
+        for chunk in sub_buffer.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
     ]
     partial = torch.as_tensor(_total(squares, chunks), dtype=torch.float64, device=device).view(1)
     own = torch.cat([partial, torch.tensor(note, dtype=torch.float64, device=device)])

@@ -45,23 +45,23 @@ def make_thread(device: torch.device) -> ThreadPoolExecutor:
 class Room:
     """Host memory for a second set of one sub-buffer's master and states; taken at its first use."""
 
-    def __init__(self, part: SubBuffer) -> None:
-        self._part = part
+    def __init__(self, sub_buffer: SubBuffer) -> None:
+        self._sub_buffer = sub_buffer
         self.master: Tensor | None = None  # [shard] float32
         self.states: dict[str, Tensor] = {}  # [shard] float32 by name
 
     def fill(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Return copies of the master and of the states."""
-        self.master = self._copy(self._part.optimizer_shard.master, self.master)
+        self.master = self._copy(self._sub_buffer.optimizer_shard.master, self.master)
         self.states = {
             name: self._copy(state, self.states.get(name))
-            for name, state in self._part.optimizer_shard.states.items()
+            for name, state in self._sub_buffer.optimizer_shard.states.items()
         }
         return self.master, dict(self.states)
 
     def _copy(self, source: Tensor, target: Tensor | None) -> Tensor:
         if target is None:
-            return to_host(source, pin_memory=self._part.home.pins_states)
+            return to_host(source, pin_memory=self._sub_buffer.home.pins_states)
         return target.copy_(source)
 
 
@@ -74,14 +74,14 @@ class AsideUpdate:
     def __init__(
         self,
         thread: ThreadPoolExecutor,
-        part: SubBuffer,
+        sub_buffer: SubBuffer,
         update: UpdatePart,
         *,
         grads: Callable[[], Pieces],
         room: Room | None,
     ) -> None:
         """Begin as soon as the thread is free; `grads` is called there."""
-        self._part, self._update, self._grads, self._room = part, update, grads, room
+        self._sub_buffer, self._update, self._grads, self._room = sub_buffer, update, grads, room
         self._future: Future[Ready] = thread.submit(self._run)
 
     def drop(self) -> None:
@@ -94,36 +94,36 @@ class AsideUpdate:
 
         Errors: what the update raised
         """
-        ready, part = self._future.result(), self._part
-        if ready.master is not part.optimizer_shard.master:
-            if part.optimizer_shard.has_separate_master:
-                _exchange(ready.master, part.optimizer_shard.master)
+        ready, sub_buffer = self._future.result(), self._sub_buffer
+        if ready.master is not sub_buffer.optimizer_shard.master:
+            if sub_buffer.optimizer_shard.has_separate_master:
+                _exchange(ready.master, sub_buffer.optimizer_shard.master)
             else:
-                part.param_shard.own.copy_(ready.master)
+                sub_buffer.param_shard.own.copy_(ready.master)
         for name, state in ready.states.items():
-            if name not in part.optimizer_shard.states:
-                part.optimizer_shard.states[name] = state
-            elif state is not part.optimizer_shard.states[name]:
-                _exchange(state, part.optimizer_shard.states[name])
+            if name not in sub_buffer.optimizer_shard.states:
+                sub_buffer.optimizer_shard.states[name] = state
+            elif state is not sub_buffer.optimizer_shard.states[name]:
+                _exchange(state, sub_buffer.optimizer_shard.states[name])
         if ready.param_out is not None:
             # torch gives pinned memory to no other tensor before a copy from it is done.
-            part.param_shard.own.copy_(ready.param_out, non_blocking=not part.home.params_on_host)
+            sub_buffer.param_shard.own.copy_(ready.param_out, non_blocking=not sub_buffer.home.params_on_host)
 
     @torch.no_grad()
     def _run(self) -> Ready:
-        part = self._part
+        sub_buffer = self._sub_buffer
         if self._room is not None:
             master, states = self._room.fill()
         else:
-            master, states = part.optimizer_shard.master, part.optimizer_shard.states
-            if not part.optimizer_shard.has_separate_master:
-                master = to_host(master, pin_memory=part.home.pins_states)
+            master, states = sub_buffer.optimizer_shard.master, sub_buffer.optimizer_shard.states
+            if not sub_buffer.optimizer_shard.has_separate_master:
+                master = to_host(master, pin_memory=sub_buffer.home.pins_states)
         ready = Ready(
-            part=part,
+            sub_buffer=sub_buffer,
             master=master,
             states=states,
             grads=self._grads(),
-            param_out=part.optimizer_shard.make_param_out(),
+            param_out=sub_buffer.optimizer_shard.make_param_out(),
         )
         self._update(ready)
         return ready

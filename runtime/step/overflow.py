@@ -11,18 +11,20 @@ from ..comm.collectives import Collectives
 from ..zero.sub_buffer import SubBuffer
 
 
-def has_overflow(parts: Sequence[SubBuffer], comm: Collectives) -> bool:
+def has_overflow(sub_buffers: Sequence[SubBuffer], comm: Collectives) -> bool:
     """Return whether any rank has gradients that are not finite: what it has made itself, or its shard of the averages.
 
     Order: a collective
     """
-    is_bad = any(not bool(torch.isfinite(piece).all()) for part in parts for piece in _own(part))
-    flag = torch.tensor(float(is_bad), dtype=torch.float64, device=parts[0].device)
+    is_bad = any(
+        not bool(torch.isfinite(piece).all()) for sub_buffer in sub_buffers for piece in _own(sub_buffer)
+    )
+    flag = torch.tensor(float(is_bad), dtype=torch.float64, device=sub_buffers[0].device)
     return bool(comm.all_gather_float64(flag, what="the look for infinite gradients").any())
 
 
-def _own(part: SubBuffer) -> Iterable[Tensor]:
-    own = part.gradients.unaveraged
+def _own(sub_buffer: SubBuffer) -> Iterable[Tensor]:
+    own = sub_buffer.gradients.unaveraged
     if own is not None:
         return (own,)
-    return part.grad_chunk(part.plan.shard_index, num_chunks=part.plan.num_shards)
+    return sub_buffer.grad_chunk(sub_buffer.plan.shard_index, num_chunks=sub_buffer.plan.num_shards)

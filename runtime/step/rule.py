@@ -14,7 +14,7 @@ from ..zero.sub_buffer import SubBuffer
 from .pipeline import Ready
 
 Groups = Sequence[dict[str, Any]]  # an optimizer's param_groups
-AfterPart = Callable[[SubBuffer], None]
+AfterSubBuffer = Callable[[SubBuffer], None]
 ByName = dict[str, dict[str, Any]]  # parameter name -> state name -> value
 
 
@@ -26,15 +26,17 @@ class Rule(Protocol):
     """
 
     name: str
-    steps_by_part: bool  # through a StepPipeline, so that states may be elsewhere between steps
+    steps_by_sub_buffer: bool  # through a StepPipeline, so that states may be elsewhere between steps
 
-    def attach(self, parts: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
+    def attach(self, sub_buffers: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Get ready to update these."""
 
-    def step(self, groups: Groups, *, step: int, grad_scale: float, after_part: AfterPart | None) -> None:
+    def step(
+        self, groups: Groups, *, step: int, grad_scale: float, after_sub_buffer: AfterSubBuffer | None
+    ) -> None:
         """Multiply the reduced gradients with `grad_scale` and update masters and parameters, in place.
 
-        `step` counts from 1; `after_part` is called as each sub-buffer is done.
+        `step` counts from 1; `after_sub_buffer` is called as each sub-buffer is done.
         """
 
     def reset_states(self, names: Sequence[str]) -> None:
@@ -48,10 +50,10 @@ class Rule(Protocol):
 
 
 @runtime_checkable
-class PartRule(Rule, Protocol):
+class SubBufferRule(Rule, Protocol):
     """One that steps by part."""
 
-    def part_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
+    def sub_buffer_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
         """Return what such a step does to one sub-buffer; any thread may call it."""
 
 

@@ -15,7 +15,7 @@ from ..comm.collectives import Collectives
 from ..zero.layout import Fragment
 from ..zero.sub_buffer import SubBuffer
 
-_Pieces = list[tuple[int, Fragment]]  # number of a parameter, and which part of it
+_Pieces = list[tuple[int, Fragment]]  # number of a parameter, and which fragment of it
 
 
 def choose_owners(numels: Sequence[int], num_ranks: int) -> tuple[int, ...]:
@@ -38,15 +38,17 @@ class WholeTensors:
         self._device = places[0][0].optimizer_shard.master.device
         shards, rank = comm.mesh.state_peers, comm.mesh.states_axis.index  # by rank, which shard it holds
         ranks = range(len(shards))
-        self._numels = [part.layout.slots[place].numel for part, place in places]
+        self._numels = [sub_buffer.layout.slots[place].numel for sub_buffer, place in places]
         owners = choose_owners(self._numels, len(ranks))
         self.owned = tuple(number for number, owner in enumerate(owners) if owner == rank)
 
         def pieces(numbers: Sequence[int], shard: int) -> _Pieces:
             found = []
             for number in numbers:
-                part, place = places[number]
-                fragment = part.layout.fragment(part.layout.slots[place], shard, num_shards=len(ranks))
+                sub_buffer, place = places[number]
+                fragment = sub_buffer.layout.fragment(
+                    sub_buffer.layout.slots[place], shard, num_shards=len(ranks)
+                )
                 if fragment is not None:
                     found.append((number, fragment))
             return found
@@ -61,7 +63,7 @@ class WholeTensors:
 
     @property
     def held(self) -> tuple[tuple[int, Fragment], ...]:
-        """What this rank's shard holds: number and part, in the order in which it is sent."""
+        """What this rank's shard holds: number and fragment, in the order in which it is sent."""
         return tuple(piece for peer in self._theirs for piece in peer)
 
     def place(self, number: int) -> tuple[SubBuffer, int]:
@@ -106,5 +108,5 @@ def _run(whole: Tensor, fragment: Fragment) -> Tensor:
 
 def _cut(buffer: Tensor, peers: list[_Pieces]) -> list[tuple[int, Fragment, Tensor]]:
     pieces = [piece for peer in peers for piece in peer]
-    parts = torch.split(buffer, [fragment.numel for _, fragment in pieces]) if pieces else ()
-    return [(number, fragment, part) for (number, fragment), part in zip(pieces, parts, strict=True)]
+    tensors = torch.split(buffer, [fragment.numel for _, fragment in pieces]) if pieces else ()
+    return [(number, fragment, tensor) for (number, fragment), tensor in zip(pieces, tensors, strict=True)]

@@ -47,11 +47,11 @@ class _Place(NamedTuple):
     """Of a saved tensor in a unit's memory."""
 
     unit: Unit
-    part: SubBuffer
+    sub_buffer: SubBuffer
     offset: int | torch.SymInt
     size: torch.Size
     stride: tuple[int, ...]
-    member: int  # the place of the parameter in `part`
+    member: int  # the place of the parameter in `sub_buffer`
     num_changes: int | None  # of that parameter until then; None: later ones do not matter
 
 
@@ -69,13 +69,18 @@ class Access:
         self._keeps = keeps
         self._prefetcher = prefetcher
         self._module = module
-        self._part_at: dict[int, tuple[Unit, SubBuffer]] = {}  # by the memory of its values
+        self._sub_buffer_at: dict[int, tuple[Unit, SubBuffer]] = {}  # by the memory of its values
         for unit in units:
-            for part in (part for part in unit.parts if part.is_sharded):
-                self._part_at[part.param_shard.values.place] = (unit, part)
-                part.param_shard.values.on_new_memory = functools.partial(self._note_memory, unit, part)
+            for sub_buffer in (sub_buffer for sub_buffer in unit.sub_buffers if sub_buffer.is_sharded):
+                self._sub_buffer_at[sub_buffer.param_shard.values.place] = (unit, sub_buffer)
+                sub_buffer.param_shard.values.on_new_memory = functools.partial(
+                    self._note_memory, unit, sub_buffer
+                )
         self._unit_of = {
-            id(member.param): unit for unit in units for part in unit.parts for member in part.members
+            id(member.param): unit
+            for unit in units
+            for sub_buffer in unit.sub_buffers
+            for member in sub_buffer.members
         }
         self._root = units[-1]
         self._modules = tuple(_modules_of(units))
@@ -89,9 +94,9 @@ class Access:
                 one.forward = _Forward(one, functools.partial(self._call, unit, is_top), unit)
                 one._parameters = _Parameters(one._parameters, self._lend)
 
-    def _note_memory(self, unit: Unit, part: SubBuffer, was: int) -> None:
-        del self._part_at[was]
-        self._part_at[part.param_shard.values.place] = (unit, part)
+    def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
+        del self._sub_buffer_at[was]
+        self._sub_buffer_at[sub_buffer.param_shard.values.place] = (unit, sub_buffer)
 
     def release(self) -> None:
         """Take the nets away."""
@@ -189,10 +194,10 @@ class Access:
 
     def _make_hooks(self) -> tuple[_Pack, _Unpack]:
         """They run for every saved tensor, and most of those lie elsewhere: hence nothing but one look for these."""
-        part_at = self._part_at
+        sub_buffer_at = self._sub_buffer_at
 
         def pack(tensor: Tensor) -> Any:
-            found = part_at.get(place_of(tensor))
+            found = sub_buffer_at.get(place_of(tensor))
             return tensor if found is None else _saved_in(*found, tensor)
 
         def unpack(saved: Any) -> Any:
@@ -222,13 +227,13 @@ class Access:
         return pack, unpack
 
     def _read(self, place: _Place) -> Tensor:
-        changes = place.part.param_shard.num_changes
+        changes = place.sub_buffer.param_shard.num_changes
         if place.num_changes is not None and changes[place.member] != place.num_changes:
-            raise _out_of_date(place.part.members[place.member].name)
+            raise _out_of_date(place.sub_buffer.members[place.member].name)
         if torch.is_grad_enabled():
             self._prefetcher.hold_all()  # a graph is made
         self._prefetcher.need(place.unit)
-        return place.part.param_shard.values.flat.as_strided(place.size, place.stride, place.offset)
+        return place.sub_buffer.param_shard.values.flat.as_strided(place.size, place.stride, place.offset)
 
     # ---- 4: attributes
 
@@ -320,14 +325,16 @@ def _is_ours(hooks: tuple[_Pack, _Unpack] | None) -> bool:
     return hooks is not None and getattr(hooks[0], "_is_dslaunch", False)
 
 
-def _saved_in(unit: Unit, part: SubBuffer, tensor: Tensor) -> _Place | Tensor:
+def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _Place | Tensor:
     """What autograd is to save of a tensor in a unit's memory."""
-    params = part.param_shard
+    params = sub_buffer.param_shard
     if tensor.dtype != params.values.flat.dtype:  # seen as another dtype, which a place does not say
         return tensor.clone()
     offset = tensor.storage_offset()
     member = params.place_at(int(offset))
-    return _Place(unit, part, offset, tensor.size(), tensor.stride(), member, params.num_changes[member])
+    return _Place(
+        unit, sub_buffer, offset, tensor.size(), tensor.stride(), member, params.num_changes[member]
+    )
 
 
 def _no_transform() -> ConfigError:

@@ -63,12 +63,12 @@ def describe(model: ShardedModel) -> None:
     if model.policy.parameters is not Placement.SHARDED:
         return
     axis = model.comm.mesh.shard
-    for part in (part for unit in model.units for part in unit.parts):
-        for member, slot in zip(part.members, part.layout.slots, strict=True):
-            own = part.layout.fragment(slot, axis.index, num_shards=axis.size)
+    for sub_buffer in (sub_buffer for unit in model.units for sub_buffer in unit.sub_buffers):
+        for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True):
+            own = sub_buffer.layout.fragment(slot, axis.index, num_shards=axis.size)
             start, numel = (own.offset_in_shard, own.numel) if own else (0, 0)
-            shard = part.param_shard.own[start : start + numel]
-            attach(member.param, shard=shard, is_sharded=part.is_sharded, axis=axis)
+            shard = sub_buffer.param_shard.own[start : start + numel]
+            attach(member.param, shard=shard, is_sharded=sub_buffer.is_sharded, axis=axis)
 
 
 class _Handle:

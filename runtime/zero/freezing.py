@@ -25,10 +25,14 @@ def requiring_grad(params: Iterable[Tensor]) -> list[bool]:
 class Freezing:
     """Of the parameters of these sub-buffers."""
 
-    def __init__(self, parts: Sequence[SubBuffer]) -> None:
-        self._parts = tuple(parts)
-        self._places = [(part, place) for part in self._parts for place in range(len(part.members))]
-        self._params = [part.members[place].param for part, place in self._places]
+    def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
+        self._sub_buffers = tuple(sub_buffers)
+        self._places = [
+            (sub_buffer, place)
+            for sub_buffer in self._sub_buffers
+            for place in range(len(sub_buffer.members))
+        ]
+        self._params = [sub_buffer.members[place].param for sub_buffer, place in self._places]
         self._frozen: frozenset[int] | None = (
             None  # by number in `_places`; None: no backward since the last step
         )
@@ -56,18 +60,18 @@ class Freezing:
         """The step has been; `is_applied`: it was not skipped."""
         if is_applied:
             for number in self._frozen or ():
-                part, place = self._places[number]
-                part.optimizer_shard.missed[place] = part.optimizer_shard.missed.get(place, 0) + 1
+                sub_buffer, place = self._places[number]
+                sub_buffer.optimizer_shard.missed[place] = sub_buffer.optimizer_shard.missed.get(place, 0) + 1
         if self._frozen:
             self._set(frozenset())
         self._frozen = None
 
     def _set(self, frozen: frozenset[int]) -> None:
         if frozen != (self._frozen or frozenset()):
-            places: dict[SubBuffer, set[int]] = {part: set() for part in self._parts}
+            places: dict[SubBuffer, set[int]] = {sub_buffer: set() for sub_buffer in self._sub_buffers}
             for number in frozen:
-                part, place = self._places[number]
-                places[part].add(place)
-            for part, own in places.items():
-                part.optimizer_shard.frozen = frozenset(own)
+                sub_buffer, place = self._places[number]
+                places[sub_buffer].add(place)
+            for sub_buffer, own in places.items():
+                sub_buffer.optimizer_shard.frozen = frozenset(own)
         self._frozen = frozen

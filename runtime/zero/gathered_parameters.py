@@ -60,8 +60,8 @@ class GatheredParameters:
                 self._open.enter_context(model.saved_values())
         for early in self._early:
             self._open.enter_context(early.held())
-        for part in self._sharded_parts:
-            part.take_writes()  # those of a forward that has just ended
+        for sub_buffer in self._sharded_sub_buffers:
+            sub_buffer.take_writes()  # those of a forward that has just ended
         self._versions = [_param(home)._version for home in self._homes]
 
     def __exit__(
@@ -91,8 +91,8 @@ class GatheredParameters:
                 self._forget_writes()
 
     @property
-    def _sharded_parts(self) -> list[SubBuffer]:
-        return _unique(home.part for home in self._homes if home.part.is_sharded)
+    def _sharded_sub_buffers(self) -> list[SubBuffer]:
+        return _unique(home.sub_buffer for home in self._homes if home.sub_buffer.is_sharded)
 
     def _forget_writes(self) -> None:
         """What was written and had to be taken over has been; the rest is lost when the values go."""
@@ -120,11 +120,11 @@ class GatheredParameters:
         written = [
             home.name
             for home, version in zip(self._homes, self._versions, strict=True)
-            if home.part.is_sharded
+            if home.sub_buffer.is_sharded
             and (
                 _param(home)._version != version
-                or not _param(home).is_set_to(home.part.param_shard.values.views[home.place])
-                or home.part.param_shard.is_edited
+                or not _param(home).is_set_to(home.sub_buffer.param_shard.values.views[home.place])
+                or home.sub_buffer.param_shard.is_edited
             )
         ]
         return written + [early.name for early in self._early if early.is_edited]
@@ -147,7 +147,9 @@ class GatheredParameters:
     def _check_unchanged(self) -> None:
         written = self._written()
         # All ranks must know, or those that saw nothing would go on to a collective and wait for the others there.
-        comms = {home.model.comm: home.part.device for home in self._homes if home.part.is_sharded}
+        comms = {
+            home.model.comm: home.sub_buffer.device for home in self._homes if home.sub_buffer.is_sharded
+        }
         comms |= {early.init.comm: early.init.device for early in self._early}
         flags = [
             comm.all_gather_float64(
@@ -167,20 +169,22 @@ class GatheredParameters:
     def _spread(self, rank: int) -> None:
         for model in _unique(home.model for home in self._homes):
             model.before_change()
-        for part in _unique(home.part for home in self._homes):
-            comm = next(home.model.comm for home in self._homes if home.part is part)
-            part.param_shard.collect()
-            comm.broadcast(part.param_shard.values.flat, what=part.label, source=rank)
-            part.take_edits(keeps_masters=True)
+        for sub_buffer in _unique(home.sub_buffer for home in self._homes):
+            comm = next(home.model.comm for home in self._homes if home.sub_buffer is sub_buffer)
+            sub_buffer.param_shard.collect()
+            comm.broadcast(sub_buffer.param_shard.values.flat, what=sub_buffer.label, source=rank)
+            sub_buffer.take_edits(keeps_masters=True)
             # What was written only rank `rank` knows; torch has counted it where nothing is sharded.
-            if part.is_sharded:
-                part.param_shard.note_change(home.place for home in self._homes if home.part is part)
+            if sub_buffer.is_sharded:
+                sub_buffer.param_shard.note_change(
+                    home.place for home in self._homes if home.sub_buffer is sub_buffer
+                )
         for early in self._early:
             early.spread(rank)
 
 
 def _param(home: Home) -> nn.Parameter:
-    return home.part.members[home.place].param
+    return home.sub_buffer.members[home.place].param
 
 
 def _unique(items: Iterable[T]) -> list[T]:

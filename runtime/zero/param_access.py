@@ -28,8 +28,8 @@ def safe_get_full_fp32_param(param: nn.Parameter) -> Tensor | None:
     home = _trained(param)
     if home is None:
         return None
-    with home.part.here():
-        return _whole(home, home.part.optimizer_shard.master)
+    with home.sub_buffer.here():
+        return _whole(home, home.sub_buffer.optimizer_shard.master)
 
 
 @torch.no_grad()
@@ -39,11 +39,11 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     Errors: ConfigError if no engine trains it, or the shape is another
     """
     home = _to_write(param, value)
-    with home.part.here(is_written=True):
-        home.part.copy_fragment(home.place, value, home.part.optimizer_shard.master)
-    home.part.param_shard.load(home.place, value)
-    if home.part.is_sharded and home.unit.is_here:
-        home.part.param_shard.values.views[home.place].copy_(value)
+    with home.sub_buffer.here(is_written=True):
+        home.sub_buffer.copy_fragment(home.place, value, home.sub_buffer.optimizer_shard.master)
+    home.sub_buffer.param_shard.load(home.place, value)
+    if home.sub_buffer.is_sharded and home.unit.is_here:
+        home.sub_buffer.param_shard.values.views[home.place].copy_(value)
 
 
 @torch.no_grad()
@@ -52,8 +52,8 @@ def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
     home = _trained(param)
     if home is None:
         return None
-    with home.part.here():
-        return _own(home, home.part.optimizer_shard.master)
+    with home.sub_buffer.here():
+        return _own(home, home.sub_buffer.optimizer_shard.master)
 
 
 @torch.no_grad()
@@ -69,18 +69,21 @@ def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
         raise ConfigError(
             f"parameter '{home.name}' is whole on every rank at this ZeRO stage; use safe_set_full_fp32_param()"
         )
-    if home.part.is_sharded and home.part.param_shard.kept.numel() > home.part.param_shard.own.numel():
+    if (
+        home.sub_buffer.is_sharded
+        and home.sub_buffer.param_shard.kept.numel() > home.sub_buffer.param_shard.own.numel()
+    ):
         raise ConfigError(
             f"parameter '{home.name}' is kept by more than one rank (zero_hpz_partition_size), which would then differ; use "
             "safe_set_full_fp32_param()"
         )
-    with home.part.here(is_written=True):
-        for shard in (home.part.optimizer_shard.master, home.part.param_shard.own):
+    with home.sub_buffer.here(is_written=True):
+        for shard in (home.sub_buffer.optimizer_shard.master, home.sub_buffer.param_shard.own):
             _write_own(home, shard, value)
-    if not home.part.is_sharded:
-        home.model.publish(home.part).wait()
+    if not home.sub_buffer.is_sharded:
+        home.model.publish(home.sub_buffer).wait()
     elif home.unit.is_here:
-        home.part.param_shard.writes.forget()
+        home.sub_buffer.param_shard.writes.forget()
         home.unit.free()
 
 
@@ -96,9 +99,9 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
     home = _trained(param)
     if home is None:
         return None
-    if home.place in home.part.optimizer_shard.states_of_whole:
+    if home.place in home.sub_buffer.optimizer_shard.states_of_whole:
         return _from_owner(home, optim_state_key)
-    with home.part.here():
+    with home.sub_buffer.here():
         return _whole(home, _state(home, optim_state_key))
 
 
@@ -106,13 +109,13 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
 def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set it; every rank gives the same value. Not a collective."""
     home = _to_write(param, value)
-    if home.place in home.part.optimizer_shard.states_of_whole:
-        state = home.part.optimizer_shard.states_of_whole[home.place]().get(optim_state_key)
+    if home.place in home.sub_buffer.optimizer_shard.states_of_whole:
+        state = home.sub_buffer.optimizer_shard.states_of_whole[home.place]().get(optim_state_key)
         if state is not None:
             state.copy_(value.reshape(state.shape))
         return
-    with home.part.here(is_written=True):
-        home.part.copy_fragment(home.place, value, _state(home, optim_state_key))
+    with home.sub_buffer.here(is_written=True):
+        home.sub_buffer.copy_fragment(home.place, value, _state(home, optim_state_key))
 
 
 @torch.no_grad()
@@ -121,7 +124,7 @@ def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) ->
     home = _trained(param)
     if home is None:
         return None
-    with home.part.here():
+    with home.sub_buffer.here():
         return _own(home, _state(home, optim_state_key))
 
 
@@ -129,7 +132,7 @@ def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) ->
 def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set this rank's part of it."""
     home = _to_write_locally(param, value)
-    with home.part.here(is_written=True):
+    with home.sub_buffer.here(is_written=True):
         _write_own(home, _state(home, optim_state_key), value)
 
 
@@ -148,7 +151,7 @@ def safe_set_full_grad(param: nn.Parameter, value: Tensor) -> None:
     """Set it; every rank gives the same value. Not a collective."""
     home = _to_write(param, value)
     home.model.check_averaged()
-    home.part.gradients.replace(home.place, value)
+    home.sub_buffer.gradients.replace(home.place, value)
 
 
 @torch.no_grad()
@@ -161,11 +164,11 @@ def safe_update_full_grad_vectorized(
     Parameters that no engine trains are left alone. Order: every rank gives the same list
     """
     homes = [home for home in map(_trained, param_list) if home is not None]
-    for part in dict.fromkeys(home.part for home in homes):
-        own = [home for home in homes if home.part is part]
+    for sub_buffer in dict.fromkeys(home.sub_buffer for home in homes):
+        own = [home for home in homes if home.sub_buffer is sub_buffer]
         for home, grad in zip(own, _averages(own[0], [home.place for home in own]), strict=True):
-            param = part.members[home.place].param
-            part.gradients.replace(home.place, update_func(grad, param))
+            param = sub_buffer.members[home.place].param
+            sub_buffer.gradients.replace(home.place, update_func(grad, param))
 
 
 @torch.no_grad()
@@ -188,7 +191,7 @@ def safe_set_local_grad(param: nn.Parameter, value: Tensor) -> None:
     home = _to_write_locally(param, value)
     home.model.check_averaged()
     if value.numel():
-        home.part.gradients.replace_own(home.place, value)
+        home.sub_buffer.gradients.replace_own(home.place, value)
 
 
 # ----
@@ -196,7 +199,7 @@ def safe_set_local_grad(param: nn.Parameter, value: Tensor) -> None:
 
 def _trained(param: nn.Parameter) -> Home | None:
     home = home_of(param)
-    if home is None or not home.part.is_trained:
+    if home is None or not home.sub_buffer.is_trained:
         return None
     home.model.offloaded.check_here("this function")
     return home
@@ -205,7 +208,7 @@ def _trained(param: nn.Parameter) -> Home | None:
 def _averages(home: Home, places: Sequence[int]) -> list[Tensor]:
     home.model.check_averaged()
     home.model.settle()
-    return home.part.gradients.averages(places, home.model.comm)
+    return home.sub_buffer.gradients.averages(places, home.model.comm)
 
 
 def _must_be_trained(param: nn.Parameter) -> Home:
@@ -235,8 +238,8 @@ def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
 
 
 def _state(home: Home, key: str) -> Tensor:
-    states = home.part.optimizer_shard.states
-    if home.place in home.part.optimizer_shard.states_of_whole:
+    states = home.sub_buffer.optimizer_shard.states
+    if home.place in home.sub_buffer.optimizer_shard.states_of_whole:
         raise ConfigError(
             f"the optimizer sees parameter '{home.name}' whole, on one rank, so no rank has a part of its states; use "
             "safe_get_full_optimizer_state() or safe_set_full_optimizer_state()"
@@ -247,7 +250,7 @@ def _state(home: Home, key: str) -> Tensor:
 
 
 def _from_owner(home: Home, key: str) -> Tensor:
-    own = home.part.optimizer_shard.states_of_whole[home.place]()
+    own = home.sub_buffer.optimizer_shard.states_of_whole[home.place]()
     everywhere = home.model.comm.all_gather_objects(
         (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{home.name}'"
     )
@@ -255,8 +258,8 @@ def _from_owner(home: Home, key: str) -> Tensor:
     if not found:
         raise _no_state(home, key, {name for names, _ in everywhere for name in names})
     whole: Tensor = found[0]
-    shape = home.part.layout.slots[home.place].shape
-    return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(home.part.device)
+    shape = home.sub_buffer.layout.slots[home.place].shape
+    return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(home.sub_buffer.device)
 
 
 def _copied(state: Any) -> Tensor | None:
@@ -269,17 +272,19 @@ def _no_state(home: Home, key: str, known: Iterable[str]) -> ConfigError:
 
 
 def _whole(home: Home, shard: Tensor) -> Tensor:
-    part = home.part
-    flat = home.model.comm.gather_states(part.on_device(shard), what=f"parameter '{home.name}'")
-    slot = part.layout.slots[home.place]
+    sub_buffer = home.sub_buffer
+    flat = home.model.comm.gather_states(sub_buffer.on_device(shard), what=f"parameter '{home.name}'")
+    slot = sub_buffer.layout.slots[home.place]
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 
 
 def _bounds(home: Home) -> tuple[int, int, int]:
     """Where this rank's part begins in its shard and in the parameter, and its length, 0 if it has none."""
-    part = home.part
-    slot = part.layout.slots[home.place]
-    fragment = part.layout.fragment(slot, part.plan.shard_index, num_shards=part.plan.num_shards)
+    sub_buffer = home.sub_buffer
+    slot = sub_buffer.layout.slots[home.place]
+    fragment = sub_buffer.layout.fragment(
+        slot, sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
+    )
     return (
         (0, 0, 0)
         if fragment is None

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
 from ..offload.device_copies import bring, to_host
-from ..offload.offload import Offload, PartHome
+from ..offload.offload import Offload, SubBufferHome
 from ..offload.spill import Spill
 from .early_parameter import early_of
 from .flat_buffer import FlatBuffer
@@ -255,7 +255,7 @@ class ParamShard:
         """Let all values be here for good, as they are."""
         if self._plan.is_sharded and self.home.parameters.is_away:
             self.kept = self.own_values()
-        self.spill, self.home = None, PartHome()
+        self.spill, self.home = None, SubBufferHome()
         self._own = self._cut_own()
 
 

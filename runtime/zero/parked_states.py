@@ -61,8 +61,8 @@ class Parked:
 class Offloaded:
     """Of these sub-buffers, by kind of state. All ranks may do this on their own: nothing is sent."""
 
-    def __init__(self, parts: Sequence[SubBuffer]) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
+        self._sub_buffers = tuple(sub_buffers)
         self._parked: dict[Kind, list[Parked]] = {}
         self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
 
@@ -106,43 +106,47 @@ class Offloaded:
                 undo.callback(one.let_go)
                 one.bring_back(non_blocking=non_blocking)
             undo.pop_all()
-        for part in self._parts:
-            if Kind.lp_params in parked and not part.is_sharded and part.param_shard.is_covered:
-                part.param_shard.show()
-            if Kind.lp_grads in parked and part.is_trained and not part.gradients.is_here:
-                part.gradients.put_on()
+        for sub_buffer in self._sub_buffers:
+            if Kind.lp_params in parked and not sub_buffer.is_sharded and sub_buffer.param_shard.is_covered:
+                sub_buffer.param_shard.show()
+            if Kind.lp_grads in parked and sub_buffer.is_trained and not sub_buffer.gradients.is_here:
+                sub_buffer.gradients.put_on()
 
     def _memories(self, kind: Kind) -> Iterator[Tensor]:
         """What holds this kind of state, one tensor for each storage; nothing leads there any more."""
-        for part in self._parts:
+        for sub_buffer in self._sub_buffers:
             seen: set[int] = set()
-            for tensor in _holders(part, kind):
+            for tensor in _holders(sub_buffer, kind):
                 storage = tensor.untyped_storage()
                 is_new = storage._cdata not in seen and storage.nbytes() > 0
-                if is_new and tensor.device == part.device:
+                if is_new and tensor.device == sub_buffer.device:
                     seen.add(storage._cdata)
                     yield tensor
 
 
-def _holders(part: SubBuffer, kind: Kind) -> Sequence[Tensor]:
+def _holders(sub_buffer: SubBuffer, kind: Kind) -> Sequence[Tensor]:
     if kind is Kind.lp_params:
-        if part.home.parameters.is_away:
+        if sub_buffer.home.parameters.is_away:
             return ()
-        if not part.is_sharded:
-            part.param_shard.cover()
-        return (part.param_shard.own,)
-    if not part.is_trained or (kind in (Kind.hp_params, Kind.optim_states) and part.home.states.is_away):
+        if not sub_buffer.is_sharded:
+            sub_buffer.param_shard.cover()
+        return (sub_buffer.param_shard.own,)
+    if not sub_buffer.is_trained or (
+        kind in (Kind.hp_params, Kind.optim_states) and sub_buffer.home.states.is_away
+    ):
         return ()  # frozen, or away at any time
     if kind is Kind.hp_params:
-        return (part.optimizer_shard.master,) if part.optimizer_shard.has_separate_master else ()
+        return (sub_buffer.optimizer_shard.master,) if sub_buffer.optimizer_shard.has_separate_master else ()
     if kind is Kind.lp_grads:
-        return part.gradients.take_off()
+        return sub_buffer.gradients.take_off()
     if kind is Kind.optim_states:
         whole = [
-            state for states in part.optimizer_shard.states_of_whole.values() for state in states().values()
+            state
+            for states in sub_buffer.optimizer_shard.states_of_whole.values()
+            for state in states().values()
         ]
         return (
-            *part.optimizer_shard.states.values(),
+            *sub_buffer.optimizer_shard.states.values(),
             *(state for state in whole if isinstance(state, Tensor)),
         )
     return ()

@@ -68,8 +68,8 @@ class BoundaryReducer:
     is_settled = True
     is_behind = False
 
-    def __init__(self, parts: Sequence[SubBuffer], comm: Collectives) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
+        self._sub_buffers = tuple(sub_buffers)
         self._comm = comm
         self._queue = _Queue(comm)
 
@@ -80,8 +80,8 @@ class BoundaryReducer:
         """Nor at its end."""
 
     def finish(self) -> None:
-        for part in self._parts:
-            self._queue.put(part)
+        for sub_buffer in self._sub_buffers:
+            self._queue.put(sub_buffer)
         self._queue.drain()
 
     def coalesced(self) -> AbstractContextManager[None]:
@@ -93,8 +93,8 @@ class BoundaryReducer:
 
     def average_all(self) -> None:
         self.finish()
-        for part in self._parts:
-            self._comm.gather(_flat(part).flat, what=part.label).wait()
+        for sub_buffer in self._sub_buffers:
+            self._comm.gather(_flat(sub_buffer).flat, what=sub_buffer.label).wait()
 
     def forget(self) -> None:
         """Nothing is under way between two calls."""
@@ -106,12 +106,12 @@ class BoundaryReducer:
 class BackwardReducer:
     """Each sub-buffer in every backward, while that goes on; see [Note: one order on all ranks]."""
 
-    def __init__(self, parts: Sequence[SubBuffer], comm: Collectives) -> None:
-        self._parts = tuple(parts)
-        self._gradients = tuple(_sharded(part) for part in parts)
+    def __init__(self, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
+        self._sub_buffers = tuple(sub_buffers)
+        self._gradients = tuple(_sharded(sub_buffer) for sub_buffer in sub_buffers)
         self._comm = comm
         self._queue = _Queue(comm)
-        self._schedule = Schedule(len(self._parts))
+        self._schedule = Schedule(len(self._sub_buffers))
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_under_way = False
         self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
@@ -120,10 +120,10 @@ class BackwardReducer:
         comm.before_gather = self._before_gather
         self._hooks = [
             member.param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._hook(place, place_in_part)
+                self._hook(place, place_in_sub_buffer)
             )
-            for place, part in enumerate(self._parts)
-            for place_in_part, member in enumerate(part.members)
+            for place, sub_buffer in enumerate(self._sub_buffers)
+            for place_in_sub_buffer, member in enumerate(sub_buffer.members)
         ]
 
     def begin_backward(self) -> None:
@@ -158,16 +158,16 @@ class BackwardReducer:
         try:
             yield
         except BaseException:
-            for part in self._parts:
-                part.gradients.release()
+            for sub_buffer in self._sub_buffers:
+                sub_buffer.gradients.release()
             raise
         finally:
             self.is_coalescing = False
             self._end()
-        for place in reversed(range(len(self._parts))):
-            for place_in_part, member in enumerate(self._parts[place].members):
+        for place in reversed(range(len(self._sub_buffers))):
+            for place_in_sub_buffer, member in enumerate(self._sub_buffers[place].members):
                 if member.param.grad is not None:
-                    self._gradients[place].hand_in(place_in_part)
+                    self._gradients[place].hand_in(place_in_sub_buffer)
             self._ask(place)
         self._queue.drain()
 
@@ -206,7 +206,7 @@ class BackwardReducer:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, place: int, place_in_part: int) -> Callable[[Tensor], None]:
+    def _hook(self, place: int, place_in_sub_buffer: int) -> Callable[[Tensor], None]:
         # torch holds such a hook where the garbage collector does not look: what it refers to lives as long as the parameter,
         # and we refer to that.
         reference = weakref.ref(self)
@@ -214,16 +214,16 @@ class BackwardReducer:
         def hand_in(_: Tensor) -> None:
             reducer = reference()
             if reducer is not None and not reducer.is_coalescing:
-                reducer._hand_in(place, place_in_part)
+                reducer._hand_in(place, place_in_sub_buffer)
 
         return hand_in
 
-    def _hand_in(self, place: int, place_in_part: int) -> None:
+    def _hand_in(self, place: int, place_in_sub_buffer: int) -> None:
         if not self._is_under_way:
             self._begin()
         if self._schedule.was_asked(place):
-            self._queue.finish(self._parts[place])  # its memory is in use until then
-        self._gradients[place].hand_in(place_in_part)
+            self._queue.finish(self._sub_buffers[place])  # its memory is in use until then
+        self._gradients[place].hand_in(place_in_sub_buffer)
         self._schedule.hand_in(place)
         if self._gradients[place].is_complete:
             self._ask_finished()
@@ -246,7 +246,7 @@ class BackwardReducer:
         task = torch._C._current_graph_task_id()
         if not in_backward() or task == self._foreign_task:
             return False
-        if any(is_reached(member.param) for part in self._parts for member in part.members):
+        if any(is_reached(member.param) for sub_buffer in self._sub_buffers for member in sub_buffer.members):
             self._begin()
             return True
         self._foreign_task = task
@@ -267,7 +267,7 @@ class BackwardReducer:
 
     def _ask(self, place: int) -> None:
         self._gradients[place].complete()
-        self._queue.put(self._parts[place])
+        self._queue.put(self._sub_buffers[place])
 
     def _end(self) -> None:
         self._schedule.begin()
@@ -291,8 +291,8 @@ class _Queue:
         self._comm = comm
         self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
 
-    def put(self, part: SubBuffer) -> None:
-        self._under_way.append((part, self._comm.reduce(_flat(part).flat, what=part.label)))
+    def put(self, sub_buffer: SubBuffer) -> None:
+        self._under_way.append((sub_buffer, self._comm.reduce(_flat(sub_buffer).flat, what=sub_buffer.label)))
         if len(self._under_way) == IN_FLIGHT:
             self._finish_first()
 
@@ -300,9 +300,9 @@ class _Queue:
         while self._under_way:
             self._finish_first()
 
-    def finish(self, part: SubBuffer) -> None:
+    def finish(self, sub_buffer: SubBuffer) -> None:
         """Up to this one."""
-        while any(one is part for one, _ in self._under_way):
+        while any(one is sub_buffer for one, _ in self._under_way):
             self._finish_first()
 
     def abandon(self) -> None:
@@ -311,27 +311,27 @@ class _Queue:
             pending.wait()  # the memory is in use until then
 
     def _finish_first(self) -> None:
-        part, pending = self._under_way.popleft()
+        sub_buffer, pending = self._under_way.popleft()
         pending.wait()
-        _flat(part).keep()
+        _flat(sub_buffer).keep()
 
 
-def make_reducer(parts: Sequence[SubBuffer], comm: Collectives) -> Reducer:
+def make_reducer(sub_buffers: Sequence[SubBuffer], comm: Collectives) -> Reducer:
     """What suits the gradients' placement: shards can only be filled in backward, and who is alone has nothing to do."""
-    if any(part.gradients.is_reduced_in_backward for part in parts):
-        return BackwardReducer(parts, comm)
-    return BoundaryReducer(() if comm.mesh.world.is_alone else parts, comm)
+    if any(sub_buffer.gradients.is_reduced_in_backward for sub_buffer in sub_buffers):
+        return BackwardReducer(sub_buffers, comm)
+    return BoundaryReducer(() if comm.mesh.world.is_alone else sub_buffers, comm)
 
 
-def _flat(part: SubBuffer) -> FlatGradients:
-    gradients = part.gradients
+def _flat(sub_buffer: SubBuffer) -> FlatGradients:
+    gradients = sub_buffer.gradients
     if not isinstance(gradients, FlatGradients):
-        raise AssertionError(f"the gradients of {part.members[0].name} do not lie in one buffer")
+        raise AssertionError(f"the gradients of {sub_buffer.members[0].name} do not lie in one buffer")
     return gradients
 
 
-def _sharded(part: SubBuffer) -> ShardedGradients:
-    gradients = part.gradients
+def _sharded(sub_buffer: SubBuffer) -> ShardedGradients:
+    gradients = sub_buffer.gradients
     if not isinstance(gradients, ShardedGradients):
-        raise AssertionError(f"the gradients of {part.members[0].name} are not sharded")
+        raise AssertionError(f"the gradients of {sub_buffer.members[0].name} are not sharded")
     return gradients

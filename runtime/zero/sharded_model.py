@@ -105,27 +105,33 @@ class ShardedModel:
         is_any_sharded = any(unit.is_sharded for unit in self.units)
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
         _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
-        self.trained = tuple(part for unit in self.units for part in unit.parts if part.is_trained)
+        self.trained = tuple(
+            sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
+        )
         self._reducer = make_reducer(self.trained, comm)
-        watched = [part for unit in self.units for part in unit.parts if part.has_copies]
+        watched = [
+            sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.has_copies
+        ]
         self._copied = tuple(watched)
-        self._turns = Turns([part.param_shard.writes for part in watched])
+        self._turns = Turns([sub_buffer.param_shard.writes for sub_buffer in watched])
         # called before parameters are gathered for the program, not for the model; a collective
         self.before_gather: Callable[[], None] = _nothing
-        self.offloaded = Offloaded([part for unit in self.units for part in unit.parts])
+        self.offloaded = Offloaded([sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers])
 
     @property
     def is_sharded(self) -> bool:
         """Whether this rank keeps no more of any parameter than its shard."""
-        return all(part.is_sharded for unit in self.units for part in unit.parts)
+        return all(sub_buffer.is_sharded for unit in self.units for sub_buffer in unit.sub_buffers)
 
     @property
     def num_small(self) -> int:
         """Elements of small parameters, which stay whole where the stage shards parameters over several ranks."""
         if self.policy.parameters is not Placement.SHARDED or self.comm.mesh.shard.is_alone:
             return 0
-        parts = (part for unit in self.units for part in unit.parts if not part.is_sharded)
-        return sum(member.param.numel() for part in parts for member in part.members)
+        sub_buffers = (
+            sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if not sub_buffer.is_sharded
+        )
+        return sum(member.param.numel() for sub_buffer in sub_buffers for member in sub_buffer.members)
 
     def begin_backward(self) -> None:
         """Make everything ready for gradients.
@@ -150,12 +156,12 @@ class ShardedModel:
     def zero_gradients(self) -> None:
         """Set all gradients to zero."""
         self._reducer.forget()
-        for part in self.trained:
-            part.gradients.zero()
+        for sub_buffer in self.trained:
+            sub_buffer.gradients.zero()
         for unit in self.units:
-            for part in unit.parts:
-                if not part.is_trained:
-                    for member in part.members:
+            for sub_buffer in unit.sub_buffers:
+                if not sub_buffer.is_trained:
+                    for member in sub_buffer.members:
                         member.param.grad = None
 
     def finish_gradients(self) -> None:
@@ -165,8 +171,8 @@ class ShardedModel:
         """
         self._adopt_gradients()
         if self.policy.gradients is Placement.REPLICATED:  # sharded ones are averaged in the backward
-            for part in self.trained:
-                part.gradients.look_at_own()
+            for sub_buffer in self.trained:
+                sub_buffer.gradients.look_at_own()
         self._reducer.finish()
 
     @property
@@ -219,14 +225,16 @@ class ShardedModel:
                 "after the block"
             )
 
-    def publish(self, part: SubBuffer) -> Pending:
+    def publish(self, sub_buffer: SubBuffer) -> Pending:
         """Begin to give every rank the parameters that it holds and others' optimizers have updated."""
-        part.param_shard.note_change(
-            place for place in range(len(part.members)) if place not in part.optimizer_shard.frozen
+        sub_buffer.param_shard.note_change(
+            place
+            for place in range(len(sub_buffer.members))
+            if place not in sub_buffer.optimizer_shard.frozen
         )
-        if part.is_sharded:
-            return self.comm.spread_chunk(part.param_shard.kept, what=part.label)
-        return self.comm.gather(part.param_shard.values.flat, what=part.label)
+        if sub_buffer.is_sharded:
+            return self.comm.spread_chunk(sub_buffer.param_shard.kept, what=sub_buffer.label)
+        return self.comm.gather(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
 
     @contextmanager
     def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
@@ -244,25 +252,25 @@ class ShardedModel:
         """Take over, in shards and float32 masters, what was written to parameters from outside."""
         self.before_change()
         for unit in self.units:
-            for part in unit.parts:
-                part.take_edits()
-                if part.is_sharded:  # else the program's writes are counted
-                    part.param_shard.note_change()
+            for sub_buffer in unit.sub_buffers:
+                sub_buffer.take_edits()
+                if sub_buffer.is_sharded:  # else the program's writes are counted
+                    sub_buffer.param_shard.note_change()
 
     def take_writes(self) -> None:
         """Take over what the program has written to parameters that are here, before the optimizer updates what they are copies of."""
         self._turns.go_on()
-        for part in self._copied:
-            part.take_writes()
-            if part.is_sharded:  # what is here is from before the step
-                part.param_shard.writes.forget()
+        for sub_buffer in self._copied:
+            sub_buffer.take_writes()
+            if sub_buffer.is_sharded:  # what is here is from before the step
+                sub_buffer.param_shard.writes.forget()
 
     def forget_writes(self, units: Iterable[Unit]) -> None:
         """What was written to these parameters does not count, where no forward is under way that may have done it."""
         for unit in units:
             if not unit.num_forwards:
-                for part in unit.parts:
-                    part.param_shard.writes.forget()
+                for sub_buffer in unit.sub_buffers:
+                    sub_buffer.param_shard.writes.forget()
 
     def saved_values(self) -> AbstractContextManager[object]:
         """Have autograd save the places of sharded parameters that are used inside, instead of their values."""
@@ -317,18 +325,20 @@ class ShardedModel:
         if self._access is not None:
             self._access.release()
             self.prefetcher.hold_all()
-        for member in (member for unit in self.units for part in unit.parts for member in part.members):
+        for member in (
+            member for unit in self.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
+        ):
             detach(member.param)
         self._reducer.release()
-        for part in self.trained:
-            part.release()
-        for part in (part for unit in self.units for part in unit.parts):
-            part.param_shard.come_home()
+        for sub_buffer in self.trained:
+            sub_buffer.release()
+        for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
+            sub_buffer.param_shard.come_home()
         self.trained = ()
 
     def _adopt_gradients(self) -> None:
-        for part in self.trained:
-            part.adopt_gradients()
+        for sub_buffer in self.trained:
+            sub_buffer.adopt_gradients()
 
 
 def _nothing() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.mesh import Mesh
-from ..offload.offload import Offload, PartHome
+from ..offload.offload import Offload, SubBufferHome
 from ..placement.precision import Precision
 from ..placement.stage_policy import Placement, Policy
 from .layout import FlatLayout, plan_layout
@@ -41,7 +41,7 @@ class SubBufferPlan:
     dtype: torch.dtype
     device: torch.device
     is_trained: bool  # when the model was cut
-    home: PartHome
+    home: SubBufferHome
     mesh: Mesh  # where this rank is among those that share it
     policy: Policy
     precision: Precision

@@ -23,17 +23,19 @@ class UnitState(Enum):
 class Unit:
     """Parameters that move together, and their state. `modules` are those whose forward uses them."""
 
-    def __init__(self, name: str, parts: Sequence[SubBuffer], modules: Sequence[nn.Module]) -> None:
+    def __init__(self, name: str, sub_buffers: Sequence[SubBuffer], modules: Sequence[nn.Module]) -> None:
         self.name = name
-        self.parts = tuple(parts)
+        self.sub_buffers = tuple(sub_buffers)
         self.modules = tuple(modules)
-        self._sharded = tuple(part for part in parts if part.is_sharded)
-        self.reshard_after_forward = any(part.plan.policy.reshard_after_forward for part in self._sharded)
+        self._sharded = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.is_sharded)
+        self.reshard_after_forward = any(
+            sub_buffer.plan.policy.reshard_after_forward for sub_buffer in self._sharded
+        )
         # A parameter of a class of its own does not tell when it is used, see placeholder.py.
-        self._has_subclasses = any(part.param_shard.has_subclasses for part in self._sharded)
+        self._has_subclasses = any(sub_buffer.param_shard.has_subclasses for sub_buffer in self._sharded)
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
-        for part in self._sharded:
-            part.param_shard.on_use = self.show
+        for sub_buffer in self._sharded:
+            sub_buffer.param_shard.on_use = self.show
         self._gathers: list[Pending] = []
         self._referred_to: list[SubBuffer] = []  # freed, but for the memory, in which the program has tensors
         self.num_gathers = 0
@@ -50,15 +52,15 @@ class Unit:
         Order: a collective
         """
         if self.state is UnitState.FREED:
-            self._gathers = [part.param_shard.start_unshard() for part in self._sharded]
+            self._gathers = [sub_buffer.param_shard.start_unshard() for sub_buffer in self._sharded]
             self.state = UnitState.GATHERING
             self.num_gathers += 1
 
     def start_read(self) -> None:
         """Begin to read what is on a disk and will be gathered next."""
         if self.state is UnitState.FREED:
-            for part in self._sharded:
-                part.param_shard.start_read()
+            for sub_buffer in self._sharded:
+                sub_buffer.param_shard.start_read()
 
     @property
     def is_here(self) -> bool:
@@ -93,24 +95,26 @@ class Unit:
         """
         if self.state is UnitState.GATHERED:
             self.state = UnitState.LIVE
-            for part in self._sharded:
-                part.param_shard.show()
+            for sub_buffer in self._sharded:
+                sub_buffer.param_shard.show()
 
     def free(self) -> None:
         """Keep this rank's shards only; nothing happens where nothing is sharded."""
         if self.state is UnitState.FREED:
             self._referred_to = [
-                part for part in self._referred_to if not part.param_shard.values.free_unless_referred_to()
+                sub_buffer
+                for sub_buffer in self._referred_to
+                if not sub_buffer.param_shard.values.free_unless_referred_to()
             ]
         if not self._sharded or self.state is UnitState.FREED:
             return
         self._finish_unshard()
         self._referred_to = []
-        for part in self._sharded:
+        for sub_buffer in self._sharded:
             if self.state is UnitState.GATHERING:  # for nothing
-                part.param_shard.values.free()
-            elif not part.hide():
-                self._referred_to.append(part)
+                sub_buffer.param_shard.values.free()
+            elif not sub_buffer.hide():
+                self._referred_to.append(sub_buffer)
         self.state = UnitState.FREED
 
     @property

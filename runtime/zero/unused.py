@@ -14,8 +14,8 @@ from .sub_buffer import SubBuffer
 class Unused:
     """Of the parameters of these sub-buffers. One that is frozen for a while is not missed."""
 
-    def __init__(self, parts: Sequence[SubBuffer]) -> None:
-        members = [member for part in parts for member in part.members]
+    def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
+        members = [member for sub_buffer in sub_buffers for member in sub_buffer.members]
         self._names = [member.name for member in members]
         self._params = [member.param for member in members]
         self._used: set[int] = set()  # by number in `_params`

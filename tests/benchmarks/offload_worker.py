@@ -83,14 +83,16 @@ def _formula(engine: Any, turn: Turn) -> Any:
     from dslaunch.runtime.placement.stage_policy import policy_for_stage
     from tests.runtime.footprint import ModelSize, peak_bytes
 
-    parts = engine.optimizer.parts
+    sub_buffers = engine.optimizer.sub_buffers
     return peak_bytes(
         policy_for_stage(turn.stage),
         engine._offload._plan,
         ModelSize(
-            numel=sum(part.layout.numel for part in parts),
-            unit_numel=max(part.layout.numel for part in parts),
-            param_numel=max(member.param.numel() for part in parts for member in part.members),
+            numel=sum(sub_buffer.layout.numel for sub_buffer in sub_buffers),
+            unit_numel=max(sub_buffer.layout.numel for sub_buffer in sub_buffers),
+            param_numel=max(
+                member.param.numel() for sub_buffer in sub_buffers for member in sub_buffer.members
+            ),
             param_bytes=2,
         ),
         num_ranks=dist.get_world_size(),

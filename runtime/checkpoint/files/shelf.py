@@ -78,15 +78,17 @@ def shelf_of_tensors(tensors: Mapping[str, Tensor]) -> Shelf:
 SourceOf = Callable[[str, str, torch.dtype], str | None]
 
 
-class PartShelves:
+class SubBufferShelves:
     """Of one sub-buffer: which elements this rank has, of each kind of value."""
 
-    def __init__(self, part: SubBuffer) -> None:
-        self.part = part
-        layout, mesh = part.layout, part.mesh
-        self._state_range = layout.shard_range(part.plan.shard_index, num_shards=part.plan.num_shards)
+    def __init__(self, sub_buffer: SubBuffer) -> None:
+        self.sub_buffer = sub_buffer
+        layout, mesh = sub_buffer.layout, sub_buffer.mesh
+        self._state_range = layout.shard_range(
+            sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
+        )
         self._param_start = 0
-        if part.is_sharded:
+        if sub_buffer.is_sharded:
             self._param_start, _ = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
         self._chunk = layout.shard_range(mesh.chunk_index, num_shards=mesh.world.size)
         self._param_range = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
@@ -94,64 +96,73 @@ class PartShelves:
 
     def to_write(self, *, left_out: Container[str] = ()) -> Shelf:
         """Return this rank's 1/world of it, without these parameters; all ranks' make the whole."""
-        part = self.part
+        sub_buffer = self.sub_buffer
 
         def kept_name(name: str) -> str | None:
             return None if name in left_out else model_name(name)
 
         runs = list(self._runs(PARAMETERS, kept_name, self._chunk, self._param_start))
         kinds: list[str] = []
-        if part.is_trained:
+        if sub_buffer.is_trained:
             has_master = (
-                part.optimizer_shard.has_separate_master
-                and part.param_shard.values.flat.dtype != torch.float32
+                sub_buffer.optimizer_shard.has_separate_master
+                and sub_buffer.param_shard.values.flat.dtype != torch.float32
             )
-            kinds = [*([MASTER] if has_master else []), *part.optimizer_shard.states]
+            kinds = [*([MASTER] if has_master else []), *sub_buffer.optimizer_shard.states]
         for kind in kinds:
             runs += self._runs(kind, partial(_swapped, kind), self._chunk, self._state_range[0])
         return self._shelf(runs, kinds)
 
     def to_read(self, source_of: SourceOf, kinds: Sequence[str]) -> Shelf:
         """Return all that this rank holds; where parameters are whole, what it holds of a shard of them."""
-        part, dtype = self.part, self.part.param_shard.values.flat.dtype
+        sub_buffer, dtype = self.sub_buffer, self.sub_buffer.param_shard.values.flat.dtype
 
         def source(kind: str, dtype: torch.dtype) -> Callable[[str], str | None]:
             return lambda name: source_of(name, kind, dtype)
 
         runs = list(self._runs(PARAMETERS, source(PARAMETERS, dtype), self._param_range, self._param_start))
-        names = [*([MASTER] if part.is_trained and part.optimizer_shard.has_separate_master else []), *kinds]
+        names = [
+            *([MASTER] if sub_buffer.is_trained and sub_buffer.optimizer_shard.has_separate_master else []),
+            *kinds,
+        ]
         for kind in names:
             runs += self._runs(kind, source(kind, torch.float32), self._state_range, self._state_range[0])
         return self._shelf(runs, names)
 
     def _shelf(self, runs: Sequence[Run], kinds: Sequence[str]) -> Shelf:
-        part = self.part
+        sub_buffer = self.sub_buffer
         dtypes = dict.fromkeys(kinds, torch.float32)
         dtypes |= {
-            kind: part.optimizer_shard.states[kind].dtype
+            kind: sub_buffer.optimizer_shard.states[kind].dtype
             for kind in kinds
-            if kind in part.optimizer_shard.states
+            if kind in sub_buffer.optimizer_shard.states
         }
         return Shelf(
             runs=tuple(runs),
-            dtypes={PARAMETERS: part.param_shard.values.flat.dtype, **dtypes},
+            dtypes={PARAMETERS: sub_buffer.param_shard.values.flat.dtype, **dtypes},
             flats=lambda: self._flats(kinds),
-            here=lambda is_written: part.here(is_written=is_written),
-            exposed=frozenset() if part.is_sharded else frozenset({PARAMETERS}),
+            here=lambda is_written: sub_buffer.here(is_written=is_written),
+            exposed=frozenset() if sub_buffer.is_sharded else frozenset({PARAMETERS}),
         )
 
     def _flats(self, kinds: Sequence[str]) -> dict[str, Tensor]:
-        part = self.part
-        flats = {PARAMETERS: part.param_shard.kept if part.is_sharded else part.param_shard.values.flat}
+        sub_buffer = self.sub_buffer
+        flats = {
+            PARAMETERS: sub_buffer.param_shard.kept
+            if sub_buffer.is_sharded
+            else sub_buffer.param_shard.values.flat
+        }
         return flats | {
-            kind: part.optimizer_shard.master if kind == MASTER else part.optimizer_shard.states[kind]
+            kind: sub_buffer.optimizer_shard.master
+            if kind == MASTER
+            else sub_buffer.optimizer_shard.states[kind]
             for kind in kinds
         }
 
     def _runs(
         self, flat: str, name_of: Callable[[str], str | None], wanted: tuple[int, int], flat_start: int
     ) -> Iterator[Run]:
-        for member, slot in zip(self.part.members, self.part.layout.slots, strict=True):
+        for member, slot in zip(self.sub_buffer.members, self.sub_buffer.layout.slots, strict=True):
             name = name_of(member.name)
             if name is None:
                 continue

@@ -60,17 +60,22 @@ def tensors(engine: Any) -> dict[str, Tensor]:
 def whole_state(engine: Any) -> dict[str, Tensor]:
     """Every parameter, buffer, master and optimizer state by name, unsharded, on every rank."""
     state = tensors(engine)
-    for part in engine.optimizer.parts:
+    for sub_buffer in engine.optimizer.sub_buffers:
         whole_of: dict[str, Tensor] = {}
-        with part.here():
-            for kind, shard in {"master": part.optimizer_shard.master, **part.optimizer_shard.states}.items():
-                whole = whole_of[kind] = torch.zeros(part.layout.numel)
-                start, stop = part.layout.shard_range(part.plan.shard_index, num_shards=part.plan.num_shards)
+        with sub_buffer.here():
+            for kind, shard in {
+                "master": sub_buffer.optimizer_shard.master,
+                **sub_buffer.optimizer_shard.states,
+            }.items():
+                whole = whole_of[kind] = torch.zeros(sub_buffer.layout.numel)
+                start, stop = sub_buffer.layout.shard_range(
+                    sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
+                )
                 whole[start:stop] = shard
         for kind, whole in whole_of.items():
-            if part.plan.num_shards > 1:
+            if sub_buffer.plan.num_shards > 1:
                 torch.distributed.all_reduce(whole)
-            for member, slot in zip(part.members, part.layout.slots, strict=True):
+            for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True):
                 state[f"{member.name} {kind}"] = whole[slot.offset : slot.offset + slot.numel].view(
                     slot.shape
                 )

@@ -56,8 +56,8 @@ def _train(engine: Any, *, first: int) -> None:
 
 def _state(engine: Any) -> dict[str, Tensor]:
     state = {name: value.clone() for name, value in engine.state_dict().items()}
-    for part, states in zip(engine.optimizer.parts, engine.optimizer.states, strict=True):
-        state |= {f"{part.label} {kind}": shard.clone() for kind, shard in states.items()}
+    for sub_buffer, states in zip(engine.optimizer.sub_buffers, engine.optimizer.states, strict=True):
+        state |= {f"{sub_buffer.label} {kind}": shard.clone() for kind, shard in states.items()}
     return state
 
 
@@ -212,9 +212,9 @@ def test_a_save_that_cannot_be_written_names_the_file_everywhere_and_changes_not
     )
     both = ranks(_faulty_saves, str(tmp_path), world_size=2)
     for said, state, undisturbed in both:
-        for message, (begin, part) in zip(said, expected, strict=True):
+        for message, (begin, sub_buffer) in zip(said, expected, strict=True):
             assert message.startswith(begin)
-            assert part in message
+            assert sub_buffer in message
             assert message.endswith("; what was saved before is still there")
             assert "\n" not in message
         assert_same_bits(state, undisturbed)

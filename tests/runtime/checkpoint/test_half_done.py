@@ -37,11 +37,15 @@ GIVES_UP_S = 5.0  # a rank whose peer has failed in a collective
 def _held(engine: Any) -> dict[str, Any]:
     """All that this rank has, without a collective."""
     found: dict[str, Any] = {name: value.clone() for name, value in engine.module.named_buffers()}
-    parts = [part for unit in engine._model.units for part in unit.parts]
-    for number, part in enumerate(parts):
-        flats = {"parameters": part.param_shard.kept if part.is_sharded else part.param_shard.values.flat}
-        if part.is_trained:
-            flats |= {"master": part.optimizer_shard.master, **part.optimizer_shard.states}
+    sub_buffers = [sub_buffer for unit in engine._model.units for sub_buffer in unit.sub_buffers]
+    for number, sub_buffer in enumerate(sub_buffers):
+        flats = {
+            "parameters": sub_buffer.param_shard.kept
+            if sub_buffer.is_sharded
+            else sub_buffer.param_shard.values.flat
+        }
+        if sub_buffer.is_trained:
+            flats |= {"master": sub_buffer.optimizer_shard.master, **sub_buffer.optimizer_shard.states}
         found |= {f"{number} {kind}": flat.clone() for kind, flat in flats.items()}
     groups = [{k: v for k, v in group.items() if k != "params"} for group in engine.optimizer.param_groups]
     found["rest"] = (

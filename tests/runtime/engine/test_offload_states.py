@@ -40,12 +40,12 @@ def _engine(stage: int, **changes: Any) -> dslaunch.Engine:
 def _storages(engine: dslaunch.Engine) -> Iterator[tuple[str, Tensor]]:
     """What the engine holds between steps, gradients apart."""
     for unit in engine._model.units:
-        for part in unit.parts:
-            yield "lp_params", part.param_shard.own
-            yield "hp_params", part.optimizer_shard.master
-            for state in part.optimizer_shard.states.values():
+        for sub_buffer in unit.sub_buffers:
+            yield "lp_params", sub_buffer.param_shard.own
+            yield "hp_params", sub_buffer.optimizer_shard.master
+            for state in sub_buffer.optimizer_shard.states.values():
                 yield "optim_states", state
-            for states in part.optimizer_shard.states_of_whole.values():
+            for states in sub_buffer.optimizer_shard.states_of_whole.values():
                 for value in states().values():
                     if isinstance(value, Tensor):
                         yield "optim_states", value

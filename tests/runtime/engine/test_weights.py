@@ -151,8 +151,8 @@ def _loaded(rank: int, stage: int, is_custom: bool) -> dict[str, Tensor]:
     engine.load_module_state_dict({"module": weights}, custom_load_fn=copy if is_custom else None)
     found = snapshot(engine.named_parameters())
     assert_same_bits(found, {name: weights[name] for name in found})
-    for part in engine._model.trained:
-        assert torch.equal(part.optimizer_shard.master.bfloat16(), part.param_shard.own)
+    for sub_buffer in engine._model.trained:
+        assert torch.equal(sub_buffer.optimizer_shard.master.bfloat16(), sub_buffer.param_shard.own)
     with pytest.raises(CheckpointError, match=r"call engine\.load_state_dict"):
         engine.load_module_state_dict(weights)
     return found

@@ -81,12 +81,12 @@ class Census(TorchDispatchMode):
         engine = None if self._engine is None else self._engine()
         if engine is None:
             return
-        for part in (part for unit in engine._model.units for part in unit.parts):
-            if part.home.steps_on_host:
-                yield from part.optimizer_shard._stored().values()
-            if part.home.params_on_host:
-                yield part.param_shard.kept
-            gradients = part._gradients
+        for sub_buffer in (sub_buffer for unit in engine._model.units for sub_buffer in unit.sub_buffers):
+            if sub_buffer.home.steps_on_host:
+                yield from sub_buffer.optimizer_shard._stored().values()
+            if sub_buffer.home.params_on_host:
+                yield sub_buffer.param_shard.kept
+            gradients = sub_buffer._gradients
             if isinstance(gradients, HostGradients):
                 yield gradients._shard
                 if gradients._landed is not None:
@@ -101,7 +101,11 @@ class Census(TorchDispatchMode):
 
         def arriving(one: Any) -> Any:
             ready = arrive(one)
-            if ready.param_out is not None and one.part.home.is_apart and one.part.home.steps_on_host:
+            if (
+                ready.param_out is not None
+                and one.sub_buffer.home.is_apart
+                and one.sub_buffer.home.steps_on_host
+            ):
                 self._on_their_way.add(ready.param_out)
             return ready
 

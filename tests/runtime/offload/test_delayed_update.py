@@ -54,7 +54,7 @@ def _engine(stage: int, where: Where, *, when: dict[str, Any] | None = None, **c
 def _everything(engine: Any) -> dict[str, Tensor]:
     found = dict(snapshot(engine.state_dict()))
     for name, param in engine.module.named_parameters():
-        for key in ("master", *engine.optimizer.parts[0].optimizer_shard.states):
+        for key in ("master", *engine.optimizer.sub_buffers[0].optimizer_shard.states):
             value = (
                 zero.safe_get_full_fp32_param(param)
                 if key == "master"
@@ -225,11 +225,11 @@ def test_gradients_of_a_step_outlive_the_next_backward() -> None:
     update_of = engines[0]._schedule._update_of
 
     def late(update: Any) -> Callable[[Any], None]:
-        update_part = update_of(update)
+        update_sub_buffer = update_of(update)
 
         def wait(ready: Any) -> None:
             assert may_go_on.wait(timeout=60)
-            update_part(ready)
+            update_sub_buffer(ready)
 
         return wait
 

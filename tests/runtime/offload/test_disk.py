@@ -112,11 +112,11 @@ def test_a_step_has_three_units_in_memory_and_a_rest_has_none(
 
 def test_what_is_away_reads_as_nan(tmp_path: Path) -> None:
     engine = make_engine(3, "bf16", ON_DISK, str(tmp_path))
-    for part in engine.optimizer.parts:
+    for sub_buffer in engine.optimizer.sub_buffers:
         for state in (
-            part.optimizer_shard.master,
-            *part.optimizer_shard.states.values(),
-            part.param_shard.kept,
+            sub_buffer.optimizer_shard.master,
+            *sub_buffer.optimizer_shard.states.values(),
+            sub_buffer.param_shard.kept,
         ):
             assert torch.isnan(state).all()
     engine.destroy()

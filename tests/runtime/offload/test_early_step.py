@@ -28,7 +28,7 @@ def _state(engine: Any) -> dict[str, Tensor]:
     found = dict(snapshot(engine.state_dict()))
     for name, param in engine.module.named_parameters():
         values = {"master": zero.safe_get_full_fp32_param(param)}
-        for key in engine.optimizer.parts[0].optimizer_shard.states:
+        for key in engine.optimizer.sub_buffers[0].optimizer_shard.states:
             values[key] = zero.safe_get_full_optimizer_state(param, key)
         found |= {f"{name} {key}": value for key, value in values.items() if value is not None}
     return found
@@ -299,20 +299,21 @@ def test_the_update_is_made_before_the_step_and_seen_by_nobody() -> None:
     before = _state(engine)
     _backward(engine)
     made = [
-        (part, aside._future.result(timeout=60)) for part, (_, aside) in engine._schedule._guesses.items()
+        (sub_buffer, aside._future.result(timeout=60))
+        for sub_buffer, (_, aside) in engine._schedule._guesses.items()
     ]
-    assert {part for part, _ in made} == set(engine.optimizer.parts)
+    assert {sub_buffer for sub_buffer, _ in made} == set(engine.optimizer.sub_buffers)
     assert_same_bits(_state(engine), before)
     rooms = engine._schedule._rooms
     nbytes = sum(one.nbytes for room in rooms.values() for one in (room.master, *room.states.values()))
-    assert nbytes == 12 * sum(part.optimizer_shard.master.numel() for part in rooms)
-    expected = {part: (ready.master.clone(), ready.param_out.clone()) for part, ready in made}
-    masters = {part: part.optimizer_shard.master for part in engine.optimizer.parts}
+    assert nbytes == 12 * sum(sub_buffer.optimizer_shard.master.numel() for sub_buffer in rooms)
+    expected = {sub_buffer: (ready.master.clone(), ready.param_out.clone()) for sub_buffer, ready in made}
+    masters = {sub_buffer: sub_buffer.optimizer_shard.master for sub_buffer in engine.optimizer.sub_buffers}
     engine.step()
-    for part, (master, param) in expected.items():
-        assert part.optimizer_shard.master is masters[part]
-        assert torch.equal(part.optimizer_shard.master, master)
-        assert torch.equal(part.param_shard.own, param)
+    for sub_buffer, (master, param) in expected.items():
+        assert sub_buffer.optimizer_shard.master is masters[sub_buffer]
+        assert torch.equal(sub_buffer.optimizer_shard.master, master)
+        assert torch.equal(sub_buffer.param_shard.own, param)
     engine.destroy()
 
 
@@ -325,7 +326,7 @@ def test_an_error_in_the_thread_is_the_steps() -> None:
         engine.step()
     assert _guesses(engine)[0] > 0, "the step did not make the update itself"
     engine.zero_grad()
-    assert not any(part.optimizer_shard.made_aside for part in engine.optimizer.parts), (
+    assert not any(sub_buffer.optimizer_shard.made_aside for sub_buffer in engine.optimizer.sub_buffers), (
         "nothing is left for the next step"
     )
     assert_same_bits(_state(engine), before)

@@ -21,9 +21,11 @@ STEPS = 4
 
 def _train(rank: int, stage: int, precision: str, where: Where, folder: str) -> dict[str, Any]:
     engine = make_engine(stage, precision, where, folder)
-    for part in engine.optimizer.parts:
-        assert part.home.steps_on_host == (where.is_apart and where.states != "none")
-        assert part.home.params_on_host == (where.is_apart and where.parameters != "none" and stage == 3)
+    for sub_buffer in engine.optimizer.sub_buffers:
+        assert sub_buffer.home.steps_on_host == (where.is_apart and where.states != "none")
+        assert sub_buffer.home.params_on_host == (
+            where.is_apart and where.parameters != "none" and stage == 3
+        )
     norms = []
     for step in range(STEPS):
         train_engine(engine, steps=1, first=step, dtype=DTYPES[precision])
@@ -195,9 +197,12 @@ def _share(rank: int, ratio: float, folder: str) -> dict[str, Any]:
     where = Where("cpu", "none", is_apart=True, ratio=ratio)
     engine = make_engine(2, "bf16", where, folder, reduce_bucket_size=10**6)
     train_engine(engine, steps=3, dtype=torch.bfloat16)
-    parts = engine.optimizer.parts
-    away = sum(part.layout.numel for part in parts if part.home.steps_on_host)
-    return {"params": snapshot(engine.state_dict()), "share": away / sum(part.layout.numel for part in parts)}
+    sub_buffers = engine.optimizer.sub_buffers
+    away = sum(sub_buffer.layout.numel for sub_buffer in sub_buffers if sub_buffer.home.steps_on_host)
+    return {
+        "params": snapshot(engine.state_dict()),
+        "share": away / sum(sub_buffer.layout.numel for sub_buffer in sub_buffers),
+    }
 
 
 @pytest.mark.slow
@@ -243,7 +248,10 @@ def test_parameters_that_every_rank_has_cannot_leave() -> None:
 def test_on_cpus_alone_host_memory_is_no_other_place(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="dslaunch"):
         engine = make_engine(3, "fp32", Where("cpu", "cpu", is_apart=False), "")
-    assert not any(part.home.steps_on_host or part.home.params_on_host for part in engine.optimizer.parts)
+    assert not any(
+        sub_buffer.home.steps_on_host or sub_buffer.home.params_on_host
+        for sub_buffer in engine.optimizer.sub_buffers
+    )
     told = [record.message for record in caplog.records if "has no effect" in record.message]
     assert len(told) == 2, told
     engine.destroy()

@@ -191,12 +191,16 @@ def _in_16_bits(rank: int, name: str, precision: str) -> list[tuple[dict[str, Te
         assert optimizer is not None
         train_engine(engine, steps=4, dtype=dtype)
         worst = max(
-            float((part.param_shard.own.float() - part.optimizer_shard.master.to(dtype).float()).abs().max())
-            for part in optimizer.parts
+            float(
+                (sub_buffer.param_shard.own.float() - sub_buffer.optimizer_shard.master.to(dtype).float())
+                .abs()
+                .max()
+            )
+            for sub_buffer in optimizer.sub_buffers
         )
         moved = max(
-            float((part.optimizer_shard.master - part.param_shard.own.float()).abs().max())
-            for part in optimizer.parts
+            float((sub_buffer.optimizer_shard.master - sub_buffer.param_shard.own.float()).abs().max())
+            for sub_buffer in optimizer.sub_buffers
         )
         assert moved > 0
         results.append((snapshot(model.named_parameters()), worst))

@@ -169,8 +169,10 @@ def _train(rank: int) -> dict[str, tuple[str, bool, list[str]]]:
         rule = optimizer.rule
         found[name] = (
             rule.name,
-            rule.steps_by_part,
-            sorted({state for part in optimizer.parts for state in part.optimizer_shard.states}),
+            rule.steps_by_sub_buffer,
+            sorted(
+                {state for sub_buffer in optimizer.sub_buffers for state in sub_buffer.optimizer_shard.states}
+            ),
         )
     return found
 

@@ -46,10 +46,14 @@ def _seen(rank: int, stage: int, changes: dict[str, Any]) -> Seen:
         config = make_config(stage=stage, gradient_accumulation_steps=2, reduce_bucket_size=50)
         engine = dslaunch.initialize(model=model, config=config)[0]
         train_engine(engine, steps=STEPS)
-    parts = [part for unit in engine._model.units for part in unit.parts]
+    sub_buffers = [sub_buffer for unit in engine._model.units for sub_buffer in unit.sub_buffers]
     return Seen(
-        kept=sum(part.param_shard.kept.numel() for part in parts),
-        states=sum(state.numel() for part in parts for state in part.optimizer_shard.states.values()),
+        kept=sum(sub_buffer.param_shard.kept.numel() for sub_buffer in sub_buffers),
+        states=sum(
+            state.numel()
+            for sub_buffer in sub_buffers
+            for state in sub_buffer.optimizer_shard.states.values()
+        ),
         gathers=sum(unit.num_gathers for unit in engine._model.units),
         num_bytes=sum(engine.comm_bytes().values()),
         params=snapshot(model.named_parameters()),

@@ -137,10 +137,10 @@ def _in_bf16(rank: int, name: str) -> list[tuple[dict[str, Tensor], float]]:
         train_engine(engine, steps=4, dtype=torch.bfloat16)
         worst = max(
             float(
-                (part.param_shard.own.float() - part.optimizer_shard.master).abs().max()
-                / part.optimizer_shard.master.abs().max()
+                (sub_buffer.param_shard.own.float() - sub_buffer.optimizer_shard.master).abs().max()
+                / sub_buffer.optimizer_shard.master.abs().max()
             )
-            for part in optimizer.parts
+            for sub_buffer in optimizer.sub_buffers
         )
         results.append((snapshot(model.named_parameters()), worst))
     return results
@@ -343,7 +343,7 @@ def _allocations(rank: int) -> int:
         model=model, optimizer=ELEMENTWISE["NAdam"](model), config=make_config(stage=1)
     )
     train_engine(engine, steps=2)
-    shards = {part.optimizer_shard.master.numel() for part in engine._model.trained}
+    shards = {sub_buffer.optimizer_shard.master.numel() for sub_buffer in engine._model.trained}
     made = []
 
     class Zeros(TorchFunctionMode):

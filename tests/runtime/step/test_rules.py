@@ -40,14 +40,16 @@ def _begin_again(rank: int) -> dict[str, Any]:
                 chosen.rule.reset_states(OTHERS)
                 chosen.num_steps = 0
                 states = [
-                    {key: state[0].item() for key, state in part.optimizer_shard.states.items()}
-                    for part in chosen.parts
+                    {key: state[0].item() for key, state in sub_buffer.optimizer_shard.states.items()}
+                    for sub_buffer in chosen.sub_buffers
                 ]
                 with torch.no_grad():
-                    for part in chosen.parts:
-                        for place, member in enumerate(part.members):
-                            part.param_shard.load(place, begin[member.name])
-                            part.copy_fragment(place, begin[member.name], part.optimizer_shard.master)
+                    for sub_buffer in chosen.sub_buffers:
+                        for place, member in enumerate(sub_buffer.members):
+                            sub_buffer.param_shard.load(place, begin[member.name])
+                            sub_buffer.copy_fragment(
+                                place, begin[member.name], sub_buffer.optimizer_shard.master
+                            )
             train_engine(engine, steps=2)
             results.append(snapshot(model.named_parameters()))
         found[name] = (chosen.rule.name, states, *results)

@@ -64,7 +64,7 @@ def _train(rank: int, dtype: str) -> list[float]:
             engine.step()
         assert engine.skipped_steps == 0
         assert {param.dtype for param in model.parameters()} == {torch.float32}
-        assert all(not part.optimizer_shard.has_separate_master for part in engine._model.trained)
+        assert all(not sub_buffer.optimizer_shard.has_separate_master for sub_buffer in engine._model.trained)
         assert not engine.fp16_enabled()
         assert not engine.bfloat16_enabled()
         assert engine.dynamic_loss_scale() == (dtype == "float16")

@@ -68,7 +68,7 @@ def check_freed(engine: dslaunch.Engine) -> None:
     """Between steps nothing of a sharded unit is here but the shard."""
     for unit in engine._model.units:
         assert unit.state is (UnitState.FREED if unit.is_sharded else UnitState.LIVE)
-        for part in unit.parts:
+        for part in unit.sub_buffers:
             assert (part.param_shard.values.flat.untyped_storage().nbytes() == 0) == part.is_sharded
 
 

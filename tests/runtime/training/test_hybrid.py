@@ -67,12 +67,12 @@ def test_groups_train_as_one_process_does(
 
 def _shares(rank: int, stage: int, zero: dict[str, int], bf16: bool) -> tuple[list[float], dict[str, int]]:
     engine = _engine(stage, zero, bf16={"enabled": bf16})
-    part = max(engine._model.trained, key=lambda part: part.layout.numel)
-    numel = part.layout.numel
+    sub_buffer = max(engine._model.trained, key=lambda sub_buffer: sub_buffer.layout.numel)
+    numel = sub_buffer.layout.numel
     shares = [
-        part.param_shard.kept.numel() / numel,
-        part.optimizer_shard.master.numel() / numel,
-        part.optimizer_shard.states["exp_avg"].numel() / numel,
+        sub_buffer.param_shard.kept.numel() / numel,
+        sub_buffer.optimizer_shard.master.numel() / numel,
+        sub_buffer.optimizer_shard.states["exp_avg"].numel() / numel,
     ]
     before = engine.comm_bytes()
     train_engine(engine, steps=1, dtype=torch.bfloat16 if bf16 else torch.float32)
@@ -179,10 +179,12 @@ def test_optimizers_of_whole_parameters_work_on_any_mesh(ranks: Ranks) -> None:
 def _refused(rank: int) -> str:
     engine = _engine(3, HPZ)
     param = engine.module.first.weight
-    part = dslaunch.zero.safe_get_local_fp32_param(param)
-    part = torch.empty(0) if part is None else part  # what this rank holds of it may be nothing
+    sub_buffer = dslaunch.zero.safe_get_local_fp32_param(param)
+    sub_buffer = (
+        torch.empty(0) if sub_buffer is None else sub_buffer
+    )  # what this rank holds of it may be nothing
     with pytest.raises(ConfigError) as caught:
-        dslaunch.zero.safe_set_local_fp32_param(param, part)
+        dslaunch.zero.safe_set_local_fp32_param(param, sub_buffer)
     return str(caught.value)
 
 

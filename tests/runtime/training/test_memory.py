@@ -157,7 +157,7 @@ def _let_go(rank: int, stage: int) -> dict[str, bool]:
     model = make_model()
     engine, optimizer, *_ = dslaunch.initialize(model=model, config=make_config(stage=stage))
     train_engine(engine, steps=2)
-    parts = [weakref.ref(part) for unit in engine._model.units for part in unit.parts]
+    sub_buffers = [weakref.ref(sub_buffer) for unit in engine._model.units for sub_buffer in unit.sub_buffers]
     alone = {"engine": weakref.ref(engine), "optimizer": weakref.ref(optimizer)}
     with_model = {"sharded model": weakref.ref(engine._model), "module": weakref.ref(model)}
     del engine, optimizer
@@ -166,7 +166,7 @@ def _let_go(rank: int, stage: int) -> dict[str, bool]:
     del model
     gc.collect()
     gone |= {name: reference() is None for name, reference in with_model.items()}
-    gone["parts"] = all(reference() is None for reference in parts)
+    gone["parts"] = all(reference() is None for reference in sub_buffers)
     gone["memory"] = _is_back_to(before)
     return gone
 

@@ -104,19 +104,27 @@ def _gigabytes(*tensors: Tensor) -> float:
 
 
 def _held(engine: dslaunch.Engine) -> Held:
-    parts = engine._model.trained
+    sub_buffers = engine._model.trained
     return Held(
         parameters=_gigabytes(
-            *(tensor for part in parts for tensor in (part.param_shard.values.flat, part.param_shard.own))
+            *(
+                tensor
+                for sub_buffer in sub_buffers
+                for tensor in (sub_buffer.param_shard.values.flat, sub_buffer.param_shard.own)
+            )
         ),
         gradients=_gigabytes(
-            *(tensor for part in parts for tensor in (part.gradients.flat, part.gradients.shard))  # type: ignore[attr-defined]
+            *(
+                tensor
+                for sub_buffer in sub_buffers
+                for tensor in (sub_buffer.gradients.flat, sub_buffer.gradients.shard)
+            )  # type: ignore[attr-defined]
         ),
         masters_and_states=_gigabytes(
             *(
                 tensor
-                for part in parts
-                for tensor in (part.optimizer_shard.master, *part.optimizer_shard.states.values())
+                for sub_buffer in sub_buffers
+                for tensor in (sub_buffer.optimizer_shard.master, *sub_buffer.optimizer_shard.states.values())
             )
         ),
     )

@@ -263,7 +263,7 @@ def _padded(rank: int, stage: int, bf16: bool) -> list[int]:
     engine, *_ = dslaunch.initialize(
         model=make_model(), config=make_config(stage=stage, bf16={"enabled": bf16})
     )
-    return [part.layout.numel for part in engine._model.trained]
+    return [sub_buffer.layout.numel for sub_buffer in engine._model.trained]
 
 
 def _train_without_collectives(rank: int, stage: int) -> dict[str, int]:

@@ -402,7 +402,7 @@ def _resident(rank: int) -> list[int]:
     most: list[int] = []
 
     def look(*args: object) -> None:
-        here = [unit for unit in engine._model.units if any(has_memory(part) for part in unit.parts)]
+        here = [unit for unit in engine._model.units if any(has_memory(part) for part in unit.sub_buffers)]
         most[-1] = max(most[-1], len(here))
 
     def has_memory(part: SubBuffer) -> bool:

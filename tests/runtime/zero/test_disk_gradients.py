@@ -32,7 +32,7 @@ def _backward(engine: Any, seed: int, *, factor: float = 1.0, dtype: torch.dtype
 def test_after_a_backward_few_gradients_are_in_memory(tmp_path: Path) -> None:
     engine = make_engine(2, "bf16", ON_DISK, str(tmp_path))
     _backward(engine, 0)
-    kept = [part.gradients for part in engine.optimizer.parts]
+    kept = [sub_buffer.gradients for sub_buffer in engine.optimizer.sub_buffers]
     assert all(isinstance(one, DiskGradients) for one in kept)
     here = [one for one in kept if not any(value.isnan().all() for value in one._value.values())]
     assert len(kept) > AT_ONCE == len(here)

@@ -100,7 +100,7 @@ class Rank:
         self.backward(uses)
         if any(self.comm.all_gather_objects(self.model.is_behind, what="who is behind")):
             self.model.catch_up()
-        shards = [part.gradients.shard.clone() for part in self.model.trained]  # type: ignore[attr-defined]
+        shards = [sub_buffer.gradients.shard.clone() for sub_buffer in self.model.trained]  # type: ignore[attr-defined]
         self.model.end_step()
         return shards
 
@@ -132,9 +132,9 @@ class Job:
             found = self.run(case)
             for error in found:
                 assert isinstance(error, list), (case, error)
-            for part, shards in zip(self.ranks[0].model.trained, zip(*found, strict=True), strict=True):
+            for sub_buffer, shards in zip(self.ranks[0].model.trained, zip(*found, strict=True), strict=True):
                 whole = torch.cat(shards)
-                for member, slot in zip(part.members, part.layout.slots, strict=True):
+                for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True):
                     grads = [_grads(rank, own)[member.name] for rank, own in enumerate(case)]
                     mean = torch.stack(grads).mean(0)
                     own = whole[slot.offset : slot.offset + slot.numel].view(slot.shape)

@@ -306,7 +306,12 @@ def _held_in_backward(rank: int) -> list[int]:
     held: list[int] = []
 
     def count(_: Tensor) -> None:
-        held.append(sum(part.gradients.flat.untyped_storage().nbytes() > 0 for part in engine._model.trained))
+        held.append(
+            sum(
+                sub_buffer.gradients.flat.untyped_storage().nbytes() > 0
+                for sub_buffer in engine._model.trained
+            )
+        )
 
     for param in model.parameters():
         param.register_post_accumulate_grad_hook(count)

@@ -83,7 +83,7 @@ def _engine(module: nn.Module, **section: Any) -> dslaunch.Engine:
 
 
 def _whole_units(engine: dslaunch.Engine) -> list[str]:
-    return [unit.name for unit in engine._model.units if unit.parts and not unit.is_sharded]
+    return [unit.name for unit in engine._model.units if unit.sub_buffers and not unit.is_sharded]
 
 
 def _trained(
@@ -104,7 +104,10 @@ def _trained(
         norms.append(float(engine.get_global_grad_norm() or 0.0))
     placement = summarize(engine)["zero"]["parameters"]
     numel = sum(
-        part.layout.numel for unit in engine._model.units for part in unit.parts if not part.is_sharded
+        sub_buffer.layout.numel
+        for unit in engine._model.units
+        for sub_buffer in unit.sub_buffers
+        if not sub_buffer.is_sharded
     )
     assert placement == (
         "sharded"

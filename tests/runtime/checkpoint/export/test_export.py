@@ -90,12 +90,14 @@ TOKENS = torch.arange(24).view(2, 12)
 def _masters(engine: Any) -> dict[str, Tensor]:
     """Every parameter's float32 value, whole, on every rank: the master, or the parameter where there is none."""
     values = {name: value.detach().float() for name, value in engine.state_dict().items()}
-    for part in engine.optimizer.parts:
-        whole = torch.zeros(part.layout.numel)
-        start, stop = part.layout.shard_range(part.plan.shard_index, num_shards=part.plan.num_shards)
-        whole[start:stop] = part.optimizer_shard.master
+    for sub_buffer in engine.optimizer.sub_buffers:
+        whole = torch.zeros(sub_buffer.layout.numel)
+        start, stop = sub_buffer.layout.shard_range(
+            sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
+        )
+        whole[start:stop] = sub_buffer.optimizer_shard.master
         torch.distributed.all_reduce(whole)
-        for member, slot in zip(part.members, part.layout.slots, strict=True):
+        for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True):
             values[member.name] = whole[slot.offset : slot.offset + slot.numel].view(slot.shape)
     values[HEAD] = values[EMBED]
     return values
