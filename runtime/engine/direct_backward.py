@@ -44,8 +44,8 @@ class DirectBackward:
         if self._hooks or not (self._has_loss_scale or self._num_parts() > 1):
             return
         self._hooks = [
-            param.register_hook(self._hook(place))  # type: ignore[no-untyped-call]
-            for place, param in enumerate(self._params)
+            param.register_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            for index, param in enumerate(self._params)
             if param.requires_grad
         ]
 
@@ -82,20 +82,20 @@ class DirectBackward:
             hook.remove()
         self._hooks = []
 
-    def _hook(self, place: int) -> Callable[[Tensor], Tensor]:
+    def _hook(self, index: int) -> Callable[[Tensor], Tensor]:
         reference = weakref.ref(self)  # torch holds hooks where the garbage collector does not look
 
         def part_of(gradient: Tensor) -> Tensor:
             watcher = reference()
-            return gradient if watcher is None else watcher._part_of(gradient, place)
+            return gradient if watcher is None else watcher._part_of(gradient, index)
 
         return part_of
 
     def _end(self) -> None:
         self._num_known = max(self._num_known - 1, 0)
 
-    def _part_of(self, gradient: Tensor, place: int) -> Tensor:
-        if self._num_known or not is_reached(self._params[place]):
+    def _part_of(self, gradient: Tensor, index: int) -> Tensor:
+        if self._num_known or not is_reached(self._params[index]):
             return gradient
         if self._loss_scale() != 1.0:
             raise ConfigError(

@@ -76,9 +76,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         updates: dict[tuple[torch.device, Formula], list[Update]] = {}
         for number, group in enumerate(self.param_groups):
             formula = self.formula_of(group)
-            for place, param in enumerate(group["params"]):
+            for index, param in enumerate(group["params"]):
                 if param.grad is not None:
-                    update = self._update(param, group, f"{number}, parameter {place}")
+                    update = self._update(param, group, f"{number}, parameter {index}")
                     updates.setdefault((param.device, formula), []).append(update)
         for (_, formula), chosen in updates.items():
             step_flat(formula, chosen)

@@ -42,17 +42,17 @@ class Loan:
 
 
 class _StandIn(NamedTuple):
-    """What the optimizer has in place of the parameter at `place` of `sub_buffer`."""
+    """What the optimizer has in place of the parameter at `member_index` of `sub_buffer`."""
 
     loan: Loan
     sub_buffer: SubBuffer
-    place: int
+    member_index: int
     param: nn.Parameter
     run: slice | None  # of the shard's elements; None: the values are here for the step only
 
     @property
     def name(self) -> str:
-        return self.sub_buffer.members[self.place].name
+        return self.sub_buffer.members[self.member_index].name
 
     @property
     def state(self) -> dict[str, Any]:
@@ -79,17 +79,17 @@ class BorrowedRule:
         loan_of = {group: loan for loan in self._loans for group in loan.groups}
         shared: list[tuple[Loan, SubBuffer, int]] = []
         for sub_buffer in self._sub_buffers:
-            for place, member in enumerate(sub_buffer.members):
+            for index, member in enumerate(sub_buffer.members):
                 loan = loan_of[member.group]
                 if not member.param.numel():
                     continue
                 if loan.is_elementwise or sub_buffer.plan.num_shards == 1:
-                    self._stand_ins += _local(loan, sub_buffer, place)
+                    self._stand_ins += _local(loan, sub_buffer, index)
                 else:
-                    shared.append((loan, sub_buffer, place))
+                    shared.append((loan, sub_buffer, index))
             self._stand_ins += self._empty(sub_buffer, loan_of)
         if shared:
-            self._whole = WholeTensors([(sub_buffer, place) for _, sub_buffer, place in shared], comm)
+            self._whole = WholeTensors([(sub_buffer, index) for _, sub_buffer, index in shared], comm)
             self._shared = [
                 _StandIn(*item, nn.Parameter(item[1].optimizer_shard.master.new_empty(0)), None)
                 if number in self._whole.owned
@@ -97,12 +97,14 @@ class BorrowedRule:
                 for number, item in enumerate(shared)
             ]
             self._stand_ins += [one for one in self._shared if one is not None]
-            for _, sub_buffer, place in shared:
-                sub_buffer.optimizer_shard.states_of_whole[place] = dict
+            for _, sub_buffer, index in shared:
+                sub_buffer.optimizer_shard.states_of_whole[index] = dict
         for one in self._stand_ins:
             if not one.loan.is_elementwise:
-                one.sub_buffer.optimizer_shard.states_of_whole[one.place] = partial(getattr, one, "state")
-            own_group = one.loan.groups.index(one.sub_buffer.members[one.place].group)
+                one.sub_buffer.optimizer_shard.states_of_whole[one.member_index] = partial(
+                    getattr, one, "state"
+                )
+            own_group = one.loan.groups.index(one.sub_buffer.members[one.member_index].group)
             one.loan.optimizer.param_groups[own_group]["params"].append(one.param)
         self._take_states(loan_of)
 
@@ -111,7 +113,7 @@ class BorrowedRule:
         """Go on from what the optimizers remember: some do from the start."""
         beside: ByName = {}
         for sub_buffer in self._sub_buffers:
-            for place, member in enumerate(sub_buffer.members):
+            for index, member in enumerate(sub_buffer.members):
                 loan = loan_of[member.group]
                 for name, value in loan.states.get(member.param, {}).items():
                     is_tensor = isinstance(value, Tensor)
@@ -121,7 +123,7 @@ class BorrowedRule:
                         and is_tensor
                         and value.shape == member.param.shape
                     ):
-                        sub_buffer.copy_fragment(place, value, _state_of(sub_buffer, name))
+                        sub_buffer.copy_fragment(index, value, _state_of(sub_buffer, name))
                     else:
                         beside.setdefault(member.name, {})[name] = value.clone() if is_tensor else value
         if any(loan.states for loan in self._loans):
@@ -132,15 +134,17 @@ class BorrowedRule:
     def _empty(self, sub_buffer: SubBuffer, loan_of: Mapping[int, Loan]) -> Iterator[_StandIn]:
         """One without elements for each group of which the shard has none: so all ranks have the same states."""
         present = {
-            one.sub_buffer.members[one.place].group for one in self._stand_ins if one.sub_buffer is sub_buffer
+            one.sub_buffer.members[one.member_index].group
+            for one in self._stand_ins
+            if one.sub_buffer is sub_buffer
         }
-        for place, member in enumerate(sub_buffer.members):
+        for index, member in enumerate(sub_buffer.members):
             loan = loan_of[member.group]
             if loan.is_elementwise and member.group not in present:
                 present.add(member.group)
                 nothing = slice(0, 0)
                 yield _StandIn(
-                    loan, sub_buffer, place, nn.Parameter(sub_buffer.optimizer_shard.master[nothing]), nothing
+                    loan, sub_buffer, index, nn.Parameter(sub_buffer.optimizer_shard.master[nothing]), nothing
                 )
 
     # ---- a step
@@ -170,7 +174,7 @@ class BorrowedRule:
     def _forget_frozen(self) -> None:
         """A parameter without a gradient is left alone by torch's optimizers."""
         for one in self._stand_ins:
-            if one.place in one.sub_buffer.optimizer_shard.frozen:
+            if one.member_index in one.sub_buffer.optimizer_shard.frozen:
                 one.param.grad = None
 
     def _take_back(self) -> None:
@@ -182,7 +186,7 @@ class BorrowedRule:
                 _adopt_states(one)
 
     def _collect(self, whole: WholeTensors, grads: dict[SubBuffer, _Grads]) -> None:
-        runs = [(whole.place(number), _run(fragment)) for number, fragment in whole.held]
+        runs = [(whole.index(number), _run(fragment)) for number, fragment in whole.held]
         values = whole.collect([sub_buffer.optimizer_shard.master[run] for (sub_buffer, _), run in runs])
         gradients = whole.collect([grads[sub_buffer].at(run) for (sub_buffer, _), run in runs])
         for number in whole.owned:
@@ -194,7 +198,7 @@ class BorrowedRule:
     def _hand_back(self, whole: WholeTensors) -> None:
         values = {number: self._owned(number).param.detach().reshape(-1) for number in whole.owned}
         for (number, fragment), piece in zip(whole.held, whole.hand_back(values), strict=True):
-            whole.place(number)[0].optimizer_shard.master[_run(fragment)].copy_(piece)
+            whole.index(number)[0].optimizer_shard.master[_run(fragment)].copy_(piece)
         for number in whole.owned:
             param = self._owned(number).param
             param.data = param.new_empty(0)
@@ -278,16 +282,16 @@ def _step(loan: Loan, groups: Groups) -> None:
         users.update(hyper_parameters(own))
 
 
-def _local(loan: Loan, sub_buffer: SubBuffer, place: int) -> Iterator[_StandIn]:
+def _local(loan: Loan, sub_buffer: SubBuffer, index: int) -> Iterator[_StandIn]:
     """The stand-in for what this rank's shard holds of a parameter, if anything."""
-    slot = sub_buffer.layout.slots[place]
+    slot = sub_buffer.layout.slots[index]
     fragment = sub_buffer.layout.fragment(
         slot, sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
     )
     if fragment is not None:
         run = _run(fragment)
         values = sub_buffer.optimizer_shard.master[run]
-        one = _StandIn(loan, sub_buffer, place, nn.Parameter(values), run)
+        one = _StandIn(loan, sub_buffer, index, nn.Parameter(values), run)
         if not loan.is_elementwise:
             one.param.data = values.view(_shape(one))
         yield one
@@ -307,7 +311,7 @@ def _run(fragment: Fragment) -> slice:
 
 def _shape(one: _StandIn) -> tuple[int, ...]:
     """The shape in which the optimizer wants the whole parameter."""
-    shape = one.sub_buffer.layout.slots[one.place].shape
+    shape = one.sub_buffer.layout.slots[one.member_index].shape
     return (shape[0], prod(shape[1:])) if one.loan.as_matrices else shape
 
 
@@ -321,10 +325,10 @@ def _adopt_states(one: _StandIn) -> None:
                 f"optimizer {type(one.loan.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
                 "stepped on shards keeps float32: leave out its is_elementwise"
             )
-        place = _state_of(one.sub_buffer, name)[one.run]
-        if value.data_ptr() != place.data_ptr():
-            place.copy_(value)
-            one.state[name] = place
+        index = _state_of(one.sub_buffer, name)[one.run]
+        if value.data_ptr() != index.data_ptr():
+            index.copy_(value)
+            one.state[name] = index
 
 
 def _state_of(sub_buffer: SubBuffer, name: str) -> Tensor:

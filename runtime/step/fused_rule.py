@@ -46,20 +46,20 @@ class FusedRule:
         if not any(sub_buffer.optimizer_shard.missed for sub_buffer in self._sub_buffers):
             return {}
         return {
-            member.name: {_MISSED: sub_buffer.optimizer_shard.missed.get(place, 0)}
+            member.name: {_MISSED: sub_buffer.optimizer_shard.missed.get(index, 0)}
             for sub_buffer in self._sub_buffers
-            for place, member in enumerate(sub_buffer.members)
+            for index, member in enumerate(sub_buffer.members)
         }
 
     def load_beside(self, saved: ByName) -> None:
         """Go on to count those."""
         for sub_buffer in self._sub_buffers:
             found = {
-                place: saved.get(member.name, {}).get(_MISSED, 0)
-                for place, member in enumerate(sub_buffer.members)
+                index: saved.get(member.name, {}).get(_MISSED, 0)
+                for index, member in enumerate(sub_buffer.members)
             }
             sub_buffer.optimizer_shard.missed = {
-                place: int(missed) for place, missed in found.items() if missed
+                index: int(missed) for index, missed in found.items() if missed
             }
 
     def step(

@@ -32,28 +32,28 @@ def choose_owners(numels: Sequence[int], num_ranks: int) -> tuple[int, ...]:
 class WholeTensors:
     """The parameters at these places of these sub-buffers, numbered from 0; the same on all ranks."""
 
-    def __init__(self, places: Sequence[tuple[SubBuffer, int]], comm: Collectives) -> None:
+    def __init__(self, indices: Sequence[tuple[SubBuffer, int]], comm: Collectives) -> None:
         self._comm = comm
-        self._places = tuple(places)
-        self._device = places[0][0].optimizer_shard.master.device
+        self._indices = tuple(indices)
+        self._device = indices[0][0].optimizer_shard.master.device
         shards, rank = comm.mesh.state_peers, comm.mesh.states_axis.index  # by rank, which shard it holds
         ranks = range(len(shards))
-        self._numels = [sub_buffer.layout.slots[place].numel for sub_buffer, place in places]
+        self._numels = [sub_buffer.layout.slots[index].numel for sub_buffer, index in indices]
         owners = choose_owners(self._numels, len(ranks))
         self.owned = tuple(number for number, owner in enumerate(owners) if owner == rank)
 
         def pieces(numbers: Sequence[int], shard: int) -> _Pieces:
             found = []
             for number in numbers:
-                sub_buffer, place = places[number]
+                sub_buffer, index = indices[number]
                 fragment = sub_buffer.layout.fragment(
-                    sub_buffer.layout.slots[place], shard, num_shards=len(ranks)
+                    sub_buffer.layout.slots[index], shard, num_shards=len(ranks)
                 )
                 if fragment is not None:
                     found.append((number, fragment))
             return found
 
-        everything = range(len(places))
+        everything = range(len(indices))
         # by the other rank: what of this shard belongs to it, and what this rank owns of its shard
         self._theirs = [
             pieces([number for number in everything if owners[number] == owner], shards[rank])
@@ -66,9 +66,9 @@ class WholeTensors:
         """What this rank's shard holds: number and fragment, in the order in which it is sent."""
         return tuple(piece for peer in self._theirs for piece in peer)
 
-    def place(self, number: int) -> tuple[SubBuffer, int]:
+    def index(self, number: int) -> tuple[SubBuffer, int]:
         """Return its sub-buffer, and its place there."""
-        return self._places[number]
+        return self._indices[number]
 
     def collect(self, own: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return the parameters that this rank owns, whole, from the pieces in `held` of every rank.

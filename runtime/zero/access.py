@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ConfigError
-from .flat_buffer import place_of
+from .flat_buffer import address_of
 from .freed_parameter import FreedParameter
 from .prefetch import Prefetcher, in_backward
 from .sub_buffer import SubBuffer
@@ -43,7 +43,7 @@ _CHECKPOINTS = "torch.utils.checkpoint"  # whose hooks keep nothing, and compute
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"  # torch.func, of net 3
 
 
-class _Place(NamedTuple):
+class _SavedView(NamedTuple):
     """Of a saved tensor in a unit's memory."""
 
     unit: Unit
@@ -51,7 +51,7 @@ class _Place(NamedTuple):
     offset: int | torch.SymInt
     size: torch.Size
     stride: tuple[int, ...]
-    member: int  # the place of the parameter in `sub_buffer`
+    member: int  # the index of the parameter in `sub_buffer`
     num_changes: int | None  # of that parameter until then; None: later ones do not matter
 
 
@@ -72,7 +72,7 @@ class Access:
         self._sub_buffer_at: dict[int, tuple[Unit, SubBuffer]] = {}  # by the memory of its values
         for unit in units:
             for sub_buffer in (sub_buffer for sub_buffer in unit.sub_buffers if sub_buffer.is_sharded):
-                self._sub_buffer_at[sub_buffer.param_shard.values.place] = (unit, sub_buffer)
+                self._sub_buffer_at[sub_buffer.param_shard.values.address] = (unit, sub_buffer)
                 sub_buffer.param_shard.values.on_new_memory = functools.partial(
                     self._note_memory, unit, sub_buffer
                 )
@@ -96,7 +96,7 @@ class Access:
 
     def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
         del self._sub_buffer_at[was]
-        self._sub_buffer_at[sub_buffer.param_shard.values.place] = (unit, sub_buffer)
+        self._sub_buffer_at[sub_buffer.param_shard.values.address] = (unit, sub_buffer)
 
     def release(self) -> None:
         """Take the nets away."""
@@ -197,11 +197,11 @@ class Access:
         sub_buffer_at = self._sub_buffer_at
 
         def pack(tensor: Tensor) -> Any:
-            found = sub_buffer_at.get(place_of(tensor))
+            found = sub_buffer_at.get(address_of(tensor))
             return tensor if found is None else _saved_in(*found, tensor)
 
         def unpack(saved: Any) -> Any:
-            return self._read(saved) if type(saved) is _Place else saved
+            return self._read(saved) if type(saved) is _SavedView else saved
 
         pack._is_dslaunch = True  # type: ignore[attr-defined]
         return pack, unpack
@@ -216,24 +216,24 @@ class Access:
 
         def pack(tensor: Tensor) -> Any:
             saved = pack_own(tensor)
-            if type(saved) is not _Place:
+            if type(saved) is not _SavedView:
                 return (pack_below(saved),)
             return saved._replace(num_changes=None) if is_checkpoint else saved
 
         def unpack(saved: Any) -> Tensor:
-            return self._read(saved) if type(saved) is _Place else unpack_below(saved[0])
+            return self._read(saved) if type(saved) is _SavedView else unpack_below(saved[0])
 
         pack._is_dslaunch = True  # type: ignore[attr-defined]
         return pack, unpack
 
-    def _read(self, place: _Place) -> Tensor:
-        changes = place.sub_buffer.param_shard.num_changes
-        if place.num_changes is not None and changes[place.member] != place.num_changes:
-            raise _out_of_date(place.sub_buffer.members[place.member].name)
+    def _read(self, saved: _SavedView) -> Tensor:
+        changes = saved.sub_buffer.param_shard.num_changes
+        if saved.num_changes is not None and changes[saved.member] != saved.num_changes:
+            raise _out_of_date(saved.sub_buffer.members[saved.member].name)
         if torch.is_grad_enabled():
             self._prefetcher.hold_all()  # a graph is made
-        self._prefetcher.need(place.unit)
-        return place.sub_buffer.param_shard.values.flat.as_strided(place.size, place.stride, place.offset)
+        self._prefetcher.need(saved.unit)
+        return saved.sub_buffer.param_shard.values.flat.as_strided(saved.size, saved.stride, saved.offset)
 
     # ---- 4: attributes
 
@@ -325,14 +325,14 @@ def _is_ours(hooks: tuple[_Pack, _Unpack] | None) -> bool:
     return hooks is not None and getattr(hooks[0], "_is_dslaunch", False)
 
 
-def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _Place | Tensor:
+def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _SavedView | Tensor:
     """What autograd is to save of a tensor in a unit's memory."""
     params = sub_buffer.param_shard
     if tensor.dtype != params.values.flat.dtype:  # seen as another dtype, which a place does not say
         return tensor.clone()
     offset = tensor.storage_offset()
-    member = params.place_at(int(offset))
-    return _Place(
+    member = params.index_at(int(offset))
+    return _SavedView(
         unit, sub_buffer, offset, tensor.size(), tensor.stride(), member, params.num_changes[member]
     )
 

@@ -193,10 +193,10 @@ class DiskGradients(ShardedGradients):
 
     # ---- from outside
 
-    def replace_own(self, place: int, value: Tensor) -> None:
+    def replace_own(self, index: int, value: Tensor) -> None:
         with self._here() as known:
             wide = self._wide_memory().zero_() if known is None else self._widened()
-            slot = self._whole.layout.slots[place]
+            slot = self._whole.layout.slots[index]
             start = max(slot.offset, self._start) - self._start
             wide[start : start + value.numel()].copy_(value.reshape(-1))
             self._is_wanted = True

@@ -18,7 +18,7 @@ class FlatBuffer:
 
     def __init__(self, layout: FlatLayout, *, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
-        # called when `flat` and `views` are other tensors, with what `place` was before
+        # called when `flat` and `views` are other tensors, with what `address` was before
         self.on_new_memory: Callable[[int], object] = _nothing
         self._place(torch.zeros(layout.numel, dtype=dtype, device=device))
 
@@ -31,9 +31,9 @@ class FlatBuffer:
         self._num_references = num_users(flat)
 
     @property
-    def place(self) -> int:
+    def address(self) -> int:
         """A number for the memory, which tensors that lie in it share, whether it is given back or not."""
-        return place_of(self.flat)
+        return address_of(self.flat)
 
     def free(self) -> None:
         """Give the memory back; the views stay, and must not be read before `allocate`."""
@@ -55,7 +55,7 @@ class FlatBuffer:
         A tensor of the program's that lies in what could not be given back keeps that memory and its values: ours is new then.
         """
         if num_users(self.flat) > self._num_references:
-            was = self.place
+            was = self.address
             self._place(torch.empty_like(self.flat))
             self.on_new_memory(was)
         self.flat.untyped_storage().resize_(self._nbytes)
@@ -66,12 +66,12 @@ class FlatBuffer:
         return self.flat[start:stop]
 
 
-def _nothing(place: int) -> None:
+def _nothing(address: int) -> None:
     """The new memory is of no interest."""
 
 
-# Return `FlatBuffer.place` of the memory that a tensor lies in.
-place_of: Callable[[Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+# Return `FlatBuffer.address` of the memory that a tensor lies in.
+address_of: Callable[[Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
 def num_users(tensor: Tensor) -> int:

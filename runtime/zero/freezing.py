@@ -27,21 +27,21 @@ class Freezing:
 
     def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
         self._sub_buffers = tuple(sub_buffers)
-        self._places = [
-            (sub_buffer, place)
+        self._indices = [
+            (sub_buffer, index)
             for sub_buffer in self._sub_buffers
-            for place in range(len(sub_buffer.members))
+            for index in range(len(sub_buffer.members))
         ]
-        self._params = [sub_buffer.members[place].param for sub_buffer, place in self._places]
+        self._params = [sub_buffer.members[index].param for sub_buffer, index in self._indices]
         self._frozen: frozenset[int] | None = (
-            None  # by number in `_places`; None: no backward since the last step
+            None  # by index in `_indices`; None: no backward since the last step
         )
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return which parameters the coming step leaves alone."""
         return tuple(
-            self._places[number][0].members[self._places[number][1]].name
+            self._indices[number][0].members[self._indices[number][1]].name
             for number in sorted(self._frozen or ())
         )
 
@@ -60,18 +60,18 @@ class Freezing:
         """The step has been; `is_applied`: it was not skipped."""
         if is_applied:
             for number in self._frozen or ():
-                sub_buffer, place = self._places[number]
-                sub_buffer.optimizer_shard.missed[place] = sub_buffer.optimizer_shard.missed.get(place, 0) + 1
+                sub_buffer, index = self._indices[number]
+                sub_buffer.optimizer_shard.missed[index] = sub_buffer.optimizer_shard.missed.get(index, 0) + 1
         if self._frozen:
             self._set(frozenset())
         self._frozen = None
 
     def _set(self, frozen: frozenset[int]) -> None:
         if frozen != (self._frozen or frozenset()):
-            places: dict[SubBuffer, set[int]] = {sub_buffer: set() for sub_buffer in self._sub_buffers}
+            indices: dict[SubBuffer, set[int]] = {sub_buffer: set() for sub_buffer in self._sub_buffers}
             for number in frozen:
-                sub_buffer, place = self._places[number]
-                places[sub_buffer].add(place)
-            for sub_buffer, own in places.items():
+                sub_buffer, index = self._indices[number]
+                indices[sub_buffer].add(index)
+            for sub_buffer, own in indices.items():
                 sub_buffer.optimizer_shard.frozen = frozenset(own)
         self._frozen = frozen

@@ -123,7 +123,7 @@ class GatheredParameters:
             if home.sub_buffer.is_sharded
             and (
                 _param(home)._version != version
-                or not _param(home).is_set_to(home.sub_buffer.param_shard.values.views[home.place])
+                or not _param(home).is_set_to(home.sub_buffer.param_shard.values.views[home.member_index])
                 or home.sub_buffer.param_shard.is_edited
             )
         ]
@@ -177,14 +177,14 @@ class GatheredParameters:
             # What was written only rank `rank` knows; torch has counted it where nothing is sharded.
             if sub_buffer.is_sharded:
                 sub_buffer.param_shard.note_change(
-                    home.place for home in self._homes if home.sub_buffer is sub_buffer
+                    home.member_index for home in self._homes if home.sub_buffer is sub_buffer
                 )
         for early in self._early:
             early.spread(rank)
 
 
 def _param(home: Home) -> nn.Parameter:
-    return home.sub_buffer.members[home.place].param
+    return home.sub_buffer.members[home.member_index].param
 
 
 def _unique(items: Iterable[T]) -> list[T]:

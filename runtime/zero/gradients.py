@@ -85,18 +85,18 @@ class Gradients(ABC):
         """
 
     @abstractmethod
-    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
+    def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
         """Float32 copies of the ranks' averages for the parameters at these places, of their shapes.
 
         Order: a collective, one for all of them
         """
 
     @abstractmethod
-    def replace(self, place: int, value: Tensor) -> None:
+    def replace(self, index: int, value: Tensor) -> None:
         """Let that be the average; every rank gives the same."""
 
     @abstractmethod
-    def replace_own(self, place: int, value: Tensor) -> None:
+    def replace_own(self, index: int, value: Tensor) -> None:
         """Let that be the average of what this rank's shard holds of the parameter, 1-D.
 
         Errors: ConfigError where the shard is no more this rank's than another's
@@ -139,28 +139,28 @@ class OwnGradients(Gradients):
         super().__init__(names, params)
         self._slots = layout.slots
         # Places by offset: slots are laid out by optimizer group, and named in the model's order.
-        self._order = sorted(range(len(self._slots)), key=lambda place: self._slots[place].offset)
-        self._taken_off: list[Tensor | None] = []  # by place
+        self._order = sorted(range(len(self._slots)), key=lambda index: self._slots[index].offset)
+        self._taken_off: list[Tensor | None] = []  # by index
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        for place in self._order:
-            param, slot = self._params[place], self._slots[place]
+        for index in self._order:
+            param, slot = self._params[index], self._slots[index]
             grad = torch.zeros_like(param) if param.grad is None else param.grad.detach()
             yield slot.offset, (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
 
-    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
-        return [self._average(self._params[place]) for place in places]
+    def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
+        return [self._average(self._params[index]) for index in indices]
 
     def _average(self, param: nn.Parameter) -> Tensor:
         grad = torch.zeros_like(param) if param.grad is None else param.grad.detach()
         return grad.to_dense().float() if grad.is_sparse else grad.to(torch.float32, copy=True)
 
-    def replace(self, place: int, value: Tensor) -> None:
-        param = self._params[place]
+    def replace(self, index: int, value: Tensor) -> None:
+        param = self._params[index]
         param.grad = value.to(param.dtype, copy=True)
 
-    def replace_own(self, place: int, value: Tensor) -> None:
-        self.replace(place, value.view(self._params[place].shape))
+    def replace_own(self, index: int, value: Tensor) -> None:
+        self.replace(index, value.view(self._params[index].shape))
 
     def take_off(self) -> Sequence[Tensor]:
         # Copies, because others may hold the memory of a gradient that autograd or the user made.
@@ -207,11 +207,11 @@ class FlatGradients(Gradients):
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         yield start, self.shard[start:stop]
 
-    def _label(self, place: int) -> str:
-        return f"the gradient of '{self._names[place]}'"
+    def _label(self, index: int) -> str:
+        return f"the gradient of '{self._names[index]}'"
 
-    def _cut(self, whole: Tensor, place: int) -> Tensor:
-        slot = self._whole.layout.slots[place]
+    def _cut(self, whole: Tensor, index: int) -> Tensor:
+        slot = self._whole.layout.slots[index]
         return whole[slot.offset : slot.offset + slot.numel].view(slot.shape).to(torch.float32, copy=True)
 
     @abstractmethod
@@ -249,20 +249,20 @@ class ReplicatedGradients(FlatGradients):
                 view.copy_(param.grad)
             param.grad = view
 
-    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
+    def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
         self.adopt()
         whole = self.flat.clone()
-        comm.reduce(whole, what=self._label(places[0])).wait()
-        comm.gather(whole, what=self._label(places[0])).wait()
-        return [self._cut(whole, place) for place in places]
+        comm.reduce(whole, what=self._label(indices[0])).wait()
+        comm.gather(whole, what=self._label(indices[0])).wait()
+        return [self._cut(whole, index) for index in indices]
 
-    def replace(self, place: int, value: Tensor) -> None:
+    def replace(self, index: int, value: Tensor) -> None:
         self.adopt()
-        self._whole.views[place].copy_(value)
+        self._whole.views[index].copy_(value)
 
-    def replace_own(self, place: int, value: Tensor) -> None:
+    def replace_own(self, index: int, value: Tensor) -> None:
         raise ConfigError(
-            f"the gradient of '{self._names[place]}' is whole on every rank at this ZeRO stage; use safe_set_full_grad()"
+            f"the gradient of '{self._names[index]}' is whole on every rank at this ZeRO stage; use safe_set_full_grad()"
         )
 
     def take_off(self) -> Sequence[Tensor]:

@@ -82,18 +82,18 @@ class FlatLayout:
     ) -> tuple[Segment, ...]:
         """Return `segments` without the slots at places in `frozen`, and apart those that have `missed` steps, by place."""
         start, _ = self.shard_range(index, num_shards=num_shards)
-        apart = sorted({*frozen, *missed}, key=lambda place: self.slots[place].offset)
+        apart = sorted({*frozen, *missed}, key=lambda index: self.slots[index].offset)
         found: list[Segment] = []
         for segment in self.segments(index, num_shards=num_shards):
             here, end = segment.offset, segment.offset + segment.numel
-            for place in apart:
-                first = self.slots[place].offset - start
-                low, high = max(first, here), min(first + self.slots[place].numel, end)
+            for index in apart:
+                first = self.slots[index].offset - start
+                low, high = max(first, here), min(first + self.slots[index].numel, end)
                 if low >= high:
                     continue
                 found.append(replace(segment, offset=here, numel=low - here))
-                if place not in frozen:
-                    found.append(replace(segment, offset=low, numel=high - low, missed=missed[place]))
+                if index not in frozen:
+                    found.append(replace(segment, offset=low, numel=high - low, missed=missed[index]))
                 here = high
             found.append(replace(segment, offset=here, numel=end - here))
         return tuple(segment for segment in found if segment.numel)

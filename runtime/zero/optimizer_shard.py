@@ -34,9 +34,9 @@ class OptimizerShard:
         self._plan, self._params, self._master = plan, params, master
         self.states: dict[str, Tensor] = {}  # [shard] float32 by name, beside the master
         self.spill: Spill | None = offload.make_spill(plan.home.states, self._stored)
-        # place -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
+        # index -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
         self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
-        # places of members that the coming step leaves alone, and how many steps have done so before
+        # indices of members that the coming step leaves alone, and how many steps have done so before
         self.frozen: frozenset[int] = frozenset()
         self.missed: dict[int, int] = {}
         self.made_aside: MadeAside | None = None

@@ -40,10 +40,10 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     """
     home = _to_write(param, value)
     with home.sub_buffer.here(is_written=True):
-        home.sub_buffer.copy_fragment(home.place, value, home.sub_buffer.optimizer_shard.master)
-    home.sub_buffer.param_shard.load(home.place, value)
+        home.sub_buffer.copy_fragment(home.member_index, value, home.sub_buffer.optimizer_shard.master)
+    home.sub_buffer.param_shard.load(home.member_index, value)
     if home.sub_buffer.is_sharded and home.unit.is_here:
-        home.sub_buffer.param_shard.values.views[home.place].copy_(value)
+        home.sub_buffer.param_shard.values.views[home.member_index].copy_(value)
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
     home = _trained(param)
     if home is None:
         return None
-    if home.place in home.sub_buffer.optimizer_shard.states_of_whole:
+    if home.member_index in home.sub_buffer.optimizer_shard.states_of_whole:
         return _from_owner(home, optim_state_key)
     with home.sub_buffer.here():
         return _whole(home, _state(home, optim_state_key))
@@ -109,13 +109,13 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
 def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set it; every rank gives the same value. Not a collective."""
     home = _to_write(param, value)
-    if home.place in home.sub_buffer.optimizer_shard.states_of_whole:
-        state = home.sub_buffer.optimizer_shard.states_of_whole[home.place]().get(optim_state_key)
+    if home.member_index in home.sub_buffer.optimizer_shard.states_of_whole:
+        state = home.sub_buffer.optimizer_shard.states_of_whole[home.member_index]().get(optim_state_key)
         if state is not None:
             state.copy_(value.reshape(state.shape))
         return
     with home.sub_buffer.here(is_written=True):
-        home.sub_buffer.copy_fragment(home.place, value, _state(home, optim_state_key))
+        home.sub_buffer.copy_fragment(home.member_index, value, _state(home, optim_state_key))
 
 
 @torch.no_grad()
@@ -143,7 +143,7 @@ def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_sta
 def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
     """A float32 copy of the average over all ranks of what the micro batches so far gave, of the parameter's shape."""
     home = _trained(param)
-    return None if home is None else _averages(home, [home.place])[0]
+    return None if home is None else _averages(home, [home.member_index])[0]
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def safe_set_full_grad(param: nn.Parameter, value: Tensor) -> None:
     """Set it; every rank gives the same value. Not a collective."""
     home = _to_write(param, value)
     home.model.check_averaged()
-    home.sub_buffer.gradients.replace(home.place, value)
+    home.sub_buffer.gradients.replace(home.member_index, value)
 
 
 @torch.no_grad()
@@ -166,9 +166,9 @@ def safe_update_full_grad_vectorized(
     homes = [home for home in map(_trained, param_list) if home is not None]
     for sub_buffer in dict.fromkeys(home.sub_buffer for home in homes):
         own = [home for home in homes if home.sub_buffer is sub_buffer]
-        for home, grad in zip(own, _averages(own[0], [home.place for home in own]), strict=True):
-            param = sub_buffer.members[home.place].param
-            sub_buffer.gradients.replace(home.place, update_func(grad, param))
+        for home, grad in zip(own, _averages(own[0], [home.member_index for home in own]), strict=True):
+            param = sub_buffer.members[home.member_index].param
+            sub_buffer.gradients.replace(home.member_index, update_func(grad, param))
 
 
 @torch.no_grad()
@@ -177,7 +177,7 @@ def safe_get_local_grad(param: nn.Parameter) -> Tensor | None:
     home = _trained(param)
     if home is None:
         return None
-    (whole,) = _averages(home, [home.place])
+    (whole,) = _averages(home, [home.member_index])
     _, start, numel = _bounds(home)
     return whole.reshape(-1)[start : start + numel]
 
@@ -191,7 +191,7 @@ def safe_set_local_grad(param: nn.Parameter, value: Tensor) -> None:
     home = _to_write_locally(param, value)
     home.model.check_averaged()
     if value.numel():
-        home.sub_buffer.gradients.replace_own(home.place, value)
+        home.sub_buffer.gradients.replace_own(home.member_index, value)
 
 
 # ----
@@ -205,10 +205,10 @@ def _trained(param: nn.Parameter) -> Home | None:
     return home
 
 
-def _averages(home: Home, places: Sequence[int]) -> list[Tensor]:
+def _averages(home: Home, indices: Sequence[int]) -> list[Tensor]:
     home.model.check_averaged()
     home.model.settle()
-    return home.sub_buffer.gradients.averages(places, home.model.comm)
+    return home.sub_buffer.gradients.averages(indices, home.model.comm)
 
 
 def _must_be_trained(param: nn.Parameter) -> Home:
@@ -239,7 +239,7 @@ def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
 
 def _state(home: Home, key: str) -> Tensor:
     states = home.sub_buffer.optimizer_shard.states
-    if home.place in home.sub_buffer.optimizer_shard.states_of_whole:
+    if home.member_index in home.sub_buffer.optimizer_shard.states_of_whole:
         raise ConfigError(
             f"the optimizer sees parameter '{home.name}' whole, on one rank, so no rank has a part of its states; use "
             "safe_get_full_optimizer_state() or safe_set_full_optimizer_state()"
@@ -250,7 +250,7 @@ def _state(home: Home, key: str) -> Tensor:
 
 
 def _from_owner(home: Home, key: str) -> Tensor:
-    own = home.sub_buffer.optimizer_shard.states_of_whole[home.place]()
+    own = home.sub_buffer.optimizer_shard.states_of_whole[home.member_index]()
     everywhere = home.model.comm.all_gather_objects(
         (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{home.name}'"
     )
@@ -258,7 +258,7 @@ def _from_owner(home: Home, key: str) -> Tensor:
     if not found:
         raise _no_state(home, key, {name for names, _ in everywhere for name in names})
     whole: Tensor = found[0]
-    shape = home.sub_buffer.layout.slots[home.place].shape
+    shape = home.sub_buffer.layout.slots[home.member_index].shape
     return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(home.sub_buffer.device)
 
 
@@ -274,14 +274,14 @@ def _no_state(home: Home, key: str, known: Iterable[str]) -> ConfigError:
 def _whole(home: Home, shard: Tensor) -> Tensor:
     sub_buffer = home.sub_buffer
     flat = home.model.comm.gather_states(sub_buffer.on_device(shard), what=f"parameter '{home.name}'")
-    slot = sub_buffer.layout.slots[home.place]
+    slot = sub_buffer.layout.slots[home.member_index]
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 
 
 def _bounds(home: Home) -> tuple[int, int, int]:
     """Where this rank's part begins in its shard and in the parameter, and its length, 0 if it has none."""
     sub_buffer = home.sub_buffer
-    slot = sub_buffer.layout.slots[home.place]
+    slot = sub_buffer.layout.slots[home.member_index]
     fragment = sub_buffer.layout.fragment(
         slot, sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
     )

@@ -17,32 +17,32 @@ _HOMES: Any = WeakTensorKeyDictionary()
 
 
 class Home(NamedTuple):
-    """A parameter's place: it is the member `place` of `sub_buffer`."""
+    """A parameter's place: it is the member `member_index` of `sub_buffer`."""
 
     model: ShardedModel
     unit: Unit
     sub_buffer: SubBuffer
-    place: int
+    member_index: int
 
     @property
     def name(self) -> str:
-        return self.sub_buffer.members[self.place].name
+        return self.sub_buffer.members[self.member_index].name
 
 
 def note_homes(model: ShardedModel) -> None:
     """Note where all parameters of this model live; of a parameter in two models the last one counts."""
     reference = weakref.ref(model)
-    for unit_place, unit in enumerate(model.units):
-        for sub_buffer_place, sub_buffer in enumerate(unit.sub_buffers):
-            for place, member in enumerate(sub_buffer.members):
-                _HOMES[member.param] = (reference, unit_place, sub_buffer_place, place)
+    for unit_index, unit in enumerate(model.units):
+        for sub_buffer_index, sub_buffer in enumerate(unit.sub_buffers):
+            for index, member in enumerate(sub_buffer.members):
+                _HOMES[member.param] = (reference, unit_index, sub_buffer_index, index)
 
 
 def home_of(param: Tensor) -> Home | None:
     """Where it lives; None if no engine has it."""
-    reference, unit_place, sub_buffer_place, place = _HOMES.get(param, (lambda: None, 0, 0, 0))
+    reference, unit_index, sub_buffer_index, index = _HOMES.get(param, (lambda: None, 0, 0, 0))
     model = reference()
     if model is None or not model.units:
         return None
-    unit = model.units[unit_place]
-    return Home(model, unit, unit.sub_buffers[sub_buffer_place], place)
+    unit = model.units[unit_index]
+    return Home(model, unit, unit.sub_buffers[sub_buffer_index], index)

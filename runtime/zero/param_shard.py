@@ -49,10 +49,10 @@ class ParamShard:
             self.values.flat
         )  # what this rank holds of the parameters between their uses; `own` is a part of it
         self.writes = Writes(plan.params)
-        # by place: how often what a graph may have saved of it was replaced, where parameters are sharded
+        # by index: how often what a graph may have saved of it was replaced, where parameters are sharded
         self.num_changes = [0] * len(plan.members)
         self._starts = sorted(
-            (slot.offset, place) for place, slot in enumerate(plan.layout.slots) if slot.numel
+            (slot.offset, index) for index, slot in enumerate(plan.layout.slots) if slot.numel
         )
         self.spill: Spill | None = None
         self._own: Tensor | None = None
@@ -206,20 +206,20 @@ class ParamShard:
 
     # What a program writes to the parameters, and what replaces them:
 
-    def note_change(self, places: Iterable[int] | None = None) -> None:
-        """Other values have replaced the parameters', all or those at `places`, without a write that torch counts.
+    def note_change(self, indices: Iterable[int] | None = None) -> None:
+        """Other values have replaced the parameters', all or those at `indices`, without a write that torch counts.
 
         A graph that has saved the old ones is out of date: its backward is an error, as it is after a step of torch's optimizers.
         """
-        changed = range(len(self._plan.members)) if places is None else tuple(places)
+        changed = range(len(self._plan.members)) if indices is None else tuple(indices)
         if self._plan.is_sharded:
-            for place in changed:
-                self.num_changes[place] += 1
+            for index in changed:
+                self.num_changes[index] += 1
             return
-        torch.autograd.graph.increment_version([self._plan.params[place] for place in changed])
+        torch.autograd.graph.increment_version([self._plan.params[index] for index in changed])
         self.writes.expect(len(changed))
 
-    def place_at(self, offset: int) -> int:
+    def index_at(self, offset: int) -> int:
         """Return the place of the member that has the element at `offset` of the buffer."""
         return self._starts[bisect_right(self._starts, (offset, len(self._plan.members))) - 1][1]
 
@@ -242,14 +242,14 @@ class ParamShard:
         for member, view in zip(self._plan.members, self.values.views, strict=True):
             yield Lying(member.param, view, member.name)
 
-    def load(self, place: int, whole: Tensor) -> None:
-        """Set the member at `place` to values of its shape, wherever they lie."""
+    def load(self, index: int, whole: Tensor) -> None:
+        """Set the member at `index` to values of its shape, wherever they lie."""
         if not self._plan.is_sharded:
-            self.values.views[place].copy_(whole)  # not the parameter, whose writes are the program's
+            self.values.views[index].copy_(whole)  # not the parameter, whose writes are the program's
             return
         axis = self._plan.mesh.shard
         with self.here(is_written=True):
-            self._plan.copy_fragment(place, whole, self.kept, axis.index, num_shards=axis.size)
+            self._plan.copy_fragment(index, whole, self.kept, axis.index, num_shards=axis.size)
 
     def come_home(self) -> None:
         """Let all values be here for good, as they are."""

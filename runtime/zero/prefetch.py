@@ -52,9 +52,9 @@ class Route:
 
     def ahead(self) -> tuple[Unit, ...]:
         """The units that came next last time, nearest first; none if this time has been different."""
-        last, place = self._last.get(self._has_grad, ()), len(self._now)
-        is_known = 0 < place <= len(last) and last[place - 1] is self._now[-1]
-        return last[place : place + _AHEAD] if is_known else ()
+        last, index = self._last.get(self._has_grad, ()), len(self._now)
+        is_known = 0 < index <= len(last) and last[index - 1] is self._now[-1]
+        return last[index : index + _AHEAD] if is_known else ()
 
 
 class Prefetcher:

@@ -41,12 +41,12 @@ class HandedIn(NamedTuple):
 class Schedule:
     """Of one model. Places number its trained sub-buffers."""
 
-    def __init__(self, num_places: int) -> None:
-        self._num_places = num_places
+    def __init__(self, num_indices: int) -> None:
+        self._num_indices = num_indices
         self._lists: dict[int, tuple[int, ...]] = {}  # by the segment's key
         self._num_expected = [
             0
-        ] * num_places  # gradients; reentrant checkpointing makes them more than parameters
+        ] * num_indices  # gradients; reentrant checkpointing makes them more than parameters
         self._at_end: set[int] = set()
         self._num_learnt = 0
         self._is_outdated = False  # on all ranks
@@ -56,28 +56,28 @@ class Schedule:
     def begin(self) -> None:
         """A backward begins."""
         self._path = [_START]  # keys of segments
-        self._handed_in: dict[int, HandedIn] = {}  # by place, in the order of the last one
+        self._handed_in: dict[int, HandedIn] = {}  # by index, in the order of the last one
         self._is_new = False
-        self._asked = [False] * self._num_places
+        self._asked = [False] * self._num_indices
         self._enter_segment()
 
     def _enter_segment(self) -> None:
         due = self._lists.get(self._path[-1])
         self._is_new = self._is_new or due is None
-        self._due = [] if due is None else [place for place in reversed(due) if not self._asked[place]]
+        self._due = [] if due is None else [index for index in reversed(due) if not self._asked[index]]
 
-    def hand_in(self, place: int) -> None:
+    def hand_in(self, index: int) -> None:
         """Note that autograd has finished one gradient of it."""
-        before = self._handed_in.pop(place, None)
-        self._handed_in[place] = HandedIn(len(self._path) - 1, 1 if before is None else before.number + 1)
+        before = self._handed_in.pop(index, None)
+        self._handed_in[index] = HandedIn(len(self._path) - 1, 1 if before is None else before.number + 1)
 
-    def has_all(self, place: int) -> bool:
+    def has_all(self, index: int) -> bool:
         """Whether as many gradients are there as were seen before."""
-        return self._handed_in[place].number >= self._num_expected[place]
+        return self._handed_in[index].number >= self._num_expected[index]
 
-    def was_asked(self, place: int) -> bool:
+    def was_asked(self, index: int) -> bool:
         """Whether this rank has asked for it in this backward."""
-        return self._asked[place]
+        return self._asked[index]
 
     @property
     def next_due(self) -> int | None:
@@ -86,9 +86,9 @@ class Schedule:
 
     def take_due(self) -> int:
         """Return it; it is asked for now."""
-        place = self._due.pop()
-        self._asked[place] = True
-        return place
+        index = self._due.pop()
+        self._asked[index] = True
+        return index
 
     def pass_gather(self, what: str) -> None:
         """This is about to be gathered; nothing is due any more."""
@@ -97,8 +97,8 @@ class Schedule:
 
     def take_rest(self) -> tuple[int, ...]:
         """Return what is on no list; it is asked for now, at the end."""
-        rest = tuple(place for place in reversed(range(self._num_places)) if not self._asked[place])
-        self._asked = [True] * self._num_places
+        rest = tuple(index for index in reversed(range(self._num_indices)) if not self._asked[index])
+        self._asked = [True] * self._num_indices
         return rest
 
     # ---- between backwards
@@ -116,17 +116,17 @@ class Schedule:
     def learn(self, seen: Sequence[dict[int, HandedIn]], rest: Iterable[int]) -> None:
         """Put on a list what was averaged at the end; `seen` is every rank's."""
         self._num_learnt += 1
-        for place, found in (item for one in seen for item in one.items()):
-            self._num_expected[place] = max(found.number, self._num_expected[place])
-        in_order = [*seen[0], *(place for place in rest if place not in seen[0])]
+        for index, found in (item for one in seen for item in one.items()):
+            self._num_expected[index] = max(found.number, self._num_expected[index])
+        in_order = [*seen[0], *(index for index in rest if index not in seen[0])]
         wanted = set(rest) - self._at_end
         added: dict[int, list[int]] = {key: [] for key in self._path}
-        for place in in_order:
-            segments = [one[place].segment for one in seen if place in one]
-            if place in wanted and segments:
-                added[self._key(max(segments))].append(place)
-        for key, places in added.items():
-            self._lists[key] = (*self._lists.get(key, ()), *places)
+        for index in in_order:
+            segments = [one[index].segment for one in seen if index in one]
+            if index in wanted and segments:
+                added[self._key(max(segments))].append(index)
+        for key, indices in added.items():
+            self._lists[key] = (*self._lists.get(key, ()), *indices)
         self._is_outdated = self._is_outdated and not any(added.values())
 
     def _key(self, segment: int) -> int:
@@ -136,7 +136,7 @@ class Schedule:
 
     def note_missed(self, rest: Iterable[int]) -> None:
         """After a backward that taught nothing: of what was averaged at its end, some may have a better place."""
-        is_missed = any(place in self._handed_in and place not in self._at_end for place in rest)
+        is_missed = any(index in self._handed_in and index not in self._at_end for index in rest)
         self.is_behind = self.is_behind or (is_missed and self._num_learnt < _MAX_LEARNT)
 
     def note_outdated(self, late: Iterable[int]) -> None:
@@ -144,6 +144,6 @@ class Schedule:
         self._is_outdated, self.is_behind = True, False
         self._at_end.update(late)
         self._lists = {
-            key: tuple(place for place in places if place not in self._at_end)
-            for key, places in self._lists.items()
+            key: tuple(index for index in indices if index not in self._at_end)
+            for key, indices in self._lists.items()
         }

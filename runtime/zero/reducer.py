@@ -120,10 +120,10 @@ class BackwardReducer:
         comm.before_gather = self._before_gather
         self._hooks = [
             member.param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._hook(place, place_in_sub_buffer)
+                self._hook(index, index_in_sub_buffer)
             )
-            for place, sub_buffer in enumerate(self._sub_buffers)
-            for place_in_sub_buffer, member in enumerate(sub_buffer.members)
+            for index, sub_buffer in enumerate(self._sub_buffers)
+            for index_in_sub_buffer, member in enumerate(sub_buffer.members)
         ]
 
     def begin_backward(self) -> None:
@@ -135,8 +135,8 @@ class BackwardReducer:
             return
         self._ask_due()
         rest = self._schedule.take_rest()
-        for place in rest:
-            self._ask(place)
+        for index in rest:
+            self._ask(index)
         self._queue.drain()
         if self._schedule.is_to_learn:
             seen = self._comm.all_gather_objects(self._schedule.seen, what="the order of gradients")
@@ -164,11 +164,11 @@ class BackwardReducer:
         finally:
             self.is_coalescing = False
             self._end()
-        for place in reversed(range(len(self._sub_buffers))):
-            for place_in_sub_buffer, member in enumerate(self._sub_buffers[place].members):
+        for index in reversed(range(len(self._sub_buffers))):
+            for index_in_sub_buffer, member in enumerate(self._sub_buffers[index].members):
                 if member.param.grad is not None:
-                    self._gradients[place].hand_in(place_in_sub_buffer)
-            self._ask(place)
+                    self._gradients[index].hand_in(index_in_sub_buffer)
+            self._ask(index)
         self._queue.drain()
 
     @property
@@ -179,16 +179,16 @@ class BackwardReducer:
         """Order: a collective"""
         self.is_settled = True
         everywhere = self._comm.all_gather_objects(self._late, what="gradients that came late")
-        late = sorted({place for places in everywhere for place in places})
+        late = sorted({index for indices in everywhere for index in indices})
         self._schedule.note_outdated(late)
-        for place in late:
-            self._ask(place)
+        for index in late:
+            self._ask(index)
         self._queue.drain()
 
     @property
     def _late(self) -> list[int]:
         """Between backwards: places that got gradients after they were averaged."""
-        return [place for place, gradients in enumerate(self._gradients) if gradients.is_begun]
+        return [index for index, gradients in enumerate(self._gradients) if gradients.is_begun]
 
     def average_all(self) -> None:
         """Every backward has averaged what it made, and no rank has room for all of it."""
@@ -206,7 +206,7 @@ class BackwardReducer:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, place: int, place_in_sub_buffer: int) -> Callable[[Tensor], None]:
+    def _hook(self, index: int, index_in_sub_buffer: int) -> Callable[[Tensor], None]:
         # torch holds such a hook where the garbage collector does not look: what it refers to lives as long as the parameter,
         # and we refer to that.
         reference = weakref.ref(self)
@@ -214,18 +214,18 @@ class BackwardReducer:
         def hand_in(_: Tensor) -> None:
             reducer = reference()
             if reducer is not None and not reducer.is_coalescing:
-                reducer._hand_in(place, place_in_sub_buffer)
+                reducer._hand_in(index, index_in_sub_buffer)
 
         return hand_in
 
-    def _hand_in(self, place: int, place_in_sub_buffer: int) -> None:
+    def _hand_in(self, index: int, index_in_sub_buffer: int) -> None:
         if not self._is_under_way:
             self._begin()
-        if self._schedule.was_asked(place):
-            self._queue.finish(self._sub_buffers[place])  # its memory is in use until then
-        self._gradients[place].hand_in(place_in_sub_buffer)
-        self._schedule.hand_in(place)
-        if self._gradients[place].is_complete:
+        if self._schedule.was_asked(index):
+            self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
+        self._gradients[index].hand_in(index_in_sub_buffer)
+        self._schedule.hand_in(index)
+        if self._gradients[index].is_complete:
             self._ask_finished()
 
     def _begin(self) -> None:
@@ -257,17 +257,17 @@ class BackwardReducer:
         while self._schedule.next_due is not None and self._is_finished(self._schedule.next_due):
             self._ask(self._schedule.take_due())
 
-    def _is_finished(self, place: int) -> bool:
-        return self._gradients[place].is_complete and self._schedule.has_all(place)
+    def _is_finished(self, index: int) -> bool:
+        return self._gradients[index].is_complete and self._schedule.has_all(index)
 
     def _ask_due(self) -> None:
         """Ask for all that is due in this segment."""
         while self._schedule.next_due is not None:
             self._ask(self._schedule.take_due())
 
-    def _ask(self, place: int) -> None:
-        self._gradients[place].complete()
-        self._queue.put(self._sub_buffers[place])
+    def _ask(self, index: int) -> None:
+        self._gradients[index].complete()
+        self._queue.put(self._sub_buffers[index])
 
     def _end(self) -> None:
         self._schedule.begin()

@@ -63,18 +63,18 @@ class ShardedGradients(FlatGradients):
     def shard(self) -> Tensor:
         return self._shard
 
-    def averages(self, places: Sequence[int], comm: Collectives) -> list[Tensor]:
-        whole = comm.gather_states(self.shard.to(self.flat.device), what=self._label(places[0]))
-        return [self._cut(whole, place) for place in places]
+    def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
+        whole = comm.gather_states(self.shard.to(self.flat.device), what=self._label(indices[0]))
+        return [self._cut(whole, index) for index in indices]
 
-    def replace(self, place: int, value: Tensor) -> None:
-        slot = self._whole.layout.slots[place]
+    def replace(self, index: int, value: Tensor) -> None:
+        slot = self._whole.layout.slots[index]
         start, stop = max(slot.offset, self._start), min(slot.offset + slot.numel, self._stop)
         if start < stop:
-            self.replace_own(place, value.reshape(-1)[start - slot.offset : stop - slot.offset])
+            self.replace_own(index, value.reshape(-1)[start - slot.offset : stop - slot.offset])
 
-    def replace_own(self, place: int, value: Tensor) -> None:
-        slot = self._whole.layout.slots[place]
+    def replace_own(self, index: int, value: Tensor) -> None:
+        slot = self._whole.layout.slots[index]
         start = max(slot.offset, self._start) - self._start
         self.shard[start : start + value.numel()].copy_(value.reshape(-1))
         self._is_zero = False
@@ -96,34 +96,34 @@ class ShardedGradients(FlatGradients):
         """Whether autograd has finished every parameter's gradient in this backward."""
         return len(self._arrived) == len(self._params)
 
-    def hand_in(self, place: int) -> None:
-        """Autograd has finished the gradient of the parameter at `place`; reentrant checkpointing does so twice."""
+    def hand_in(self, index: int) -> None:
+        """Autograd has finished the gradient of the parameter at `index`; reentrant checkpointing does so twice."""
         if torch.is_grad_enabled():  # a backward that makes a graph
             with torch.no_grad():
-                self.hand_in(place)
+                self.hand_in(index)
             return
         if not self._is_allocated:
             self._begin()
-        param, view = self._params[place], self._whole.views[place]
+        param, view = self._params[index], self._whole.views[index]
         with torch._C.DisableTorchFunctionSubclass():  # freed parameters would ask Python
             grad = param.grad
             if grad is None:
                 grad = torch.zeros((), dtype=view.dtype, device=view.device)
             elif grad.is_sparse:
                 grad = grad.to_dense()
-            if place in self._arrived:
+            if index in self._arrived:
                 view.add_(grad)
             else:
                 view.copy_(grad)
-                self._arrived.add(place)
+                self._arrived.add(index)
             param.grad = None
 
     @torch.no_grad()
     def complete(self) -> None:
         """Nothing more comes: of a parameter that handed nothing in, the gradient is zero."""
         self._begin()
-        for place, view in enumerate(self._whole.views):
-            if place not in self._arrived:
+        for index, view in enumerate(self._whole.views):
+            if index not in self._arrived:
                 view.zero_()
         self.look_at_own()
 
@@ -241,9 +241,9 @@ class HostGradients(ShardedGradients):
             whole = self._landed if self._is_single and self._landed is not None else self.shard
         yield start, whole[start:stop]
 
-    def replace_own(self, place: int, value: Tensor) -> None:
+    def replace_own(self, index: int, value: Tensor) -> None:
         self._tell_change()
-        super().replace_own(place, value)
+        super().replace_own(index, value)
 
     def take_off(self) -> Sequence[Tensor]:
         self._tell_change()

@@ -228,9 +228,9 @@ class ShardedModel:
     def publish(self, sub_buffer: SubBuffer) -> Pending:
         """Begin to give every rank the parameters that it holds and others' optimizers have updated."""
         sub_buffer.param_shard.note_change(
-            place
-            for place in range(len(sub_buffer.members))
-            if place not in sub_buffer.optimizer_shard.frozen
+            index
+            for index in range(len(sub_buffer.members))
+            if index not in sub_buffer.optimizer_shard.frozen
         )
         if sub_buffer.is_sharded:
             return self.comm.spread_chunk(sub_buffer.param_shard.kept, what=sub_buffer.label)

@@ -225,21 +225,21 @@ class SubBuffer:
     def _first_of(self, changed: Tensor) -> str:
         """Return the name of the first parameter of which an element has changed; `changed` is [kept] or [shard] bool."""
         index = self.mesh.shard.index if self.is_sharded else self.plan.shard_index
-        place = index * changed.numel() + int(changed.nonzero()[0])
+        element = index * changed.numel() + int(changed.nonzero()[0])
         for member, slot in zip(self.members, self.layout.slots, strict=True):
-            if slot.offset <= place < slot.offset + slot.numel:
+            if slot.offset <= element < slot.offset + slot.numel:
                 return member.name
-        raise AssertionError(f"element {place} of {self.label} belongs to no parameter, and was written")
+        raise AssertionError(f"element {element} of {self.label} belongs to no parameter, and was written")
 
     @property
     def has_copies(self) -> bool:
         """Whether what a program writes to the parameters must be taken into shards or masters."""
         return self.is_sharded or self.optimizer_shard.has_separate_master
 
-    def copy_fragment(self, place: int, whole: Tensor, shard: Tensor) -> None:
-        """Copy what this rank's shard holds of a value of the member at `place` into `shard`, [shard] of any dtype."""
+    def copy_fragment(self, index: int, whole: Tensor, shard: Tensor) -> None:
+        """Copy what this rank's shard holds of a value of the member at `index` into `shard`, [shard] of any dtype."""
         plan = self.plan
-        plan.copy_fragment(place, whole, shard, plan.shard_index, num_shards=plan.num_shards)
+        plan.copy_fragment(index, whole, shard, plan.shard_index, num_shards=plan.num_shards)
 
     def refresh_master(self) -> None:
         """Take the parameters' values into the master, if it is a copy."""

@@ -83,9 +83,11 @@ class SubBufferPlan:
         own_start, _ = self.layout.shard_range(self.shard_index, num_shards=self.num_shards)
         return start - own_start, stop - own_start
 
-    def copy_fragment(self, place: int, whole: Tensor, shard: Tensor, index: int, *, num_shards: int) -> None:
-        """Copy what shard `index` of so many holds of a value of the member at `place` into `shard`, 1-D of any dtype."""
-        fragment = self.layout.fragment(self.layout.slots[place], index, num_shards=num_shards)
+    def copy_fragment(
+        self, index: int, whole: Tensor, shard: Tensor, shard_index: int, *, num_shards: int
+    ) -> None:
+        """Copy what shard `shard_index` of so many holds of a value of the member at `index` into `shard`, 1-D of any dtype."""
+        fragment = self.layout.fragment(self.layout.slots[index], shard_index, num_shards=num_shards)
         if fragment is not None:
             source = whole.reshape(-1)[fragment.offset_in_param : fragment.offset_in_param + fragment.numel]
             shard[fragment.offset_in_shard : fragment.offset_in_shard + fragment.numel].copy_(source)

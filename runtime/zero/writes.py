@@ -90,10 +90,10 @@ class Turns:
 
     def go_on(self) -> None:
         """A step begins."""
-        place = self._step % max(_EVERY, len(self._writes))
+        index = self._step % max(_EVERY, len(self._writes))
         self._step += 1
-        if place < len(self._writes):
-            self._writes[place].must_compare = True
+        if index < len(self._writes):
+            self._writes[index].must_compare = True
 
 
 @torch.no_grad()

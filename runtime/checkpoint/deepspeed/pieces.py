@@ -286,14 +286,14 @@ def _numbered(
         )
     found: Found = {}
     for group, names in enumerate(members):
-        for place, name in enumerate(names):
-            own = _states(base["state"].get(theirs[group][place], {}))
+        for index, name in enumerate(names):
+            own = _states(base["state"].get(theirs[group][index], {}))
             if masters is not None:
-                own[MASTER] = masters[group][place]
+                own[MASTER] = masters[group][index]
             other = next((kind for kind, value in own.items() if tuple(value.shape) != shapes[name]), None)
             if other is not None:
                 raise CheckpointError(
-                    f"{where}: parameter {place} of the optimizer's group {group} has a state '{other}' of shape "
+                    f"{where}: parameter {index} of the optimizer's group {group} has a state '{other}' of shape "
                     f"{tuple(own[other].shape)}, and in this run it is '{name}' of shape {shapes[name]}; {_ADVICE}"
                 )
             found[name] = {kind: whole_tensor(value) for kind, value in own.items()}

@@ -36,9 +36,9 @@ class SpanReader:
         if not spans:
             return
         longest = max(span.num_bytes for span in spans)
-        for place, buffer in enumerate(self._buffers):
+        for index, buffer in enumerate(self._buffers):
             if len(buffer) < longest:
-                self._buffers[place] = bytearray(longest)
+                self._buffers[index] = bytearray(longest)
         views = [memoryview(buffer) for buffer in self._buffers]
 
         def read(number: int) -> memoryview:

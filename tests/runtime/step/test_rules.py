@@ -45,10 +45,10 @@ def _begin_again(rank: int) -> dict[str, Any]:
                 ]
                 with torch.no_grad():
                     for sub_buffer in chosen.sub_buffers:
-                        for place, member in enumerate(sub_buffer.members):
-                            sub_buffer.param_shard.load(place, begin[member.name])
+                        for index, member in enumerate(sub_buffer.members):
+                            sub_buffer.param_shard.load(index, begin[member.name])
                             sub_buffer.copy_fragment(
-                                place, begin[member.name], sub_buffer.optimizer_shard.master
+                                index, begin[member.name], sub_buffer.optimizer_shard.master
                             )
             train_engine(engine, steps=2)
             results.append(snapshot(model.named_parameters()))

@@ -58,8 +58,8 @@ class Branches(nn.Module):
         self.bias = nn.Parameter(torch.zeros(WIDTH))
 
     def forward(self, x: Tensor, uses: Uses) -> Tensor:
-        for place, (block, uses_scale) in enumerate(zip(self.blocks, uses.scales, strict=True)):
-            x = block(x + self.bias if uses.bias_at == place else x, uses_scale)
+        for index, (block, uses_scale) in enumerate(zip(self.blocks, uses.scales, strict=True)):
+            x = block(x + self.bias if uses.bias_at == index else x, uses_scale)
         return (x + self.bias if uses.bias_at == UNITS else x).pow(2).sum()
 
 
@@ -181,13 +181,13 @@ def _check_all(job: Job, cases: Iterable[Sequence[Uses]]) -> int:
     return num_cases
 
 
-def _choices(num_free: int, places: Sequence[int | None]) -> list[Uses]:
+def _choices(num_free: int, indices: Sequence[int | None]) -> list[Uses]:
     """Every use of the scales of the last blocks, which a backward comes to first, with every place of the bias."""
     fixed = (True,) * (UNITS - num_free)
     return [
-        Uses((*fixed, *free), place)
+        Uses((*fixed, *free), index)
         for free in itertools.product((True, False), repeat=num_free)
-        for place in places
+        for index in indices
     ]
 
 
@@ -226,8 +226,8 @@ def test_it_holds_at_stage_2_too() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scales", list(itertools.product((True, False), repeat=UNITS)))
 def test_two_ranks_in_all_cases(scales: tuple[bool, ...]) -> None:
-    places = (None, *range(UNITS + 1))
-    cases = itertools.product([Uses(scales, place) for place in places], _choices(UNITS, places))
+    indices = (None, *range(UNITS + 1))
+    cases = itertools.product([Uses(scales, index) for index in indices], _choices(UNITS, indices))
     assert _check_all(Job(2), cases) == 6 * 96
 
 
