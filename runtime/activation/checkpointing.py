@@ -26,7 +26,7 @@ from ..config.activation import ActivationConfig
 from ..config.section import read_section
 from ..environment import read_environment
 from ..errors import ConfigError
-from ..zero.param_home import Home, home_of
+from ..zero.param_location import ParamLocation, location_of
 from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
 
 __all__ = [
@@ -135,11 +135,11 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     process.was_called = True
     leaves, structure = tree_flatten((args, kwargs))
     # The backward of what is computed again uses parameters among the arguments past everything that would bring them.
-    homes = [home for leaf in leaves if (home := _sharded_home(leaf)) is not None]
+    locations = [location for leaf in leaves if (location := _sharded_location(leaf)) is not None]
 
     def run(*leaves: Any) -> Any:
-        for home in homes:
-            home.model.lend(home.unit)
+        for location in locations:
+            location.model.lend(location.unit)
         args, kwargs = tree_unflatten(list(leaves), structure)
         return function(*args, **kwargs)
 
@@ -204,12 +204,12 @@ def take_times() -> str:
 # ---- around one function
 
 
-def _sharded_home(leaf: Any) -> Home | None:
+def _sharded_location(leaf: Any) -> ParamLocation | None:
     """Where the parameter lives that `leaf` is, or is a view of, if it is a sharded one."""
     if not isinstance(leaf, Tensor):
         return None
-    home = home_of(leaf if leaf._base is None else leaf._base)
-    return home if home is not None and home.sub_buffer.is_sharded else None
+    location = location_of(leaf if leaf._base is None else leaf._base)
+    return location if location is not None and location.sub_buffer.is_sharded else None
 
 
 class _Boundary:

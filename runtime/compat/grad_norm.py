@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..zero.param_home import home_of
+from ..zero.param_location import location_of
 
 _EPS = 1e-6  # DeepSpeed's and torch's: a norm of 0 must not divide
 _INVALID = -1.0
@@ -29,7 +29,7 @@ def clip_grad_norm_(
     """
     _refuse_mpu("clip_grad_norm_", mpu)
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    engines = next((home for home in map(home_of, given) if home is not None), None)
+    engines = next((location for location in map(location_of, given) if location is not None), None)
     if engines is not None:
         raise ConfigError(
             f"clip_grad_norm_() of '{engines.name}', which an engine has: its gradients are whole in step() only; set "

@@ -34,7 +34,7 @@ from ..step.overflow import has_overflow
 from ..step.step_schedule import StepSchedule
 from ..zero import ds_attributes
 from ..zero.leaf_modules import mark_configured, z3_leaf_module
-from ..zero.param_home import note_homes
+from ..zero.param_location import note_locations
 from ..zero.sharded_model import ShardedModel
 from .accumulation import Accumulation
 from .direct_backward import DirectBackward
@@ -219,7 +219,7 @@ def _model(
         offload=offload,
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
     )
-    note_homes(model)
+    note_locations(model)
     ds_attributes.describe(model)
     return model
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..config.offload import AioConfig
 from ..config.zero import ZeroConfig
-from ..placement.offload_plan import AT_HOME, Home, OffloadPlan, Residence, StepAt
+from ..placement.offload_plan import ON_DEVICE, MemoryKind, OffloadPlan, Residence, StepAt
 from .host_memory import give_back_freed_memory
 from .outbox import Outbox
 from .spill import Spill
@@ -21,29 +21,29 @@ _SHARE_STEPS = 16  # how finely a model is cut for a share of it to leave the de
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubBufferHome:
+class SubBufferResidence:
     """Where one sub-buffer's values lie between their uses."""
 
     steps_on_host: bool = False  # the optimizer has its master and states in host memory, or on a disk
-    states: Home = AT_HOME
+    states: Residence = ON_DEVICE
     params_on_host: bool = False  # this rank's shard of the parameters is in host memory, or on a disk
-    parameters: Home = AT_HOME
+    parameters: Residence = ON_DEVICE
 
     @property
     def pins_states(self) -> bool:
         """Whether master and states are in page-locked memory."""
-        return self.steps_on_host and self.states.residence is Residence.CPU and self.states.pin_memory
+        return self.steps_on_host and self.states.kind is MemoryKind.CPU and self.states.pin_memory
 
     @property
     def pins_parameters(self) -> bool:
         """As that, of the parameters."""
         away = self.parameters
-        return self.params_on_host and away.residence is Residence.CPU and away.pin_memory
+        return self.params_on_host and away.kind is MemoryKind.CPU and away.pin_memory
 
     @property
     def has_grads_on_disk(self) -> bool:
         """Whether sharded gradients go where the states are."""
-        return self.states.residence is Residence.NVME
+        return self.states.kind is MemoryKind.NVME
 
     @property
     def is_apart(self) -> bool:
@@ -60,7 +60,7 @@ class Offload:
         *,
         num_trained: int = 0,
         max_unit_numel: int = sys.maxsize,
-        folders: Mapping[Home, SpillFolder] | None = None,
+        folders: Mapping[Residence, SpillFolder] | None = None,
     ) -> None:
         """`num_trained` counts the trained elements; `folders` are for what goes to NVMe."""
         self._plan = plan or OffloadPlan()
@@ -84,31 +84,31 @@ class Offload:
     def frees_gradients(self) -> bool:
         """Whether sharded gradients go to host memory or to a disk as soon as they are averaged."""
         states = self._plan.states
-        return states.is_away and (self._plan.has_host or states.residence is Residence.NVME)
+        return states.is_away and (self._plan.has_host or states.kind is MemoryKind.NVME)
 
-    def home_of(self, numel: int, *, is_trained: bool) -> SubBufferHome:
+    def residence_of(self, numel: int, *, is_trained: bool) -> SubBufferResidence:
         """Return where the next sub-buffer lies, of so many elements."""
         plan = self._plan
         takes = is_trained and plan.states.is_away and self._num_left > 0
         if takes:
             self._num_left -= numel
-        return SubBufferHome(
+        return SubBufferResidence(
             steps_on_host=takes and plan.has_host,
-            states=plan.states if takes else AT_HOME,
+            states=plan.states if takes else ON_DEVICE,
             params_on_host=plan.parameters.is_away and plan.has_host,
             parameters=plan.parameters,
         )
 
-    def make_spill(self, home: Home, tensors: Callable[[], Mapping[str, Tensor]]) -> Spill | None:
+    def make_spill(self, residence: Residence, tensors: Callable[[], Mapping[str, Tensor]]) -> Spill | None:
         """Return what keeps such tensors on a disk; None if they stay in memory."""
-        if home not in self._folders:
+        if residence not in self._folders:
             return None
-        return self.make_disk_spill(home, tensors)
+        return self.make_disk_spill(residence, tensors)
 
-    def make_disk_spill(self, home: Home, tensors: Callable[[], Mapping[str, Tensor]]) -> Spill:
-        """As that, of a home on a disk."""
+    def make_disk_spill(self, residence: Residence, tensors: Callable[[], Mapping[str, Tensor]]) -> Spill:
+        """As that, of a residence on a disk."""
         self._num_spills += 1
-        return Spill(self._folders[home], f"{self._num_spills}", tensors)
+        return Spill(self._folders[residence], f"{self._num_spills}", tensors)
 
     def begin(self) -> None:
         """All states are made: what was in memory on the way to a disk goes back to the system, whatever is kept later."""
@@ -133,8 +133,10 @@ def make_offload(
     if plan.states.is_away and plan.share < 1.0:
         max_unit_numel = max(1, num_trained // _SHARE_STEPS)
     folders = {}
-    for key, home in (("offload_optimizer", plan.states), ("offload_param", plan.parameters)):
-        if home.nvme_path is not None and home not in folders:
+    for key, residence in (("offload_optimizer", plan.states), ("offload_param", plan.parameters)):
+        if residence.nvme_path is not None and residence not in folders:
             max_unit_numel = min(max_unit_numel, zero.sub_group_numel)
-            folders[home] = SpillFolder(home.nvme_path, aio, key=f"zero_optimization.{key}", comm=comm)
+            folders[residence] = SpillFolder(
+                residence.nvme_path, aio, key=f"zero_optimization.{key}", comm=comm
+            )
     return Offload(plan, num_trained=num_trained, max_unit_numel=max_unit_numel, folders=folders)

@@ -18,7 +18,7 @@ from .stage_policy import Placement, Policy
 _SECTION = "zero_optimization"
 
 
-class Residence(Enum):
+class MemoryKind(Enum):
     """Which memory holds a value between its uses."""
 
     GPU = "gpu"  # the memory of the device that computes, host memory where there is no accelerator
@@ -26,24 +26,24 @@ class Residence(Enum):
     NVME = "nvme"  # a file on a local disk
 
 
-_RESIDENCES = {"none": Residence.GPU, "cpu": Residence.CPU, "nvme": Residence.NVME}
+_MEMORY_KINDS = {"none": MemoryKind.GPU, "cpu": MemoryKind.CPU, "nvme": MemoryKind.NVME}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
+class Residence:
     """Where one kind of value lies between its uses."""
 
-    residence: Residence = Residence.GPU
+    kind: MemoryKind = MemoryKind.GPU
     pin_memory: bool = False
     nvme_path: Path | None = None
 
     @property
     def is_away(self) -> bool:
         """Whether it is not in the memory of the device that computes."""
-        return self.residence is not Residence.GPU
+        return self.kind is not MemoryKind.GPU
 
 
-AT_HOME = Home()
+ON_DEVICE = Residence()
 
 
 class StepAt(Enum):
@@ -59,8 +59,8 @@ class OffloadPlan:
     """What a ds_config and a device come to."""
 
     # of the optimizer, and the float32 masters where parameters have another dtype or lie elsewhere
-    states: Home = AT_HOME
-    parameters: Home = AT_HOME
+    states: Residence = ON_DEVICE
+    parameters: Residence = ON_DEVICE
     share: float = 1.0  # of the trained elements whose states are away; the rest stays on the device
     has_host: bool = (
         False  # the device that computes has memory of its own, and what is away is in the host's
@@ -71,7 +71,7 @@ class OffloadPlan:
     @property
     def uses_disk(self) -> bool:
         """Whether any of it lies on a disk."""
-        return Residence.NVME in (self.states.residence, self.parameters.residence)
+        return MemoryKind.NVME in (self.states.kind, self.parameters.kind)
 
 
 def plan_offload(
@@ -95,7 +95,9 @@ def plan_offload(
             f'{_SECTION}.offload_param.device "{zero.offload_param.device}": at stage {policy.stage} every rank has all '
             "parameters at all times; write stage 3"
         )
-    states = AT_HOME if optimizer is None else _home("offload_optimizer", zero.offload_optimizer, device)
+    states = (
+        ON_DEVICE if optimizer is None else _residence("offload_optimizer", zero.offload_optimizer, device)
+    )
     asked = zero.offload_optimizer.device
     if optimizer is not None and asked != "none":
         if policy.optimizer is not Placement.SHARDED:
@@ -127,7 +129,7 @@ def plan_offload(
         step_at=step_at if optimizer is not None else StepAt.STEP,
         warmup_steps=zero.offload_optimizer.delayed_update.warmup_steps,
         states=states,
-        parameters=_home("offload_param", zero.offload_param, device),
+        parameters=_residence("offload_param", zero.offload_param, device),
         share=zero.offload_optimizer.ratio,
         has_host=has_memory_of_its_own(device),
     )
@@ -155,20 +157,20 @@ def _step_at(zero: ZeroConfig) -> tuple[str, StepAt]:
     return "delayed_update.enabled", StepAt.NEXT if is_delayed else StepAt.STEP
 
 
-def _home(section: str, wanted: OffloadParamConfig, device: torch.device) -> Home:
-    residence = _RESIDENCES[wanted.device]
-    if residence is Residence.CPU and not has_memory_of_its_own(device):
+def _residence(section: str, wanted: OffloadParamConfig, device: torch.device) -> Residence:
+    kind = _MEMORY_KINDS[wanted.device]
+    if kind is MemoryKind.CPU and not has_memory_of_its_own(device):
         logging.getLogger("dslaunch").info(
             '%s.%s.device "cpu" has no effect: this run is on CPUs, so all is in host memory',
             _SECTION,
             section,
         )
-        return AT_HOME
-    if residence is Residence.GPU:
-        return AT_HOME
-    path = wanted.nvme_path if residence is Residence.NVME else None
-    return Home(
-        residence=residence,
+        return ON_DEVICE
+    if kind is MemoryKind.GPU:
+        return ON_DEVICE
+    path = wanted.nvme_path if kind is MemoryKind.NVME else None
+    return Residence(
+        kind=kind,
         pin_memory=wanted.pin_memory and device.type == "cuda",
         nvme_path=None if path is None else Path(path),
     )

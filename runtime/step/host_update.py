@@ -61,7 +61,7 @@ class Room:
 
     def _copy(self, source: Tensor, target: Tensor | None) -> Tensor:
         if target is None:
-            return to_host(source, pin_memory=self._sub_buffer.home.pins_states)
+            return to_host(source, pin_memory=self._sub_buffer.residence.pins_states)
         return target.copy_(source)
 
 
@@ -107,7 +107,9 @@ class AsideUpdate:
                 _exchange(state, sub_buffer.optimizer_shard.states[name])
         if ready.param_out is not None:
             # torch gives pinned memory to no other tensor before a copy from it is done.
-            sub_buffer.param_shard.own.copy_(ready.param_out, non_blocking=not sub_buffer.home.params_on_host)
+            sub_buffer.param_shard.own.copy_(
+                ready.param_out, non_blocking=not sub_buffer.residence.params_on_host
+            )
 
     @torch.no_grad()
     def _run(self) -> Ready:
@@ -117,7 +119,7 @@ class AsideUpdate:
         else:
             master, states = sub_buffer.optimizer_shard.master, sub_buffer.optimizer_shard.states
             if not sub_buffer.optimizer_shard.has_separate_master:
-                master = to_host(master, pin_memory=sub_buffer.home.pins_states)
+                master = to_host(master, pin_memory=sub_buffer.residence.pins_states)
         ready = Ready(
             sub_buffer=sub_buffer,
             master=master,

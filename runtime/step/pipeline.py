@@ -76,7 +76,7 @@ class _Turn:
             self._has_started = True
             self.sub_buffer.start_in()
             self.sub_buffer.gradients.start_in()
-            if self.sub_buffer.home.steps_on_host and not self.sub_buffer.gradients.is_on_host:
+            if self.sub_buffer.residence.steps_on_host and not self.sub_buffer.gradients.is_on_host:
                 self._copies = tuple((offset, *self._start_copy(grad)) for offset, grad in self._pieces())
 
     def _pieces(self) -> Iterator[tuple[int, Tensor]]:
@@ -90,7 +90,7 @@ class _Turn:
             arrival.wait()
         grads = tuple((offset, grad) for offset, grad, _ in self._copies) or tuple(self._pieces())
         param_out = sub_buffer.param_shard.own if sub_buffer.optimizer_shard.has_separate_master else None
-        if sub_buffer.home.is_apart:
+        if sub_buffer.residence.is_apart:
             param_out = self._param_out = sub_buffer.optimizer_shard.make_param_out()
         return Ready(
             sub_buffer=sub_buffer,
@@ -112,7 +112,7 @@ class _Turn:
         if self._param_out is not None:
             # torch gives pinned memory to no other tensor before a copy from it is done.
             self.sub_buffer.param_shard.own.copy_(
-                self._param_out, non_blocking=not self.sub_buffer.home.params_on_host
+                self._param_out, non_blocking=not self.sub_buffer.residence.params_on_host
             )
         self._copies, self._param_out = (), None
         self.sub_buffer.gradients.let_go()
@@ -123,5 +123,5 @@ class _Turn:
         self.sub_buffer.finish_out()
 
     def _start_copy(self, grad: Tensor) -> tuple[Tensor, Arrival]:
-        host = torch.empty(grad.numel(), dtype=grad.dtype, pin_memory=self.sub_buffer.home.pins_states)
+        host = torch.empty(grad.numel(), dtype=grad.dtype, pin_memory=self.sub_buffer.residence.pins_states)
         return host, Arrival(grad, host)

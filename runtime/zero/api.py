@@ -35,7 +35,7 @@ from .param_access import (
     safe_set_local_optimizer_state,
     safe_update_full_grad_vectorized,
 )
-from .param_home import home_of
+from .param_location import location_of
 from .param_status import ZeroParamStatus
 
 __all__ = [
@@ -81,8 +81,8 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
         )
 
     def lend(module: nn.Module, args: object) -> None:
-        home = home_of(parameter)
-        if home is not None:
-            home.model.lend(home.unit)
+        location = location_of(parameter)
+        if location is not None:
+            location.model.lend(location.unit)
 
     module.register_forward_pre_hook(lend)

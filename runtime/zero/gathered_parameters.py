@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..log import logger
 from .early_parameter import InitContext, early_of
-from .param_home import Home, home_of
+from .param_location import ParamLocation, location_of
 from .sharded_model import ShardedModel
 from .sub_buffer import SubBuffer
 
@@ -43,9 +43,9 @@ class GatheredParameters:
         """`fwd_module` is not needed here: what a forward uses is brought by its use."""
         given = [params] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
         wanted = [one for one in given if isinstance(one, Tensor)] if enabled else []
-        homes = [home_of(param) for param in wanted]
+        locations = [location_of(param) for param in wanted]
         early = [early_of(param) for param in wanted]
-        self._homes = [home for home in homes if home is not None]
+        self._locations = [location for location in locations if location is not None]
         self._early = _unique(one for one in early if one is not None)
         self._modifier_rank = modifier_rank
         self._versions: list[int] = []
@@ -53,8 +53,8 @@ class GatheredParameters:
         self._open = ExitStack()
 
     def __enter__(self) -> None:
-        for model in _unique(home.model for home in self._homes):
-            units = {home.unit for home in self._homes if home.model is model}
+        for model in _unique(location.model for location in self._locations):
+            units = {location.unit for location in self._locations if location.model is model}
             self._open.enter_context(model.gathered([unit for unit in model.units if unit in units]))
             if not self._is_open_ended:
                 self._open.enter_context(model.saved_values())
@@ -62,7 +62,7 @@ class GatheredParameters:
             self._open.enter_context(early.held())
         for sub_buffer in self._sharded_sub_buffers:
             sub_buffer.take_writes()  # those of a forward that has just ended
-        self._versions = [_param(home)._version for home in self._homes]
+        self._versions = [_param(location)._version for location in self._locations]
 
     def __exit__(
         self,
@@ -92,12 +92,14 @@ class GatheredParameters:
 
     @property
     def _sharded_sub_buffers(self) -> list[SubBuffer]:
-        return _unique(home.sub_buffer for home in self._homes if home.sub_buffer.is_sharded)
+        return _unique(location.sub_buffer for location in self._locations if location.sub_buffer.is_sharded)
 
     def _forget_writes(self) -> None:
         """What was written and had to be taken over has been; the rest is lost when the values go."""
-        for model in _unique(home.model for home in self._homes):
-            model.forget_writes(_unique(home.unit for home in self._homes if home.model is model))
+        for model in _unique(location.model for location in self._locations):
+            model.forget_writes(
+                _unique(location.unit for location in self._locations if location.model is model)
+            )
 
     def _end(self, modifier_rank: int | None) -> None:
         if modifier_rank is not None:
@@ -109,7 +111,9 @@ class GatheredParameters:
 
     @property
     def _owners(self) -> list[ShardedModel | InitContext]:
-        return _unique([*(home.model for home in self._homes), *(early.init for early in self._early)])
+        return _unique(
+            [*(location.model for location in self._locations), *(early.init for early in self._early)]
+        )
 
     @property
     def _loses_writes(self) -> bool:
@@ -118,13 +122,15 @@ class GatheredParameters:
 
     def _written(self) -> list[str]:
         written = [
-            home.name
-            for home, version in zip(self._homes, self._versions, strict=True)
-            if home.sub_buffer.is_sharded
+            location.name
+            for location, version in zip(self._locations, self._versions, strict=True)
+            if location.sub_buffer.is_sharded
             and (
-                _param(home)._version != version
-                or not _param(home).is_set_to(home.sub_buffer.param_shard.values.views[home.member_index])
-                or home.sub_buffer.param_shard.is_edited
+                _param(location)._version != version
+                or not _param(location).is_set_to(
+                    location.sub_buffer.param_shard.values.views[location.member_index]
+                )
+                or location.sub_buffer.param_shard.is_edited
             )
         ]
         return written + [early.name for early in self._early if early.is_edited]
@@ -148,7 +154,9 @@ class GatheredParameters:
         written = self._written()
         # All ranks must know, or those that saw nothing would go on to a collective and wait for the others there.
         comms = {
-            home.model.comm: home.sub_buffer.device for home in self._homes if home.sub_buffer.is_sharded
+            location.model.comm: location.sub_buffer.device
+            for location in self._locations
+            if location.sub_buffer.is_sharded
         }
         comms |= {early.init.comm: early.init.device for early in self._early}
         flags = [
@@ -167,24 +175,26 @@ class GatheredParameters:
 
     @torch.no_grad()
     def _spread(self, rank: int) -> None:
-        for model in _unique(home.model for home in self._homes):
+        for model in _unique(location.model for location in self._locations):
             model.before_change()
-        for sub_buffer in _unique(home.sub_buffer for home in self._homes):
-            comm = next(home.model.comm for home in self._homes if home.sub_buffer is sub_buffer)
+        for sub_buffer in _unique(location.sub_buffer for location in self._locations):
+            comm = next(
+                location.model.comm for location in self._locations if location.sub_buffer is sub_buffer
+            )
             sub_buffer.param_shard.collect()
             comm.broadcast(sub_buffer.param_shard.values.flat, what=sub_buffer.label, source=rank)
             sub_buffer.take_edits(keeps_masters=True)
             # What was written only rank `rank` knows; torch has counted it where nothing is sharded.
             if sub_buffer.is_sharded:
                 sub_buffer.param_shard.note_change(
-                    home.member_index for home in self._homes if home.sub_buffer is sub_buffer
+                    location.member_index for location in self._locations if location.sub_buffer is sub_buffer
                 )
         for early in self._early:
             early.spread(rank)
 
 
-def _param(home: Home) -> nn.Parameter:
-    return home.sub_buffer.members[home.member_index].param
+def _param(location: ParamLocation) -> nn.Parameter:
+    return location.sub_buffer.members[location.member_index].param
 
 
 def _unique(items: Iterable[T]) -> list[T]:

@@ -37,7 +37,7 @@ from ..placement.stage_policy import Placement, policy_for_stage
 from . import ds_attributes
 from .early_parameter import EarlyParameter, InitContext, early_of
 from .flat_buffer import num_users
-from .param_home import home_of
+from .param_location import location_of
 
 _ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -160,7 +160,7 @@ class Init:
         if other is not None and other.init is not self:
             self._outer = other.init
             self._made_for_outer.add(other)
-        is_known = other is not None or home_of(param) is not None
+        is_known = other is not None or location_of(param) is not None
         is_plain = type(param) is nn.Parameter and not param.is_meta and param.is_floating_point()
         if is_plain and not is_known and param.numel():
             early = EarlyParameter(param, name, self, owner)

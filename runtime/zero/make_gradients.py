@@ -19,9 +19,9 @@ from .sub_buffer_plan import SubBufferPlan
 def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
     """Return the gradients of a sub-buffer's trained parameters.
 
-    They go in a backward where `plan.home` says, if `offload` takes any.
+    They go in a backward where `plan.residence` says, if `offload` takes any.
     """
-    names, params, layout, home = plan.names, plan.params, plan.layout, plan.home
+    names, params, layout, residence = plan.names, plan.params, plan.layout, plan.residence
     dtype, device, precision = plan.dtype, plan.device, plan.precision
     index, num_shards, is_alone = plan.shard_index, plan.num_shards, plan.mesh.world.is_alone
     placement = plan.policy.gradients
@@ -40,14 +40,14 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
     if is_sharded:
         place = SumPlace(
             dtype=precision.sums or torch.float32,
-            device=torch.device("cpu") if home.steps_on_host else device,
-            pin_memory=home.pins_states,
+            device=torch.device("cpu") if residence.steps_on_host else device,
+            pin_memory=residence.pins_states,
         )
-        if home.has_grads_on_disk:
+        if residence.has_grads_on_disk:
             # Who is alone takes the norm parameter by parameter, wherever it has gradients as autograd made them.
             by_slot = sorted((slot.offset, slot.offset + slot.numel) for slot in layout.slots)
             disk = DiskPlace(
-                partial(offload.make_disk_spill, home.states),
+                partial(offload.make_disk_spill, residence.states),
                 offload.outbox,
                 tuple(by_slot)
                 if is_alone and not is_wider
@@ -56,7 +56,7 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
             return DiskGradients(
                 names, params, whole, sums=place, index=index, num_shards=num_shards, place=disk
             )
-        sharded = HostGradients if home.steps_on_host else ShardedGradients
+        sharded = HostGradients if residence.steps_on_host else ShardedGradients
         return sharded(names, params, whole, sums=place, index=index, num_shards=num_shards)
     kind = AccumulatedGradients if sent != dtype else ReplicatedGradients
     return kind(names, params, whole, shard=whole.shard(index, num_shards=num_shards))

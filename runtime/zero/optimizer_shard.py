@@ -33,7 +33,7 @@ class OptimizerShard:
         """`master` is [shard] float32; None: float32 parameters in the same memory are their own master."""
         self._plan, self._params, self._master = plan, params, master
         self.states: dict[str, Tensor] = {}  # [shard] float32 by name, beside the master
-        self.spill: Spill | None = offload.make_spill(plan.home.states, self._stored)
+        self.spill: Spill | None = offload.make_spill(plan.residence.states, self._stored)
         # index -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
         self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
         # indices of members that the coming step leaves alone, and how many steps have done so before
@@ -55,14 +55,14 @@ class OptimizerShard:
         """Return memory, [shard], for the rounded parameters where the optimizer steps; None if the master is the parameter."""
         if not self.has_separate_master:
             return None
-        own, pinned = self._params.own, self._plan.home.pins_states
+        own, pinned = self._params.own, self._plan.residence.pins_states
         # The step writes segments only: neither padding nor what it leaves alone.
         out = torch.zeros(own.numel(), dtype=own.dtype, device=self.master.device, pin_memory=pinned)
         return out.copy_(own) if self.frozen else out
 
     def allocate_states(self, names: Sequence[str]) -> None:
         """Have zeros in the states of these names, and no other; what lies on a disk must be here."""
-        numel, device, pinned = self.master.numel(), self.master.device, self._plan.home.pins_states
+        numel, device, pinned = self.master.numel(), self.master.device, self._plan.residence.pins_states
         self.states = {
             name: torch.zeros(numel, dtype=torch.float32, device=device, pin_memory=pinned) for name in names
         }

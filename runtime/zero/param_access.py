@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..placement.stage_policy import Placement
-from .param_home import Home, home_of
+from .param_location import ParamLocation, location_of
 
 # ---- float32 values
 
@@ -25,11 +25,11 @@ from .param_home import Home, home_of
 @torch.no_grad()
 def safe_get_full_fp32_param(param: nn.Parameter) -> Tensor | None:
     """A copy of what the optimizer updates, of the parameter's shape."""
-    home = _trained(param)
-    if home is None:
+    location = _trained(param)
+    if location is None:
         return None
-    with home.sub_buffer.here():
-        return _whole(home, home.sub_buffer.optimizer_shard.master)
+    with location.sub_buffer.here():
+        return _whole(location, location.sub_buffer.optimizer_shard.master)
 
 
 @torch.no_grad()
@@ -38,22 +38,24 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
 
     Errors: ConfigError if no engine trains it, or the shape is another
     """
-    home = _to_write(param, value)
-    with home.sub_buffer.here(is_written=True):
-        home.sub_buffer.copy_fragment(home.member_index, value, home.sub_buffer.optimizer_shard.master)
-    home.sub_buffer.param_shard.load(home.member_index, value)
-    if home.sub_buffer.is_sharded and home.unit.is_here:
-        home.sub_buffer.param_shard.values.views[home.member_index].copy_(value)
+    location = _to_write(param, value)
+    with location.sub_buffer.here(is_written=True):
+        location.sub_buffer.copy_fragment(
+            location.member_index, value, location.sub_buffer.optimizer_shard.master
+        )
+    location.sub_buffer.param_shard.load(location.member_index, value)
+    if location.sub_buffer.is_sharded and location.unit.is_here:
+        location.sub_buffer.param_shard.values.views[location.member_index].copy_(value)
 
 
 @torch.no_grad()
 def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
     """This rank's part of it."""
-    home = _trained(param)
-    if home is None:
+    location = _trained(param)
+    if location is None:
         return None
-    with home.sub_buffer.here():
-        return _own(home, home.sub_buffer.optimizer_shard.master)
+    with location.sub_buffer.here():
+        return _own(location, location.sub_buffer.optimizer_shard.master)
 
 
 @torch.no_grad()
@@ -64,27 +66,27 @@ def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
             must have this rank's part too
     Errors: ConfigError if no engine trains it, the rank's part has another size, or the stage shards no parameters
     """
-    home = _to_write_locally(param, value)
-    if home.model.policy.parameters is not Placement.SHARDED:
+    location = _to_write_locally(param, value)
+    if location.model.policy.parameters is not Placement.SHARDED:
         raise ConfigError(
-            f"parameter '{home.name}' is whole on every rank at this ZeRO stage; use safe_set_full_fp32_param()"
+            f"parameter '{location.name}' is whole on every rank at this ZeRO stage; use safe_set_full_fp32_param()"
         )
     if (
-        home.sub_buffer.is_sharded
-        and home.sub_buffer.param_shard.kept.numel() > home.sub_buffer.param_shard.own.numel()
+        location.sub_buffer.is_sharded
+        and location.sub_buffer.param_shard.kept.numel() > location.sub_buffer.param_shard.own.numel()
     ):
         raise ConfigError(
-            f"parameter '{home.name}' is kept by more than one rank (zero_hpz_partition_size), which would then differ; use "
+            f"parameter '{location.name}' is kept by more than one rank (zero_hpz_partition_size), which would then differ; use "
             "safe_set_full_fp32_param()"
         )
-    with home.sub_buffer.here(is_written=True):
-        for shard in (home.sub_buffer.optimizer_shard.master, home.sub_buffer.param_shard.own):
-            _write_own(home, shard, value)
-    if not home.sub_buffer.is_sharded:
-        home.model.publish(home.sub_buffer).wait()
-    elif home.unit.is_here:
-        home.sub_buffer.param_shard.writes.forget()
-        home.unit.free()
+    with location.sub_buffer.here(is_written=True):
+        for shard in (location.sub_buffer.optimizer_shard.master, location.sub_buffer.param_shard.own):
+            _write_own(location, shard, value)
+    if not location.sub_buffer.is_sharded:
+        location.model.publish(location.sub_buffer).wait()
+    elif location.unit.is_here:
+        location.sub_buffer.param_shard.writes.forget()
+        location.unit.free()
 
 
 # ---- optimizer states
@@ -96,44 +98,46 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
 
     Errors: ConfigError for a state that the optimizer does not have
     """
-    home = _trained(param)
-    if home is None:
+    location = _trained(param)
+    if location is None:
         return None
-    if home.member_index in home.sub_buffer.optimizer_shard.states_of_whole:
-        return _from_owner(home, optim_state_key)
-    with home.sub_buffer.here():
-        return _whole(home, _state(home, optim_state_key))
+    if location.member_index in location.sub_buffer.optimizer_shard.states_of_whole:
+        return _from_owner(location, optim_state_key)
+    with location.sub_buffer.here():
+        return _whole(location, _state(location, optim_state_key))
 
 
 @torch.no_grad()
 def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set it; every rank gives the same value. Not a collective."""
-    home = _to_write(param, value)
-    if home.member_index in home.sub_buffer.optimizer_shard.states_of_whole:
-        state = home.sub_buffer.optimizer_shard.states_of_whole[home.member_index]().get(optim_state_key)
+    location = _to_write(param, value)
+    if location.member_index in location.sub_buffer.optimizer_shard.states_of_whole:
+        state = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]().get(
+            optim_state_key
+        )
         if state is not None:
             state.copy_(value.reshape(state.shape))
         return
-    with home.sub_buffer.here(is_written=True):
-        home.sub_buffer.copy_fragment(home.member_index, value, _state(home, optim_state_key))
+    with location.sub_buffer.here(is_written=True):
+        location.sub_buffer.copy_fragment(location.member_index, value, _state(location, optim_state_key))
 
 
 @torch.no_grad()
 def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) -> Tensor | None:
     """This rank's part of it."""
-    home = _trained(param)
-    if home is None:
+    location = _trained(param)
+    if location is None:
         return None
-    with home.sub_buffer.here():
-        return _own(home, _state(home, optim_state_key))
+    with location.sub_buffer.here():
+        return _own(location, _state(location, optim_state_key))
 
 
 @torch.no_grad()
 def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set this rank's part of it."""
-    home = _to_write_locally(param, value)
-    with home.sub_buffer.here(is_written=True):
-        _write_own(home, _state(home, optim_state_key), value)
+    location = _to_write_locally(param, value)
+    with location.sub_buffer.here(is_written=True):
+        _write_own(location, _state(location, optim_state_key), value)
 
 
 # ---- gradients, between backward and step
@@ -142,16 +146,16 @@ def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_sta
 @torch.no_grad()
 def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
     """A float32 copy of the average over all ranks of what the micro batches so far gave, of the parameter's shape."""
-    home = _trained(param)
-    return None if home is None else _averages(home, [home.member_index])[0]
+    location = _trained(param)
+    return None if location is None else _averages(location, [location.member_index])[0]
 
 
 @torch.no_grad()
 def safe_set_full_grad(param: nn.Parameter, value: Tensor) -> None:
     """Set it; every rank gives the same value. Not a collective."""
-    home = _to_write(param, value)
-    home.model.check_averaged()
-    home.sub_buffer.gradients.replace(home.member_index, value)
+    location = _to_write(param, value)
+    location.model.check_averaged()
+    location.sub_buffer.gradients.replace(location.member_index, value)
 
 
 @torch.no_grad()
@@ -163,22 +167,24 @@ def safe_update_full_grad_vectorized(
     Parameters that share a sub-buffer travel together, so one call for many costs less than a getter and a setter for each.
     Parameters that no engine trains are left alone. Order: every rank gives the same list
     """
-    homes = [home for home in map(_trained, param_list) if home is not None]
-    for sub_buffer in dict.fromkeys(home.sub_buffer for home in homes):
-        own = [home for home in homes if home.sub_buffer is sub_buffer]
-        for home, grad in zip(own, _averages(own[0], [home.member_index for home in own]), strict=True):
-            param = sub_buffer.members[home.member_index].param
-            sub_buffer.gradients.replace(home.member_index, update_func(grad, param))
+    locations = [location for location in map(_trained, param_list) if location is not None]
+    for sub_buffer in dict.fromkeys(location.sub_buffer for location in locations):
+        own = [location for location in locations if location.sub_buffer is sub_buffer]
+        for location, grad in zip(
+            own, _averages(own[0], [location.member_index for location in own]), strict=True
+        ):
+            param = sub_buffer.members[location.member_index].param
+            sub_buffer.gradients.replace(location.member_index, update_func(grad, param))
 
 
 @torch.no_grad()
 def safe_get_local_grad(param: nn.Parameter) -> Tensor | None:
     """This rank's part of the average. A collective all the same where gradients are not sharded."""
-    home = _trained(param)
-    if home is None:
+    location = _trained(param)
+    if location is None:
         return None
-    (whole,) = _averages(home, [home.member_index])
-    _, start, numel = _bounds(home)
+    (whole,) = _averages(location, [location.member_index])
+    _, start, numel = _bounds(location)
     return whole.reshape(-1)[start : start + numel]
 
 
@@ -188,100 +194,104 @@ def safe_set_local_grad(param: nn.Parameter, value: Tensor) -> None:
 
     Errors: ConfigError if no engine trains it, the rank's part has another size, or gradients are not sharded
     """
-    home = _to_write_locally(param, value)
-    home.model.check_averaged()
+    location = _to_write_locally(param, value)
+    location.model.check_averaged()
     if value.numel():
-        home.sub_buffer.gradients.replace_own(home.member_index, value)
+        location.sub_buffer.gradients.replace_own(location.member_index, value)
 
 
 # ----
 
 
-def _trained(param: nn.Parameter) -> Home | None:
-    home = home_of(param)
-    if home is None or not home.sub_buffer.is_trained:
+def _trained(param: nn.Parameter) -> ParamLocation | None:
+    location = location_of(param)
+    if location is None or not location.sub_buffer.is_trained:
         return None
-    home.model.offloaded.check_here("this function")
-    return home
+    location.model.offloaded.check_here("this function")
+    return location
 
 
-def _averages(home: Home, indices: Sequence[int]) -> list[Tensor]:
-    home.model.check_averaged()
-    home.model.settle()
-    return home.sub_buffer.gradients.averages(indices, home.model.comm)
+def _averages(location: ParamLocation, indices: Sequence[int]) -> list[Tensor]:
+    location.model.check_averaged()
+    location.model.settle()
+    return location.sub_buffer.gradients.averages(indices, location.model.comm)
 
 
-def _must_be_trained(param: nn.Parameter) -> Home:
-    home = _trained(param)
-    if home is None:
+def _must_be_trained(param: nn.Parameter) -> ParamLocation:
+    location = _trained(param)
+    if location is None:
         raise ConfigError(
             "no engine trains this parameter; give one that initialize() has seen, and that is not frozen"
         )
-    return home
+    return location
 
 
-def _to_write(param: nn.Parameter, value: Tensor) -> Home:
-    home = _must_be_trained(param)
+def _to_write(param: nn.Parameter, value: Tensor) -> ParamLocation:
+    location = _must_be_trained(param)
     if value.shape != param.shape:
-        raise ConfigError(f"parameter '{home.name}' has shape {tuple(param.shape)}, not {tuple(value.shape)}")
-    home.model.before_change()
-    return home
-
-
-def _to_write_locally(param: nn.Parameter, value: Tensor) -> Home:
-    home = _must_be_trained(param)
-    _, _, numel = _bounds(home)
-    if value.numel() != numel:
-        raise ConfigError(f"this rank holds {numel} elements of parameter '{home.name}', not {value.numel()}")
-    home.model.before_change()
-    return home
-
-
-def _state(home: Home, key: str) -> Tensor:
-    states = home.sub_buffer.optimizer_shard.states
-    if home.member_index in home.sub_buffer.optimizer_shard.states_of_whole:
         raise ConfigError(
-            f"the optimizer sees parameter '{home.name}' whole, on one rank, so no rank has a part of its states; use "
+            f"parameter '{location.name}' has shape {tuple(param.shape)}, not {tuple(value.shape)}"
+        )
+    location.model.before_change()
+    return location
+
+
+def _to_write_locally(param: nn.Parameter, value: Tensor) -> ParamLocation:
+    location = _must_be_trained(param)
+    _, _, numel = _bounds(location)
+    if value.numel() != numel:
+        raise ConfigError(
+            f"this rank holds {numel} elements of parameter '{location.name}', not {value.numel()}"
+        )
+    location.model.before_change()
+    return location
+
+
+def _state(location: ParamLocation, key: str) -> Tensor:
+    states = location.sub_buffer.optimizer_shard.states
+    if location.member_index in location.sub_buffer.optimizer_shard.states_of_whole:
+        raise ConfigError(
+            f"the optimizer sees parameter '{location.name}' whole, on one rank, so no rank has a part of its states; use "
             "safe_get_full_optimizer_state() or safe_set_full_optimizer_state()"
         )
     if key not in states:
-        raise _no_state(home, key, states)
+        raise _no_state(location, key, states)
     return states[key]
 
 
-def _from_owner(home: Home, key: str) -> Tensor:
-    own = home.sub_buffer.optimizer_shard.states_of_whole[home.member_index]()
-    everywhere = home.model.comm.all_gather_objects(
-        (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{home.name}'"
+def _from_owner(location: ParamLocation, key: str) -> Tensor:
+    own = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]()
+    everywhere = location.model.comm.all_gather_objects(
+        (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{location.name}'"
     )
     found = [one for _, one in everywhere if one is not None]
     if not found:
-        raise _no_state(home, key, {name for names, _ in everywhere for name in names})
+        raise _no_state(location, key, {name for names, _ in everywhere for name in names})
     whole: Tensor = found[0]
-    shape = home.sub_buffer.layout.slots[home.member_index].shape
-    return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(home.sub_buffer.device)
+    shape = location.sub_buffer.layout.slots[location.member_index].shape
+    return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(location.sub_buffer.device)
 
 
 def _copied(state: Any) -> Tensor | None:
     return state.to("cpu", copy=True) if isinstance(state, Tensor) else None
 
 
-def _no_state(home: Home, key: str, known: Iterable[str]) -> ConfigError:
+def _no_state(location: ParamLocation, key: str, known: Iterable[str]) -> ConfigError:
     shown = ", ".join(sorted(known)) or "none"
-    return ConfigError(f"the optimizer has no state {key!r} of parameter '{home.name}'; it has: {shown}")
+    return ConfigError(f"the optimizer has no state {key!r} of parameter '{location.name}'; it has: {shown}")
 
 
-def _whole(home: Home, shard: Tensor) -> Tensor:
-    sub_buffer = home.sub_buffer
-    flat = home.model.comm.gather_states(sub_buffer.on_device(shard), what=f"parameter '{home.name}'")
-    slot = sub_buffer.layout.slots[home.member_index]
+def _whole(location: ParamLocation, shard: Tensor) -> Tensor:
+    sub_buffer = location.sub_buffer
+    flat = location.model.comm.gather_states(sub_buffer.on_device(shard), what=f"parameter '{location.name}'")
+    slot = sub_buffer.layout.slots[location.member_index]
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 
 
-def _bounds(home: Home) -> tuple[int, int, int]:
+def _bounds(location: ParamLocation) -> tuple[int, int, int]:
     """Where this rank's part begins in its shard and in the parameter, and its length, 0 if it has none."""
-    sub_buffer = home.sub_buffer
-    slot = sub_buffer.layout.slots[home.member_index]
+    sub_buffer = location.sub_buffer
+    slot = sub_buffer.layout.slots[location.member_index]
     fragment = sub_buffer.layout.fragment(
         slot, sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
     )
@@ -292,11 +302,11 @@ def _bounds(home: Home) -> tuple[int, int, int]:
     )
 
 
-def _own(home: Home, shard: Tensor) -> Tensor:
-    start, _, numel = _bounds(home)
+def _own(location: ParamLocation, shard: Tensor) -> Tensor:
+    start, _, numel = _bounds(location)
     return shard[start : start + numel].clone()
 
 
-def _write_own(home: Home, shard: Tensor, value: Tensor) -> None:
-    start, _, numel = _bounds(home)
+def _write_own(location: ParamLocation, shard: Tensor, value: Tensor) -> None:
+    start, _, numel = _bounds(location)
     shard[start : start + numel].copy_(value.reshape(-1))

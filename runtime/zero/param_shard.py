@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
 from ..offload.device_copies import bring, to_host
-from ..offload.offload import Offload, SubBufferHome
+from ..offload.offload import Offload, SubBufferResidence
 from ..offload.spill import Spill
 from .early_parameter import early_of
 from .flat_buffer import FlatBuffer
@@ -41,7 +41,7 @@ class ParamShard:
 
     def __init__(self, plan: SubBufferPlan, comm: Collectives) -> None:
         self._plan, self._comm = plan, comm
-        self.home = plan.home
+        self.residence = plan.residence
         self.values = FlatBuffer(plan.layout, dtype=plan.dtype, device=plan.device)
         self._placeholders: tuple[Placeholder, ...] = ()
         self.is_covered = False  # the parameters are placeholders
@@ -82,17 +82,21 @@ class ParamShard:
         if not plan.has_separate_master:
             return None
         shard = whole.shard(plan.shard_index, num_shards=plan.num_shards)
-        return to_host(shard, pin_memory=plan.home.pins_states) if plan.home.steps_on_host else shard.clone()
+        return (
+            to_host(shard, pin_memory=plan.residence.pins_states)
+            if plan.residence.steps_on_host
+            else shard.clone()
+        )
 
     def settle(self, offload: Offload) -> None:
         """Keep what this rank is to keep, once all have the values."""
         if self._plan.is_sharded:
-            pinned, goes = self.home.pins_parameters, self.home.params_on_host
+            pinned, goes = self.residence.pins_parameters, self.residence.params_on_host
             self.kept = to_host(self.own_values(), pin_memory=pinned) if goes else self.own_values().clone()
             self.hide()  # with no other name for any of the values, or their memory would stay
         elif self._plan.has_separate_master:
             self.writes.note()
-        self.spill = offload.make_spill(self.home.parameters, lambda: {"parameters": self.kept})
+        self.spill = offload.make_spill(self.residence.parameters, lambda: {"parameters": self.kept})
         # the memory of what a disk takes is another each time
         self._own = self._cut_own() if self.spill is None else None
 
@@ -132,7 +136,7 @@ class ParamShard:
                 "host memory; call engine.reload_states() first"
             )
         self.values.allocate()
-        if not self.home.parameters.is_away:
+        if not self.residence.parameters.is_away:
             return self._comm.gather_from(self.kept, self.values.flat, what=self._plan.label)
         with self.here():
             return bring(self.kept, self.own_values(), then=self._gather_others)
@@ -251,11 +255,11 @@ class ParamShard:
         with self.here(is_written=True):
             self._plan.copy_fragment(index, whole, self.kept, axis.index, num_shards=axis.size)
 
-    def come_home(self) -> None:
+    def restore_all(self) -> None:
         """Let all values be here for good, as they are."""
-        if self._plan.is_sharded and self.home.parameters.is_away:
+        if self._plan.is_sharded and self.residence.parameters.is_away:
             self.kept = self.own_values()
-        self.spill, self.home = None, SubBufferHome()
+        self.spill, self.residence = None, SubBufferResidence()
         self._own = self._cut_own()
 
 

@@ -126,13 +126,13 @@ class Offloaded:
 
 def _holders(sub_buffer: SubBuffer, kind: Kind) -> Sequence[Tensor]:
     if kind is Kind.lp_params:
-        if sub_buffer.home.parameters.is_away:
+        if sub_buffer.residence.parameters.is_away:
             return ()
         if not sub_buffer.is_sharded:
             sub_buffer.param_shard.cover()
         return (sub_buffer.param_shard.own,)
     if not sub_buffer.is_trained or (
-        kind in (Kind.hp_params, Kind.optim_states) and sub_buffer.home.states.is_away
+        kind in (Kind.hp_params, Kind.optim_states) and sub_buffer.residence.states.is_away
     ):
         return ()  # frozen, or away at any time
     if kind is Kind.hp_params:

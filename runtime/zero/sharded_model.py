@@ -333,7 +333,7 @@ class ShardedModel:
         for sub_buffer in self.trained:
             sub_buffer.release()
         for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
-            sub_buffer.param_shard.come_home()
+            sub_buffer.param_shard.restore_all()
         self.trained = ()
 
     def _adopt_gradients(self) -> None:

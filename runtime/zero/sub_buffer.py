@@ -15,7 +15,7 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..comm.mesh import Mesh
 from ..errors import ConfigError
-from ..offload.offload import Offload, SubBufferHome
+from ..offload.offload import Offload, SubBufferResidence
 from ..offload.spill import Spill
 from .gradients import Gradients
 from .layout import FlatLayout, Segment
@@ -64,9 +64,9 @@ class SubBuffer:
         return self.plan.device
 
     @property
-    def home(self) -> SubBufferHome:
+    def residence(self) -> SubBufferResidence:
         """Where its values lie between their uses."""
-        return self.param_shard.home
+        return self.param_shard.residence
 
     @property
     def mesh(self) -> Mesh:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.mesh import Mesh
-from ..offload.offload import Offload, SubBufferHome
+from ..offload.offload import Offload, SubBufferResidence
 from ..placement.precision import Precision
 from ..placement.stage_policy import Placement, Policy
 from .layout import FlatLayout, plan_layout
@@ -41,7 +41,7 @@ class SubBufferPlan:
     dtype: torch.dtype
     device: torch.device
     is_trained: bool  # when the model was cut
-    home: SubBufferHome
+    residence: SubBufferResidence
     mesh: Mesh  # where this rank is among those that share it
     policy: Policy
     precision: Precision
@@ -60,7 +60,7 @@ class SubBufferPlan:
 
         Those that are offloaded come and go as those in shards do, with one rank too.
         """
-        stays = self.mesh.shard.is_alone and not self.home.parameters.is_away
+        stays = self.mesh.shard.is_alone and not self.residence.parameters.is_away
         return self.policy.parameters is Placement.SHARDED and not stays
 
     @property
@@ -75,7 +75,7 @@ class SubBufferPlan:
     @property
     def has_separate_master(self) -> bool:
         """Whether the optimizer updates a float32 copy that must be rounded into the parameters, or brought to them."""
-        return self.is_trained and (self.dtype != torch.float32 or self.home.is_apart)
+        return self.is_trained and (self.dtype != torch.float32 or self.residence.is_apart)
 
     def own_run(self, index: int, *, num_chunks: int) -> tuple[int, int]:
         """Return where chunk `index` of the whole buffer begins and ends in this rank's shard."""
@@ -121,7 +121,9 @@ def plan_sub_buffer(
         dtype=dtype,
         device=device,
         is_trained=is_trained,
-        home=offload.home_of(sum(member.param.numel() for member in members), is_trained=is_trained),
+        residence=offload.residence_of(
+            sum(member.param.numel() for member in members), is_trained=is_trained
+        ),
         mesh=mesh.places,
         policy=policy,
         precision=precision,

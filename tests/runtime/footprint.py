@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dslaunch.runtime.placement.offload_plan import OffloadPlan, Residence
+from dslaunch.runtime.placement.offload_plan import MemoryKind, OffloadPlan
 from dslaunch.runtime.placement.stage_policy import Placement, Policy
 
 _SUM_BYTES = 4  # of gradients over micro batches
@@ -107,7 +107,7 @@ def peak_bytes(
     `is_accumulating`: a step has several micro batches. `is_gpu`: collectives need no memory beside, and copies to the host go on
     while the next unit computes; else they are gloo's, and done at once. Nobody has measured a GPU yet.
     """
-    states_leave = plan.states.is_away and (plan.has_host or plan.states.residence is Residence.NVME)
+    states_leave = plan.states.is_away and (plan.has_host or plan.states.kind is MemoryKind.NVME)
     is_alone = num_ranks == 1
     one = _Rank(
         plan=plan,
@@ -140,12 +140,12 @@ class _Rank:
 
     def parameters(self) -> Footprint:
         b, m, s = self._shares()
-        home = self.plan.parameters
+        residence = self.plan.parameters
         is_one_left = not self.has_sharded_grads and not self.is_accumulating  # when all gradients are here
         live = b * self.model.unit_numel * (0 if not self.has_sharded_params else 1 if is_one_left else _LIVE)
-        if home.residence is Residence.NVME:
+        if residence.kind is MemoryKind.NVME:
             return Footprint(device=live, host=_TURNS * b * s, disk=b * m)
-        if self.plan.has_host and home.is_away:
+        if self.plan.has_host and residence.is_away:
             return Footprint(device=live, host=b * m)
         return Footprint(device=live + b * (m if self.has_sharded_params else self.model.numel))
 
@@ -155,7 +155,7 @@ class _Rank:
         is_apart = self.steps_on_host != (self.plan.has_host and self.plan.parameters.is_away)
         k = optimizer_bytes_per_element(num_states=self.model.num_states, param_bytes=0 if is_apart else b)
         sent = b * s if is_apart and self.steps_on_host else 0.0  # new parameters, on their way to the device
-        if self.plan.states.residence is Residence.NVME:
+        if self.plan.states.kind is MemoryKind.NVME:
             return Footprint(host=_TURNS * k * s + sent, disk=k * m)
         return Footprint(host=k * m + sent) if self.steps_on_host else Footprint(device=k * m)
 
@@ -176,7 +176,7 @@ class _Rank:
         # A gradient has gone into its flat buffer before that is sent.
         on_way = Footprint(device=num_flats * b * u + max(b * p, received))
         wider = _SUM_BYTES * m if self.is_accumulating else 0.0
-        if self.plan.states.residence is Residence.NVME:
+        if self.plan.states.kind is MemoryKind.NVME:
             kept = _SUM_BYTES if self.is_accumulating else b
             files = b * m + (wider if b < _SUM_BYTES else 0)
             return on_way + Footprint(host=_GRAD_TURNS * kept * s, disk=files)

@@ -113,10 +113,10 @@ class OutputPlan:
 
     def index(self) -> dict[str, object]:
         """Return what is in the index."""
-        home = {name: file.name for file in self.files for name in file.specs}
+        file_of = {name: file.name for file in self.files for name in file.specs}
         if not self.is_safetensors:
-            home |= {other: home[name] for other, name in self.aliases.items()}
-        return {"metadata": {"total_size": self.num_bytes}, "weight_map": dict(sorted(home.items()))}
+            file_of |= {other: home[name] for other, name in self.aliases.items()}
+        return {"metadata": {"total_size": self.num_bytes}, "weight_map": dict(sorted(file_of.items()))}
 
     def is_stale(self, name: str) -> bool:
         """Whether a file of this name is from another export to the same place, and would be taken for a part of this."""

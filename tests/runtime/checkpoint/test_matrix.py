@@ -12,7 +12,7 @@ import torch
 from tests.exhaustive import few
 from tests.runtime.checkpoint.states import make, run, whole_state
 from tests.runtime.models import assert_same_bits
-from tests.runtime.offload.homes import pretended
+from tests.runtime.offload.residences import pretended
 from tests.runtime.ranks import Ranks
 
 WORLDS = (1, 2, 3, 4)
@@ -36,7 +36,7 @@ class Row(NamedTuple):
         return f"stage{self.stage}-{self.states}-{self.parameters}-{'bf16' if self.bf16 else 'fp32'}"
 
 
-AT_HOME = tuple(Row(stage) for stage in range(4))
+ON_DEVICE = tuple(Row(stage) for stage in range(4))
 FLOAT32 = (Row(0, bf16=False), Row(3, bf16=False))
 AWAY = (
     Row(1, "nvme"),
@@ -101,7 +101,7 @@ def root(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of each row by each number of ranks; those of values elsewhere by two."""
     folder = tmp_path_factory.mktemp("matrix")
     for world_size in WORLDS:
-        rows = (*AT_HOME, *FLOAT32, *(AWAY if world_size == 2 else ()))
+        rows = (*ON_DEVICE, *FLOAT32, *(AWAY if world_size == 2 else ()))
         ranks(_save, rows, folder, world_size=world_size)
     return folder
 
@@ -116,7 +116,7 @@ def _another_world(number: int, world_size: int) -> int:
 @pytest.mark.parametrize(
     ("row", "world_size"),
     few(
-        itertools.product([*AT_HOME, *FLOAT32], WORLDS),
+        itertools.product([*ON_DEVICE, *FLOAT32], WORLDS),
         lambda row, world_size: (
             world_size == (row.stage + 1 if row.bf16 else 2) or (row == Row(3) and world_size == 2)
         ),
@@ -128,7 +128,7 @@ def test_any_stage_and_world_reads_what_any_other_wrote(
 ) -> None:
     names = [
         f"{one.name}-{world}"
-        for one in (AT_HOME if row.bf16 else FLOAT32)
+        for one in (ON_DEVICE if row.bf16 else FLOAT32)
         for world in (world_size, _another_world(row.stage + one.stage, world_size))
     ]
     names += [f"{one.name}-2" for one in (AWAY if row.bf16 else ())]
@@ -145,5 +145,5 @@ def test_any_stage_and_world_reads_what_any_other_wrote(
 def test_so_does_an_engine_whose_values_are_elsewhere(
     ranks: Ranks, root: Path, row: Row, world_size: int
 ) -> None:
-    names = [f"{one.name}-2" for one in (*AT_HOME, *AWAY)]
+    names = [f"{one.name}-2" for one in (*ON_DEVICE, *AWAY)]
     ranks(_load, row, root, names, world_size=world_size)

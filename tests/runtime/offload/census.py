@@ -82,9 +82,9 @@ class Census(TorchDispatchMode):
         if engine is None:
             return
         for sub_buffer in (sub_buffer for unit in engine._model.units for sub_buffer in unit.sub_buffers):
-            if sub_buffer.home.steps_on_host:
+            if sub_buffer.residence.steps_on_host:
                 yield from sub_buffer.optimizer_shard._stored().values()
-            if sub_buffer.home.params_on_host:
+            if sub_buffer.residence.params_on_host:
                 yield sub_buffer.param_shard.kept
             gradients = sub_buffer._gradients
             if isinstance(gradients, HostGradients):
@@ -103,8 +103,8 @@ class Census(TorchDispatchMode):
             ready = arrive(one)
             if (
                 ready.param_out is not None
-                and one.sub_buffer.home.is_apart
-                and one.sub_buffer.home.steps_on_host
+                and one.sub_buffer.residence.is_apart
+                and one.sub_buffer.residence.steps_on_host
             ):
                 self._on_their_way.add(ready.param_out)
             return ready

@@ -24,7 +24,7 @@ from tests.runtime.models import (
     train_engine,
     worst_difference,
 )
-from tests.runtime.offload.homes import Where, make_engine
+from tests.runtime.offload.residences import Where, make_engine
 from tests.runtime.ranks import Ranks
 
 STATES_AWAY = Where("cpu", "none", is_apart=True)

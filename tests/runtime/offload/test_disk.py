@@ -21,7 +21,7 @@ from dslaunch import ConfigError
 from dslaunch.kernels import ADAM
 from dslaunch.runtime.errors import OffloadError
 from tests.runtime.models import assert_same_bits, make_config
-from tests.runtime.offload.homes import Where, make_engine
+from tests.runtime.offload.residences import Where, make_engine
 
 ON_DISK = Where("nvme", "nvme", is_apart=False)
 TIMEOUT_S = 100

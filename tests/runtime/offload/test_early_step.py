@@ -14,7 +14,7 @@ import dslaunch
 from dslaunch import ConfigError, zero
 from dslaunch.runtime.step.early_steps import EarlySteps
 from tests.runtime.models import assert_same_bits, batch, loss_of, make_config, snapshot, train_engine
-from tests.runtime.offload.homes import DTYPES, Where, make_engine
+from tests.runtime.offload.residences import DTYPES, Where, make_engine
 from tests.runtime.ranks import Ranks
 
 STATES_AWAY = Where("cpu", "none", is_apart=True)

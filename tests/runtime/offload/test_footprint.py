@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.placement.offload_plan import Home, OffloadPlan, Residence
+from dslaunch.runtime.placement.offload_plan import MemoryKind, OffloadPlan, Residence
 from dslaunch.runtime.placement.stage_policy import policy_for_stage
 from tests.runtime.footprint import Footprint, ModelSize, peak_bytes
 from tests.runtime.models import make_config, make_model
 from tests.runtime.offload.census import Census
-from tests.runtime.offload.homes import PRECISIONS, pretended
+from tests.runtime.offload.residences import PRECISIONS, pretended
 from tests.runtime.ranks import Ranks
 
 GUIDE = Path(__file__).parents[3] / "docs" / "train" / "offload.md"
-RESIDENCES = {"none": Residence.GPU, "cpu": Residence.CPU, "nvme": Residence.NVME}
+RESIDENCES = {"none": MemoryKind.GPU, "cpu": MemoryKind.CPU, "nvme": MemoryKind.NVME}
 WITHIN = 0.05
 BLOCKS, WIDTH = 8, 128
 PARAM = WIDTH * WIDTH // 2  # elements
@@ -75,8 +75,8 @@ class Case(NamedTuple):
         return peak_bytes(
             policy_for_stage(stage),
             OffloadPlan(
-                states=Home(residence=RESIDENCES[states]),
-                parameters=Home(residence=RESIDENCES[parameters]),
+                states=Residence(kind=RESIDENCES[states]),
+                parameters=Residence(kind=RESIDENCES[parameters]),
                 has_host=self.is_apart,
             ),
             ModelSize(
@@ -140,7 +140,7 @@ def _measure(rank: int, cases: list[Case], folder: str) -> list[tuple[int, int, 
 
 
 # Where something leaves memory on CPUs, without pretending.
-REAL = [row for row, homes in ROWS.items() if "nvme" in homes]
+REAL = [row for row, residences in ROWS.items() if "nvme" in residences]
 
 
 @pytest.mark.slow
@@ -197,8 +197,8 @@ def test_the_table_of_the_guide_is_the_formula(param_bytes: int) -> None:
         stage, states, parameters = ROWS[row]
         seen.add(row)
         plan = OffloadPlan(
-            states=Home(residence=RESIDENCES[states]),
-            parameters=Home(residence=RESIDENCES[parameters]),
+            states=Residence(kind=RESIDENCES[states]),
+            parameters=Residence(kind=RESIDENCES[parameters]),
             has_host=True,
         )
         size = ModelSize(

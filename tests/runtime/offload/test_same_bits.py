@@ -13,7 +13,7 @@ import dslaunch
 from dslaunch import ConfigError, zero
 from tests.exhaustive import few
 from tests.runtime.models import assert_same_bits, batch, make_config, snapshot, train_engine
-from tests.runtime.offload.homes import AT_HOME, AWAY, DTYPES, Where, make_engine
+from tests.runtime.offload.residences import AWAY, DTYPES, ON_DEVICE, Where, make_engine
 from tests.runtime.ranks import Ranks
 
 STEPS = 4
@@ -22,8 +22,8 @@ STEPS = 4
 def _train(rank: int, stage: int, precision: str, where: Where, folder: str) -> dict[str, Any]:
     engine = make_engine(stage, precision, where, folder)
     for sub_buffer in engine.optimizer.sub_buffers:
-        assert sub_buffer.home.steps_on_host == (where.is_apart and where.states != "none")
-        assert sub_buffer.home.params_on_host == (
+        assert sub_buffer.residence.steps_on_host == (where.is_apart and where.states != "none")
+        assert sub_buffer.residence.params_on_host == (
             where.is_apart and where.parameters != "none" and stage == 3
         )
     norms = []
@@ -61,18 +61,18 @@ def _train(rank: int, stage: int, precision: str, where: Where, folder: str) -> 
 def test_training_has_the_same_bits_wherever_the_states_lie(
     ranks: Ranks, tmp_path: Path, stage: int, precision: str, world_size: int
 ) -> None:
-    at_home = ranks(_train, stage, precision, AT_HOME, "", world_size=world_size)[0]
+    on_device = ranks(_train, stage, precision, ON_DEVICE, "", world_size=world_size)[0]
     for where in AWAY:
         away = ranks(_train, stage, precision, where, str(tmp_path), world_size=world_size)[0]
-        assert away["norms"] == at_home["norms"], where
+        assert away["norms"] == on_device["norms"], where
         for kind in ("params", "masters", "exp_avg", "destroyed"):
-            assert_same_bits(away[kind], at_home[kind])
+            assert_same_bits(away[kind], on_device[kind])
         assert not list(tmp_path.iterdir()), "destroy() leaves nothing behind"
 
 
 def _micro_batches(rank: int, stage: int, where: Where, folder: str) -> dict[str, Any]:
     """Three micro batches a step, of which the last step's gradients are read and set before it ends."""
-    # One rank alone would add up in bfloat16 at home, and in float32 away.
+    # One rank alone would add up in bfloat16 on the device, and in float32 away from it.
     wide = {"grad_accum_dtype": "fp32"}
     engine = make_engine(stage, "bf16", where, folder, gradient_accumulation_steps=3, data_types=wide)
     train_engine(engine, steps=2, dtype=torch.bfloat16)
@@ -98,12 +98,12 @@ def _micro_batches(rank: int, stage: int, where: Where, folder: str) -> dict[str
 def test_micro_batches_add_up_to_the_same_bits(
     ranks: Ranks, tmp_path: Path, stage: int, world_size: int
 ) -> None:
-    at_home = ranks(_micro_batches, stage, AT_HOME, "", world_size=world_size)[0]
+    on_device = ranks(_micro_batches, stage, ON_DEVICE, "", world_size=world_size)[0]
     for where in AWAY:
         away = ranks(_micro_batches, stage, where, str(tmp_path), world_size=world_size)[0]
-        assert away["norms"] == at_home["norms"]
+        assert away["norms"] == on_device["norms"]
         for kind in ("between", "params"):
-            assert_same_bits(away[kind], at_home[kind])
+            assert_same_bits(away[kind], on_device[kind])
 
 
 def _edits(rank: int, where: Where, folder: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _edits(rank: int, where: Where, folder: str) -> dict[str, Any]:
     zero.safe_set_full_fp32_param(weight, torch.linspace(-1, 1, 105).view(15, 7))
     zero.safe_set_full_optimizer_state(weight, torch.full((15, 7), 0.25), "exp_avg")
     own = zero.safe_get_local_fp32_param(bias)
-    if own is not None and engine.world_size > 1:  # alone at home, nothing is sharded
+    if own is not None and engine.world_size > 1:  # alone on its device, nothing is sharded
         zero.safe_set_local_fp32_param(bias, own + 1)
         state = zero.safe_get_local_optimizer_state(bias, "exp_avg_sq")
         assert state is not None
@@ -141,10 +141,10 @@ def _edits(rank: int, where: Where, folder: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_edits_from_outside_count_the_same(ranks: Ranks, tmp_path: Path, world_size: int) -> None:
-    at_home = ranks(_edits, AT_HOME, "", world_size=world_size)[0]
+    on_device = ranks(_edits, ON_DEVICE, "", world_size=world_size)[0]
     for where in AWAY:
         away = ranks(_edits, where, str(tmp_path), world_size=world_size)[0]
-        for kind, values in at_home.items():
+        for kind, values in on_device.items():
             assert_same_bits(away[kind], values)
 
 
@@ -163,14 +163,14 @@ class HalfFrozen(nn.Module):
 
 
 def _checkpoint(
-    rank: int, stages: tuple[int, int], homes: tuple[Where, Where], folder: str
+    rank: int, stages: tuple[int, int], residences: tuple[Where, Where], folder: str
 ) -> dict[str, Any]:
-    """Written where values are in the first home, read into the second, and trained on."""
+    """Written where values are in the first residence, read into the second, and trained on."""
     spills, files = f"{folder}/spills", f"{folder}/checkpoint"
-    writer = make_engine(stages[0], "bf16", homes[0], spills, kind=HalfFrozen)
+    writer = make_engine(stages[0], "bf16", residences[0], spills, kind=HalfFrozen)
     train_engine(writer, steps=2, dtype=torch.bfloat16)
     writer.save_checkpoint(files)
-    reader = make_engine(stages[1], "bf16", homes[1], spills, kind=HalfFrozen)
+    reader = make_engine(stages[1], "bf16", residences[1], spills, kind=HalfFrozen)
     assert reader.load_checkpoint(files)[0] is not None
     train_engine(reader, steps=2, first=2, dtype=torch.bfloat16)
     train_engine(writer, steps=2, first=2, dtype=torch.bfloat16)
@@ -182,14 +182,14 @@ def _checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_checkpoint_loads_into_any_home(ranks: Ranks, tmp_path: Path, world_size: int) -> None:
+def test_a_checkpoint_loads_into_any_residence(ranks: Ranks, tmp_path: Path, world_size: int) -> None:
     (tmp_path / "spills").mkdir()
-    everywhere = (AT_HOME, *AWAY)
+    everywhere = (ON_DEVICE, *AWAY)
     pairs = [(one, everywhere[(place + 1) % len(everywhere)]) for place, one in enumerate(everywhere)]
-    for number, homes in enumerate(pairs):
+    for number, residences in enumerate(pairs):
         folder = tmp_path / str(number)
         (folder / "spills").mkdir(parents=True)
-        found = ranks(_checkpoint, (3, 3), homes, str(folder), world_size=world_size)[0]
+        found = ranks(_checkpoint, (3, 3), residences, str(folder), world_size=world_size)[0]
         assert_same_bits(found["reader"], found["writer"])
 
 
@@ -198,7 +198,7 @@ def _share(rank: int, ratio: float, folder: str) -> dict[str, Any]:
     engine = make_engine(2, "bf16", where, folder, reduce_bucket_size=10**6)
     train_engine(engine, steps=3, dtype=torch.bfloat16)
     sub_buffers = engine.optimizer.sub_buffers
-    away = sum(sub_buffer.layout.numel for sub_buffer in sub_buffers if sub_buffer.home.steps_on_host)
+    away = sum(sub_buffer.layout.numel for sub_buffer in sub_buffers if sub_buffer.residence.steps_on_host)
     return {
         "params": snapshot(engine.state_dict()),
         "share": away / sum(sub_buffer.layout.numel for sub_buffer in sub_buffers),
@@ -249,7 +249,7 @@ def test_on_cpus_alone_host_memory_is_no_other_place(caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO", logger="dslaunch"):
         engine = make_engine(3, "fp32", Where("cpu", "cpu", is_apart=False), "")
     assert not any(
-        sub_buffer.home.steps_on_host or sub_buffer.home.params_on_host
+        sub_buffer.residence.steps_on_host or sub_buffer.residence.params_on_host
         for sub_buffer in engine.optimizer.sub_buffers
     )
     told = [record.message for record in caplog.records if "has no effect" in record.message]

@@ -16,12 +16,12 @@ from dslaunch.runtime.errors import OffloadError
 from dslaunch.runtime.offload.outbox import AT_ONCE
 from dslaunch.runtime.zero.disk_gradients import DiskGradients
 from tests.runtime.models import assert_same_bits, batch, make_config, make_model, snapshot, train_engine
-from tests.runtime.offload.homes import AT_HOME, Where, make_engine
+from tests.runtime.offload.residences import ON_DEVICE, Where, make_engine
 from tests.runtime.offload.test_disk import small_disk as small_disk
 from tests.runtime.ranks import Ranks
 
 ON_DISK = Where("nvme", "none", is_apart=False)
-BOTH = (AT_HOME, ON_DISK)
+BOTH = (ON_DEVICE, ON_DISK)
 WIDE = {"gradient_accumulation_steps": 3, "data_types": {"grad_accum_dtype": "fp32"}}
 
 
@@ -110,8 +110,8 @@ def _after_a_failure(where: Where, folder: str, *, fails: bool) -> dict[str, tor
 
 
 def test_a_backward_that_fails_halfway_is_forgotten_with_the_others(tmp_path: Path) -> None:
-    at_home = _after_a_failure(AT_HOME, "", fails=False)
-    assert_same_bits(_after_a_failure(ON_DISK, str(tmp_path), fails=True), at_home)
+    on_device = _after_a_failure(ON_DEVICE, "", fails=False)
+    assert_same_bits(_after_a_failure(ON_DISK, str(tmp_path), fails=True), on_device)
 
 
 @pytest.mark.filterwarnings("ignore:.*direct")
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_for_sums_is_told_in_one_line_and_training_goes_on_w
     engine.step()  # the second micro batch of three is lost; the third is none
     engine.step()
     train_engine(engine, steps=2, dtype=torch.bfloat16)
-    plain = make_engine(2, "bf16", AT_HOME, "", kind=Fails, reduce_bucket_size=1, **WIDE)
+    plain = make_engine(2, "bf16", ON_DEVICE, "", kind=Fails, reduce_bucket_size=1, **WIDE)
     for _ in range(3):
         plain.step()
     train_engine(plain, steps=2, dtype=torch.bfloat16)
@@ -162,7 +162,7 @@ def _groups_of_one(rank: int, where: Where, folder: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_norm_is_of_a_rank_s_part_where_shards_are_replicated(ranks: Ranks, tmp_path: Path) -> None:
-    at_home = ranks(_groups_of_one, AT_HOME, "", world_size=2)[0]
+    on_device = ranks(_groups_of_one, ON_DEVICE, "", world_size=2)[0]
     away = ranks(_groups_of_one, ON_DISK, str(tmp_path), world_size=2)[0]
-    assert away["norms"] == at_home["norms"]
-    assert_same_bits(away["params"], at_home["params"])
+    assert away["norms"] == on_device["norms"]
+    assert_same_bits(away["params"], on_device["params"])

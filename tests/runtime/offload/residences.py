@@ -1,4 +1,4 @@
-"""Engines whose values are away between their uses, and whose bits must be those of an engine that has them at home."""
+"""Engines whose values leave the device between their uses, and whose bits must be those of an engine that keeps them there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Where(NamedTuple):
     ratio: float = 1.0
 
 
-AT_HOME = Where("none", "none", is_apart=False)
+ON_DEVICE = Where("none", "none", is_apart=False)
 AWAY = (
     Where("cpu", "none", is_apart=True),
     Where("none", "cpu", is_apart=True),

@@ -13,10 +13,10 @@ from .sub_buffer import SubBuffer
 from .unit import Unit
 
 # parameter -> (weak reference to its model, place of unit, of part, of member): it keeps no parameter and no model alive
-_HOMES: Any = WeakTensorKeyDictionary()
+_LOCATIONS: Any = WeakTensorKeyDictionary()
 
 
-class Home(NamedTuple):
+class ParamLocation(NamedTuple):
     """A parameter's place: it is the member `member_index` of `sub_buffer`."""
 
     model: ShardedModel
@@ -29,20 +29,20 @@ class Home(NamedTuple):
         return self.sub_buffer.members[self.member_index].name
 
 
-def note_homes(model: ShardedModel) -> None:
+def note_locations(model: ShardedModel) -> None:
     """Note where all parameters of this model live; of a parameter in two models the last one counts."""
     reference = weakref.ref(model)
     for unit_index, unit in enumerate(model.units):
         for sub_buffer_index, sub_buffer in enumerate(unit.sub_buffers):
             for index, member in enumerate(sub_buffer.members):
-                _HOMES[member.param] = (reference, unit_index, sub_buffer_index, index)
+                _LOCATIONS[member.param] = (reference, unit_index, sub_buffer_index, index)
 
 
-def home_of(param: Tensor) -> Home | None:
+def location_of(param: Tensor) -> ParamLocation | None:
     """Where it lives; None if no engine has it."""
-    reference, unit_index, sub_buffer_index, index = _HOMES.get(param, (lambda: None, 0, 0, 0))
+    reference, unit_index, sub_buffer_index, index = _LOCATIONS.get(param, (lambda: None, 0, 0, 0))
     model = reference()
     if model is None or not model.units:
         return None
     unit = model.units[unit_index]
-    return Home(model, unit, unit.sub_buffers[sub_buffer_index], index)
+    return ParamLocation(model, unit, unit.sub_buffers[sub_buffer_index], index)
