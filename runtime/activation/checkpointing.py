@@ -139,7 +139,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     def run(*leaves: Any) -> Any:
         for location in locations:
-            location.model.lend(location.unit)
+            location.model.unshard_until_end(location.unit)
         args, kwargs = tree_unflatten(list(leaves), structure)
         return function(*args, **kwargs)
 

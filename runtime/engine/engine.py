@@ -482,7 +482,7 @@ class Engine(Getters, nn.Module):
 
     def empty_partition_cache(self) -> None:
         """Give up memory that is kept for the next use: parameters that were gathered early, and what the allocator holds."""
-        self._model.free_idle()
+        self._model.reshard_idle()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -97,7 +97,7 @@ class _Brought(Pending):
         self._rest.wait()
 
 
-def bring(shard: Tensor, own: Tensor, *, then: Callable[[], Pending]) -> Pending:
+def to_device(shard: Tensor, own: Tensor, *, then: Callable[[], Pending]) -> Pending:
     """Begin to copy `shard` to `own`, [n] each, and to send it to others, as `then` does."""
     return _Brought(Arrival(shard, own), then)
 

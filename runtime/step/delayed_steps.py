@@ -93,7 +93,7 @@ class DelayedSteps(StepSchedule):
                 "zero_optimization.offload_optimizer.delayed_update has an update under way; use them between steps, or leave "
                 "delayed_update out"
             )
-        self._model.free_idle()
+        self._model.reshard_idle()
         self.finish()
 
     @contextmanager

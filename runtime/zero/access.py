@@ -92,7 +92,7 @@ class Access:
                 continue  # it stays whole
             if is_top or next(one.parameters(), None) is not None:
                 one.forward = _Forward(one, functools.partial(self._call, unit, is_top), unit)
-                one._parameters = _Parameters(one._parameters, self._lend)
+                one._parameters = _Parameters(one._parameters, self._unshard_until_end)
 
     def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
         del self._sub_buffer_at[was]
@@ -173,14 +173,14 @@ class Access:
             return
         (unit, output), self._last_output = self._last_output, None
 
-        def arrive(grad: Tensor) -> None:
+        def enter_backward(grad: Tensor) -> None:
             if torch.is_grad_enabled():
                 self._prefetcher.hold_all()  # a graph is made
-            self._prefetcher.arrive(unit)
+            self._prefetcher.enter_backward(unit)
 
         for one in (output,) if isinstance(output, Tensor) else tree_leaves(output):
             if isinstance(one, Tensor) and one.grad_fn is not None:
-                one.register_hook(arrive)  # type: ignore[no-untyped-call]
+                one.register_hook(enter_backward)  # type: ignore[no-untyped-call]
 
     # ---- 3: saved values
 
@@ -232,18 +232,18 @@ class Access:
             raise _out_of_date(saved.sub_buffer.members[saved.member].name)
         if torch.is_grad_enabled():
             self._prefetcher.hold_all()  # a graph is made
-        self._prefetcher.need(saved.unit)
+        self._prefetcher.unshard_values(saved.unit)
         return saved.sub_buffer.param_shard.values.flat.as_strided(saved.size, saved.stride, saved.offset)
 
     # ---- 4: attributes
 
-    def _lend(self, param: nn.Parameter) -> None:
+    def _unshard_until_end(self, param: nn.Parameter) -> None:
         unit = self._unit_of.get(id(param))
         if unit is None or torch.compiler.is_compiling():
             return
         unit.show()
         if type(param) is FreedParameter and self._prefetcher.is_running:
-            self._prefetcher.lend(unit)
+            self._prefetcher.unshard_until_end(unit)
 
 
 class _Forward:
@@ -281,9 +281,9 @@ class _Forward:
 class _Parameters(dict[str, Any]):
     """A module's parameters; to ask for one by name brings its values."""
 
-    def __init__(self, params: dict[str, Any], lend: Callable[[nn.Parameter], None]) -> None:
+    def __init__(self, params: dict[str, Any], unshard_until_end: Callable[[nn.Parameter], None]) -> None:
         super().__init__(params)
-        self._lend = lend
+        self._unshard_until_end = unshard_until_end
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return deepcopy(dict(self), memo)
@@ -294,7 +294,7 @@ class _Parameters(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         param = super().__getitem__(name)
         if type(param) is FreedParameter:
-            self._lend(param)
+            self._unshard_until_end(param)
         return param
 
 

@@ -80,9 +80,9 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
             f"register_external_parameter(): a {type(parameter).__name__} was given; give a parameter of a module"
         )
 
-    def lend(module: nn.Module, args: object) -> None:
+    def unshard_until_end(module: nn.Module, args: object) -> None:
         location = location_of(parameter)
         if location is not None:
-            location.model.lend(location.unit)
+            location.model.unshard_until_end(location.unit)
 
-    module.register_forward_pre_hook(lend)
+    module.register_forward_pre_hook(unshard_until_end)

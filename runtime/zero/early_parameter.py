@@ -27,7 +27,7 @@ class InitContext(Protocol):
     loses_writes: bool
     has_lost_writes: bool
 
-    def bring(self, tensors: Iterable[Any]) -> bool:
+    def unshard_for(self, tensors: Iterable[Any]) -> bool:
         """Have the early parameters among these here, if the context is open; False if not."""
 
     def note(self, param: nn.Parameter, name: str) -> None:
@@ -141,9 +141,9 @@ class EarlyParameter:
         """Where the values are, and when they can be used; not a collective."""
         return sharded_until("while the module that owns it runs, after initialize()")
 
-    def bring(self, leaves: Iterable[Any]) -> None:
+    def unshard_for(self, leaves: Iterable[Any]) -> None:
         """Have it here, and the others among these, if their zero.Init is open; not a collective if it is not."""
-        self.init.bring(leaves)
+        self.init.unshard_for(leaves)
 
     def note_copy(self, copy: nn.Parameter) -> None:
         """Shard a copy, too; not a collective."""

@@ -139,7 +139,7 @@ class FreedParameter(nn.Parameter):
                 return func(*args, **(kwargs or {}))
         leaves = _leaves((*args, *(kwargs or {}).values()))
         freed = [one for one in leaves if type(one) is cls]
-        if freed and _bring(freed, leaves):
+        if freed and _unshard_for(freed, leaves):
             if func is Tensor.detach and sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
                 # nn.Parameter(p) expects the class of p, which has just become nn.Parameter.
                 return nn.Parameter(args[0].data, requires_grad=False)
@@ -174,7 +174,7 @@ class Keeper(Protocol):
     def why_away(self) -> str:
         """Where the values are, and when they can be used: the end of a sentence about the parameter."""
 
-    def bring(self, leaves: Sequence[Any]) -> None:
+    def unshard_for(self, leaves: Sequence[Any]) -> None:
         """Give the parameter its values, if they can be had now. An operation is about to use it, and the others of `leaves`."""
 
     @property
@@ -283,12 +283,12 @@ def _take(param: Tensor, given: Tensor) -> bool:
     return param is given
 
 
-def _bring(freed: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
+def _unshard_for(freed: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
     """Let freed parameters have their values where a backward has brought those, or zero.Init does; return whether all have them."""
     for param in freed:
         keeper = _keeper_of(param)
         if keeper is not None and type(param) is FreedParameter:
-            keeper.bring(leaves)
+            keeper.unshard_for(leaves)
     return not any(type(param) is FreedParameter for param in freed)
 
 

@@ -167,7 +167,7 @@ class Init:
             self._whole[early] = param
             self._made.add(early)
 
-    def bring(self, tensors: Iterable[Any]) -> bool:
+    def unshard_for(self, tensors: Iterable[Any]) -> bool:
         """Have the sharded parameters among these here, if the context is open; False if not.
 
         Order: a collective if it is

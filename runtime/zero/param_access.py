@@ -86,7 +86,7 @@ def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
         location.model.publish(location.sub_buffer).wait()
     elif location.unit.is_here:
         location.sub_buffer.param_shard.writes.forget()
-        location.unit.free()
+        location.unit.reshard()
 
 
 # ---- optimizer states

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..comm.collectives import Collectives, Pending
 from ..errors import ConfigError
-from ..offload.device_copies import bring, to_host
+from ..offload.device_copies import to_device, to_host
 from ..offload.offload import Offload, SubBufferResidence
 from ..offload.spill import Spill
 from .early_parameter import early_of
@@ -139,7 +139,7 @@ class ParamShard:
         if not self.residence.parameters.is_away:
             return self._comm.gather_from(self.kept, self.values.flat, what=self._plan.label)
         with self.here():
-            return bring(self.kept, self.own_values(), then=self._gather_others)
+            return to_device(self.kept, self.own_values(), then=self._gather_others)
 
     def start_read(self) -> None:
         """Begin to read what `start_unshard` needs, if it lies on a disk."""
@@ -190,7 +190,7 @@ class ParamShard:
             return "its values are in host memory, where engine.offload_states() has put them; call engine.reload_states() first"
         return sharded_until("while the module that owns it runs")
 
-    def bring(self, leaves: Sequence[Any]) -> None:
+    def unshard_for(self, leaves: Sequence[Any]) -> None:
         """Let the parameters have their values, if those are here. An operation is about to use one."""
         self.on_use()
 

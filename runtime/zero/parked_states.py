@@ -52,7 +52,7 @@ class Parked:
         """Give the memory up again; the bytes are still here."""
         self._tensor.untyped_storage().resize_(0)
 
-    def bring_back(self, *, non_blocking: bool) -> None:
+    def restore(self, *, non_blocking: bool) -> None:
         """Take the memory again, and the bytes."""
         self._tensor.untyped_storage().resize_(self._host.numel())
         _bytes(self._tensor).copy_(self._host, non_blocking=non_blocking)
@@ -91,20 +91,20 @@ class Offloaded:
                     parked.append(Parked(tensor, pin_memory=pin_memory, non_blocking=non_blocking))
         except BaseException:  # there is no host memory left
             begun = {kind: self._parked.pop(kind) for kind in wanted if kind in self._parked}
-            self._bring_back(begun, non_blocking=False)
+            self._restore(begun, non_blocking=False)
             raise
 
     @torch.no_grad()
     def move_in(self, *, non_blocking: bool) -> None:
         """Have all of them again; where that fails, none."""
-        self._bring_back(self._parked, non_blocking=non_blocking)
+        self._restore(self._parked, non_blocking=non_blocking)
         self._parked = {}
 
-    def _bring_back(self, parked: Mapping[Kind, Sequence[Parked]], *, non_blocking: bool) -> None:
+    def _restore(self, parked: Mapping[Kind, Sequence[Parked]], *, non_blocking: bool) -> None:
         with ExitStack() as undo:  # the device may be full
             for one in (one for of_kind in parked.values() for one in of_kind):
                 undo.callback(one.let_go)
-                one.bring_back(non_blocking=non_blocking)
+                one.restore(non_blocking=non_blocking)
             undo.pop_all()
         for sub_buffer in self._sub_buffers:
             if Kind.lp_params in parked and not sub_buffer.is_sharded and sub_buffer.param_shard.is_covered:

@@ -47,7 +47,7 @@ class Route:
         self._now = []
         self._has_grad = torch.is_grad_enabled()
 
-    def go_to(self, unit: Unit) -> None:
+    def add(self, unit: Unit) -> None:
         self._now.append(unit)
 
     def ahead(self) -> tuple[Unit, ...]:
@@ -69,7 +69,9 @@ class Prefetcher:
         self._current: Unit | None = None
         self.num_forwards = 0  # under way
         self._held: Counter[Unit] = Counter()
-        self._lent: set[Unit] = set()  # for a use outside its module, until the forward or the backward ends
+        self._until_end: set[Unit] = (
+            set()
+        )  # for a use outside its module, until the forward or the backward ends
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_end_awaited = False
 
@@ -95,7 +97,7 @@ class Prefetcher:
         unit.num_forwards += 1
         self.num_forwards += 1
         # An operation of the backward that computes this again may have values of any unit at hand.
-        self._come(unit, may_free=not is_again)
+        self._unshard(unit, may_reshard=not is_again)
         unit.wait_for_unshard()
 
     def leave(self, unit: Unit) -> None:
@@ -103,12 +105,12 @@ class Prefetcher:
         unit.num_forwards -= 1
         self.num_forwards -= 1
         if not self.num_forwards and not in_backward():
-            self._lent.clear()
+            self._until_end.clear()
             self._current = None  # a backward comes to it anew
             if torch.is_grad_enabled():
-                self._free_but(self._route.ahead())
+                self._reshard_but(self._route.ahead())
             else:
-                self._free_all()
+                self._reshard_all()
 
     def end_forward(self) -> None:
         """A forward that was left has not failed."""
@@ -121,31 +123,31 @@ class Prefetcher:
         """A backward of the engine's is about to run."""
         self._is_engines = True
 
-    def arrive(self, unit: Unit) -> None:
+    def enter_backward(self, unit: Unit) -> None:
         """A backward is about to go through this unit."""
         self._watch_end()
-        self._come(unit, may_free=True)
+        self._unshard(unit, may_reshard=True)
 
-    def need(self, unit: Unit) -> None:
+    def unshard_values(self, unit: Unit) -> None:
         """Some operation is about to use values of this unit where they lie; others that it uses stay, too."""
         if unit is self._current and unit.is_here:
             return
         if in_backward():
             self._watch_end()
-        self._come(unit, may_free=False)
+        self._unshard(unit, may_reshard=False)
 
-    def lend(self, unit: Unit) -> None:
-        """As `need`, and the parameters, until the forward or backward that is under way ends."""
-        self.need(unit)
+    def unshard_until_end(self, unit: Unit) -> None:
+        """As `unshard_values`, and the parameters, until the forward or backward that is under way ends."""
+        self.unshard_values(unit)
         unit.wait_for_unshard()
-        self._lent.add(unit)
+        self._until_end.add(unit)
 
     def end_backward(self) -> None:
         """It has run, or failed."""
         self._is_engines = self._is_end_awaited = False
-        self._lent.clear()
+        self._until_end.clear()
         self._current = None
-        self._free_all()
+        self._reshard_all()
 
     def hold_all(self) -> None:
         """Keep all units until the end of the step: a backward that makes a graph leaves their values in it."""
@@ -170,29 +172,29 @@ class Prefetcher:
                 self._held[unit] -= 1
             idle = [unit for unit in units if not self._held[unit] and not unit.num_forwards]
             for unit in idle:
-                unit.free()
+                unit.reshard()
             self._wait_for(idle)
 
-    def free_idle(self) -> None:
+    def reshard_idle(self) -> None:
         """Free what came early, or stayed."""
-        self._free_but((), is_end=True)
+        self._reshard_but((), is_end=True)
 
     def end_step(self) -> None:
         """Free everything."""
         self._held.clear()
-        self._lent.clear()
+        self._until_end.clear()
         self._current = None
-        self._free_all()
+        self._reshard_all()
 
-    def _come(self, unit: Unit, *, may_free: bool) -> None:
+    def _unshard(self, unit: Unit, *, may_reshard: bool) -> None:
         if not unit.is_sharded or (unit is self._current and unit.is_here):
             return
         if unit is not self._current:
             self._current = unit
-            self._route.go_to(unit)
+            self._route.add(unit)
         ahead = self._route.ahead()
-        if may_free:
-            self._free_but((unit, *ahead))
+        if may_reshard:
+            self._reshard_but((unit, *ahead))
         self._has_gathered = self._has_gathered or unit.state is UnitState.FREED
         unit.start_unshard()
         if ahead:
@@ -201,29 +203,29 @@ class Prefetcher:
             later.start_read()
         unit.wait_for_values()
 
-    def _free_all(self) -> None:
+    def _reshard_all(self) -> None:
         """Free what is not in use."""
-        self._free_but((), is_end=True)
+        self._reshard_but((), is_end=True)
         self._wait_for(self._units)
 
     @staticmethod
-    def _wait_for(freed: Sequence[Unit]) -> None:
+    def _wait_for(resharded: Sequence[Unit]) -> None:
         """gloo's threads let go of what they gathered a moment after they say that it is there."""
         deadline = time.monotonic() + _LET_GO_S
-        waiting = [unit for unit in freed if unit.is_referred_to]
+        waiting = [unit for unit in resharded if unit.is_referred_to]
         while waiting and time.monotonic() < deadline:
             time.sleep(_LET_GO_S / 100)
             for unit in waiting:
-                unit.free()
+                unit.reshard()
             waiting = [unit for unit in waiting if unit.is_referred_to]
 
-    def _free_but(self, kept: Sequence[Unit], *, is_end: bool = False) -> None:
+    def _reshard_but(self, kept: Sequence[Unit], *, is_end: bool = False) -> None:
         """Free what is not used; before the end of a backward or an evaluation, without units that the backward finds here."""
         for unit in self._units:
-            if unit.is_gone or unit.num_forwards or not (is_end or unit.reshard_after_forward):
+            if unit.is_resharded or unit.num_forwards or not (is_end or unit.reshard_after_forward):
                 continue
-            if not (unit in kept or self._held[unit] or unit in self._lent):
-                unit.free()
+            if not (unit in kept or self._held[unit] or unit in self._until_end):
+                unit.reshard()
 
     def _watch_end(self) -> None:
         """Of a backward that the user runs without the engine, autograd tells the end."""

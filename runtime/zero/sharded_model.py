@@ -276,9 +276,9 @@ class ShardedModel:
         """Have autograd save the places of sharded parameters that are used inside, instead of their values."""
         return nullcontext() if self._access is None else self._access.saved_values()
 
-    def free_idle(self) -> None:
+    def reshard_idle(self) -> None:
         """Keep of sharded parameters nothing but the shards, where no more is used."""
-        self.prefetcher.free_idle()
+        self.prefetcher.reshard_idle()
 
     def offload(self, kinds: Sequence[OffloadStateTypeEnum], *, pin_memory: bool, non_blocking: bool) -> None:
         """Move these states to host memory until `reload`.
@@ -287,7 +287,7 @@ class ShardedModel:
         """
         self.before_gather()
         self.before_change()
-        self.free_idle()
+        self.reshard_idle()
         used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
         if used:
             raise ConfigError(
@@ -312,9 +312,9 @@ class ShardedModel:
                 "ModuleList are; compile functions inside its forward, or use stage 0, 1 or 2"
             )
 
-    def lend(self, unit: Unit) -> None:
+    def unshard_until_end(self, unit: Unit) -> None:
         """Have this unit here until the forward that is under way ends."""
-        self.prefetcher.lend(unit)
+        self.prefetcher.unshard_until_end(unit)
 
     def release(self) -> None:
         """Free gradients and masters; every rank has all parameters from then on.

@@ -98,7 +98,7 @@ class Unit:
             for sub_buffer in self._sharded:
                 sub_buffer.param_shard.show()
 
-    def free(self) -> None:
+    def reshard(self) -> None:
         """Keep this rank's shards only; nothing happens where nothing is sharded."""
         if self.state is UnitState.FREED:
             self._referred_to = [
@@ -118,8 +118,8 @@ class Unit:
         self.state = UnitState.FREED
 
     @property
-    def is_gone(self) -> bool:
-        """Whether `free` has nothing to do."""
+    def is_resharded(self) -> bool:
+        """Whether `reshard` has nothing to do."""
         return self.state is UnitState.FREED and not self._referred_to
 
     @property

@@ -115,7 +115,7 @@ class OutputPlan:
         """Return what is in the index."""
         file_of = {name: file.name for file in self.files for name in file.specs}
         if not self.is_safetensors:
-            file_of |= {other: home[name] for other, name in self.aliases.items()}
+            file_of |= {other: file_of[name] for other, name in self.aliases.items()}
         return {"metadata": {"total_size": self.num_bytes}, "weight_map": dict(sorted(file_of.items()))}
 
     def is_stale(self, name: str) -> bool:
