@@ -16,10 +16,10 @@ from ..config.optimizer import AdamParams, MuonParams, OptimizerConfig, optimize
 from ..errors import ConfigError
 from ..optimizers.adam import AdamFormula
 from ..optimizers.registry import row_of
-from .borrowed_rule import BorrowedRule, Loan, lend
 from .flat_optimizer import FlatOptimizer
 from .fused_rule import FusedRule
 from .rule import Rule
+from .torch_optimizer_rule import StandInOptimizer, TorchOptimizerRule, wrap
 
 Groups = list[dict[str, Any]]
 ModelParameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
@@ -170,11 +170,11 @@ def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimize
         kind: [index for index, half in enumerate(halves) if half["use_muon"] is kind]
         for kind in (True, False)
     }
-    rule = BorrowedRule(
+    rule = TorchOptimizerRule(
         "Muon",
         [
-            lend(muon, halves, by_kind[True], is_elementwise=False, as_matrices=True),
-            lend(adam, halves, by_kind[False], is_elementwise=True),
+            wrap(muon, halves, by_kind[True], is_elementwise=False, as_matrices=True),
+            wrap(adam, halves, by_kind[False], is_elementwise=True),
         ],
     )
     return FlatOptimizer(halves, defaults={}, rule=rule)
@@ -218,8 +218,8 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
             "if it treats every element alone, say so with a class attribute is_elementwise = True",
             name,
         )
-    loan: Loan = lend(client, groups, range(len(groups)), is_elementwise=is_elementwise)
-    return BorrowedRule(_borrowed_name(kind), [loan])
+    stand_in: StandInOptimizer = wrap(client, groups, range(len(groups)), is_elementwise=is_elementwise)
+    return TorchOptimizerRule(_torch_name(kind), [stand_in])
 
 
 def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
@@ -238,7 +238,7 @@ def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
     return FusedRule(formulas.pop()) if len(formulas) == 1 else None
 
 
-def _borrowed_name(kind: type[torch.optim.Optimizer]) -> str:
+def _torch_name(kind: type[torch.optim.Optimizer]) -> str:
     """Return the name by which checkpoints know what is stepped as it is; that torch's Adam has another layout than ours."""
     row = row_of(kind)
     if row is not None and len(row.names) == 1:

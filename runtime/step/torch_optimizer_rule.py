@@ -29,7 +29,7 @@ from .whole_tensors import WholeTensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loan:
+class StandInOptimizer:
     """An optimizer that is ours to change, and which of the user's parameter groups its own stand for."""
 
     optimizer: torch.optim.Optimizer
@@ -44,7 +44,7 @@ class Loan:
 class _StandIn(NamedTuple):
     """What the optimizer has in place of the parameter at `member_index` of `sub_buffer`."""
 
-    loan: Loan
+    stand_in: StandInOptimizer
     sub_buffer: SubBuffer
     member_index: int
     param: nn.Parameter
@@ -57,17 +57,17 @@ class _StandIn(NamedTuple):
     @property
     def state(self) -> dict[str, Any]:
         """What the optimizer remembers of it, once it has stepped."""
-        found: dict[str, Any] = self.loan.optimizer.state.get(self.param, {})
+        found: dict[str, Any] = self.stand_in.optimizer.state.get(self.param, {})
         return found
 
 
-class BorrowedRule:
-    """Steps the optimizers of `loans`, which are lent to it for good."""
+class TorchOptimizerRule:
+    """Steps the optimizers of `stand_ins`, which are lent to it for good."""
 
-    def __init__(self, name: str, loans: Sequence[Loan]) -> None:
+    def __init__(self, name: str, stand_ins: Sequence[StandInOptimizer]) -> None:
         self.name = name
         self.steps_by_sub_buffer = False
-        self._loans = tuple(loans)
+        self._optimizers = tuple(stand_ins)
         self._sub_buffers: tuple[SubBuffer, ...] = ()
         self._stand_ins: list[_StandIn] = []
         self._shared: list[_StandIn | None] = []  # by number in `_whole`; None: another rank owns it
@@ -76,18 +76,18 @@ class BorrowedRule:
     def attach(self, sub_buffers: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Make the stand-ins."""
         self._sub_buffers = tuple(sub_buffers)
-        loan_of = {group: loan for loan in self._loans for group in loan.groups}
-        shared: list[tuple[Loan, SubBuffer, int]] = []
+        optimizer_of = {group: stand_in for stand_in in self._optimizers for group in stand_in.groups}
+        shared: list[tuple[StandInOptimizer, SubBuffer, int]] = []
         for sub_buffer in self._sub_buffers:
             for index, member in enumerate(sub_buffer.members):
-                loan = loan_of[member.group]
+                stand_in = optimizer_of[member.group]
                 if not member.param.numel():
                     continue
-                if loan.is_elementwise or sub_buffer.plan.num_shards == 1:
-                    self._stand_ins += _local(loan, sub_buffer, index)
+                if stand_in.is_elementwise or sub_buffer.plan.num_shards == 1:
+                    self._stand_ins += _local(stand_in, sub_buffer, index)
                 else:
-                    shared.append((loan, sub_buffer, index))
-            self._stand_ins += self._empty(sub_buffer, loan_of)
+                    shared.append((stand_in, sub_buffer, index))
+            self._stand_ins += self._empty(sub_buffer, optimizer_of)
         if shared:
             self._whole = WholeTensors([(sub_buffer, index) for _, sub_buffer, index in shared], comm)
             self._shared = [
@@ -100,25 +100,25 @@ class BorrowedRule:
             for _, sub_buffer, index in shared:
                 sub_buffer.optimizer_shard.states_of_whole[index] = dict
         for one in self._stand_ins:
-            if not one.loan.is_elementwise:
+            if not one.stand_in.is_elementwise:
                 one.sub_buffer.optimizer_shard.states_of_whole[one.member_index] = partial(
                     getattr, one, "state"
                 )
-            own_group = one.loan.groups.index(one.sub_buffer.members[one.member_index].group)
-            one.loan.optimizer.param_groups[own_group]["params"].append(one.param)
-        self._take_states(loan_of)
+            own_group = one.stand_in.groups.index(one.sub_buffer.members[one.member_index].group)
+            one.stand_in.optimizer.param_groups[own_group]["params"].append(one.param)
+        self._take_states(optimizer_of)
 
     @torch.no_grad()
-    def _take_states(self, loan_of: Mapping[int, Loan]) -> None:
+    def _take_states(self, optimizer_of: Mapping[int, StandInOptimizer]) -> None:
         """Go on from what the optimizers remember: some do from the start."""
         beside: ByName = {}
         for sub_buffer in self._sub_buffers:
             for index, member in enumerate(sub_buffer.members):
-                loan = loan_of[member.group]
-                for name, value in loan.states.get(member.param, {}).items():
+                stand_in = optimizer_of[member.group]
+                for name, value in stand_in.states.get(member.param, {}).items():
                     is_tensor = isinstance(value, Tensor)
                     if (
-                        loan.is_elementwise
+                        stand_in.is_elementwise
                         and name != "step"
                         and is_tensor
                         and value.shape == member.param.shape
@@ -126,12 +126,14 @@ class BorrowedRule:
                         sub_buffer.copy_fragment(index, value, _state_of(sub_buffer, name))
                     else:
                         beside.setdefault(member.name, {})[name] = value.clone() if is_tensor else value
-        if any(loan.states for loan in self._loans):
+        if any(stand_in.states for stand_in in self._optimizers):
             self.load_beside(beside)
-        for loan in self._loans:
-            loan.states.clear()  # whole tensors, on every rank
+        for stand_in in self._optimizers:
+            stand_in.states.clear()  # whole tensors, on every rank
 
-    def _empty(self, sub_buffer: SubBuffer, loan_of: Mapping[int, Loan]) -> Iterator[_StandIn]:
+    def _empty(
+        self, sub_buffer: SubBuffer, optimizer_of: Mapping[int, StandInOptimizer]
+    ) -> Iterator[_StandIn]:
         """One without elements for each group of which the shard has none: so all ranks have the same states."""
         present = {
             one.sub_buffer.members[one.member_index].group
@@ -139,12 +141,16 @@ class BorrowedRule:
             if one.sub_buffer is sub_buffer
         }
         for index, member in enumerate(sub_buffer.members):
-            loan = loan_of[member.group]
-            if loan.is_elementwise and member.group not in present:
+            stand_in = optimizer_of[member.group]
+            if stand_in.is_elementwise and member.group not in present:
                 present.add(member.group)
                 nothing = slice(0, 0)
                 yield _StandIn(
-                    loan, sub_buffer, index, nn.Parameter(sub_buffer.optimizer_shard.master[nothing]), nothing
+                    stand_in,
+                    sub_buffer,
+                    index,
+                    nn.Parameter(sub_buffer.optimizer_shard.master[nothing]),
+                    nothing,
                 )
 
     # ---- a step
@@ -160,8 +166,8 @@ class BorrowedRule:
         if self._whole is not None:
             self._collect(self._whole, grads)
         self._forget_frozen()
-        for loan in self._loans:
-            _step(loan, groups)
+        for stand_in in self._optimizers:
+            _step(stand_in, groups)
         if self._whole is not None:
             self._hand_back(self._whole)
         self._take_back()
@@ -182,7 +188,7 @@ class BorrowedRule:
             one.param.grad = None
             if one.run is not None:
                 _return_to_master(one, one.run)
-            if one.loan.is_elementwise:
+            if one.stand_in.is_elementwise:
                 _adopt_states(one)
 
     def _collect(self, whole: WholeTensors, grads: dict[SubBuffer, _Grads]) -> None:
@@ -213,8 +219,8 @@ class BorrowedRule:
 
     def reset_states(self, names: Sequence[str]) -> None:
         """Let the optimizers begin anew, the elements' states with zeros."""
-        for loan in self._loans:
-            loan.optimizer.state.clear()
+        for stand_in in self._optimizers:
+            stand_in.optimizer.state.clear()
         for sub_buffer in self._sub_buffers:
             sub_buffer.allocate_states(names)
 
@@ -222,7 +228,7 @@ class BorrowedRule:
         """Whatever is no state of each element: numbers, and all of whole parameters."""
         found: ByName = {}
         for one in self._stand_ins:
-            kept = set(one.sub_buffer.optimizer_shard.states) if one.loan.is_elementwise else set()
+            kept = set(one.sub_buffer.optimizer_shard.states) if one.stand_in.is_elementwise else set()
             found[one.name] = {
                 name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
                 for name, value in one.state.items()
@@ -234,11 +240,11 @@ class BorrowedRule:
         """Of parameters of which nothing was saved, the optimizer makes its states at the first step."""
         for one in self._stand_ins:
             state = dict(saved.get(one.name, {}))
-            if one.loan.is_elementwise and one.run is not None:
+            if one.stand_in.is_elementwise and one.run is not None:
                 state |= {name: flat[one.run] for name, flat in one.sub_buffer.optimizer_shard.states.items()}
             if state:
                 placed = {name: _placed(name, value, one) for name, value in state.items()}
-                one.loan.optimizer.state[one.param] = placed
+                one.stand_in.optimizer.state[one.param] = placed
 
 
 class _Grads:
@@ -257,7 +263,9 @@ class _Grads:
         return self._pieces[index][run.start - start : run.stop - start]
 
 
-def lend(client: torch.optim.Optimizer, groups: Groups, indices: Sequence[int], **kind: bool) -> Loan:
+def wrap(
+    client: torch.optim.Optimizer, groups: Groups, indices: Sequence[int], **kind: bool
+) -> StandInOptimizer:
     """Return a copy of the client's optimizer that has groups of its own, with these hyper-parameters."""
     copy = object.__new__(type(client))
     # A scheduler puts a `step` of its own there, which is bound to the original.
@@ -266,23 +274,24 @@ def lend(client: torch.optim.Optimizer, groups: Groups, indices: Sequence[int], 
         {**client.defaults, **hyper_parameters(groups[index]), "params": []} for index in indices
     ]
     copy.state = defaultdict(dict)
-    return Loan(optimizer=copy, states=client.state, groups=tuple(indices), **kind)
+    return StandInOptimizer(optimizer=copy, states=client.state, groups=tuple(indices), **kind)
 
 
-def _step(loan: Loan, groups: Groups) -> None:
+def _step(stand_in: StandInOptimizer, groups: Groups) -> None:
     """Step it with the hyper-parameters of the user's groups, and leave there what it makes of them."""
     pairs = [
-        (own, groups[index]) for own, index in zip(loan.optimizer.param_groups, loan.groups, strict=True)
+        (own, groups[index])
+        for own, index in zip(stand_in.optimizer.param_groups, stand_in.groups, strict=True)
     ]
     for own, users in pairs:
         own.update(hyper_parameters(users))
     with torch.enable_grad():  # as a training loop has it; an optimizer switches it off by itself
-        loan.optimizer.step()
+        stand_in.optimizer.step()
     for own, users in pairs:
         users.update(hyper_parameters(own))
 
 
-def _local(loan: Loan, sub_buffer: SubBuffer, index: int) -> Iterator[_StandIn]:
+def _local(stand_in: StandInOptimizer, sub_buffer: SubBuffer, index: int) -> Iterator[_StandIn]:
     """The stand-in for what this rank's shard holds of a parameter, if anything."""
     slot = sub_buffer.layout.slots[index]
     fragment = sub_buffer.layout.fragment(
@@ -291,8 +300,8 @@ def _local(loan: Loan, sub_buffer: SubBuffer, index: int) -> Iterator[_StandIn]:
     if fragment is not None:
         run = _run(fragment)
         values = sub_buffer.optimizer_shard.master[run]
-        one = _StandIn(loan, sub_buffer, index, nn.Parameter(values), run)
-        if not loan.is_elementwise:
+        one = _StandIn(stand_in, sub_buffer, index, nn.Parameter(values), run)
+        if not stand_in.is_elementwise:
             one.param.data = values.view(_shape(one))
         yield one
 
@@ -312,7 +321,7 @@ def _run(fragment: Fragment) -> slice:
 def _shape(one: _StandIn) -> tuple[int, ...]:
     """The shape in which the optimizer wants the whole parameter."""
     shape = one.sub_buffer.layout.slots[one.member_index].shape
-    return (shape[0], prod(shape[1:])) if one.loan.as_matrices else shape
+    return (shape[0], prod(shape[1:])) if one.stand_in.as_matrices else shape
 
 
 def _adopt_states(one: _StandIn) -> None:
@@ -322,7 +331,7 @@ def _adopt_states(one: _StandIn) -> None:
             continue
         if value.dtype != one.param.dtype:
             raise ConfigError(
-                f"optimizer {type(one.loan.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
+                f"optimizer {type(one.stand_in.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
                 "stepped on shards keeps float32: leave out its is_elementwise"
             )
         index = _state_of(one.sub_buffer, name)[one.run]
@@ -342,6 +351,6 @@ def _placed(name: str, value: Any, one: _StandIn) -> Any:
     """A loaded state where torch keeps it: step counts in host memory, unless the kernels read them."""
     if not isinstance(value, Tensor):
         return value
-    defaults = one.loan.optimizer.defaults
+    defaults = one.stand_in.optimizer.defaults
     stays = name == "step" and not (defaults.get("capturable") or defaults.get("fused"))
     return value if stays else value.to(one.param.device)
