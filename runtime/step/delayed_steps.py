@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..zero.prefetch import in_backward
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
-from .host_update import AsideUpdate, Update, UpdatePart, make_thread
+from .host_update import HostUpdate, Update, UpdatePart, make_thread
 from .pipeline import Pieces
 from .step_schedule import StepSchedule
 
@@ -39,7 +39,7 @@ class DelayedSteps(StepSchedule):
         self._model, self._sub_buffers = model, tuple(sub_buffers)
         self._warmup_steps, self._update_of = warmup_steps, update_of
         self._thread = make_thread(device)
-        self._under_way: list[tuple[SubBuffer, AsideUpdate]] = []
+        self._under_way: list[tuple[SubBuffer, HostUpdate]] = []
         self._num_forwards = 0
         for sub_buffer in self._sub_buffers:
             sub_buffer.before_use = lambda is_written: self.drain()
@@ -58,8 +58,8 @@ class DelayedSteps(StepSchedule):
             if sums is None:
                 raise AssertionError(f"the gradients of {sub_buffer.label} are not in host memory")
             grads = partial(_whole, sums.take())
-            aside = AsideUpdate(self._thread, sub_buffer, update_sub_buffer, grads=grads, room=None)
-            self._under_way.append((sub_buffer, aside))
+            host_update = HostUpdate(self._thread, sub_buffer, update_sub_buffer, grads=grads, room=None)
+            self._under_way.append((sub_buffer, host_update))
         return True
 
     @torch.no_grad()
@@ -68,12 +68,12 @@ class DelayedSteps(StepSchedule):
         under_way, self._under_way = self._under_way, []
         gathers = []
         try:
-            for sub_buffer, aside in under_way:
-                aside.publish()
+            for sub_buffer, host_update in under_way:
+                host_update.publish()
                 gathers.append(self._model.publish(sub_buffer))
         except BaseException:
-            for _, aside in under_way:
-                aside.drop()
+            for _, host_update in under_way:
+                host_update.drop()
             raise
         finally:
             for gather in gathers:

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from ..zero.sub_buffer import SubBuffer
-from .host_update import AsideUpdate, Room, Update, UpdatePart, make_thread
+from .host_update import HostUpdate, Room, Update, UpdatePart, make_thread
 from .step_schedule import StepSchedule
 
 
@@ -34,7 +34,7 @@ class EarlySteps(StepSchedule):
         self._foresee, self._update_of = foresee, update_of
         self._thread = make_thread(device)
         self._rooms: dict[SubBuffer, Room] = {}
-        self._guesses: dict[SubBuffer, tuple[Update, AsideUpdate]] = {}
+        self._guesses: dict[SubBuffer, tuple[Update, HostUpdate]] = {}
         self.num_right = self.num_wrong = 0  # updates of a sub-buffer, so far
         for sub_buffer in sub_buffers:
             sums = sub_buffer.gradients.host_sums
@@ -47,10 +47,10 @@ class EarlySteps(StepSchedule):
 
     def begin(self, update: Update) -> bool:
         """Leave the right guesses to the step."""
-        for sub_buffer, (guess, aside) in list(self._guesses.items()):
+        for sub_buffer, (guess, host_update) in list(self._guesses.items()):
             if guess == update:
                 del self._guesses[sub_buffer]
-                sub_buffer.optimizer_shard.made_aside = aside
+                sub_buffer.optimizer_shard.pending_update = host_update
                 self.num_right += 1
             else:
                 self._drop(sub_buffer)
@@ -65,17 +65,17 @@ class EarlySteps(StepSchedule):
         update = self._foresee()
         if update is not None:
             numel = sub_buffer.optimizer_shard.master.numel()
-            aside = AsideUpdate(
+            host_update = HostUpdate(
                 self._thread,
                 sub_buffer,
                 self._update_of(update),
                 grads=lambda: tuple(sub_buffer.gradients.pieces(0, numel)),
                 room=self._rooms[sub_buffer],
             )
-            self._guesses[sub_buffer] = (update, aside)
+            self._guesses[sub_buffer] = (update, host_update)
 
     def _drop(self, sub_buffer: SubBuffer) -> None:
-        left, sub_buffer.optimizer_shard.made_aside = sub_buffer.optimizer_shard.made_aside, None
+        left, sub_buffer.optimizer_shard.pending_update = sub_buffer.optimizer_shard.pending_update, None
         if left is not None:  # by a step that failed half-way
             left.drop()
         guess = self._guesses.pop(sub_buffer, None)

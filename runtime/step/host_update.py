@@ -1,6 +1,6 @@
 """Updates of sub-buffers in a thread of their own, beside what the device computes.
 
-[Note: aside] Such an update leaves the parameters as they are until it is published: what it computes of them waits in host memory.
+[Note: host update] Such an update leaves the parameters as they are until it is published: what it computes of them waits in host memory.
 Where it may come to nothing, it works on copies of master and states, too, so that nothing has to be put back: to take it over, the
 copies and the originals change places, and to drop it, the copies are not read.
 """
@@ -65,8 +65,8 @@ class Room:
         return target.copy_(source)
 
 
-class AsideUpdate:
-    """Of one sub-buffer, which has its states in host memory. See [Note: aside].
+class HostUpdate:
+    """Of one sub-buffer, which has its states in host memory. See [Note: host update].
 
     Without a `room`, master and states are updated in place, but for a master that is the parameter.
     """

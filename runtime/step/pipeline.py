@@ -49,7 +49,7 @@ class StepPipeline:
             turn.start()
             if following is not None:
                 following.start()
-            if turn.sub_buffer.optimizer_shard.made_aside is None:
+            if turn.sub_buffer.optimizer_shard.pending_update is None:
                 update(turn.arrive())
             turn.publish()
             if after_sub_buffer is not None:
@@ -72,7 +72,7 @@ class _Turn:
 
     def start(self) -> None:
         """Have its states read, and its gradients copied."""
-        if not self._has_started and self.sub_buffer.optimizer_shard.made_aside is None:
+        if not self._has_started and self.sub_buffer.optimizer_shard.pending_update is None:
             self._has_started = True
             self.sub_buffer.start_in()
             self.sub_buffer.gradients.start_in()
@@ -102,12 +102,12 @@ class _Turn:
 
     def publish(self) -> None:
         """Begin to bring the parameters to where they are kept, and to write what lies on a disk."""
-        made_aside, self.sub_buffer.optimizer_shard.made_aside = (
-            self.sub_buffer.optimizer_shard.made_aside,
+        pending_update, self.sub_buffer.optimizer_shard.pending_update = (
+            self.sub_buffer.optimizer_shard.pending_update,
             None,
         )
-        if made_aside is not None:
-            made_aside.publish()
+        if pending_update is not None:
+            pending_update.publish()
             return
         if self._param_out is not None:
             # torch gives pinned memory to no other tensor before a copy from it is done.

@@ -14,7 +14,7 @@ from .param_shard import ParamShard
 from .sub_buffer_plan import SubBufferPlan
 
 
-class MadeAside(Protocol):
+class PendingUpdate(Protocol):
     """A sub-buffer's update that was made before the step, or beside it."""
 
     def publish(self) -> None:
@@ -39,7 +39,7 @@ class OptimizerShard:
         # indices of members that the coming step leaves alone, and how many steps have done so before
         self.frozen: frozenset[int] = frozenset()
         self.missed: dict[int, int] = {}
-        self.made_aside: MadeAside | None = None
+        self.pending_update: PendingUpdate | None = None
 
     @property
     def master(self) -> Tensor:

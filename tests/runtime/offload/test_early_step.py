@@ -299,8 +299,8 @@ def test_the_update_is_made_before_the_step_and_seen_by_nobody() -> None:
     before = _state(engine)
     _backward(engine)
     made = [
-        (sub_buffer, aside._future.result(timeout=60))
-        for sub_buffer, (_, aside) in engine._schedule._guesses.items()
+        (sub_buffer, host_update._future.result(timeout=60))
+        for sub_buffer, (_, host_update) in engine._schedule._guesses.items()
     ]
     assert {sub_buffer for sub_buffer, _ in made} == set(engine.optimizer.sub_buffers)
     assert_same_bits(_state(engine), before)
@@ -326,9 +326,9 @@ def test_an_error_in_the_thread_is_the_steps() -> None:
         engine.step()
     assert _guesses(engine)[0] > 0, "the step did not make the update itself"
     engine.zero_grad()
-    assert not any(sub_buffer.optimizer_shard.made_aside for sub_buffer in engine.optimizer.sub_buffers), (
-        "nothing is left for the next step"
-    )
+    assert not any(
+        sub_buffer.optimizer_shard.pending_update for sub_buffer in engine.optimizer.sub_buffers
+    ), "nothing is left for the next step"
     assert_same_bits(_state(engine), before)
     engine.destroy()
 
