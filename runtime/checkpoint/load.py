@@ -197,7 +197,7 @@ class _Load:
             if problem is not None:
                 return f"{problem[0]}; until another one is loaded the engine cannot be used", problem[1]
             undo.pop_all()
-        self._training.model.offloaded.barred = None
+        self._training.model.parked_states.barred = None
         self._training.model.zero_gradients()
         return None
 
@@ -257,7 +257,7 @@ class _Load:
     @contextmanager
     def _barred(self) -> Iterator[None]:
         """From the first value that is written to the knowledge that all ranks have all of them."""
-        offloaded = self._training.model.offloaded
+        offloaded = self._training.model.parked_states
         was = offloaded.barred
         offloaded.barred = None  # of a load before; this one replaces all that it has left
         why = (

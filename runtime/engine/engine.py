@@ -94,7 +94,7 @@ class Engine(Getters, nn.Module):
         """Run the module."""
         if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
-        self._model.offloaded.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
+        self._model.parked_states.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
         with self._instruments.forward(), self._autocast(), self._schedule.forward():
             return self.module(*args, **kwargs)
 
@@ -119,7 +119,7 @@ class Engine(Getters, nn.Module):
         if scale_wrt_gas:
             loss = self._share(loss)
         self._begin_backward(loss)
-        self._model.offloaded.check_here(
+        self._model.parked_states.check_here(
             "engine.backward()", (OffloadStateTypeEnum.lp_params, OffloadStateTypeEnum.lp_grads)
         )
         with self._instruments.time("backward"):
@@ -204,7 +204,7 @@ class Engine(Getters, nn.Module):
                 "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block before the micro "
                 "batch that ends a step"
             )
-        self._model.offloaded.check_here("engine.step()")
+        self._model.parked_states.check_here("engine.step()")
         self._direct_backward.forget()
         self._was_step_applied = False
         is_boundary = self._accumulation.is_boundary
@@ -347,7 +347,7 @@ class Engine(Getters, nn.Module):
         )
 
     def _state_to_save(self, is_load: bool) -> Training:
-        self._model.offloaded.check_here("a checkpoint", is_load=is_load)
+        self._model.parked_states.check_here("a checkpoint", is_load=is_load)
         self._model.before_gather()
         return Training(
             module=self.module,

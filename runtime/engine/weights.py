@@ -42,7 +42,7 @@ class Weights:
         Order:  a collective
         Errors: torch's on its rank, CheckpointError on others; then nothing is loaded on any
         """
-        self._model.offloaded.check_here("load_state_dict()")
+        self._model.parked_states.check_here("load_state_dict()")
         with self._model.gathered():
             # torch has written what fits when it raises for what does not; and one rank's file may be another's
             self._check_together("load_state_dict()", lambda: self._try_load_state_dict(state_dict, strict))
@@ -56,14 +56,14 @@ class Weights:
         Order:  a collective
         Errors: what it raised on its rank, CheckpointError on others
         """
-        self._model.offloaded.check_here("load_module_state_dict()")
+        self._model.parked_states.check_here("load_module_state_dict()")
         what = "load_module_state_dict(custom_load_fn=...)"
         with self._model.gathered(), torch.no_grad():
             try:
                 self._check_together(what, lambda: load(src=state_dict, dst=self._module))
             except BaseException:
                 if not self._model.is_sharded:  # shards have not changed
-                    self._model.offloaded.barred = f"{what} has failed in the middle, so parameters are of no one state; load a checkpoint, or make a new engine"
+                    self._model.parked_states.barred = f"{what} has failed in the middle, so parameters are of no one state; load a checkpoint, or make a new engine"
                 raise
             self._model.take_edits()
 
@@ -88,7 +88,7 @@ class Weights:
         path = Path(save_dir) / save_filename
         is_safetensors = path.suffix == SAFETENSORS
         if is_safetensors or max_shard_size is not None:
-            self._model.offloaded.check_here("the weights of the whole model")
+            self._model.parked_states.check_here("the weights of the whole model")
             weights = WeightsStream(self._module, self._model, self._comm, left_out=left_out)
             size = DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size
             write_weights(weights, self._comm, save_dir, save_filename, max_shard_size=size)
@@ -109,7 +109,7 @@ class Weights:
 
         Order: every rank must call this
         """
-        self._model.offloaded.check_here("a state_dict of the whole model")
+        self._model.parked_states.check_here("a state_dict of the whole model")
         self._model.before_gather()
         sub_buffers = [
             sub_buffer

@@ -207,7 +207,7 @@ def _trained(param: nn.Parameter) -> ParamLocation | None:
     location = location_of(param)
     if location is None or not location.sub_buffer.is_trained:
         return None
-    location.model.offloaded.check_here("this function")
+    location.model.parked_states.check_here("this function")
     return location
 
 

@@ -130,7 +130,7 @@ class ParamShard:
 
         Errors: ConfigError while this rank's shard is offloaded
         """
-        if self.is_offloaded:
+        if self.is_parked:
             raise ConfigError(
                 f"parameter '{self._plan.names[0]}' is needed, but engine.offload_states() has moved this rank's shard to "
                 "host memory; call engine.reload_states() first"
@@ -186,7 +186,7 @@ class ParamShard:
     @property
     def why_away(self) -> str:
         """Where the values of placeholders are, and when they can be used."""
-        if self.is_offloaded:
+        if self.is_parked:
             return "its values are in host memory, where engine.offload_states() has put them; call engine.reload_states() first"
         return sharded_until("while the module that owns it runs")
 
@@ -198,7 +198,7 @@ class ParamShard:
         """Leave a copy of a parameter alone: it is like any other."""
 
     @property
-    def is_offloaded(self) -> bool:
+    def is_parked(self) -> bool:
         """Whether the memory of what this rank holds of the values was given up."""
         return self._plan.layout.numel > 0 and self.own.untyped_storage().nbytes() == 0
 

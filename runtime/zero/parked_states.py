@@ -37,7 +37,7 @@ def read_kinds(include: Iterable[Kind | str] | None) -> tuple[Kind, ...]:
     return tuple(kind for kind in KINDS if kind in set(include))
 
 
-class Parked:
+class ParkedStorage:
     """One storage, its bytes in host memory."""
 
     def __init__(self, tensor: Tensor, *, pin_memory: bool, non_blocking: bool) -> None:
@@ -58,12 +58,12 @@ class Parked:
         _bytes(self._tensor).copy_(self._host, non_blocking=non_blocking)
 
 
-class Offloaded:
+class ParkedStates:
     """Of these sub-buffers, by kind of state. All ranks may do this on their own: nothing is sent."""
 
     def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
         self._sub_buffers = tuple(sub_buffers)
-        self._parked: dict[Kind, list[Parked]] = {}
+        self._parked: dict[Kind, list[ParkedStorage]] = {}
         self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
 
     def check_here(self, what: str, kinds: Sequence[Kind] = KINDS, *, is_load: bool = False) -> None:
@@ -88,7 +88,7 @@ class Offloaded:
             for kind in wanted:
                 parked = self._parked[kind] = []
                 for tensor in self._memories(kind):
-                    parked.append(Parked(tensor, pin_memory=pin_memory, non_blocking=non_blocking))
+                    parked.append(ParkedStorage(tensor, pin_memory=pin_memory, non_blocking=non_blocking))
         except BaseException:  # there is no host memory left
             begun = {kind: self._parked.pop(kind) for kind in wanted if kind in self._parked}
             self._restore(begun, non_blocking=False)
@@ -100,7 +100,7 @@ class Offloaded:
         self._restore(self._parked, non_blocking=non_blocking)
         self._parked = {}
 
-    def _restore(self, parked: Mapping[Kind, Sequence[Parked]], *, non_blocking: bool) -> None:
+    def _restore(self, parked: Mapping[Kind, Sequence[ParkedStorage]], *, non_blocking: bool) -> None:
         with ExitStack() as undo:  # the device may be full
             for one in (one for of_kind in parked.values() for one in of_kind):
                 undo.callback(one.let_go)

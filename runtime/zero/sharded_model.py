@@ -18,7 +18,7 @@ from ..placement.stage_policy import Placement, Policy, UnitSizes, keep_small_wh
 from .access import Access
 from .offload_kinds import OffloadStateTypeEnum
 from .param_status import detach
-from .parked_states import Offloaded
+from .parked_states import ParkedStates
 from .partition import IsLeaf, UnitPlan, cut_into_units
 from .prefetch import Prefetcher
 from .reducer import make_reducer
@@ -116,7 +116,9 @@ class ShardedModel:
         self._turns = Turns([sub_buffer.param_shard.writes for sub_buffer in watched])
         # called before parameters are gathered for the program, not for the model; a collective
         self.before_gather: Callable[[], None] = _nothing
-        self.offloaded = Offloaded([sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers])
+        self.parked_states = ParkedStates(
+            [sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers]
+        )
 
     @property
     def is_sharded(self) -> bool:
@@ -243,7 +245,7 @@ class ShardedModel:
         Order:  a collective
         Errors: ConfigError while parameters are offloaded
         """
-        self.offloaded.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
+        self.parked_states.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
         self.before_gather()
         with self.prefetcher.held(self.units if units is None else units):
             yield
@@ -293,11 +295,11 @@ class ShardedModel:
             raise ConfigError(
                 f"offload_states() while the parameters of '{used[0]}' are gathered; leave GatheredParameters, or the forward"
             )
-        self.offloaded.move_out(kinds, pin_memory=pin_memory, non_blocking=non_blocking)
+        self.parked_states.move_out(kinds, pin_memory=pin_memory, non_blocking=non_blocking)
 
     def reload(self, *, non_blocking: bool = False) -> None:
         """Bring them back."""
-        self.offloaded.move_in(non_blocking=non_blocking)
+        self.parked_states.move_in(non_blocking=non_blocking)
 
     def compile(self, options: Mapping[str, Any]) -> None:
         """Compile the module: as a whole, or, where parameters are sharded, the forward of each block.

@@ -23,7 +23,7 @@ from dslaunch.runtime.checkpoint.export.source import open_source
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.save import prune
 from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
-from dslaunch.runtime.zero.parked_states import Parked
+from dslaunch.runtime.zero.parked_states import ParkedStorage
 from tests.runtime.checkpoint.injection import Fault, collectives_fail, files_fail
 from tests.runtime.checkpoint.states import make, run, tensors
 from tests.runtime.ranks import Ranks
@@ -94,7 +94,7 @@ def _engines(folder: Path, stage: int) -> tuple[Any, dict[str, Any], dict[str, A
 
 
 def _outcome(engine: Any, before: dict[str, Any], after: dict[str, Any]) -> str:
-    if engine._model.offloaded.barred is not None:
+    if engine._model.parked_states.barred is not None:
         with pytest.raises(CheckpointError, match="failed in the middle"):
             engine.forward(torch.zeros(1, 7, dtype=torch.bfloat16))
         with pytest.raises(CheckpointError, match="failed in the middle"):
@@ -445,7 +445,7 @@ def _wrong_weights(rank: int, stage: int) -> tuple[list[str], bool]:
             action()
         said.append(f"{type(caught.value).__name__}: {caught.value}")
         assert _is_same(_held(engine), before)
-    return said, engine._model.offloaded.barred is not None
+    return said, engine._model.parked_states.barred is not None
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -474,13 +474,13 @@ def _full_memory(rank: int, stage: int, method: str) -> int:
         fault = Fault(at, Path("nowhere"))
         name = "__init__" if method == "out" else "bring_back"
 
-        was = getattr(Parked, name)
+        was = getattr(ParkedStorage, name)
 
         def fails(*args: Any, fault: Fault = fault, was: Any = was, **kwargs: Any) -> Any:
             fault.pass_by("a move")
             return was(*args, **kwargs)
 
-        with patch.object(Parked, name, fails):
+        with patch.object(ParkedStorage, name, fails):
             try:
                 moved[method]()
             except OSError:
