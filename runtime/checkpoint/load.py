@@ -27,15 +27,15 @@ from ..errors import CheckpointError
 from ..step.flat_optimizer import FlatOptimizer
 from ..zero.sub_buffer import SubBuffer
 from ..zero.sub_buffer_plan import Member
-from .files.shelf import (
+from .files.tensor_runs import (
     MASTER,
     MODEL,
     PARAMETERS,
     STATE,
-    Shelf,
-    SubBufferShelves,
+    SubBufferRuns,
+    TensorRuns,
     model_name,
-    shelf_of_tensors,
+    runs_of_tensors,
     state_name,
 )
 from .opened import OpenCheckpoint, latest_tag, open_checkpoint
@@ -382,10 +382,10 @@ def _verify(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], p
         names += beside[world.index :: world.size]
     if not plan.with_module:
         names += [name for name in reader.tensors() if name.startswith(MODEL)]
-    shelves = [*_shelves(training, reader, plan, kept)]
+    all_runs = [*_all_runs(training, reader, plan, kept)]
     if plan.with_module:
         names += _beside_units(training, reader)
-    reader.check(shelves, names)
+    reader.check(all_runs, names)
 
 
 @torch.no_grad()
@@ -393,13 +393,13 @@ def _read(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pla
     optimizer = training.optimizer if plan.with_optimizer else None
     if optimizer is not None:
         optimizer.rule.reset_states(saved["optimizer"]["state_names"])
-    for shelf in _shelves(training, reader, plan, ()):
-        _patiently(partial(reader.read, [shelf]))
+    for tensor_runs in _all_runs(training, reader, plan, ()):
+        _patiently(partial(reader.read, [tensor_runs]))
     if plan.with_module:
         others = _beside_units(training, reader)
-        shelf = shelf_of_tensors(others)
-        _patiently(partial(reader.read, [shelf]))
-        for name, flat in shelf.flats().items():
+        tensor_runs = runs_of_tensors(others)
+        _patiently(partial(reader.read, [tensor_runs]))
+        for name, flat in tensor_runs.flats().items():
             others[name].copy_(flat.view(others[name].shape))
     if optimizer is not None:
         optimizer.num_steps = saved["optimizer"]["num_steps"]
@@ -408,9 +408,9 @@ def _read(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pla
         )
 
 
-def _shelves(
+def _all_runs(
     training: Training, reader: OpenCheckpoint, plan: LoadPlan, more_kinds: Iterable[str]
-) -> Iterator[Shelf]:
+) -> Iterator[TensorRuns]:
     """What this rank's sub-buffers take; `more_kinds`: states that will be made."""
     source_of = _Sources(reader)
     sources = source_of if plan.with_module else source_of.states_only
@@ -421,7 +421,7 @@ def _shelves(
                 if plan.with_optimizer and sub_buffer.is_trained
                 else ()
             )
-            yield SubBufferShelves(sub_buffer).to_read(sources, sorted(kinds))
+            yield SubBufferRuns(sub_buffer).to_read(sources, sorted(kinds))
 
 
 def _beside_units(training: Training, reader: OpenCheckpoint) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from ..errors import CheckpointError
 from .deepspeed.folder import is_deepspeed
 from .deepspeed.reader import DeepSpeedReader
 from .files.reader import CheckpointReader
-from .files.shelf import Shelf
+from .files.tensor_runs import TensorRuns
 from .storage.folder_store import FolderStore
 from .storage.store import MANIFEST, Store
 
@@ -35,10 +35,10 @@ class OpenCheckpoint(Protocol):
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor; for names see shelf.py."""
 
-    def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
+    def check(self, all_runs: Iterable[TensorRuns], names: Iterable[str] = ()) -> None:
         """See that what `read` of these, and `tensor` of these names, will read is there and as it was written; nothing is kept of it."""
 
-    def read(self, shelves: Iterable[Shelf]) -> None:
+    def read(self, all_runs: Iterable[TensorRuns]) -> None:
         """Fill the runs of these; of a tensor of another dtype, with rounded values."""
 
     def tensor(self, name: str) -> Tensor:

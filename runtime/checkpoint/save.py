@@ -22,8 +22,8 @@ from ..step.rule import ByName, hyper_parameters
 from .deepspeed.recovery_script import put_scripts
 from .files.format import TRAINING_FILE, check_is_plain
 from .files.manifest import Manifest, Span, digest
-from .files.shelf import Shelf, SubBufferShelves, model_name, shelf_of_tensors, split_beside
-from .files.writer import METADATA, Written, make_metadata, spans_of, write_shelves
+from .files.tensor_runs import SubBufferRuns, TensorRuns, model_name, runs_of_tensors, split_beside
+from .files.writer import METADATA, Written, make_metadata, spans_of, write_runs
 from .rank_meeting import Meeting
 from .storage.store import LATEST, MANIFEST, Store, is_tag
 from .training_state import Training, rng_state
@@ -49,7 +49,7 @@ class Prepared:
     meeting: Meeting
     store: Store
     tag: str
-    shelves: tuple[Shelf, ...]
+    all_runs: tuple[TensorRuns, ...]
     rank: int
     world_size: int
     manifest: Manifest  # without files
@@ -92,7 +92,7 @@ class Prepared:
         return problem
 
     def _write_own(self) -> list[Written]:
-        return write_shelves(self.store, self.store.partial_of(self.tag), self.shelves, rank=self.rank)
+        return write_runs(self.store, self.store.partial_of(self.tag), self.all_runs, rank=self.rank)
 
     def _finish(self, meeting: Meeting, written: list[Written], problem: str | None) -> str | None:
         """Hand what this rank has written to rank 0, which makes a checkpoint of it all."""
@@ -187,7 +187,7 @@ def prepare(
     gathered = comm.gather_objects((tag, rng_state(), beside), what="tags and random number states")
     left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
     sub_buffers = [sub_buffer for unit in training.model.units for sub_buffer in unit.sub_buffers]
-    shelves = [SubBufferShelves(sub_buffer).to_write(left_out=left_out) for sub_buffer in sub_buffers]
+    all_runs = [SubBufferRuns(sub_buffer).to_write(left_out=left_out) for sub_buffer in sub_buffers]
     problem: str | None = None
     cause: Exception | None = None  # on the rank that has the problem
     small_files: dict[str, bytes] = {}
@@ -195,7 +195,7 @@ def prepare(
         others = training.beside_units()
         if gathered is not None:  # rank 0
             tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
-            shelves.append(shelf_of_tensors(tensors))
+            all_runs.append(runs_of_tensors(tensors))
             _check_tags(training, [theirs for theirs, _, _ in gathered], is_latest=options.save_latest)
             state = _describe(training, client_state, others, left_out) | {
                 "rng": [rng for _, rng, _ in gathered]
@@ -205,7 +205,7 @@ def prepare(
             small_files = {TRAINING_FILE: _saved(state)}
     except Exception as error:  # the user's state_dict() may raise any; the other ranks wait below
         problem, cause = _problem(error, comm.mesh.world.index), error
-    shelves.append(shelf_of_tensors(beside_tensors))
+    all_runs.append(runs_of_tensors(beside_tensors))
     agreed = comm.all_gather_objects((problem, next(_NUMBERS), tag), what="what a checkpoint holds")
     problem = next((theirs for theirs, _, _ in agreed if theirs is not None), None)
     if problem is not None:
@@ -215,7 +215,7 @@ def prepare(
         meeting=Meeting(number, rank=comm.mesh.world.index, world_size=comm.mesh.world.size),
         store=store,
         tag=tag,
-        shelves=tuple(shelves),
+        all_runs=tuple(all_runs),
         rank=comm.mesh.world.index,
         world_size=comm.mesh.world.size,
         manifest=_manifest(training, tag),

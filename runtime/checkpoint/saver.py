@@ -73,8 +73,8 @@ class Saver:
             prepared.write()
             self._tell(prepared, stalled_s=time.perf_counter() - begun_at)
             return
-        snapshots = tuple(Snapshot(shelf, self._memory) for shelf in prepared.shelves)
-        copies = replace(prepared, shelves=tuple(snapshot.shelf for snapshot in snapshots))
+        snapshots = tuple(Snapshot(tensor_runs, self._memory) for tensor_runs in prepared.all_runs)
+        copies = replace(prepared, all_runs=tuple(snapshot.tensor_runs for snapshot in snapshots))
         under_way = _UnderWay(copies, snapshots)
         for snapshot in snapshots:
             snapshot.take_exposed()

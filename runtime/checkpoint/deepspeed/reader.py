@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
 from ...errors import CheckpointError
-from ..files.shelf import MODEL, Shelf, model_name, state_name
+from ..files.tensor_runs import MODEL, TensorRuns, model_name, state_name
 from .folder import DeepSpeedFolder
 from .pieces import (
     MASTER,
@@ -79,12 +79,12 @@ class DeepSpeedReader:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor."""
         return self._metadata
 
-    def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
+    def check(self, all_runs: Iterable[TensorRuns], names: Iterable[str] = ()) -> None:
         """Open all files that `read` of these, and `tensor` of these names, take from; DeepSpeed writes no digests.
 
         Errors: CheckpointError that names the file, or what is missing in it
         """
-        wanted = [(run.name, run.start, run.numel) for shelf in shelves for run in shelf.runs]
+        wanted = [(run.name, run.start, run.numel) for tensor_runs in all_runs for run in tensor_runs.runs]
         wanted += [(name, 0, prod(self._tensors[name].shape)) for name in names]
         try:
             for name, start, numel in wanted:
@@ -101,13 +101,13 @@ class DeepSpeedReader:
             ) from error
 
     @torch.no_grad()
-    def read(self, shelves: Iterable[Shelf]) -> None:
+    def read(self, all_runs: Iterable[TensorRuns]) -> None:
         """Fill the runs of these; of a tensor of another dtype, with rounded values."""
-        for shelf in shelves:
-            if shelf.runs:
-                with shelf.here(True):
-                    flats = shelf.flats()
-                    for run in shelf.runs:
+        for tensor_runs in all_runs:
+            if tensor_runs.runs:
+                with tensor_runs.here(True):
+                    flats = tensor_runs.flats()
+                    for run in tensor_runs.runs:
                         out = flats[run.flat][run.offset : run.offset + run.numel]
                         self._tensors[run.name].copy_to(run.start, out)
 

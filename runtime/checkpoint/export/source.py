@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ...errors import NoCheckpointError
-from ..files.shelf import MASTER, MODEL, model_name, state_name
+from ..files.tensor_runs import MASTER, MODEL, model_name, state_name
 from ..opened import OpenCheckpoint, is_checkpoint, latest_tag, open_checkpoint
 from ..storage.store import LATEST, Store
 from ..storage.url_store import open_store

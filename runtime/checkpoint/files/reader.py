@@ -26,7 +26,7 @@ from .archive import SpanReader, tensor_in
 from .boxes import Box, boxes_of
 from .format import TRAINING_FILE
 from .manifest import check_bytes, read_manifest
-from .shelf import MODEL, Run, Shelf
+from .tensor_runs import MODEL, Run, TensorRuns
 from .writer import METADATA
 
 # All that `.metadata` may name; what a pickle names is run.
@@ -109,14 +109,14 @@ class CheckpointReader:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor."""
         return self._tensors
 
-    def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
+    def check(self, all_runs: Iterable[TensorRuns], names: Iterable[str] = ()) -> None:
         """Read all that `read` of these, and `tensor` of these names, will read, and compare it with its digests.
 
         Errors: CheckpointError that names the file if it cannot be read or is damaged
         """
         wanted: dict[str, dict[int, None]] = {}
         whole = (self._whole_run(name) for name in names)
-        for run in (*(run for shelf in shelves for run in shelf.runs), *whole):
+        for run in (*(run for tensor_runs in all_runs for run in tensor_runs.runs), *whole):
             for item in self._read_items(run, list(_boxes_of(run))):
                 info: _StorageInfo = self._metadata.storage_data[item.storage_index]
                 wanted.setdefault(info.relative_path, {})[info.offset] = None
@@ -127,15 +127,15 @@ class CheckpointReader:
                     pass
 
     @torch.no_grad()
-    def read(self, shelves: Iterable[Shelf]) -> None:
+    def read(self, all_runs: Iterable[TensorRuns]) -> None:
         """Fill the runs of these; of a tensor of another dtype, with rounded values.
 
         Errors: CheckpointError that names the file if it cannot be read or is damaged; some may be filled then
         """
-        for shelf in shelves:
-            if shelf.runs:
-                with shelf.here(True):
-                    self._read_runs(shelf.runs, shelf.flats())
+        for tensor_runs in all_runs:
+            if tensor_runs.runs:
+                with tensor_runs.here(True):
+                    self._read_runs(tensor_runs.runs, tensor_runs.flats())
 
     def tensor(self, name: str) -> Tensor:
         """Return one whole tensor, in host memory."""

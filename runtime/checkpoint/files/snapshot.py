@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .shelf import Run, Shelf
+from .tensor_runs import Run, TensorRuns
 
 
 class Memory:
@@ -37,15 +37,19 @@ class Memory:
 class Snapshot:
     """Of one shelf. A copy that fails is told by who writes it: a rank may not stay away from a collective."""
 
-    def __init__(self, shelf: Shelf, memory: Memory) -> None:
+    def __init__(self, tensor_runs: TensorRuns, memory: Memory) -> None:
         """Copy nothing yet."""
-        self._source, self._memory = shelf, memory
-        self._ranges = {kind: _range(shelf, kind) for kind in {run.flat: None for run in shelf.runs}}
+        self._source, self._memory = tensor_runs, memory
+        self._ranges = {
+            kind: _range(tensor_runs, kind) for kind in {run.flat: None for run in tensor_runs.runs}
+        }
         self._copies: dict[str, Tensor] = {}
         self._problem: Exception | None = None
-        runs: list[Run] = [replace(run, offset=run.offset - self._ranges[run.flat][0]) for run in shelf.runs]
-        self.shelf = replace(
-            shelf,
+        runs: list[Run] = [
+            replace(run, offset=run.offset - self._ranges[run.flat][0]) for run in tensor_runs.runs
+        ]
+        self.tensor_runs = replace(
+            tensor_runs,
             runs=tuple(runs),
             flats=self._flats,
             here=lambda is_written: nullcontext(),
@@ -82,6 +86,6 @@ class Snapshot:
         return self._copies
 
 
-def _range(shelf: Shelf, kind: str) -> tuple[int, int]:
-    of_kind = [run for run in shelf.runs if run.flat == kind]
+def _range(tensor_runs: TensorRuns, kind: str) -> tuple[int, int]:
+    of_kind = [run for run in tensor_runs.runs if run.flat == kind]
     return min(run.offset for run in of_kind), max(run.offset + run.numel for run in of_kind)

@@ -29,7 +29,7 @@ from ..storage.store import Store
 from ..storage.stream import Stream
 from .boxes import Box, boxes_of
 from .manifest import Span
-from .shelf import Run, Shelf
+from .tensor_runs import Run, TensorRuns
 
 METADATA = ".metadata"
 _BOX_BYTES = 32 << 20  # who needs any of a box reads all of it
@@ -49,26 +49,26 @@ class Written(NamedTuple):
     span: Span
 
 
-def write_shelves(store: Store, folder: str, shelves: Sequence[Shelf], *, rank: int) -> list[Written]:
+def write_runs(store: Store, folder: str, all_runs: Sequence[TensorRuns], *, rank: int) -> list[Written]:
     """Write this rank's boxes into a file of its own, shelf by shelf, and have it on the disk.
 
     Errors: OSError with the bytes wanted and free if there is no room for it, before anything is written
     """
-    capacity = sum(num_bytes + _AROUND_BOX for num_bytes in _box_bytes(shelves))
+    capacity = sum(num_bytes + _AROUND_BOX for num_bytes in _box_bytes(all_runs))
     if capacity == 0:
         return []
     file = f"__{rank}_0.distcp"
     written = []
     with store.stream(f"{folder}/{file}", capacity=capacity) as stream:
-        for shelf in shelves:
-            if not shelf.runs:
+        for tensor_runs in all_runs:
+            if not tensor_runs.runs:
                 continue
-            with shelf.here(False):
-                flats = shelf.flats()
-                for run, box in _boxes(shelf):
+            with tensor_runs.here(False):
+                flats = tensor_runs.flats()
+                for run, box in _boxes(tensor_runs):
                     sink = _Sink(stream)
                     _save_box(_values(flats[run.flat], run, box), sink)
-                    dtype = str(shelf.dtypes[run.flat]).removeprefix("torch.")
+                    dtype = str(tensor_runs.dtypes[run.flat]).removeprefix("torch.")
                     written.append(
                         Written(run.name, run.shape, dtype, box.offsets, box.sizes, file, sink.span())
                     )
@@ -106,17 +106,17 @@ def spans_of(written: Sequence[Written]) -> dict[str, tuple[Span, ...]]:
     return {file: tuple(sorted(parts)) for file, parts in spans.items()}
 
 
-def _boxes(shelf: Shelf) -> Iterator[tuple[Run, Box]]:
-    for run in shelf.runs:
-        max_numel = _BOX_BYTES // shelf.dtypes[run.flat].itemsize
+def _boxes(tensor_runs: TensorRuns) -> Iterator[tuple[Run, Box]]:
+    for run in tensor_runs.runs:
+        max_numel = _BOX_BYTES // tensor_runs.dtypes[run.flat].itemsize
         for box in boxes_of(run.shape, run.start, run.start + run.numel, max_numel=max_numel):
             yield run, box
 
 
-def _box_bytes(shelves: Sequence[Shelf]) -> Iterator[int]:
-    for shelf in shelves:
-        for run, box in _boxes(shelf):
-            yield box.numel * shelf.dtypes[run.flat].itemsize
+def _box_bytes(all_runs: Sequence[TensorRuns]) -> Iterator[int]:
+    for tensor_runs in all_runs:
+        for run, box in _boxes(tensor_runs):
+            yield box.numel * tensor_runs.dtypes[run.flat].itemsize
 
 
 def _values(flat: Tensor, run: Run, box: Box) -> Tensor:

@@ -168,18 +168,18 @@ def test_all_ranks_learn_that_rank_0_could_not_write(ranks: Ranks, tmp_path: Pat
 def _outlived(rank: int, folder: str) -> None:
     """The files are written when the process group is gone."""
     engine = make(3, True, checkpoint={"async_save": True})
-    write = save.write_shelves
+    write = save.write_runs
 
     def late(*args: Any, **options: Any) -> Any:
         while torch.distributed.is_initialized():
             time.sleep(0.005)
         return write(*args, **options)
 
-    save.write_shelves = late
+    save.write_runs = late
     engine.save_checkpoint(folder)
     torch.distributed.destroy_process_group()
     engine._saver.wait()
-    save.write_shelves = write
+    save.write_runs = write
     store = f"file://{folder}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
 

@@ -49,7 +49,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class TensorRuns:
     """Runs that lie in a few flat tensors, which may be on a disk between their uses."""
 
     runs: tuple[Run, ...]
@@ -59,10 +59,10 @@ class Shelf:
     exposed: frozenset[str] = frozenset()  # flat tensors that the program may change by itself, at any time
 
 
-def shelf_of_tensors(tensors: Mapping[str, Tensor]) -> Shelf:
+def runs_of_tensors(tensors: Mapping[str, Tensor]) -> TensorRuns:
     """Return whole tensors as a shelf, by their names in a checkpoint."""
     contiguous = {name: value.detach().contiguous().reshape(-1) for name, value in tensors.items()}
-    return Shelf(
+    return TensorRuns(
         runs=tuple(
             Run(name=name, shape=tuple(value.shape), start=0, numel=value.numel(), flat=name, offset=0)
             for name, value in tensors.items()
@@ -78,7 +78,7 @@ def shelf_of_tensors(tensors: Mapping[str, Tensor]) -> Shelf:
 SourceOf = Callable[[str, str, torch.dtype], str | None]
 
 
-class SubBufferShelves:
+class SubBufferRuns:
     """Of one sub-buffer: which elements this rank has, of each kind of value."""
 
     def __init__(self, sub_buffer: SubBuffer) -> None:
@@ -94,7 +94,7 @@ class SubBufferShelves:
         self._param_range = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
         self._is_first = mesh.chunk_index == 0
 
-    def to_write(self, *, left_out: Container[str] = ()) -> Shelf:
+    def to_write(self, *, left_out: Container[str] = ()) -> TensorRuns:
         """Return this rank's 1/world of it, without these parameters; all ranks' make the whole."""
         sub_buffer = self.sub_buffer
 
@@ -111,9 +111,9 @@ class SubBufferShelves:
             kinds = [*([MASTER] if has_master else []), *sub_buffer.optimizer_shard.states]
         for kind in kinds:
             runs += self._runs(kind, partial(_swapped, kind), self._chunk, self._state_range[0])
-        return self._shelf(runs, kinds)
+        return self._tensor_runs(runs, kinds)
 
-    def to_read(self, source_of: SourceOf, kinds: Sequence[str]) -> Shelf:
+    def to_read(self, source_of: SourceOf, kinds: Sequence[str]) -> TensorRuns:
         """Return all that this rank holds; where parameters are whole, what it holds of a shard of them."""
         sub_buffer, dtype = self.sub_buffer, self.sub_buffer.param_shard.values.flat.dtype
 
@@ -127,9 +127,9 @@ class SubBufferShelves:
         ]
         for kind in names:
             runs += self._runs(kind, source(kind, torch.float32), self._state_range, self._state_range[0])
-        return self._shelf(runs, names)
+        return self._tensor_runs(runs, names)
 
-    def _shelf(self, runs: Sequence[Run], kinds: Sequence[str]) -> Shelf:
+    def _tensor_runs(self, runs: Sequence[Run], kinds: Sequence[str]) -> TensorRuns:
         sub_buffer = self.sub_buffer
         dtypes = dict.fromkeys(kinds, torch.float32)
         dtypes |= {
@@ -137,7 +137,7 @@ class SubBufferShelves:
             for kind in kinds
             if kind in sub_buffer.optimizer_shard.states
         }
-        return Shelf(
+        return TensorRuns(
             runs=tuple(runs),
             dtypes={PARAMETERS: sub_buffer.param_shard.values.flat.dtype, **dtypes},
             flats=lambda: self._flats(kinds),
