@@ -24,7 +24,7 @@ from .files.format import TRAINING_FILE, check_is_plain
 from .files.manifest import Manifest, Span, digest
 from .files.tensor_runs import SubBufferRuns, TensorRuns, model_name, runs_of_tensors, split_beside
 from .files.writer import METADATA, Written, make_metadata, spans_of, write_runs
-from .rank_meeting import Meeting
+from .rank_notes import RankNotes
 from .storage.store import LATEST, MANIFEST, Store, is_tag
 from .training_state import Training, rng_state
 
@@ -46,7 +46,7 @@ class SaveOptions:
 class Prepared:
     """A checkpoint that only has to be written. Files beside the shelves are there on rank 0 only."""
 
-    meeting: Meeting
+    notes: RankNotes
     store: Store
     tag: str
     all_runs: tuple[TensorRuns, ...]
@@ -69,7 +69,7 @@ class Prepared:
         Errors: CheckpointError, the same on every rank, if one of them cannot write
         """
         try:
-            with self.meeting:
+            with self.notes:
                 problem = self._write()
         except CheckpointError as error:
             problem = f": {error}"
@@ -80,29 +80,29 @@ class Prepared:
 
     def _write(self) -> str | None:
         """Return what went wrong on any rank, and on which."""
-        meeting = self.meeting
+        notes = self.notes
         if self.rank == 0:
             problem: str | None = self._told(self.store.begin, self.tag)[1]
-            meeting.tell("begun", problem)
+            notes.tell("begun", problem)
         else:
-            problem = meeting.hear("begun", 0)
+            problem = notes.hear("begun", 0)
         if problem is None:
             written, own_problem = self._told(self._write_own)
-            problem = self._finish(meeting, written or [], own_problem)
+            problem = self._finish(notes, written or [], own_problem)
         return problem
 
     def _write_own(self) -> list[Written]:
         return write_runs(self.store, self.store.partial_of(self.tag), self.all_runs, rank=self.rank)
 
-    def _finish(self, meeting: Meeting, written: list[Written], problem: str | None) -> str | None:
+    def _finish(self, notes: RankNotes, written: list[Written], problem: str | None) -> str | None:
         """Hand what this rank has written to rank 0, which makes a checkpoint of it all."""
         if self.rank != 0:
-            meeting.tell("written", (written, problem))
-            result: str | None = meeting.hear("result", 0)
-            meeting.part()
+            notes.tell("written", (written, problem))
+            result: str | None = notes.hear("result", 0)
+            notes.wait_until_heard()
             return result
         try:
-            answers = meeting.hear_all("written", (written, problem))
+            answers = notes.hear_all("written", (written, problem))
             problem = next((theirs for _, theirs in answers if theirs is not None), None)
         except CheckpointError as error:  # a rank is gone, which the others have to hear
             answers, problem = [], f": {error}"
@@ -111,8 +111,8 @@ class Prepared:
             problem = self._told(self._publish, boxes)[1]
         if problem is not None:
             self._told(self.store.abandon, self.tag)
-        meeting.tell("result", problem)
-        meeting.part()
+        notes.tell("result", problem)
+        notes.wait_until_heard()
         return problem
 
     def _publish(self, written: Sequence[Written]) -> None:
@@ -212,7 +212,7 @@ def prepare(
         raise CheckpointError(problem) from cause
     _, number, tag = agreed[0]
     return Prepared(
-        meeting=Meeting(number, rank=comm.mesh.world.index, world_size=comm.mesh.world.size),
+        notes=RankNotes(number, rank=comm.mesh.world.index, world_size=comm.mesh.world.size),
         store=store,
         tag=tag,
         all_runs=tuple(all_runs),

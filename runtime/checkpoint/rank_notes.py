@@ -22,7 +22,7 @@ BEAT_S = 1.0  # between two signs of life
 PATIENCE_S = 30.0  # with a rank that gives none
 
 
-class Meeting:
+class RankNotes:
     """One of many, each with a number of its own. Inside the `with` block this rank gives signs of life."""
 
     def __init__(self, number: int, *, rank: int, world_size: int) -> None:
@@ -32,7 +32,7 @@ class Meeting:
             self._store = PrefixStore(f"dslaunch/save/{number}", _get_default_store())
         self._is_over = threading.Event()
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> RankNotes:
         if self._store is not None:
             # a daemon, since it only says that this process goes on
             threading.Thread(target=self._beat, name="dslaunch-alive", daemon=True).start()
@@ -83,7 +83,7 @@ class Meeting:
         """Wait for the notes of all ranks, this one's being `own`."""
         return [own if rank == self._rank else self.hear(what, rank) for rank in range(self._world_size)]
 
-    def part(self) -> None:
+    def wait_until_heard(self) -> None:
         """Let rank 0 stay until the others have heard the last of it: its process may serve the store, and end next."""
         with suppress(RuntimeError, CheckpointError):  # a rank is gone, and all is said
             if self._rank == 0:
