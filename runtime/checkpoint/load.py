@@ -503,7 +503,7 @@ def _share(training: Training) -> None:
             sub_buffer.param_shard.note_change()
             if not sub_buffer.is_sharded:
                 gathers.append(
-                    training.comm.gather(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
+                    training.comm.all_gather_(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
                 )
     for gather in gathers:
         gather.wait()

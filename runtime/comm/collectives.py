@@ -61,13 +61,13 @@ class Collectives:
     """
 
     def __init__(self, mesh: Mesh, *, gather_axis: Axis | None = None) -> None:
-        """`gather_axis` is the shard axis once more: what gather_from() sends goes beside the rest, in its own order."""
+        """`gather_axis` is the shard axis once more: what all_gather_from() sends goes beside the rest, in its own order."""
         self.mesh = mesh
         self.meter = Meter()
         self.recorder = FlightRecorder()
         self._log = process_log()
         self._own_gather_axis = gather_axis
-        # Called with `what` before gather_from() sends anything.
+        # Called with `what` before all_gather_from() sends anything.
         self.before_gather: Callable[[str], None] = nothing_before
 
     def close(self) -> None:
@@ -76,21 +76,21 @@ class Collectives:
             self._own_gather_axis = self._own_gather_axis.without_group()
         self.mesh = self.mesh.without_groups()
 
-    def reduce(self, flat: Tensor, *, what: str) -> Pending:
+    def reduce_scatter_or_all_reduce(self, flat: Tensor, *, what: str) -> Pending:
         """Average `flat` over all ranks; only what this rank holds of gradients is meaningful afterwards.
 
         Shapes: [n] contiguous, n a multiple of the number of ranks
         """
         return Pending(self._reduce_steps(flat, what))
 
-    def gather(self, flat: Tensor, *, what: str) -> Pending:
+    def all_gather_(self, flat: Tensor, *, what: str) -> Pending:
         """Fill `flat` from the shards that the ranks of the shard axis hold in their places of it."""
         return Pending(self._all_gather_steps(flat, self.mesh.shard, what))
 
-    def gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
+    def all_gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
         """Fill `flat` [n] with the `shard` [n/N] of every rank of the shard axis, in order."""
         self.before_gather(what)
-        return Pending(self._gather_from_steps(shard, flat, what))
+        return Pending(self._all_gather_from_steps(shard, flat, what))
 
     def gather_states(self, own: Tensor, *, what: str) -> Tensor:
         """Return the whole of a value of which each rank has its shard, as of gradients, masters and states."""
@@ -103,7 +103,7 @@ class Collectives:
                 own = whole
         return own
 
-    def spread_chunk(self, shard: Tensor, *, what: str) -> Pending:
+    def all_gather_chunk(self, shard: Tensor, *, what: str) -> Pending:
         """Fill this rank's parameter shard from the chunks of it that the ranks of the replicate axis have updated."""
         if not self.mesh.states_by_chunk:
             return Pending.done()
@@ -248,7 +248,7 @@ class Collectives:
             partial(all_gather_single, gathered.view(-1), value.view(-1), group=world.group, async_op=True)
         )
 
-    def _gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> _Steps:
+    def _all_gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> _Steps:
         axis = self._own_gather_axis or self.mesh.shard
         flight = self._begin(
             "all_gather",

@@ -192,7 +192,7 @@ class EarlyParameter:
             return
         param = self.param
         flat = self.shard.new_empty(self.init.comm.mesh.shard.size * self.shard.numel())
-        self.init.comm.gather_from(self.shard, flat, what=f"parameter '{self.name}'").wait()
+        self.init.comm.all_gather_from(self.shard, flat, what=f"parameter '{self.name}'").wait()
         placeholder, self._placeholder = self._placeholder, None
         placeholder.take_away(param, flat[: param.numel()].view(param.shape))
         self._version = param._version

@@ -252,8 +252,8 @@ class ReplicatedGradients(FlatGradients):
     def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
         self.adopt()
         whole = self.flat.clone()
-        comm.reduce(whole, what=self._label(indices[0])).wait()
-        comm.gather(whole, what=self._label(indices[0])).wait()
+        comm.reduce_scatter_or_all_reduce(whole, what=self._label(indices[0])).wait()
+        comm.all_gather_(whole, what=self._label(indices[0])).wait()
         return [self._cut(whole, index) for index in indices]
 
     def replace(self, index: int, value: Tensor) -> None:

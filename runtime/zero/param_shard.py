@@ -137,7 +137,7 @@ class ParamShard:
             )
         self.values.allocate()
         if not self.residence.parameters.is_away:
-            return self._comm.gather_from(self.kept, self.values.flat, what=self._plan.label)
+            return self._comm.all_gather_from(self.kept, self.values.flat, what=self._plan.label)
         with self.here():
             return to_device(self.kept, self.own_values(), then=self._gather_others)
 
@@ -149,7 +149,7 @@ class ParamShard:
     def _gather_others(self) -> Pending:
         if self._plan.mesh.shard.is_alone:
             return Pending.done()
-        return self._comm.gather_from(self.own_values(), self.values.flat, what=self._plan.label)
+        return self._comm.all_gather_from(self.own_values(), self.values.flat, what=self._plan.label)
 
     @torch.no_grad()
     def show(self) -> None:

@@ -235,8 +235,8 @@ class ShardedModel:
             if index not in sub_buffer.optimizer_shard.frozen
         )
         if sub_buffer.is_sharded:
-            return self.comm.spread_chunk(sub_buffer.param_shard.kept, what=sub_buffer.label)
-        return self.comm.gather(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
+            return self.comm.all_gather_chunk(sub_buffer.param_shard.kept, what=sub_buffer.label)
+        return self.comm.all_gather_(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
 
     @contextmanager
     def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:

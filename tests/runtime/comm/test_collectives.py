@@ -48,8 +48,8 @@ def test_ranks_of_a_mesh_are_numbered_row_by_row_and_own_a_chunk_of_their_shard(
 def _reduce(rank: int, shard_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, int], int]:
     comm = Collectives(make_mesh(shard_size=shard_size))
     flat = _values(rank, dtype)
-    comm.reduce(flat, what="x").wait()
-    comm.gather(flat, what="x").wait()
+    comm.reduce_scatter_or_all_reduce(flat, what="x").wait()
+    comm.all_gather_(flat, what="x").wait()
     return flat, comm.meter.bytes_by_kind(), comm.meter.order_hash
 
 
@@ -78,7 +78,7 @@ def test_a_mesh_of_two_axes_gives_the_mean_of_all(ranks: Ranks) -> None:
 def _in_flight(rank: int) -> list[torch.Tensor]:
     comm = Collectives(make_mesh(shard_size=1))
     flats = [_values(rank, torch.float32) * (index + 1) for index in range(5)]
-    for pending in [comm.reduce(flat, what="x") for flat in flats]:
+    for pending in [comm.reduce_scatter_or_all_reduce(flat, what="x") for flat in flats]:
         pending.wait()
     return flats
 

@@ -116,10 +116,10 @@ class FakeCollectives(Collectives):
     def all_gather_objects(self, value: object, *, what: str) -> list[Any]:
         return self._send(0, what, value)()
 
-    def reduce(self, flat: Tensor, *, what: str) -> Pending:
+    def reduce_scatter_or_all_reduce(self, flat: Tensor, *, what: str) -> Pending:
         return Pending(self._average(flat, f"reduce of {what}"))
 
-    def gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
+    def all_gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
         self.before_gather(what)
         return Pending(self._fill(shard, flat, f"gather of {what}"))
 

@@ -424,10 +424,10 @@ def test_collectives_are_labelled_and_numbered_by_lane(ranks: Ranks) -> None:
 def _labels(rank: int) -> tuple[list[tuple[int, int, str]], list[str], list[str]]:
     comm = Collectives(make_mesh(shard_size=2), gather_axis=make_shard_axis(shard_size=2))
     comm.broadcast(torch.ones(2), what="a")
-    comm.reduce(torch.ones(4), what="b").wait()
+    comm.reduce_scatter_or_all_reduce(torch.ones(4), what="b").wait()
     if rank == 1:
         dist.barrier()  # so that rank 0 can see that it is under way
-    pending = comm.gather_from(torch.ones(2), torch.empty(4), what="c")
+    pending = comm.all_gather_from(torch.ones(2), torch.empty(4), what="c")
     before = [str(flight.label) for flight in comm.recorder.under_way()] if rank == 0 else ["all_gather of c"]
     if rank == 0:
         dist.barrier()
