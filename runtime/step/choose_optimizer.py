@@ -218,8 +218,8 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
             "if it treats every element alone, say so with a class attribute is_elementwise = True",
             name,
         )
-    stand_in: StandInOptimizer = wrap(client, groups, range(len(groups)), is_elementwise=is_elementwise)
-    return TorchOptimizerRule(_torch_name(kind), [stand_in])
+    wrapped: StandInOptimizer = wrap(client, groups, range(len(groups)), is_elementwise=is_elementwise)
+    return TorchOptimizerRule(_torch_name(kind), [wrapped])
 
 
 def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:

@@ -115,7 +115,7 @@ class FlatOptimizer(DeepSpeedNames):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is being built; afterwards the flat buffers are laid out for good."""
-        if getattr(self, "parts", ()):
+        if getattr(self, "sub_buffers", ()):
             raise ConfigError(
                 "add_param_group() after initialize() is not supported; give initialize() all groups"
             )

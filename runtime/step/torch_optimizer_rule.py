@@ -44,7 +44,7 @@ class StandInOptimizer:
 class _StandIn(NamedTuple):
     """What the optimizer has in place of the parameter at `member_index` of `sub_buffer`."""
 
-    stand_in: StandInOptimizer
+    wrapped: StandInOptimizer
     sub_buffer: SubBuffer
     member_index: int
     param: nn.Parameter
@@ -57,17 +57,17 @@ class _StandIn(NamedTuple):
     @property
     def state(self) -> dict[str, Any]:
         """What the optimizer remembers of it, once it has stepped."""
-        found: dict[str, Any] = self.stand_in.optimizer.state.get(self.param, {})
+        found: dict[str, Any] = self.wrapped.optimizer.state.get(self.param, {})
         return found
 
 
 class TorchOptimizerRule:
-    """Steps the optimizers of `stand_ins`, which are lent to it for good."""
+    """Steps these optimizers, which are its own from now on."""
 
-    def __init__(self, name: str, stand_ins: Sequence[StandInOptimizer]) -> None:
+    def __init__(self, name: str, optimizers: Sequence[StandInOptimizer]) -> None:
         self.name = name
         self.steps_by_sub_buffer = False
-        self._optimizers = tuple(stand_ins)
+        self._optimizers = tuple(optimizers)
         self._sub_buffers: tuple[SubBuffer, ...] = ()
         self._stand_ins: list[_StandIn] = []
         self._shared: list[_StandIn | None] = []  # by number in `_whole`; None: another rank owns it
@@ -76,17 +76,17 @@ class TorchOptimizerRule:
     def attach(self, sub_buffers: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Make the stand-ins."""
         self._sub_buffers = tuple(sub_buffers)
-        optimizer_of = {group: stand_in for stand_in in self._optimizers for group in stand_in.groups}
+        optimizer_of = {group: wrapped for wrapped in self._optimizers for group in wrapped.groups}
         shared: list[tuple[StandInOptimizer, SubBuffer, int]] = []
         for sub_buffer in self._sub_buffers:
             for index, member in enumerate(sub_buffer.members):
-                stand_in = optimizer_of[member.group]
+                wrapped = optimizer_of[member.group]
                 if not member.param.numel():
                     continue
-                if stand_in.is_elementwise or sub_buffer.plan.num_shards == 1:
-                    self._stand_ins += _local(stand_in, sub_buffer, index)
+                if wrapped.is_elementwise or sub_buffer.plan.num_shards == 1:
+                    self._stand_ins += _local(wrapped, sub_buffer, index)
                 else:
-                    shared.append((stand_in, sub_buffer, index))
+                    shared.append((wrapped, sub_buffer, index))
             self._stand_ins += self._empty(sub_buffer, optimizer_of)
         if shared:
             self._whole = WholeTensors([(sub_buffer, index) for _, sub_buffer, index in shared], comm)
@@ -100,12 +100,12 @@ class TorchOptimizerRule:
             for _, sub_buffer, index in shared:
                 sub_buffer.optimizer_shard.states_of_whole[index] = dict
         for one in self._stand_ins:
-            if not one.stand_in.is_elementwise:
+            if not one.wrapped.is_elementwise:
                 one.sub_buffer.optimizer_shard.states_of_whole[one.member_index] = partial(
                     getattr, one, "state"
                 )
-            own_group = one.stand_in.groups.index(one.sub_buffer.members[one.member_index].group)
-            one.stand_in.optimizer.param_groups[own_group]["params"].append(one.param)
+            own_group = one.wrapped.groups.index(one.sub_buffer.members[one.member_index].group)
+            one.wrapped.optimizer.param_groups[own_group]["params"].append(one.param)
         self._take_states(optimizer_of)
 
     @torch.no_grad()
@@ -114,11 +114,11 @@ class TorchOptimizerRule:
         beside: ByName = {}
         for sub_buffer in self._sub_buffers:
             for index, member in enumerate(sub_buffer.members):
-                stand_in = optimizer_of[member.group]
-                for name, value in stand_in.states.get(member.param, {}).items():
+                wrapped = optimizer_of[member.group]
+                for name, value in wrapped.states.get(member.param, {}).items():
                     is_tensor = isinstance(value, Tensor)
                     if (
-                        stand_in.is_elementwise
+                        wrapped.is_elementwise
                         and name != "step"
                         and is_tensor
                         and value.shape == member.param.shape
@@ -126,10 +126,10 @@ class TorchOptimizerRule:
                         sub_buffer.copy_fragment(index, value, _state_of(sub_buffer, name))
                     else:
                         beside.setdefault(member.name, {})[name] = value.clone() if is_tensor else value
-        if any(stand_in.states for stand_in in self._optimizers):
+        if any(wrapped.states for wrapped in self._optimizers):
             self.load_beside(beside)
-        for stand_in in self._optimizers:
-            stand_in.states.clear()  # whole tensors, on every rank
+        for wrapped in self._optimizers:
+            wrapped.states.clear()  # whole tensors, on every rank
 
     def _empty(
         self, sub_buffer: SubBuffer, optimizer_of: Mapping[int, StandInOptimizer]
@@ -141,12 +141,12 @@ class TorchOptimizerRule:
             if one.sub_buffer is sub_buffer
         }
         for index, member in enumerate(sub_buffer.members):
-            stand_in = optimizer_of[member.group]
-            if stand_in.is_elementwise and member.group not in present:
+            wrapped = optimizer_of[member.group]
+            if wrapped.is_elementwise and member.group not in present:
                 present.add(member.group)
                 nothing = slice(0, 0)
                 yield _StandIn(
-                    stand_in,
+                    wrapped,
                     sub_buffer,
                     index,
                     nn.Parameter(sub_buffer.optimizer_shard.master[nothing]),
@@ -166,8 +166,8 @@ class TorchOptimizerRule:
         if self._whole is not None:
             self._collect(self._whole, grads)
         self._forget_frozen()
-        for stand_in in self._optimizers:
-            _step(stand_in, groups)
+        for wrapped in self._optimizers:
+            _step(wrapped, groups)
         if self._whole is not None:
             self._hand_back(self._whole)
         self._take_back()
@@ -188,7 +188,7 @@ class TorchOptimizerRule:
             one.param.grad = None
             if one.run is not None:
                 _return_to_master(one, one.run)
-            if one.stand_in.is_elementwise:
+            if one.wrapped.is_elementwise:
                 _adopt_states(one)
 
     def _collect(self, whole: WholeTensors, grads: dict[SubBuffer, _Grads]) -> None:
@@ -219,8 +219,8 @@ class TorchOptimizerRule:
 
     def reset_states(self, names: Sequence[str]) -> None:
         """Let the optimizers begin anew, the elements' states with zeros."""
-        for stand_in in self._optimizers:
-            stand_in.optimizer.state.clear()
+        for wrapped in self._optimizers:
+            wrapped.optimizer.state.clear()
         for sub_buffer in self._sub_buffers:
             sub_buffer.allocate_states(names)
 
@@ -228,7 +228,7 @@ class TorchOptimizerRule:
         """Whatever is no state of each element: numbers, and all of whole parameters."""
         found: ByName = {}
         for one in self._stand_ins:
-            kept = set(one.sub_buffer.optimizer_shard.states) if one.stand_in.is_elementwise else set()
+            kept = set(one.sub_buffer.optimizer_shard.states) if one.wrapped.is_elementwise else set()
             found[one.name] = {
                 name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
                 for name, value in one.state.items()
@@ -240,11 +240,11 @@ class TorchOptimizerRule:
         """Of parameters of which nothing was saved, the optimizer makes its states at the first step."""
         for one in self._stand_ins:
             state = dict(saved.get(one.name, {}))
-            if one.stand_in.is_elementwise and one.run is not None:
+            if one.wrapped.is_elementwise and one.run is not None:
                 state |= {name: flat[one.run] for name, flat in one.sub_buffer.optimizer_shard.states.items()}
             if state:
                 placed = {name: _placed(name, value, one) for name, value in state.items()}
-                one.stand_in.optimizer.state[one.param] = placed
+                one.wrapped.optimizer.state[one.param] = placed
 
 
 class _Grads:
@@ -277,21 +277,21 @@ def wrap(
     return StandInOptimizer(optimizer=copy, states=client.state, groups=tuple(indices), **kind)
 
 
-def _step(stand_in: StandInOptimizer, groups: Groups) -> None:
+def _step(wrapped: StandInOptimizer, groups: Groups) -> None:
     """Step it with the hyper-parameters of the user's groups, and leave there what it makes of them."""
     pairs = [
         (own, groups[index])
-        for own, index in zip(stand_in.optimizer.param_groups, stand_in.groups, strict=True)
+        for own, index in zip(wrapped.optimizer.param_groups, wrapped.groups, strict=True)
     ]
     for own, users in pairs:
         own.update(hyper_parameters(users))
     with torch.enable_grad():  # as a training loop has it; an optimizer switches it off by itself
-        stand_in.optimizer.step()
+        wrapped.optimizer.step()
     for own, users in pairs:
         users.update(hyper_parameters(own))
 
 
-def _local(stand_in: StandInOptimizer, sub_buffer: SubBuffer, index: int) -> Iterator[_StandIn]:
+def _local(wrapped: StandInOptimizer, sub_buffer: SubBuffer, index: int) -> Iterator[_StandIn]:
     """The stand-in for what this rank's shard holds of a parameter, if anything."""
     slot = sub_buffer.layout.slots[index]
     fragment = sub_buffer.layout.fragment(
@@ -300,8 +300,8 @@ def _local(stand_in: StandInOptimizer, sub_buffer: SubBuffer, index: int) -> Ite
     if fragment is not None:
         run = _run(fragment)
         values = sub_buffer.optimizer_shard.master[run]
-        one = _StandIn(stand_in, sub_buffer, index, nn.Parameter(values), run)
-        if not stand_in.is_elementwise:
+        one = _StandIn(wrapped, sub_buffer, index, nn.Parameter(values), run)
+        if not wrapped.is_elementwise:
             one.param.data = values.view(_shape(one))
         yield one
 
@@ -321,7 +321,7 @@ def _run(fragment: Fragment) -> slice:
 def _shape(one: _StandIn) -> tuple[int, ...]:
     """The shape in which the optimizer wants the whole parameter."""
     shape = one.sub_buffer.layout.slots[one.member_index].shape
-    return (shape[0], prod(shape[1:])) if one.stand_in.as_matrices else shape
+    return (shape[0], prod(shape[1:])) if one.wrapped.as_matrices else shape
 
 
 def _adopt_states(one: _StandIn) -> None:
@@ -331,7 +331,7 @@ def _adopt_states(one: _StandIn) -> None:
             continue
         if value.dtype != one.param.dtype:
             raise ConfigError(
-                f"optimizer {type(one.stand_in.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
+                f"optimizer {type(one.wrapped.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
                 "stepped on shards keeps float32: leave out its is_elementwise"
             )
         index = _state_of(one.sub_buffer, name)[one.run]
@@ -351,6 +351,6 @@ def _placed(name: str, value: Any, one: _StandIn) -> Any:
     """A loaded state where torch keeps it: step counts in host memory, unless the kernels read them."""
     if not isinstance(value, Tensor):
         return value
-    defaults = one.stand_in.optimizer.defaults
+    defaults = one.wrapped.optimizer.defaults
     stays = name == "step" and not (defaults.get("capturable") or defaults.get("fused"))
     return value if stays else value.to(one.param.device)

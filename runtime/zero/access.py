@@ -1,13 +1,13 @@
-"""Parameters are here when they are used: four nets, each of which catches what the others let through.
+"""Parameters are unsharded when they are used: four nets, each of which catches what the others let through.
 
-1. Modules. The forward of every module brings its unit, unless one of the same unit is under way. This is the usual way; it
+1. Modules. The forward of every module unshards its unit, unless one of the same unit is under way. This is the usual way; it
    serves modules that are called past the one that owns them, and checkpoints that compute a part of a unit again.
-2. Outputs. A gradient that reaches what a unit returned brings the unit, before its own operations run.
+2. Outputs. A gradient that reaches what a unit returned unshards the unit, before its own operations run.
 3. Saved values. What autograd saves of a unit's memory is noted as a place in it, and read again when it is needed: so the
    memory may go meanwhile, and operations that no output leads to (views changed in place, tensors in objects) find it.
-4. Attributes. `module.weight` brings the unit of a parameter that is used outside its module, while a forward runs.
+4. Attributes. `module.weight` unshards the unit of a parameter that is used outside its module, while a forward runs.
 
-Nets 2 and 3 bring the values only: autograd reads them where they lie. A parameter that a hook of the backward uses has them from
+Nets 2 and 3 gather the values only: autograd reads them where they lie. A parameter that a hook of the backward uses has them from
 then on, see placeholder.py.
 Nothing of this is installed where no parameter is sharded.
 """
@@ -109,7 +109,7 @@ class Access:
     def compile(self, options: Mapping[str, Any]) -> int:
         """Compile the forward of every module that has a whole unit's parameters here when it runs; return how many.
 
-        Not the root's: in it the other units come and go, which compiled code cannot make happen.
+        Not the root's: in it the other units are unsharded and resharded, which compiled code cannot do.
         """
         unit_of = {id(one): unit for one, unit, _ in self._modules}
         tops = [
@@ -185,7 +185,7 @@ class Access:
     # ---- 3: saved values
 
     def saved_values(self) -> AbstractContextManager[object]:
-        """Have autograd save the places of what lies in a unit's memory, and bring the unit where it needs the values."""
+        """Have autograd save the places of what lies in a unit's memory, and unshard the unit where it needs the values."""
         below = _top_hooks(True)
         if _is_ours(below):
             return nullcontext()
@@ -279,7 +279,7 @@ class _Forward:
 
 
 class _Parameters(dict[str, Any]):
-    """A module's parameters; to ask for one by name brings its values."""
+    """A module's parameters; to ask for one by name unshards its unit."""
 
     def __init__(self, params: dict[str, Any], unshard_until_end: Callable[[nn.Parameter], None]) -> None:
         super().__init__(params)

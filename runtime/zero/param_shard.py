@@ -126,7 +126,7 @@ class ParamShard:
     # What follows is for parameters that are not always here: sharded or offloaded.
 
     def start_unshard(self) -> Pending:
-        """Begin to bring all values here; `show` when that is done.
+        """Begin to gather all values; `show` when that is done.
 
         Errors: ConfigError while this rank's shard is offloaded
         """
@@ -256,7 +256,7 @@ class ParamShard:
             self._plan.copy_fragment(index, whole, self.kept, axis.index, num_shards=axis.size)
 
     def restore_all(self) -> None:
-        """Let all values be here for good, as they are."""
+        """Keep all values here from now on, as they are."""
         if self._plan.is_sharded and self.residence.parameters.is_away:
             self.kept = self.own_values()
         self.spill, self.residence = None, SubBufferResidence()

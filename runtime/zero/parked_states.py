@@ -82,7 +82,7 @@ class ParkedStates:
 
     @torch.no_grad()
     def move_out(self, kinds: Sequence[Kind], *, pin_memory: bool, non_blocking: bool) -> None:
-        """Let these go, or none of them; those that are gone stay so. No sharded parameter may be here as a whole."""
+        """Park these, or none of them; those that are parked stay so. No sharded parameter may be unsharded."""
         wanted = [kind for kind in kinds if kind not in self._parked]
         try:
             for kind in wanted:

@@ -1,10 +1,11 @@
-"""Which units have their parameters here, and when they come and go.
+"""Which units are unsharded, and when they are resharded.
 
-A unit comes when a module of it is entered, or when a backward reaches it. It goes when another one comes, unless a forward
-that is under way uses it, it is held, or it is the next one anyway. The order in which units came last time
-tells which is next: that one is gathered while the present one computes. A wrong guess costs one gather and nothing else.
+A unit is unsharded when a module of it is entered, or when a backward reaches it. It is resharded when another one is
+unsharded, unless a forward that is under way uses it, it is held, or it is the next one anyway. The order in which units were
+unsharded last time tells which is next: that one is gathered while the present one computes. A wrong guess costs one gather
+and nothing else.
 
-Every rank must need the same units in the same order, for each coming is a collective. What a rank's data changes inside a
+Every rank must use the same units in the same order, for to unshard one is a collective. What a rank's data changes inside a
 unit does not matter.
 """
 
@@ -33,7 +34,7 @@ def _nothing() -> None:
 
 
 class Route:
-    """The order in which units came, as a hint for the next time."""
+    """The order in which units were unsharded, as a hint for the next time."""
 
     def __init__(self) -> None:
         self._last: dict[bool, tuple[Unit, ...]] = {}  # by whether gradients were wanted
@@ -51,14 +52,14 @@ class Route:
         self._now.append(unit)
 
     def ahead(self) -> tuple[Unit, ...]:
-        """The units that came next last time, nearest first; none if this time has been different."""
+        """The units that were next last time, nearest first; none if this time has been different."""
         last, index = self._last.get(self._has_grad, ()), len(self._now)
         is_known = 0 < index <= len(last) and last[index - 1] is self._now[-1]
         return last[index : index + _AHEAD] if is_known else ()
 
 
 class Prefetcher:
-    """The units of one model. Order: every method that brings a unit is a collective."""
+    """The units of one model. Order: every method that unshards a unit is a collective."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = tuple(units)
@@ -83,7 +84,7 @@ class Prefetcher:
         return self.num_forwards > 0 or in_backward()
 
     def is_at(self, unit: Unit) -> bool:
-        """Whether a forward is under way that has just come to this unit, and all of it is here."""
+        """Whether a forward is under way whose last unit is this one, and all of it is unsharded."""
         return self.num_forwards > 0 and unit is self._current and unit.state is UnitState.LIVE
 
     def enter(self, unit: Unit) -> None:
@@ -137,7 +138,7 @@ class Prefetcher:
         self._unshard(unit, may_reshard=False)
 
     def unshard_until_end(self, unit: Unit) -> None:
-        """As `unshard_values`, and the parameters, until the forward or backward that is under way ends."""
+        """As `unshard_values`, with the parameters, until the forward or backward that is under way ends."""
         self.unshard_values(unit)
         unit.wait_for_unshard()
         self._until_end.add(unit)
@@ -176,11 +177,11 @@ class Prefetcher:
             self._wait_for(idle)
 
     def reshard_idle(self) -> None:
-        """Free what came early, or stayed."""
+        """Reshard what was unsharded early, or stayed."""
         self._reshard_but((), is_end=True)
 
     def end_step(self) -> None:
-        """Free everything."""
+        """Reshard everything."""
         self._held.clear()
         self._until_end.clear()
         self._current = None
@@ -204,7 +205,7 @@ class Prefetcher:
         unit.wait_for_values()
 
     def _reshard_all(self) -> None:
-        """Free what is not in use."""
+        """Reshard what is not in use."""
         self._reshard_but((), is_end=True)
         self._wait_for(self._units)
 
@@ -220,7 +221,7 @@ class Prefetcher:
             waiting = [unit for unit in waiting if unit.is_referred_to]
 
     def _reshard_but(self, kept: Sequence[Unit], *, is_end: bool = False) -> None:
-        """Free what is not used; before the end of a backward or an evaluation, without units that the backward finds here."""
+        """Reshard what is not used; before the end of a backward or an evaluation, without units that the backward finds here."""
         for unit in self._units:
             if unit.is_resharded or unit.num_forwards or not (is_end or unit.reshard_after_forward):
                 continue

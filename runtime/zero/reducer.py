@@ -94,7 +94,7 @@ class BoundaryReducer:
     def average_all(self) -> None:
         self.finish()
         for sub_buffer in self._sub_buffers:
-            self._comm.gather(_flat(sub_buffer).flat, what=sub_buffer.label).wait()
+            self._comm.all_gather_(_flat(sub_buffer).flat, what=sub_buffer.label).wait()
 
     def forget(self) -> None:
         """Nothing is under way between two calls."""
@@ -292,7 +292,12 @@ class _Queue:
         self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
 
     def put(self, sub_buffer: SubBuffer) -> None:
-        self._under_way.append((sub_buffer, self._comm.reduce(_flat(sub_buffer).flat, what=sub_buffer.label)))
+        self._under_way.append(
+            (
+                sub_buffer,
+                self._comm.reduce_scatter_or_all_reduce(_flat(sub_buffer).flat, what=sub_buffer.label),
+            )
+        )
         if len(self._under_way) == IN_FLIGHT:
             self._finish_first()
 

@@ -21,7 +21,7 @@ class UnitState(Enum):
 
 
 class Unit:
-    """Parameters that move together, and their state. `modules` are those whose forward uses them."""
+    """Parameters that are unsharded together, and their state. `modules` are those whose forward uses them."""
 
     def __init__(self, name: str, sub_buffers: Sequence[SubBuffer], modules: Sequence[nn.Module]) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Unit:
         return bool(self._sharded)
 
     def start_unshard(self) -> None:
-        """Begin to bring the values here, unless they are or that has been begun.
+        """Begin to gather the values, unless they are here or that has been begun.
 
         Order: a collective
         """
@@ -68,7 +68,7 @@ class Unit:
         return self.state is UnitState.LIVE or self.state is UnitState.GATHERED
 
     def wait_for_values(self) -> None:
-        """Bring the values here and wait until they are.
+        """Gather the values and wait until they are here.
 
         Order: a collective
         """
