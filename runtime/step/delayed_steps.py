@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..zero.prefetch import in_backward
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
-from .host_update import HostUpdate, Update, UpdatePart, make_thread
+from .host_update import HostUpdate, Update, UpdateSubBuffer, make_thread
 from .pipeline import Pieces
 from .step_schedule import StepSchedule
 
@@ -34,7 +34,7 @@ class DelayedSteps(StepSchedule):
         *,
         device: torch.device,
         warmup_steps: int,
-        update_of: Callable[[Update], UpdatePart],
+        update_of: Callable[[Update], UpdateSubBuffer],
     ) -> None:
         self._model, self._sub_buffers = model, tuple(sub_buffers)
         self._warmup_steps, self._update_of = warmup_steps, update_of

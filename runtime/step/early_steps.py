@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from ..zero.sub_buffer import SubBuffer
-from .host_update import HostUpdate, Room, Update, UpdatePart, make_thread
+from .host_update import HostUpdate, Room, Update, UpdateSubBuffer, make_thread
 from .step_schedule import StepSchedule
 
 
@@ -28,7 +28,7 @@ class EarlySteps(StepSchedule):
         *,
         device: torch.device,
         foresee: Callable[[], Update | None],
-        update_of: Callable[[Update], UpdatePart],
+        update_of: Callable[[Update], UpdateSubBuffer],
     ) -> None:
         """`foresee` tells what the coming step will do; None while a backward runs that ends no step."""
         self._foresee, self._update_of = foresee, update_of

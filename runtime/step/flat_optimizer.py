@@ -13,7 +13,7 @@ from ..comm.collectives import Collectives
 from ..errors import CheckpointError, ConfigError
 from ..zero.sub_buffer import SubBuffer
 from .deepspeed_names import DeepSpeedNames
-from .host_update import Update, UpdatePart
+from .host_update import Update, UpdateSubBuffer
 from .loss_scale import LossScaler
 from .rule import AfterSubBuffer, Rule, SubBufferRule, hyper_parameters
 from .trl_hooks import Hooks
@@ -98,7 +98,7 @@ class FlatOptimizer(DeepSpeedNames):
         )
         return Update(groups=groups, step=self.num_steps + 1, grad_scale=grad_scale)
 
-    def sub_buffer_update(self, update: Update) -> UpdatePart:
+    def sub_buffer_update(self, update: Update) -> UpdateSubBuffer:
         """Return what that does to one sub-buffer.
 
         Errors: AssertionError for an optimizer that does not step part by part

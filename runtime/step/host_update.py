@@ -19,7 +19,7 @@ from ..offload.device_copies import to_host
 from ..zero.sub_buffer import SubBuffer
 from .pipeline import Pieces, Ready
 
-UpdatePart = Callable[[Ready], None]
+UpdateSubBuffer = Callable[[Ready], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class HostUpdate:
         self,
         thread: ThreadPoolExecutor,
         sub_buffer: SubBuffer,
-        update: UpdatePart,
+        update: UpdateSubBuffer,
         *,
         grads: Callable[[], Pieces],
         room: Room | None,

@@ -68,7 +68,7 @@ RULES = {
     "FusedAdam": ("FusedRule", "AdamW"),
     "FusedAdam L2": ("FusedRule", "Adam"),
     "FusedAdam without bias correction": ("FusedRule", "AdamW"),
-    "a subclass": ("BorrowedRule", "OwnFusedAdam"),
+    "a subclass": ("TorchOptimizerRule", "OwnFusedAdam"),
     "DeepSpeedCPUAdam": ("FusedRule", "AdamW"),
     "DeepSpeedCPUAdam L2": ("FusedRule", "Adam"),
     "FusedLion": ("FusedRule", "Lion"),
@@ -76,7 +76,7 @@ RULES = {
     "DeepSpeedCPUAdagrad": ("FusedRule", "Adagrad"),
     "torch Adagrad": ("FusedRule", "Adagrad"),
     "torch SGD": ("FusedRule", "SGD"),
-    "FusedLamb": ("BorrowedRule", "Lamb"),
+    "FusedLamb": ("TorchOptimizerRule", "Lamb"),
 }
 
 
