@@ -472,7 +472,7 @@ def _full_memory(rank: int, stage: int, method: str) -> int:
         if method == "back":
             engine.offload_states()
         fault = Fault(at, Path("nowhere"))
-        name = "__init__" if method == "out" else "bring_back"
+        name = "__init__" if method == "out" else "restore"
 
         was = getattr(ParkedStorage, name)
 
