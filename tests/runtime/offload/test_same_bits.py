@@ -13,7 +13,7 @@ import dslaunch
 from dslaunch import ConfigError, zero
 from tests.exhaustive import few
 from tests.runtime.models import assert_same_bits, batch, make_config, snapshot, train_engine
-from tests.runtime.offload.homes import AT_HOME, AWAY, DTYPES, Where, make_engine
+from tests.runtime.offload.homes import AT_HOME, AWAY, DTYPES, Where, away_at, make_engine
 from tests.runtime.ranks import Ranks
 
 STEPS = 4
@@ -60,7 +60,7 @@ def test_training_has_the_same_bits_wherever_the_states_lie(
     ranks: Ranks, tmp_path: Path, stage: int, precision: str, world_size: int
 ) -> None:
     at_home = ranks(_train, stage, precision, AT_HOME, "", world_size=world_size)[0]
-    for where in AWAY:
+    for where in away_at(stage):
         away = ranks(_train, stage, precision, where, str(tmp_path), world_size=world_size)[0]
         assert away["norms"] == at_home["norms"], where
         for kind in ("params", "masters", "exp_avg", "destroyed"):
@@ -97,7 +97,7 @@ def test_micro_batches_add_up_to_the_same_bits(
     ranks: Ranks, tmp_path: Path, stage: int, world_size: int
 ) -> None:
     at_home = ranks(_micro_batches, stage, AT_HOME, "", world_size=world_size)[0]
-    for where in AWAY:
+    for where in away_at(stage):
         away = ranks(_micro_batches, stage, where, str(tmp_path), world_size=world_size)[0]
         assert away["norms"] == at_home["norms"]
         for kind in ("between", "params"):
