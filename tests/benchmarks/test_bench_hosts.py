@@ -18,6 +18,7 @@ HEAVY = ("deepspeed", "torchrun")  # two minutes more; `make bench-launch` measu
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # no promise of the package: that `make bench-launch` still runs
 @pytest.mark.usefixtures("lab")  # skipped where it is; the benchmark makes one of its own
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_quick_run_measures_every_tool_that_is_installed_and_asked_for(tmp_path: Path) -> None:

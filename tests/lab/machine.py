@@ -35,6 +35,11 @@ class Machine:
         self._index = index
         self._folder = place.host_folder(name)
         self._cgroups = Cgroups(place, name)
+        # Until it was restored once: it may be a host that another process has made.
+        self._may_be_cut = True
+        self._may_have_rules = True
+        self._own_network = ""  # its addresses and routes when they were last known to be its own only
+        self._listener: int | None = None  # the sshd that was found last
         self._popens: list[subprocess.Popen[Any]] = []
         self._popens_lock = threading.Lock()  # tests start commands from several threads
 
@@ -211,7 +216,14 @@ class Machine:
             listener = int(self._sshd_pid_file().read_text())
         except (OSError, ValueError):
             return None
-        return next((pid for pid in self._pids() if procfs.inner_pid(pid) == listener), None)
+        found = self._listener
+        namespace = self._pid_namespace()
+        if found is None or (procfs.inner_pid(found), procfs.namespace_of(Path(f"/proc/{found}/ns/pid"))) != (
+            listener,
+            namespace,
+        ):
+            self._listener = next((pid for pid in self._pids() if procfs.inner_pid(pid) == listener), None)
+        return self._listener
 
     def end(self) -> None:
         """Kill every process of this host at once; its network stays."""

@@ -94,6 +94,12 @@ def reset_addresses(place: Place, host: str, index: int) -> None:
         _ip(*changes, netns=netns)
 
 
+def addresses_and_routes(init_pid: int) -> str:
+    """What the kernel says of them in the network of that process, to compare with: no command is run, as a look by `ip` needs."""
+    folder = Path(f"/proc/{init_pid}/net")
+    return "".join((folder / name).read_text() for name in ("fib_trie", "route", "if_inet6"))
+
+
 def interface_bytes(init_pid: int) -> tuple[int, int]:
     """Bytes that eth0 received and sent, in the network of that process."""
     for line in Path(f"/proc/{init_pid}/net/dev").read_text().splitlines():

@@ -21,7 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-IMPORTED = ["tests.runtime.ranks", "dslaunch.runtime.engine.initialize", "torch.distributed.checkpoint"]
+IMPORTED = [
+    "tests.runtime.ranks",
+    "dslaunch.runtime.engine.initialize",
+    "torch.distributed.checkpoint",
+    "pytest",  # by the files whose functions run in ranks
+]
 NO_GROUP = (
     "connectFullMesh failed"  # gloo's ranks miss each other once in ten thousand groups: nothing was run yet
 )

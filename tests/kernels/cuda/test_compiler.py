@@ -113,8 +113,10 @@ def test_the_large_table_compiles_too(source: str, arch: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("grad", GRAD_DTYPES)
+@pytest.mark.parametrize(
+    ("grad", "arch"),
+    few(itertools.product(GRAD_DTYPES, ARCHS), lambda grad, arch: arch == "sm_70" or grad == "bfloat16"),
+)
 def test_the_norm_compiles_for_every_chip_and_spills_nothing(grad: str, arch: str) -> None:
     program = norm.program_of(Variant(grad=grad))
     assert_compiles_well(program, arch, {"norm_begin", "norm_add", "norm_end"})

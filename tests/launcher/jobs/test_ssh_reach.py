@@ -94,11 +94,7 @@ def test_the_address_that_ssh_reached_is_tried_only(lab: Lab, folder: Path) -> N
 
 def test_who_reaches_no_address_is_named_and_nothing_starts(lab: Lab, folder: Path) -> None:
     node = lab.host("node1")
-    node.run(
-        ["iptables", "-w", "-A", "INPUT", "-p", "tcp", "-s", lab.host("node3").address, "--dport", "29500",
-         "-j", "REJECT", "--reject-with", "tcp-reset"],
-        check=True,
-    )  # fmt: skip
+    node.refuse_port(29500, source=lab.host("node3").address)
     command = Command(lab.head, folder, "-H", "hosts", "show.py")
     assert command.wait() == 3, command.err
     (line,) = [one for one in command.err.splitlines() if "no GPU here" not in one]

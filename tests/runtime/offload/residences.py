@@ -42,6 +42,13 @@ AWAY = (
 )
 
 
+def away_at(stage: int) -> tuple[Where, ...]:
+    """Return the rows that differ at a stage: below 3 parameters are always at home."""
+    if stage == 3:
+        return AWAY
+    return tuple({(row.states, row.is_apart): row for row in AWAY if row.states != "none"}.values())
+
+
 @contextmanager
 def pretended(is_apart: bool) -> Iterator[None]:
     """Let the CPU count as an accelerator with memory of its own: all copies are made that a GPU needs."""

@@ -13,7 +13,7 @@ import dslaunch
 from dslaunch import ConfigError, zero
 from tests.exhaustive import few
 from tests.runtime.models import assert_same_bits, batch, make_config, snapshot, train_engine
-from tests.runtime.offload.residences import AWAY, DTYPES, ON_DEVICE, Where, make_engine
+from tests.runtime.offload.residences import AWAY, DTYPES, ON_DEVICE, Where, away_at, make_engine
 from tests.runtime.ranks import Ranks
 
 STEPS = 4
@@ -62,7 +62,7 @@ def test_training_has_the_same_bits_wherever_the_states_lie(
     ranks: Ranks, tmp_path: Path, stage: int, precision: str, world_size: int
 ) -> None:
     on_device = ranks(_train, stage, precision, ON_DEVICE, "", world_size=world_size)[0]
-    for where in AWAY:
+    for where in away_at(stage):
         away = ranks(_train, stage, precision, where, str(tmp_path), world_size=world_size)[0]
         assert away["norms"] == on_device["norms"], where
         for kind in ("params", "masters", "exp_avg", "destroyed"):
@@ -99,7 +99,7 @@ def test_micro_batches_add_up_to_the_same_bits(
     ranks: Ranks, tmp_path: Path, stage: int, world_size: int
 ) -> None:
     on_device = ranks(_micro_batches, stage, ON_DEVICE, "", world_size=world_size)[0]
-    for where in AWAY:
+    for where in away_at(stage):
         away = ranks(_micro_batches, stage, where, str(tmp_path), world_size=world_size)[0]
         assert away["norms"] == on_device["norms"]
         for kind in ("between", "params"):
