@@ -107,8 +107,10 @@ def look(*hosts: FakeHost | Exception, timeout_s: float = TIMEOUT_S, **changed: 
             raise host
         return host
 
-    given: dict[str, Any] = {"python": sys.executable, "cwd": os.getcwd(), "port": 29500, "is_port_fixed": False,
-                             "asks_torch": False, "timeout_s": timeout_s, **changed}  # fmt: skip
+    given: dict[str, Any] = {
+        "python": sys.executable, "cwd": os.getcwd(), "port": 29500, "is_port_fixed": False,
+        "asks_torch": False, "timeout_s": timeout_s, **changed,
+    }  # fmt: skip
     nodes = nodes_of(len(hosts))
     console = Console(log_level="error", out=io.BytesIO(), err=io.BytesIO())
     check = Check(nodes, [1] * len(nodes), CheckSettings(**given), connect=connect, console=console)
