@@ -44,7 +44,7 @@ columns of figures.
 
 | file in tests/unit | class | DeepSpeed 0.19.8 on CPUs: passed/failed/skipped | here: passed/failed/refused/skipped | why not all |
 |---|---|---|---|---|
-"""  # noqa: E501 (the head of the table)
+"""
 DIFFERENCES = """
 ## Known differences
 

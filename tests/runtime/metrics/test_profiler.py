@@ -130,7 +130,7 @@ Sequential(124 = 100% Params, 330 MACs = 100% MACs, T = P latency, R FLOPS)
   (1): Tanh(0 = 0% Params, 0 MACs = 0% MACs, T = P latency, R FLOPS)
   (2): Linear(44 = 35.48% Params, 120 MACs = 36.36% MACs, T = P latency, R FLOPS, in_features=10, out_features=4, bias=True)
 -- end of the profile --
-"""  # noqa: E501 (as it is printed)
+"""
 
 
 def test_a_profile_is_printed_whole() -> None:
