@@ -38,8 +38,7 @@ KEYS_HEAD = """
 By section; what a key that works means is in [config.md](../train/config.md). What is accepted needs nothing
 here, and a line of level INFO names it; what is not done is named by a warning; what is refused is an error
 when on, or when anything but the value that is named is asked for. A program that imports `deepspeed` is read
-leniently: a warning names the keys that nobody knows, and those that still say `"auto"`, and they count as
-left out.
+leniently: a warning names unknown keys, and those that still say `"auto"`, and they count as left out.
 """
 ENGINE_HEAD = """
 ## The engine
