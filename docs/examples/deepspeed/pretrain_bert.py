@@ -1,8 +1,7 @@
 """Pretrain a small BERT: guess the masked words of made-up sentences; stop, and go on from a checkpoint.
 
-    cd docs/examples/deepspeed
-    dslaunch --num_gpus 2 pretrain_bert.py --deepspeed_config ds_config_bert.json --checkpoint_dir out
-    dslaunch --num_gpus 2 pretrain_bert.py --deepspeed_config ds_config_bert.json --load_checkpoint_dir out
+    dslaunch --num_gpus 2 docs/examples/deepspeed/pretrain_bert.py --deepspeed_config docs/examples/deepspeed/ds_config_bert.json --checkpoint_dir /tmp/bert
+    dslaunch --num_gpus 2 docs/examples/deepspeed/pretrain_bert.py --deepspeed_config docs/examples/deepspeed/ds_config_bert.json --load_checkpoint_dir /tmp/bert
 
 Nothing here makes the process group: deepspeed.initialize() does. The script has a data loader of its own.
 """
