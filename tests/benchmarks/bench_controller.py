@@ -11,121 +11,47 @@ from __future__ import annotations
 import argparse
 import gc
 import io
-import queue
 import resource
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
-from dslaunch.launcher.backends.bootstrap import agent_source
-from dslaunch.launcher.controller.controller import Controller
-from dslaunch.launcher.inputs.hostfile import Host
-from dslaunch.launcher.inputs.selection import Selected
-from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
-from dslaunch.launcher.output.console import Console
-from dslaunch.launcher.wire.frames import (
-    MAGIC,
-    Decoder,
-    Done,
-    Exited,
-    Frame,
-    Hello,
-    Listen,
-    Listening,
-    Output,
-    Ping,
-    Pong,
-    Prepare,
-    Reach,
-    Reached,
-    Ready,
-    Start,
-    Started,
-    encode,
-)
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT))
+
+from dslaunch.launcher.controller.controller import Controller  # noqa: E402
+from dslaunch.launcher.job.plan import NodePlan  # noqa: E402
+from dslaunch.launcher.output.console import Console  # noqa: E402
+from dslaunch.launcher.wire.frames import Done, Exited, Frame, Output, Start, Started, encode  # noqa: E402
+from tests.launcher.memory_host import MemoryHost, plan_of, way_to  # noqa: E402
 
 RANKS_PER_HOST = 8
 LINES_PER_RANK = 20
-SOURCE = agent_source()
 
 
-class MemoryChannel:
-    """A host that answers as an agent would, without a process or a socket. Made before the measurement begins."""
-
-    local_address = "10.0.0.1"
+class MeasuredHost(MemoryHost):
+    """All that it says after the start is made before the measurement begins, and it remembers nothing of what it hears."""
 
     def __init__(self, node: NodePlan) -> None:
-        self._node = node
-        self._decoder = Decoder()
-        self._num_source_bytes = len(SOURCE)
-        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._end = b"".join(
-            encode(one) for one in self._whole_run()
-        )  # now, for it is not the launcher's work
-        hello = Hello(hostname=node.host.name, python="3", reached_at="10.0.0.2", num_devices=8, pid=1)
-        self._answers.put(MAGIC + encode(hello))
+        super().__init__()
+        self.heard = deque(maxlen=0)
+        self._after_start = b"".join(encode(frame) for frame in whole_run(node))
 
-    def read(self) -> bytes:
-        return self._answers.get()
-
-    def write(self, data: bytes) -> None:
-        if self._num_source_bytes:
-            self._num_source_bytes -= len(data)
-            return
-        for frame in self._decoder.feed(data):
-            if isinstance(frame, Start):
-                self._answers.put(self._end)
-            else:
-                answer = b"".join(encode(one) for one in self._answer(frame))
-                self._answers.put(answer) if answer else None
-
-    def error_text(self) -> str:
-        return ""
-
-    def exit_status(self) -> int | None:
-        return None
-
-    def close(self) -> None:
-        self._answers.put(b"")
-
-    def _answer(self, frame: Frame) -> list[Frame]:
-        if isinstance(frame, Ping):
-            return [Pong(frame.number, time.monotonic())]
-        if isinstance(frame, Prepare):
-            return [Ready(29500, [])]
-        if isinstance(frame, Listen):
-            return [Listening(29500, ["10.0.0.2"], "")]
-        if isinstance(frame, Reach):
-            return [Reached([""] * len(frame.addresses))]
-        return []
-
-    def _whole_run(self) -> list[Frame]:
-        answers: list[Frame] = []
-        for rank in self._node.ranks:
-            answers.append(Started(rank.rank, 100 + rank.rank))
-            answers += [Output(rank.rank, 1, f"step {line} loss 1.234\n") for line in range(LINES_PER_RANK)]
-            answers.append(Exited(rank.rank, 0, 0, time.monotonic()))
-        return [*answers, Done(0)]
+    def _honest(self, frame: Frame) -> list[Frame | bytes]:
+        return [self._after_start] if isinstance(frame, Start) else super()._honest(frame)
 
 
-def plan_of(num_hosts: int) -> Plan:
-    devices = tuple(str(device) for device in range(RANKS_PER_HOST))
-    hosts = tuple(
-        Selected(host=Host(name=f"node{number:04}", slots=RANKS_PER_HOST), devices=devices)
-        for number in range(num_hosts)
-    )
-    program = plan_program("train.py", ("--lr", "1e-3"), python=sys.executable)
-    return Plan(
-        nodes=plan_nodes(hosts, program, local_names=frozenset()),
-        master=Endpoint(address=None, port=29500, is_port_fixed=False),
-        program=program,
-        cwd="/job",
-        venv_script=None,
-        environment=(),
-        kill_grace_s=30.0,
-        heartbeat_s=30.0,
-    )
+def whole_run(node: NodePlan) -> Iterator[Frame]:
+    """What the agent of this host says of workers that write their lines and end."""
+    for rank in node.ranks:
+        yield Started(rank.rank, 100 + rank.rank)
+        for line in range(LINES_PER_RANK):
+            yield Output(rank.rank, 1, f"step {line} loss 1.234\n")
+        yield Exited(rank.rank, 0, 0, time.monotonic())
+    yield Done(0)
 
 
 def resident_bytes() -> int:
@@ -135,8 +61,8 @@ def resident_bytes() -> int:
 
 def run_once(num_hosts: int) -> tuple[float, float, float]:
     """(wall seconds, CPU seconds, bytes of memory gained at the most) of one job."""
-    plan = plan_of(num_hosts)
-    channels = [MemoryChannel(node) for node in plan.nodes]
+    plan = plan_of(num_hosts, slots=RANKS_PER_HOST, heartbeat_s=30.0, kill_grace_s=30.0)
+    hosts = [MeasuredHost(node) for node in plan.nodes]
     gc.collect()
     memory, before = resident_bytes(), time.process_time()
     peak = memory
@@ -152,8 +78,7 @@ def run_once(num_hosts: int) -> tuple[float, float, float]:
     began = time.perf_counter()
     out = io.BytesIO()
     console = Console(log_level="info", out=out, err=io.BytesIO())
-    controller = Controller(plan, connect=lambda node: channels[node.node_rank], console=console)
-    verdict = controller.run()
+    verdict = Controller(plan, connect=way_to(hosts), console=console).run()
     console.drain()
     wall = time.perf_counter() - began
     is_over.set()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import queue
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence, Sequence
 
-from dslaunch.launcher.backends.bootstrap import agent_source
+from dslaunch.launcher.backends.channel import Channel
+from dslaunch.launcher.inputs.hostfile import Host
+from dslaunch.launcher.inputs.selection import Selected
+from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
+from dslaunch.launcher.node.inspection import answer
 from dslaunch.launcher.wire.frames import (
     MAGIC,
     Decoder,
@@ -14,6 +19,7 @@ from dslaunch.launcher.wire.frames import (
     Exited,
     Frame,
     Hello,
+    Inspect,
     Listen,
     Listening,
     Ping,
@@ -28,8 +34,49 @@ from dslaunch.launcher.wire.frames import (
     encode,
 )
 
-SOURCE = agent_source()
 Change = Callable[[Frame | None], list[Frame | bytes] | None]
+HELLO = Hello(hostname="memory", python="3.11.2", reached_at="10.0.0.1", num_devices=0, pid=7)
+
+
+def plan_of(num_hosts: int, *, slots: int = 2, heartbeat_s: float = 60.0, kill_grace_s: float = 0.0) -> Plan:
+    """A job of train.py on the hosts n0, n1, ... with so many slots each."""
+    devices = tuple(str(device) for device in range(slots))
+    hosts = tuple(
+        Selected(host=Host(name=f"n{number}", slots=slots), devices=devices) for number in range(num_hosts)
+    )
+    program = plan_program("train.py", (), python=sys.executable)
+    return Plan(
+        nodes=plan_nodes(hosts, program, local_names=frozenset()),
+        master=Endpoint(address=None, port=29500, is_port_fixed=False),
+        program=program,
+        cwd="/job",
+        venv_script=None,
+        environment=(),
+        kill_grace_s=kill_grace_s,
+        heartbeat_s=heartbeat_s,
+    )
+
+
+def way_to(hosts: Sequence[Channel | Exception]) -> Callable[[NodePlan], Channel]:
+    """What connects a launcher to these hosts, by node rank; an exception is what the attempt ends with."""
+
+    def connect(node: NodePlan) -> Channel:
+        host = hosts[node.node_rank]
+        if isinstance(host, Exception):
+            raise host
+        return host
+
+    return connect
+
+
+def after(kind: type, *answers: Frame | bytes) -> Change:
+    """These answers instead of the honest one to a frame of that kind."""
+    return lambda frame: list(answers) if isinstance(frame, kind) else None
+
+
+def first(*answers: Frame | bytes) -> Change:
+    """These are the first bytes, instead of Hello."""
+    return lambda frame: list(answers) if frame is None else None
 
 
 class MemoryHost:
@@ -42,7 +89,7 @@ class MemoryHost:
     local_address = "10.0.0.9"
 
     def __init__(
-        self, ranks: tuple[int, ...], change: Change = lambda frame: None, *, code: int | None = 0
+        self, ranks: tuple[int, ...] = (), change: Change = lambda frame: None, *, code: int | None = 0
     ) -> None:
         self._ranks = ranks
         self._change = change
@@ -50,11 +97,10 @@ class MemoryHost:
         self._decoder = Decoder()
         self._has_source = False
         self._to_read: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.heard: list[Frame] = []
+        self.heard: MutableSequence[Frame] = []
         self.is_closed = False
-        hello = Hello(hostname="memory", python="3.11.2", reached_at="10.0.0.1", num_devices=0, pid=7)
         changed = change(None)
-        self._say([MAGIC, hello] if changed is None else changed)
+        self._say([MAGIC, HELLO] if changed is None else changed)
 
     def read(self) -> bytes:
         return self._to_read.get()
@@ -87,6 +133,8 @@ class MemoryHost:
             return [Pong(frame.number, time.monotonic())]
         if isinstance(frame, Prepare):
             return [Ready(29500, [])]
+        if isinstance(frame, Inspect):
+            return [answer(*frame)]
         if isinstance(frame, Listen):
             return [Listening(29500, ["10.0.0.1"], "")]
         if isinstance(frame, Reach):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import dslaunch
 
 GLOBAL_BATCH = 12  # divides by 1, 2, 3 and 4 ranks
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 ADAMW = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}}
 
 
@@ -110,6 +111,29 @@ def snapshot(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> dict
     items = dict(named)
     with dslaunch.zero.GatheredParameters(items.values()):
         return {name: tensor.detach().clone() for name, tensor in items.items()}
+
+
+def trained_plain(make: MakeOptimizer, *, steps: int = 10) -> dict[str, Tensor]:
+    """The parameters that plain training comes to with the optimizer that `make` gives."""
+    model = make_model()
+    train_plain(model, make(model), steps=steps)
+    return snapshot(model.named_parameters())
+
+
+def trained_at(
+    stages: Iterable[int], make: MakeOptimizer, *, steps: int = 10, steps_before: int = 0
+) -> list[dict[str, Tensor]]:
+    """What the same training comes to with an engine, for each stage; the engine is made after so many plain steps."""
+    results = []
+    for stage in stages:
+        model = make_model()
+        optimizer = make(model)
+        train_plain(model, optimizer, steps=steps_before)
+        engine, *_ = dslaunch.initialize(model=model, optimizer=optimizer, config=make_config(stage=stage))
+        assert not optimizer.state  # whole tensors, which are of no use any more
+        train_engine(engine, steps=steps - steps_before, first=steps_before)
+        results.append(snapshot(model.named_parameters()))
+    return results
 
 
 def worst_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:

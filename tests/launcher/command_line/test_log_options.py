@@ -8,18 +8,16 @@ import pty
 import re
 import select
 import signal
-import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dslaunch.launcher.command_line.cli import dslaunch
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.options.logs import LogOptions, read
-from tests.launcher.local_job import AT_ONCE_S, WORKER, Job, assert_short, poll
+from tests.launcher.local_job import AT_ONCE_S, Job, Start, assert_short, poll
 
 PIPE_AS_DISK = f'python=$1; shift 3; exec "$python" {(Path(__file__).parents[1] / "pipe_as_disk.py")} "$@"'
 
@@ -110,23 +108,7 @@ def test_a_launcher_that_prints_by_itself_takes_none_of_them() -> None:
 
 # Whole jobs.
 
-Start = Callable[..., Job]
 NUM_LINES = 2000
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a job of this worker text with these options."""
-    jobs: list[Job] = []
-
-    def start_one(worker: str, *words: str, **given: Any) -> Job:
-        (tmp_path / "train.py").write_text(WORKER + textwrap.dedent(worker))
-        jobs.append(Job(tmp_path, [*words, "train.py"], **given))
-        return jobs[-1]
-
-    yield start_one
-    for job in jobs:
-        job.end()
 
 
 def run_folder(job: Job) -> Path:
@@ -459,9 +441,22 @@ class Screen:
             if select.select([self.master], [], [], 0.05)[0]:
                 self.data += os.read(self.master, 1 << 16)
 
+    def left(self) -> bytes:
+        """What stays there: without the lines that were erased."""
+        return re.sub(rb"[^\n]*\r\x1b\[K", b"", self.data)
+
     def close(self) -> None:
         os.close(self.master)
         os.close(self.slave)
+
+
+def preparing(start: Start, folder: Path, screen: Screen, venv_script: str) -> Job:
+    """A job with its stderr on this screen, whose line shows that it waits for this script."""
+    (folder / "venv.sh").write_text(f"{venv_script}\n")
+    to_screen = f'exec "$@" 2>{os.ttyname(screen.slave)}'
+    job = start("", "--venv_script=venv.sh", shell=to_screen, env={"NO_COLOR": "1"})
+    screen.read_until(lambda data: b"hosts prepared" in data, "the line")
+    return job
 
 
 @pytest.mark.slow
@@ -481,7 +476,7 @@ def test_the_start_is_one_line_that_vanishes(start: Start, tmp_path: Path) -> No
     (tmp_path / "go").touch()
     screen.read_until(lambda data: data.count(b"hello\r\n") == 2, "the workers' words")
     assert job.wait() == 0
-    left = re.sub(rb"[^\n]*\r\x1b\[K", b"", screen.data)
+    left = screen.left()
     assert b"hosts" not in left
     assert b"\x1b" not in left
     assert {b"localhost:0 | hello", b"localhost:1 | hello"} < set(left.split(b"\r\n"))
@@ -491,15 +486,11 @@ def test_the_start_is_one_line_that_vanishes(start: Start, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_failure_at_the_start_erases_the_line(start: Start, tmp_path: Path) -> None:
     screen = Screen()
-    (tmp_path / "venv.sh").write_text("while [ ! -e go ]; do sleep 0.01; done; exit 4\n")
-    job = start(
-        "", "--venv_script=venv.sh", shell=f'exec "$@" 2>{os.ttyname(screen.slave)}', env={"NO_COLOR": "1"}
-    )
-    screen.read_until(lambda data: b"hosts prepared" in data, "the line")
+    job = preparing(start, tmp_path, screen, "while [ ! -e go ]; do sleep 0.01; done; exit 4")
     (tmp_path / "go").touch()
     screen.read_until(lambda data: data.endswith(b"stderr\r\n"), "the reason")
     assert job.wait() == 3
-    left = re.sub(rb"[^\n]*\r\x1b\[K", b"", screen.data)
+    left = screen.left()
     assert left.decode().split("\r\n") == [  # 80 columns
         "dslaunch: localhost: --venv_script=venv.sh ended with 4: it wrote nothing to",
         "    stderr",
@@ -511,11 +502,7 @@ def test_a_failure_at_the_start_erases_the_line(start: Start, tmp_path: Path) ->
 @pytest.mark.slow
 def test_an_interrupt_at_the_start_erases_the_line(start: Start, tmp_path: Path) -> None:
     screen = Screen()
-    (tmp_path / "venv.sh").write_text("while :; do sleep 0.01; done\n")
-    job = start(
-        "", "--venv_script=venv.sh", shell=f'exec "$@" 2>{os.ttyname(screen.slave)}', env={"NO_COLOR": "1"}
-    )
-    screen.read_until(lambda data: b"hosts prepared" in data, "the line")
+    job = preparing(start, tmp_path, screen, "while :; do sleep 0.01; done")
     job.signal(signal.SIGINT)
     last = b"\r\x1b[Kdslaunch: SIGINT (2): nothing was started\r\n"
     screen.read_until(lambda data: data.endswith(last), "the last line, in the place of the one before")

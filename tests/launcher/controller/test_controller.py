@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import threading
 import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.controller import controller, roster
 from dslaunch.launcher.controller.controller import Controller
 from dslaunch.launcher.controller.link import LinkEnd
 from dslaunch.launcher.controller.roster import HostState
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.inputs.hostfile import Host
-from dslaunch.launcher.inputs.selection import Selected
-from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
 from dslaunch.launcher.job.verdict import HostFailure, RankFailure, Verdict
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.wire.frames import (
@@ -43,42 +38,18 @@ from dslaunch.launcher.wire.frames import (
     Started,
     Stop,
 )
-from tests.launcher.memory_host import Change, MemoryHost
+from tests.launcher.memory_host import HELLO, Change, MemoryHost, after, first, plan_of, way_to
 
 WITHIN_S = 20.0  # every job here ends in well below a second on an idle machine
 
 
-def plan_of(num_hosts: int, *, heartbeat_s: float = 60.0) -> Plan:
-    hosts = tuple(
-        Selected(host=Host(name=f"n{number}", slots=2), devices=("0", "1")) for number in range(num_hosts)
-    )
-    program = plan_program("train.py", (), python=sys.executable)
-    return Plan(
-        nodes=plan_nodes(hosts, program, local_names=frozenset()),
-        master=Endpoint(address=None, port=29500, is_port_fixed=False),
-        program=program,
-        cwd="/job",
-        venv_script=None,
-        environment=(),
-        kill_grace_s=0.0,
-        heartbeat_s=heartbeat_s,
-    )
-
-
 def run(*hosts: MemoryHost | Exception, heartbeat_s: float = 60.0) -> tuple[Verdict, str]:
     """The verdict on a job on these hosts, and what was said; hosts that a job has done with are closed."""
-
-    def connect(node: NodePlan) -> Channel:
-        host = hosts[node.node_rank]
-        if isinstance(host, Exception):
-            raise host
-        return host
-
     err = io.BytesIO()
     console = Console(log_level="info", out=io.BytesIO(), err=err)
     plan = plan_of(len(hosts), heartbeat_s=heartbeat_s)
     began = time.monotonic()
-    verdict = Controller(plan, connect=connect, console=console).run()
+    verdict = Controller(plan, connect=way_to(hosts), console=console).run()
     assert time.monotonic() - began < WITHIN_S
     console.report(verdict, took_s=1.0)
     console.drain()
@@ -86,17 +57,6 @@ def run(*hosts: MemoryHost | Exception, heartbeat_s: float = 60.0) -> tuple[Verd
     return verdict, err.getvalue().decode()
 
 
-def after(kind: type, *answers: Frame | bytes) -> Change:
-    """These answers instead of the honest one to a frame of that kind."""
-    return lambda frame: list(answers) if isinstance(frame, kind) else None
-
-
-def first(*answers: Frame | bytes) -> Change:
-    """These are the first bytes, instead of Hello."""
-    return lambda frame: list(answers) if frame is None else None
-
-
-HELLO = Hello(hostname="memory", python="3.11.2", reached_at="10.0.0.1", num_devices=0, pid=7)
 UP = [Started(2, 102), Started(3, 103)]
 WRONG = [  # of the host with ranks 2 and 3
     (LaunchError("n1 port 22 refused the connection"), "n1 port 22 refused the connection"),

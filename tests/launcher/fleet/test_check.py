@@ -4,118 +4,41 @@ from __future__ import annotations
 
 import io
 import os
-import queue
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.controller.roster import Roster
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.fleet import check
 from dslaunch.launcher.fleet.check import Check, CheckSettings, wall_minus_monotonic
 from dslaunch.launcher.fleet.check_facts import ClusterFacts, HostFacts
-from dslaunch.launcher.inputs.hostfile import Host
-from dslaunch.launcher.job.plan import NodePlan
-from dslaunch.launcher.node.inspection import answer
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.wire.frames import (
     MAGIC,
-    Decoder,
     Facts,
     Frame,
-    Hello,
     Inspect,
     Listen,
     Listening,
-    Ping,
-    Pong,
     Reach,
     Reached,
-    encode,
 )
+from tests.launcher.memory_host import Change, MemoryHost, after, first, plan_of, way_to
 
 TIMEOUT_S = 30.0
-Change = Callable[[Frame], list[Frame | bytes] | None]
 
 
-def honest(frame: Frame) -> list[Frame | bytes]:
-    """What an agent answers."""
-    if isinstance(frame, Inspect):
-        return [answer(*frame)]
-    if isinstance(frame, Listen):
-        return [Listening(frame.port, ["10.0.0.1"], "")]
-    if isinstance(frame, Reach):
-        return [Reached([""] * len(frame.addresses))]
-    return [Pong(frame.number, 0.0)] if isinstance(frame, Ping) else []
-
-
-class FakeHost:
-    """A channel to an agent; `change` may answer in its place, None means the honest answer. b"" ends the stream."""
-
-    local_address = "10.0.0.9"
-
-    def __init__(self, change: Change = lambda frame: None, *, first: bytes = b"") -> None:
-        self._change = change
-        self.first = first
-        self._to_read: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._decoder = Decoder()
-        self._has_source = False
-        hello = Hello(hostname="fake", python="3.11.2", reached_at="10.0.0.1", num_devices=0, pid=7)
-        self._to_read.put(first or MAGIC + encode(hello))
-        self.is_closed = False
-
-    def read(self) -> bytes:
-        return self._to_read.get()
-
-    def write(self, data: bytes) -> None:
-        if not self._has_source:
-            self._has_source = True
-            return
-        for frame in self._decoder.feed(data):
-            changed = self._change(frame)
-            for one in honest(frame) if changed is None else changed:
-                self._to_read.put(one if isinstance(one, bytes) else encode(one))
-
-    def error_text(self) -> str:
-        return ""
-
-    def exit_status(self) -> int | None:
-        return None
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._to_read.put(b"")
-
-
-def nodes_of(num: int) -> list[NodePlan]:
-    return [
-        NodePlan(
-            node_rank=rank, host=Host(name=f"n{rank}", slots=1), is_local=False, devices=("0",), ranks=()
-        )
-        for rank in range(num)
-    ]
-
-
-def look(*hosts: FakeHost | Exception, timeout_s: float = TIMEOUT_S, **changed: Any) -> ClusterFacts:
-    def connect(node: NodePlan) -> Channel:
-        host = hosts[node.node_rank]
-        if isinstance(host, Exception):
-            raise host
-        return host
-
-    given: dict[str, Any] = {
-        "python": sys.executable, "cwd": os.getcwd(), "port": 29500, "is_port_fixed": False,
-        "asks_torch": False, "timeout_s": timeout_s, **changed,
-    }  # fmt: skip
-    nodes = nodes_of(len(hosts))
+def look(*hosts: MemoryHost | Exception, timeout_s: float = TIMEOUT_S, **changed: Any) -> ClusterFacts:
+    given: dict[str, Any] = {"python": sys.executable, "cwd": os.getcwd(), "port": 29500, "is_port_fixed": False,
+                             "asks_torch": False, "timeout_s": timeout_s, **changed}  # fmt: skip
+    nodes = plan_of(len(hosts), slots=1).nodes
     console = Console(log_level="error", out=io.BytesIO(), err=io.BytesIO())
-    check = Check(nodes, [1] * len(nodes), CheckSettings(**given), connect=connect, console=console)
+    check = Check(nodes, [1] * len(nodes), CheckSettings(**given), connect=way_to(hosts), console=console)
     facts = check.run()
-    assert all(host.is_closed for host in hosts if isinstance(host, FakeHost))
+    assert all(host.is_closed for host in hosts if isinstance(host, MemoryHost))
     return facts
 
 
@@ -133,7 +56,7 @@ def silent_about(question: str) -> Change:
 def instead_of(question: str, facts: Any) -> Change:
     """Another answer to one question."""
 
-    def change(frame: Frame) -> list[Frame | bytes] | None:
+    def change(frame: Frame | None) -> list[Frame | bytes] | None:
         if isinstance(frame, Inspect) and frame.question == question:
             return [facts if isinstance(facts, bytes) else Facts(question, facts)]
         return None
@@ -142,25 +65,25 @@ def instead_of(question: str, facts: Any) -> Change:
 
 
 def test_every_honest_host_has_all_its_answers() -> None:
-    facts = look(FakeHost(), FakeHost(), FakeHost())
+    facts = look(MemoryHost(), MemoryHost(), MemoryHost())
     for host in facts.hosts:
         assert_good(host)
-    assert facts.candidates == ("10.0.0.1", "fake", "n0")
+    assert facts.candidates == ("10.0.0.1", "memory", "n0")
     assert [host.reach for host in facts.hosts] == [None, ("", "", ""), ("", "", "")]
 
 
 def test_what_one_host_does_wrong_is_its_own() -> None:
     facts = look(
-        FakeHost(),
+        MemoryHost(),
         LaunchError("n1 port 22 refused the connection"),
         OSError(113, "No route to host"),
-        FakeHost(first=b"Welcome!\n" + MAGIC + b"\xff\xff\xff\xff"),
-        FakeHost(instead_of("cwd", {"problem": 7})),
-        FakeHost(instead_of("cwd", b"\0\0\0\2[]")),
-        FakeHost(instead_of("system", b"")),
-        FakeHost(instead_of("gpu", {"error": "OSError: broken"})),
-        FakeHost(lambda frame: [Reached([])] if isinstance(frame, Reach) else None),
-        FakeHost(),
+        MemoryHost(change=first(b"Welcome!\n", MAGIC, b"\xff\xff\xff\xff")),
+        MemoryHost(change=instead_of("cwd", {"problem": 7})),
+        MemoryHost(change=instead_of("cwd", b"\0\0\0\2[]")),
+        MemoryHost(change=instead_of("system", b"")),
+        MemoryHost(change=instead_of("gpu", {"error": "OSError: broken"})),
+        MemoryHost(change=after(Reach, Reached([]))),
+        MemoryHost(),
     )
     assert_good(facts.hosts[0])
     assert_good(facts.hosts[9])
@@ -180,7 +103,7 @@ def test_what_one_host_does_wrong_is_its_own() -> None:
 def test_a_question_that_is_never_answered_leaves_the_other_answers() -> None:
     """As with a folder on a file server that is down."""
     began = time.monotonic()
-    facts = look(FakeHost(), FakeHost(silent_about("cwd")), timeout_s=1.0)
+    facts = look(MemoryHost(), MemoryHost(change=silent_about("cwd")), timeout_s=1.0)
     assert time.monotonic() - began < 10
     assert_good(facts.hosts[0])
     assert facts.hosts[1].unanswered == ("cwd",)
@@ -189,26 +112,27 @@ def test_a_question_that_is_never_answered_leaves_the_other_answers() -> None:
 
 @pytest.mark.slow
 def test_an_agent_that_never_says_hello_is_given_up() -> None:
-    facts = look(FakeHost(), FakeHost(first=b"Password: "), timeout_s=0.5)
+    facts = look(MemoryHost(), MemoryHost(change=first(b"Password: ")), timeout_s=0.5)
     assert_good(facts.hosts[0])
     assert facts.hosts[1].problem == "no agent answered within 0.5 s"
 
 
 def test_a_clock_that_is_wrong_is_measured() -> None:
-    facts = look(FakeHost(), FakeHost(instead_of("clock", {"time": time.time() + 100})))
+    facts = look(MemoryHost(), MemoryHost(change=instead_of("clock", {"time": time.time() + 100})))
     offset = facts.hosts[1].clock_offset_s
     assert offset is not None
     assert 95 < offset < 105
 
 
 def test_a_port_that_is_in_use_is_not_tried_but_its_owner_is_asked() -> None:
-    def change(frame: Frame) -> list[Frame | bytes] | None:
+    def change(frame: Frame | None) -> list[Frame | bytes] | None:
         if isinstance(frame, Listen):
             return [Listening(frame.port, [], "port 29500 is in use")]
         return None
 
     facts = look(
-        FakeHost(lambda f: change(f) or instead_of("port_owner", {"owner": "x (process 7)"})(f)), FakeHost()
+        MemoryHost(change=lambda f: change(f) or instead_of("port_owner", {"owner": "x (process 7)"})(f)),
+        MemoryHost(),
     )
     assert facts.listening_problem == "port 29500 is in use"
     assert facts.hosts[0].answers["port_owner"] == {"owner": "x (process 7)"}
@@ -217,23 +141,23 @@ def test_a_port_that_is_in_use_is_not_tried_but_its_owner_is_asked() -> None:
 
 
 def test_without_node_0_nobody_waits_for_it() -> None:
-    facts = look(LaunchError("gone"), FakeHost())
+    facts = look(LaunchError("gone"), MemoryHost())
     assert_good(facts.hosts[1])
     assert facts.hosts[1].reach is None
 
 
 def test_one_host_has_nobody_to_reach_it() -> None:
-    facts = look(FakeHost())
+    facts = look(MemoryHost())
     assert_good(facts.hosts[0])
     assert facts.candidates == ()
 
 
 @pytest.mark.slow
 def test_a_host_that_falls_silent_is_lost_and_the_roster_ends_without_it() -> None:
-    hosts = [FakeHost(lambda frame: []), FakeHost()]
+    hosts = [MemoryHost(change=lambda frame: [] if frame else None), MemoryHost()]
     events = []
     with Roster(
-        nodes_of(2), connect=lambda node: hosts[node.node_rank], silence_s=3.0, hello_timeout_s=30.0
+        plan_of(2, slots=1).nodes, connect=way_to(hosts), silence_s=3.0, hello_timeout_s=30.0
     ) as roster:
         deadline = time.monotonic() + TIMEOUT_S
         while not any(type(one.item).__name__ == "LinkEnd" for one in events):
@@ -263,5 +187,5 @@ def test_the_two_clocks_may_be_read_apart() -> None:
 def test_what_the_two_clocks_may_be_off_is_part_of_every_hosts_error(monkeypatch: pytest.MonkeyPatch) -> None:
     offset_s, error_s = wall_minus_monotonic()
     monkeypatch.setattr(check, "wall_minus_monotonic", lambda: (offset_s + 0.5, 0.5 + error_s))
-    for host in look(FakeHost(), FakeHost()).hosts:
+    for host in look(MemoryHost(), MemoryHost()).hosts:
         assert_good(host)

@@ -3,62 +3,34 @@
 from __future__ import annotations
 
 import io
-import sys
 
 import pytest
 
-from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.fleet.each_host import EachHost, Outcome, describe_failures
 from dslaunch.launcher.fleet.host_output import HostOutput
-from dslaunch.launcher.inputs.hostfile import Host
-from dslaunch.launcher.inputs.selection import Selected
-from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.wire.frames import (
     MAGIC,
     Done,
     Exited,
     Frame,
-    Hello,
     Output,
     Prepare,
     Problem,
     Start,
     Started,
 )
-from tests.launcher.memory_host import Change, MemoryHost
-
-
-def plan_of(num_hosts: int) -> Plan:
-    hosts = tuple(Selected(host=Host(name=f"n{one}", slots=1), devices=("0",)) for one in range(num_hosts))
-    program = plan_program("date", (), python=sys.executable)
-    return Plan(
-        nodes=plan_nodes(hosts, program, local_names=frozenset()),
-        master=Endpoint(address=None, port=29500, is_port_fixed=False),
-        program=program,
-        cwd="/job",
-        venv_script=None,
-        environment=(),
-        kill_grace_s=0.0,
-        heartbeat_s=60.0,
-    )
+from tests.launcher.memory_host import HELLO, Change, MemoryHost, after, first, plan_of, way_to
 
 
 def run(*hosts: MemoryHost | Exception) -> tuple[Outcome, list[str], str]:
     """How it ended, the sentences on that, and what is shown of the command's output."""
-
-    def connect(node: NodePlan) -> Channel:
-        host = hosts[node.node_rank]
-        if isinstance(host, Exception):
-            raise host
-        return host
-
     out = io.BytesIO()
     console = Console(log_level="error", out=out, err=io.BytesIO())
-    plan = plan_of(len(hosts))
+    plan = plan_of(len(hosts), slots=1)
     output = HostOutput([node.host.name for node in plan.nodes], console.put, is_folding=True)
-    ended = EachHost(plan, connect=connect, console=console, output=output, fails_fast=False).run()
+    ended = EachHost(plan, connect=way_to(hosts), console=console, output=output, fails_fast=False).run()
     output.finish()
     console.drain()
     return ended, describe_failures(ended, plan), out.getvalue().decode()
@@ -66,27 +38,19 @@ def run(*hosts: MemoryHost | Exception) -> tuple[Outcome, list[str], str]:
 
 def saying(rank: int, *answers: Frame | bytes) -> Change:
     """What the host says when it is told to start."""
-    return lambda frame: [Started(rank, 7), *answers] if isinstance(frame, Start) else None
+    return after(Start, Started(rank, 7), *answers)
 
 
 def good(rank: int) -> MemoryHost:
     return MemoryHost((rank,), saying(rank, Output(rank, 1, "fine\n"), Exited(rank, 0, 0, 1.0), Done(0)))
 
 
-HELLO = Hello(hostname="memory", python="3.11.2", reached_at="", num_devices=0, pid=7)
-
-
-def begins(*answers: Frame | bytes) -> Change:
-    return lambda frame: [MAGIC, *answers] if frame is None else None
-
-
 WRONG = [  # of the host with node rank 1
     (LaunchError("n1 port 22 refused the connection"), "n1 port 22 refused the connection"),
-    (begins(b"\xff\xff\xff\xff"), "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
-    (begins(HELLO, Done(0)), "its agent sent Done before the start"),
-    (begins(HELLO, Output(1, 1, "x\n")), "its agent sent Output before the start"),
-    (lambda frame: [Problem("no", 0)] if isinstance(frame, Prepare) else None,
-     "its agent sent Problem with exit code 0"),
+    (first(MAGIC, b"\xff\xff\xff\xff"), "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
+    (first(MAGIC, HELLO, Done(0)), "its agent sent Done before the start"),
+    (first(MAGIC, HELLO, Output(1, 1, "x\n")), "its agent sent Output before the start"),
+    (after(Prepare, Problem("no", 0)), "its agent sent Problem with exit code 0"),
     (saying(1, Output(1, 9, "x\n")), "its agent sent Output with stream 9"),
     (saying(1, Output(0, 1, "x\n")), "its agent sent Output with rank 0, which is not on this host"),
     (saying(1, Exited(1, 256, 0, 1.0)), "its agent sent Exited with exit code 256"),

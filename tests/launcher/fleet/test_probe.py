@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -11,9 +10,8 @@ from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.backends.local import LocalChannel
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.fleet.probe import probe
-from dslaunch.launcher.inputs.hostfile import Host
-from dslaunch.launcher.job.plan import NodePlan
 from dslaunch.launcher.wire.frames import MAGIC, Hello, encode
+from tests.launcher.memory_host import plan_of, way_to
 
 
 class FakeChannel:
@@ -47,36 +45,24 @@ class FakeChannel:
         self.is_closed.set()
 
 
-def nodes(num: int) -> list[NodePlan]:
-    return [
-        NodePlan(node_rank=rank, host=Host(name=f"n{rank}", slots=1), is_local=False, devices=(), ranks=())
-        for rank in range(num)
-    ]
-
-
 def hello(name: str) -> Hello:
     return Hello(hostname=name, python="3.11.2", reached_at="", num_devices=4, pid=7)
 
 
-def saying(channels: dict[int, FakeChannel | Exception]) -> Callable[[NodePlan], Channel]:
-    def connect(node: NodePlan) -> Channel:
-        channel = channels[node.node_rank]
-        if isinstance(channel, Exception):
-            raise channel
-        return channel
-
-    return connect
+def probed(*hosts: Channel | Exception, **given: float) -> dict[int, Hello | str]:
+    """What a look at these hosts finds."""
+    return probe(plan_of(len(hosts)).nodes, way_to(hosts), **given)
 
 
 def test_every_host_is_answered_for_in_the_given_order() -> None:
-    channels: dict[int, FakeChannel | Exception] = {
-        0: FakeChannel(b"Welcome!\n", MAGIC + encode(hello("n0"))),
-        1: LaunchError("n1 port 22 refused the connection"),
-        2: FakeChannel(ends=True, error="sh: no python\n"),
-        3: OSError(113, "No route to host"),
-        4: FakeChannel(MAGIC + b"\xff\xff\xff\xff"),
-    }
-    assert list(probe(nodes(5), saying(channels)).items()) == [
+    found = probed(
+        FakeChannel(b"Welcome!\n", MAGIC + encode(hello("n0"))),
+        LaunchError("n1 port 22 refused the connection"),
+        FakeChannel(ends=True, error="sh: no python\n"),
+        OSError(113, "No route to host"),
+        FakeChannel(MAGIC + b"\xff\xff\xff\xff"),
+    )
+    assert list(found.items()) == [
         (0, hello("n0")),
         (1, "n1 port 22 refused the connection"),
         (
@@ -105,25 +91,25 @@ def test_every_host_is_answered_for_in_the_given_order() -> None:
 )
 def test_a_python_that_is_too_old_is_named_as_the_reason(error: str, why: str) -> None:
     hint = "install Python 3.8 or newer there, or name it with python= in the hostfile"
-    assert probe(nodes(1), saying({0: FakeChannel(ends=True, error=error)})) == {0: why + hint}
+    assert probed(FakeChannel(ends=True, error=error)) == {0: why + hint}
 
 
 def test_a_host_that_says_nothing_at_all_is_not_quoted() -> None:
-    said = str(probe(nodes(1), saying({0: FakeChannel(ends=True)}))[0])
+    said = str(probed(FakeChannel(ends=True))[0])
     assert said.startswith("no agent started there: the connection ended and said nothing; a command must"), (
         said
     )
 
 
 def test_a_host_that_prints_without_end_is_told_what_to_do() -> None:
-    said = str(probe(nodes(1), saying({0: FakeChannel(b"quota exceeded\n" * 100_000)}))[0])
+    said = str(probed(FakeChannel(b"quota exceeded\n" * 100_000))[0])
     assert said.startswith("not an agent: it printed b'quota exceeded"), said
     assert "let login scripts print nothing there" in said
 
 
 def test_a_host_that_stays_silent_is_given_up_and_closed() -> None:
     silent = FakeChannel(b"Enter your name: ")
-    answers = probe(nodes(2), saying({0: silent, 1: FakeChannel(MAGIC + encode(hello("n1")))}), timeout_s=1.0)
+    answers = probed(silent, FakeChannel(MAGIC + encode(hello("n1"))), timeout_s=1.0)
     assert answers == {
         0: "connected, but no agent answered within 1 s; does a login script wait, or read what is meant for the agent?",
         1: hello("n1"),
@@ -133,21 +119,18 @@ def test_a_host_that_stays_silent_is_given_up_and_closed() -> None:
 
 def test_a_host_that_answered_is_left_at_once() -> None:
     """The connections of the first hosts must be free for the next ones: there are fewer at a time than hosts."""
-    channels: dict[int, FakeChannel | Exception] = {
-        rank: FakeChannel(MAGIC + encode(hello(f"n{rank}"))) for rank in range(200)
-    }
-    answers = probe(nodes(200), saying(channels))
-    assert answers == {rank: hello(f"n{rank}") for rank in range(200)}
-    assert all(isinstance(one, FakeChannel) and one.is_closed.is_set() for one in channels.values())
+    channels = [FakeChannel(MAGIC + encode(hello(f"n{rank}"))) for rank in range(200)]
+    assert probed(*channels) == {rank: hello(f"n{rank}") for rank in range(200)}
+    assert all(one.is_closed.is_set() for one in channels)
 
 
 def test_no_host_no_answer() -> None:
-    assert probe([], saying({})) == {}
+    assert probed() == {}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a pipe's end that gc closes
 def test_a_real_agent_says_hello_and_nothing_of_it_is_left() -> None:
-    (answer,) = probe(nodes(1), lambda node: LocalChannel(end_within_s=10)).values()
+    (answer,) = probe(plan_of(1).nodes, lambda node: LocalChannel(end_within_s=10)).values()
     assert isinstance(answer, Hello)
     assert answer.hostname == socket.gethostname()
     assert not psutil.pid_exists(answer.pid)

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +13,15 @@ import pytest
 
 from tests.lab import Lab, LabError
 from tests.launcher.command import Command
-from tests.launcher.local_job import WORKER, Job, poll
+from tests.launcher.local_job import Job, Start, poll
 
 pytestmark = pytest.mark.slow
 
-Start = Callable[..., Job]
-
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a job of this worker text with these options."""
-    jobs: list[Job] = []
-
-    def start_one(worker: str, *words: str, **given: Any) -> Job:
-        (tmp_path / "train.py").write_text(WORKER + textwrap.dedent(worker))
-        jobs.append(Job(tmp_path, ["--report=report.json", *words, "train.py"], **given))
-        return jobs[-1]
-
-    yield start_one
-    for job in jobs:
-        job.end()
+def start(start: Start) -> Start:
+    """Starts a job of this worker text with these options; it writes a report."""
+    return lambda worker, *words, **given: start(worker, "--report=report.json", *words, **given)
 
 
 def report(job: Job) -> dict[str, Any]:
@@ -267,12 +254,10 @@ LIMIT = 192 << 20
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "eat.py").write_text(EAT)
-    (path / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
-    return path
+def folder(folder: Path) -> Path:
+    (folder / "eat.py").write_text(EAT)
+    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
+    return folder
 
 
 @pytest.fixture

@@ -25,14 +25,6 @@ LISTEN = (
 )
 
 
-@pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
-    return path
-
-
 def shell(host: Host, script: str) -> None:
     host.run(["sh", "-ec", script], check=True)
 

@@ -17,14 +17,6 @@ from tests.launcher.command import Command, poll
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
-    return path
-
-
 def execute(lab: Lab, folder: Path, *words: str, env: dict[str, str] | None = None) -> Command:
     return Command(lab.head, folder, "exec", "-H", "hosts", *words, env=env)
 

@@ -44,12 +44,9 @@ time.sleep(0 if "--end" in sys.argv else 600)
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "work.py").write_text(WORK)
-    (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
-    return path
+def folder(folder: Path) -> Path:
+    (folder / "work.py").write_text(WORK)
+    return folder
 
 
 def launch(lab: Lab, folder: Path, *words: str) -> Command:

@@ -24,12 +24,9 @@ print(json.dumps({"rank": int(os.environ["RANK"]), "host": os.uname().nodename, 
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    """A folder of this test that all hosts share, with the script above."""
-    path = lab.shared / request.node.name.replace("/", "_").replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "show.py").write_text(SHOW)
-    return path
+def folder(folder: Path) -> Path:
+    (folder / "show.py").write_text(SHOW)
+    return folder
 
 
 def shown(command: Command) -> list[dict[str, Any]]:

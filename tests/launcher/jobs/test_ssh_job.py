@@ -34,14 +34,10 @@ open("dump-" + os.environ["RANK"], "wb").write(data)
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    """A folder of this test that all hosts share, with the scripts above and a hostfile of 4 x 2 slots."""
-    path = lab.shared / request.node.name.replace("/", "_").replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "show.py").write_text(SHOW)
-    (path / "dump.py").write_text(DUMP)
-    (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
-    return path
+def folder(folder: Path) -> Path:
+    (folder / "show.py").write_text(SHOW)
+    (folder / "dump.py").write_text(DUMP)
+    return folder
 
 
 def shown(command: Command) -> list[dict[str, str]]:

@@ -27,12 +27,9 @@ LINES = [f"epoch {number}" for number in range(10)]
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name
-    path.mkdir()
-    (path / "train.py").write_text(WORKER)
-    (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
-    return path
+def folder(folder: Path) -> Path:
+    (folder / "train.py").write_text(WORKER)
+    return folder
 
 
 def test_the_files_of_all_hosts_are_on_the_launching_machine(lab: Lab, folder: Path) -> None:

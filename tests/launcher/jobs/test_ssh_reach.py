@@ -26,12 +26,10 @@ print(json.dumps({"host": os.uname().nodename, "address": address, "port": port}
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "show.py").write_text(SHOW)
-    (path / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes))
-    return path
+def folder(folder: Path, lab: Lab) -> Path:
+    (folder / "show.py").write_text(SHOW)
+    (folder / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes))
+    return folder
 
 
 LIST_ADDRESSES = (

@@ -40,12 +40,9 @@ for word in sys.argv[1:]:
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name[:80]
-    path.mkdir()
-    (path / "work.py").write_text(WORK)
-    (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
-    return path
+def folder(folder: Path) -> Path:
+    (folder / "work.py").write_text(WORK)
+    return folder
 
 
 def launch(lab: Lab, folder: Path, *words: str) -> Command:

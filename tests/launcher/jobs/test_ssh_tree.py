@@ -54,13 +54,11 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "work.py").write_text(WORK)
-    (path / "show.py").write_text(SHOW)
-    (path / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes))
-    return path
+def folder(folder: Path, lab: Lab) -> Path:
+    (folder / "work.py").write_text(WORK)
+    (folder / "show.py").write_text(SHOW)
+    (folder / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes))
+    return folder
 
 
 def launch(lab: Lab, folder: Path, *words: str) -> Command:

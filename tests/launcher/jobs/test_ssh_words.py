@@ -14,13 +14,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
-    path = lab.shared / request.node.name.replace("[", "-").replace("]", "")[:80]
-    path.mkdir()
-    (path / "work.py").write_text("print('fine')")
-    (path / "wait.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)")
-    (path / "hosts").write_text("node1 slots=1\n")
-    return path
+def folder(folder: Path) -> Path:
+    (folder / "work.py").write_text("print('fine')")
+    (folder / "wait.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)")
+    (folder / "hosts").write_text("node1 slots=1\n")
+    return folder
 
 
 def said_of(lab: Lab, folder: Path, *words: str) -> str:

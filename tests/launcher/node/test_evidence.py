@@ -19,6 +19,7 @@ from dslaunch.launcher.node.evidence import (
     read_error_file,
     size_of,
 )
+from tests.launcher.node.no_file import KINDS, put_no_file
 
 EXITED_WITH_1 = 1 << 8
 KILLED = int(signal.SIGKILL)
@@ -324,16 +325,11 @@ def test_what_torch_recorded_comes_before_what_stands_in_stderr(tmp_path: Path) 
     assert (found["message"], found["traceback"]) == ("", PLAIN)
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_error_file_that_is_no_file_is_neither_followed_nor_waited_for(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    if kind == "link":
-        (tmp_path / "other.json").write_text('{"message": "of another"}')
-        path.symlink_to(tmp_path / "other.json")
-    elif kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
+    (tmp_path / "other.json").write_text('{"message": "of another"}')
+    put_no_file(kind, path, linked=tmp_path / "other.json")
     assert read_error_file(str(path)) == ("", [])
 
 

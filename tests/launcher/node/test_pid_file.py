@@ -4,7 +4,6 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ import pytest
 from dslaunch.launcher.node.pid_file import PidFileInUse, write_pid_file
 from tests.lab import Lab
 from tests.launcher.command import Command
-from tests.launcher.local_job import WORKER, Job, poll
+from tests.launcher.local_job import Start, poll
+from tests.launcher.node.no_file import KINDS, put_no_file
 
 
 def test_the_file_is_named_for_the_launcher_and_holds_the_agent(tmp_path: Path) -> None:
@@ -36,22 +36,16 @@ def test_a_file_that_was_left_is_replaced(text: str, tmp_path: Path) -> None:
     assert Path(write_pid_file(77, 78, folder=str(tmp_path))).read_text() == "78"
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_file_of_ours_stays_and_is_not_waited_for(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "77.deepspeed"
-    if kind == "link":
-        (tmp_path / "precious").write_text("years of work")
-        path.symlink_to(tmp_path / "precious")
-    elif kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
+    (tmp_path / "precious").write_text("years of work")
+    put_no_file(kind, path, linked=tmp_path / "precious")
     why = "symbolic link" if kind == "link" else "regular file"
     with pytest.raises(OSError, match=why):
         write_pid_file(77, 78, folder=str(tmp_path))
     assert os.path.lexists(path)
-    if kind == "link":
-        assert (tmp_path / "precious").read_text() == "years of work"
+    assert (tmp_path / "precious").read_text() == "years of work"
 
 
 def test_a_disk_that_takes_nothing_is_named_and_keeps_no_empty_file(tmp_path: Path) -> None:
@@ -76,23 +70,9 @@ def test_a_file_of_another_user_stays(tmp_path: Path) -> None:
     assert path.read_text() == "none"
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    jobs: list[Job] = []
-
-    def start_one(worker: str, *words: str) -> Job:
-        (tmp_path / "train.py").write_text(WORKER + worker)
-        jobs.append(Job(tmp_path, [*words, "train.py"]))
-        return jobs[-1]
-
-    yield start_one
-    for job in jobs:
-        job.end()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["success", "failure", "interrupt", "agent killed", "keeper killed"])
-def test_it_is_there_while_the_job_runs_and_gone_after_every_end(end: str, start: Callable[..., Job]) -> None:
+def test_it_is_there_while_the_job_runs_and_gone_after_every_end(end: str, start: Start) -> None:
     job = start(
         "say('ready')\nwhile not os.path.exists('go'): time.sleep(0.005)\nsys.exit(int(open('go').read()))",
         "--save_pid",

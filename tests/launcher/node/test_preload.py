@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import textwrap
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,29 +14,20 @@ import pytest
 
 from dslaunch.launcher.node.preload import SERVER
 from tests.launcher.controller.test_stacks import SHOW
-from tests.launcher.local_job import WORKER, Job, poll
+from tests.launcher.local_job import Job, Start, poll
 
 pytestmark = pytest.mark.slow
 
-Start = Callable[..., Job]
 BIG = (
     "import os\nNUMBERS = list(range(10))\nHERE = os.getpid()\n"  # a module that knows where it was imported
 )
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(start: Start, tmp_path: Path) -> Start:
+    """Starts a job of this worker text, which can import `big`, with these options and words of its own."""
     (tmp_path / "big.py").write_text(BIG)
-    jobs: list[Job] = []
-
-    def start_one(worker: str, *words: str) -> Job:
-        (tmp_path / "train.py").write_text(WORKER + textwrap.dedent(worker))
-        jobs.append(Job(tmp_path, [*words, "train.py", "--lr", "1"]))
-        return jobs[-1]
-
-    yield start_one
-    for job in jobs:
-        job.end()
+    return lambda worker, *words: start(worker, *words, "--", "--lr", "1")
 
 
 def test_all_ranks_share_one_import(start: Start) -> None:

@@ -26,10 +26,9 @@ from dslaunch.launcher.wire.frames import (
 )
 from dslaunch.launcher.wording import MAX_TEXT, cleaned
 from tests.launcher.controller import test_controller
-from tests.launcher.controller.test_controller import after, first
 from tests.launcher.fleet import test_each_host
-from tests.launcher.fleet.test_check import FakeHost, instead_of, look
-from tests.launcher.memory_host import Change, MemoryHost
+from tests.launcher.fleet.test_check import instead_of, look
+from tests.launcher.memory_host import Change, MemoryHost, after, first
 
 HOSTILE = "\x1b[2J\x1b[1;1Hlook\ndslaunch: all went well\r\ndslaunch: node9: it failed first\x1b]0;title\x07\x9b31m\x08\udc9b"
 SHOWN = "look dslaunch: all went well  dslaunch: node9: it failed first?31m??"
@@ -103,17 +102,15 @@ FACTS = {
 @pytest.mark.parametrize(
     "host",
     [
-        FakeHost(instead_of("system", {"problem": HOSTILE})),
-        FakeHost(instead_of("system", {**FACTS, "memlock": 1})),
-        FakeHost(instead_of("python", {**FACTS, "memlock": 1})),
-        FakeHost(first=RAW),
-        FakeHost(first=MAGIC + RAW),
+        MemoryHost(change=instead_of("system", {"problem": HOSTILE})),
+        MemoryHost(change=instead_of("system", {**FACTS, "memlock": 1})),
+        MemoryHost(change=instead_of("python", {**FACTS, "memlock": 1})),
+        MemoryHost(change=first(RAW, b"")),
+        MemoryHost(change=first(MAGIC, RAW)),
         LaunchError(HOSTILE),
     ],
 )
-def test_a_check_shows_it_cleaned(host: FakeHost | Exception) -> None:
-    if isinstance(host, FakeHost) and host.first == RAW:
-        host.close()
+def test_a_check_shows_it_cleaned(host: MemoryHost | Exception) -> None:
     found = look(host, timeout_s=5.0)
     text = as_text(found, report_of(found))
     assert_harmless(text, has_words="it failed first" in text)

@@ -9,16 +9,13 @@ import pytest
 
 from dslaunch.launcher.rendezvous.admission import Refusal, refusal_of
 from dslaunch.launcher.rendezvous.messages import PROTOCOL, JobIdentity
-
-MINE = JobIdentity(
-    job_id="", token="", names=("a", "b", "c"), hosts="3 hosts", hosts_digest="h", program_digest="p"
-)
+from tests.launcher.rendezvous.identity import IDENTITY
 
 
 def judged(
-    theirs: JobIdentity = MINE,
+    theirs: JobIdentity = IDENTITY,
     *,
-    mine: JobIdentity = MINE,
+    mine: JobIdentity = IDENTITY,
     node_rank: int = 1,
     is_late: bool = False,
     **changed: Any,
@@ -30,17 +27,20 @@ def judged(
 
 def test_a_node_of_the_same_job_that_is_not_there_yet_takes_part() -> None:
     assert judged() is None
-    assert judged(replace(MINE, token="x"), mine=replace(MINE, token="x")) is None
+    assert judged(replace(IDENTITY, token="x"), mine=replace(IDENTITY, token="x")) is None
 
 
 @pytest.mark.parametrize(
     ("refusal", "why"),
     [
         (judged(protocol=PROTOCOL + 1), "it speaks protocol 4, node 0 speaks 3; install"),
-        (judged(replace(MINE, token="x")), "its DSLAUNCH_TOKEN, or the scheduler's number of its job"),
-        (judged(mine=replace(MINE, token="x")), "its DSLAUNCH_TOKEN, or the scheduler's number of its job"),
+        (judged(replace(IDENTITY, token="x")), "its DSLAUNCH_TOKEN, or the scheduler's number of its job"),
         (
-            judged(replace(MINE, job_id="x")),
+            judged(mine=replace(IDENTITY, token="x")),
+            "its DSLAUNCH_TOKEN, or the scheduler's number of its job",
+        ),
+        (
+            judged(replace(IDENTITY, job_id="x")),
             "its --job_id is 'x', and node 0's is another; it belongs to another job",
         ),
         (judged(node_rank=3), "there is no node 3, only 0 to 2"),
@@ -58,9 +58,9 @@ def test_others_are_refused_with_the_reason(refusal: Refusal | None, why: str) -
 @pytest.mark.parametrize(
     ("refusal", "why"),
     [
-        (judged(replace(MINE, hosts_digest="x", hosts="2 hosts")), "hostfile mismatch: node 1 has 2 hosts; node 0 has 3 hosts; "),
-        (judged(replace(MINE, program_digest="x")), "program mismatch: node 1 was started with another script"),
-        (judged(replace(MINE, program_digest="x"), is_late=True), "program mismatch: "),
+        (judged(replace(IDENTITY, hosts_digest="x", hosts="2 hosts")), "hostfile mismatch: node 1 has 2 hosts; node 0 has 3 hosts; "),
+        (judged(replace(IDENTITY, program_digest="x")), "program mismatch: node 1 was started with another script"),
+        (judged(replace(IDENTITY, program_digest="x"), is_late=True), "program mismatch: "),
     ],
 )  # fmt: skip
 def test_nodes_that_were_started_differently_are_a_mismatch(refusal: Refusal | None, why: str) -> None:
@@ -72,7 +72,7 @@ def test_nodes_that_were_started_differently_are_a_mismatch(refusal: Refusal | N
 
 
 def test_a_node_that_knows_the_token_is_told_both_sides() -> None:
-    mine = replace(MINE, token="x")
+    mine = replace(IDENTITY, token="x")
     refusal = judged(replace(mine, hosts_digest="x", hosts="2 hosts"), mine=mine)
     assert refusal is not None
     assert refusal.is_proven
@@ -81,6 +81,6 @@ def test_a_node_that_knows_the_token_is_told_both_sides() -> None:
 
 
 def test_the_token_is_looked_at_before_what_a_stranger_says_of_the_job() -> None:
-    refusal = judged(replace(MINE, hosts_digest="x"), mine=replace(MINE, token="x"))
+    refusal = judged(replace(IDENTITY, hosts_digest="x"), mine=replace(IDENTITY, token="x"))
     assert refusal is not None
     assert not refusal.is_mismatch

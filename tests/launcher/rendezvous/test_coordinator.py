@@ -36,14 +36,11 @@ from dslaunch.launcher.rendezvous.messages import (
     both,
     encode_news,
 )
+from tests.launcher.rendezvous.identity import IDENTITY, PROVEN
 
 pytestmark = pytest.mark.slow
 
 SOON_S = 10.0
-IDENTITY = JobIdentity(
-    job_id="", token="", names=("a", "b", "c"), hosts="3 hosts", hosts_digest="h", program_digest="p"
-)
-PROVEN = replace(IDENTITY, token="s3cret")
 RANK_FAILURE = Failed(2, 5, 1, 77, 3, 0, "", 0.0)
 T = TypeVar("T", bound=News)
 Begin = Callable[..., Coordinator]

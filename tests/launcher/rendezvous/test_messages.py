@@ -16,7 +16,6 @@ from dslaunch.launcher.rendezvous.messages import (
     End,
     Failed,
     Go,
-    JobIdentity,
     Join,
     Joined,
     News,
@@ -31,6 +30,7 @@ from dslaunch.launcher.rendezvous.messages import (
     news_of,
 )
 from dslaunch.launcher.wire.frames import ProtocolError
+from tests.launcher.rendezvous.identity import IDENTITY, PROVEN
 
 texts = st.text(st.characters(codec="ascii", min_codepoint=32, max_codepoint=126), max_size=50)
 numbers = st.integers(min_value=-(2**53), max_value=2**53)
@@ -44,9 +44,6 @@ any_news = st.one_of(
     st.builds(Join, numbers, texts, numbers, texts, texts, texts, times, texts),
     st.builds(Failed, numbers, numbers, numbers, numbers, numbers, numbers, texts, times),
     st.sampled_from([Go(), End(), NodeReady(), NodeEnded(), Beat()]),
-)
-IDENTITY = JobIdentity(
-    job_id="", token="secret", names=("a", "b"), hosts="", hosts_digest="x", program_digest="y"
 )
 
 
@@ -129,11 +126,11 @@ def test_text_of_a_stranger_does_no_harm_on_a_terminal() -> None:
 
 
 def test_who_does_not_know_the_token_cannot_prove_it() -> None:
-    join = IDENTITY.join(1, nonce="n", heartbeat_s=1.0)
-    assert join.proof == IDENTITY.proof_of(join, "n")
-    assert "secret" not in encode_news(join).decode()
+    join = PROVEN.join(1, nonce="n", heartbeat_s=1.0)
+    assert join.proof == PROVEN.proof_of(join, "n")
+    assert PROVEN.token not in encode_news(join).decode()
     for other, nonce in ((join, "m"), (join._replace(node_rank=0), "n"), (join._replace(job_id="j"), "n")):
-        assert join.proof != IDENTITY.proof_of(other, nonce)
+        assert join.proof != PROVEN.proof_of(other, nonce)
 
 
 def test_a_failure_travels_without_what_a_worker_wrote() -> None:

@@ -16,6 +16,7 @@ from dslaunch.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from dslaunch.ops.lamb import FusedLamb
 from dslaunch.ops.lion import DeepSpeedCPULion, FusedLion
 from tests.runtime.models import (
+    MakeOptimizer,
     assert_same_bits,
     batch,
     loss_of,
@@ -23,15 +24,14 @@ from tests.runtime.models import (
     make_model,
     snapshot,
     train_engine,
-    train_plain,
+    trained_at,
+    trained_plain,
     worst_difference,
 )
 from tests.runtime.ranks import Ranks
 
-Make = Callable[[nn.Module], torch.optim.Optimizer]
-
 DRIFT = 1e-6  # two ranks add their gradients in another order; ten steps. Seen: 2.4e-7
-STEEP_DRIFT = 2e-5  # LAMB, as in test_borrowed. Seen: 6e-6
+STEEP_DRIFT = 2e-5  # LAMB, as in test_borrowed_rule. Seen: 6e-6
 
 
 class OwnFusedAdam(FusedAdam):
@@ -46,11 +46,11 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def _of(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Make:
+def _of(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> MakeOptimizer:
     return lambda model: kind(_groups(model), **options)
 
 
-MAKE: dict[str, Make] = {
+MAKE: dict[str, MakeOptimizer] = {
     "FusedAdam": _of(FusedAdam, lr=0.01, betas=(0.8, 0.99), eps=1e-3),
     "FusedAdam L2": _of(FusedAdam, lr=0.01, adam_w_mode=False, eps=1e-3),
     "FusedAdam without bias correction": _of(FusedAdam, lr=0.01, bias_correction=False, eps=1e-3),
@@ -97,22 +97,13 @@ def test_each_is_stepped_by_the_fastest_rule_that_does_the_same(ranks: Ranks) ->
 
 
 def _train(rank: int, name: str) -> list[dict[str, Tensor]]:
-    results = []
-    for stage in (0, 1, 2, 3):
-        model = make_model()
-        config = make_config(stage=stage)
-        engine, *_ = dslaunch.initialize(model=model, optimizer=MAKE[name](model), config=config)
-        train_engine(engine, steps=10)
-        results.append(snapshot(model.named_parameters()))
-    return results
+    return trained_at((0, 1, 2, 3), MAKE[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKE)
 def test_under_sharding_it_does_what_it_does_in_one_process(ranks: Ranks, name: str) -> None:
-    model = make_model()
-    train_plain(model, MAKE[name](model), steps=10)
-    expected = snapshot(model.named_parameters())
+    expected = trained_plain(MAKE[name])
     for world_size in (1, 2):
         for by_stage in ranks(_train, name, world_size=world_size):
             for result in by_stage:
@@ -122,16 +113,7 @@ def test_under_sharding_it_does_what_it_does_in_one_process(ranks: Ranks, name: 
 
 
 def _goes_on(rank: int, name: str) -> list[dict[str, Tensor]]:
-    results = []
-    for stage in (0, 2, 3):
-        model = make_model()
-        optimizer = MAKE[name](model)
-        train_plain(model, optimizer, steps=3)
-        engine, *_ = dslaunch.initialize(model=model, optimizer=optimizer, config=make_config(stage=stage))
-        assert not optimizer.state  # whole tensors, which nobody needs any more
-        train_engine(engine, steps=7, first=3)
-        results.append(snapshot(model.named_parameters()))
-    return results
+    return trained_at((0, 2, 3), MAKE[name], steps_before=3)
 
 
 @pytest.mark.slow
@@ -140,9 +122,7 @@ def _goes_on(rank: int, name: str) -> list[dict[str, Tensor]]:
     ["FusedAdam", "DeepSpeedCPUAdam L2", "FusedLion", "DeepSpeedCPUAdagrad", "torch Adagrad", "FusedLamb"],
 )
 def test_one_that_has_stepped_before_goes_on(ranks: Ranks, name: str) -> None:
-    model = make_model()
-    train_plain(model, MAKE[name](model), steps=10)
-    expected = snapshot(model.named_parameters())
+    expected = trained_plain(MAKE[name])
     for by_stage in ranks(_goes_on, name, world_size=2):
         for result in by_stage:
             assert worst_difference(result, expected) <= (STEEP_DRIFT if name == "FusedLamb" else DRIFT)

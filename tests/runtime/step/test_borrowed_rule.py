@@ -17,12 +17,15 @@ from dslaunch.ops.lamb import FusedLamb
 from dslaunch.ops.lion import FusedLion
 from dslaunch.runtime.step.whole_tensors import choose_owners
 from tests.runtime.models import (
+    MakeOptimizer,
     assert_same_bits,
     make_config,
     make_model,
     snapshot,
     train_engine,
     train_plain,
+    trained_at,
+    trained_plain,
     worst_difference,
 )
 from tests.runtime.ranks import Ranks
@@ -68,13 +71,11 @@ def _decayed(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def _of(
-    kind: Callable[..., torch.optim.Optimizer], **options: Any
-) -> Callable[[nn.Module], torch.optim.Optimizer]:
+def _of(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> MakeOptimizer:
     return lambda model: kind(_decayed(model), **options)
 
 
-ELEMENTWISE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+ELEMENTWISE: dict[str, MakeOptimizer] = {
     "Adadelta": _of(torch.optim.Adadelta, lr=0.5),
     "Adagrad": _of(torch.optim.Adagrad, lr=0.02, initial_accumulator_value=0.1),
     "Adam amsgrad": _of(torch.optim.Adam, lr=0.01, amsgrad=True, eps=1e-3),
@@ -87,7 +88,7 @@ ELEMENTWISE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": _of(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
     "SGD plain": _of(torch.optim.SGD, lr=0.05),
 }
-WHOLE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+WHOLE: dict[str, MakeOptimizer] = {
     "Adafactor": _of(torch.optim.Adafactor, lr=0.02),
     "Halving": lambda model: Halving(model.parameters(), lr=0.1),
     "Lamb": _of(FusedLamb, lr=0.05, eps=1e-3),
@@ -96,27 +97,13 @@ WHOLE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 def _train(rank: int, name: str) -> list[dict[str, Tensor]]:
-    results = []
-    for stage in (0, 1, 2, 3):
-        model = make_model()
-        engine, *_ = dslaunch.initialize(
-            model=model, optimizer={**ELEMENTWISE, **WHOLE}[name](model), config=make_config(stage=stage)
-        )
-        train_engine(engine, steps=10)
-        results.append(snapshot(model.named_parameters()))
-    return results
-
-
-def _expected(make: Callable[[nn.Module], torch.optim.Optimizer]) -> dict[str, Tensor]:
-    model = make_model()
-    train_plain(model, make(model), steps=10)
-    return snapshot(model.named_parameters())
+    return trained_at((0, 1, 2, 3), {**ELEMENTWISE, **WHOLE}[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ELEMENTWISE, *WHOLE])
 def test_a_users_optimizer_does_under_sharding_what_it_does_in_one_process(ranks: Ranks, name: str) -> None:
-    expected = _expected({**ELEMENTWISE, **WHOLE}[name])
+    expected = trained_plain({**ELEMENTWISE, **WHOLE}[name])
     drift = STEEP_DRIFT if name in ("Lamb", "Adafactor", "ASGD") else DRIFT
     for world_size in (2,) if name not in ("Halving", "Adagrad") else (1, 2, 3):
         for by_stage in ranks(_train, name, world_size=world_size):
@@ -308,16 +295,7 @@ def test_states_are_read_and_written_whole(ranks: Ranks, name: str, key: str) ->
 
 
 def _goes_on(rank: int, name: str) -> list[dict[str, Tensor]]:
-    results = []
-    for stage in (0, 2, 3):
-        model = make_model()
-        optimizer = STEPPED[name](model)
-        train_plain(model, optimizer, steps=3)
-        engine, *_ = dslaunch.initialize(model=model, optimizer=optimizer, config=make_config(stage=stage))
-        assert not optimizer.state  # whole tensors, which nobody needs any more
-        train_engine(engine, steps=7, first=3)
-        results.append(snapshot(model.named_parameters()))
-    return results
+    return trained_at((0, 2, 3), STEPPED[name], steps_before=3)
 
 
 STEPPED = {
@@ -330,7 +308,7 @@ STEPPED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPPED)
 def test_an_optimizer_that_has_stepped_before_goes_on(ranks: Ranks, name: str) -> None:
-    expected = _expected(STEPPED[name])
+    expected = trained_plain(STEPPED[name])
     for by_stage in ranks(_goes_on, name, world_size=2):
         for result in by_stage:
             assert worst_difference(result, expected) <= DRIFT

@@ -83,6 +83,15 @@ def in_one_process(kind: type[Case]) -> tuple[dict[str, Tensor], list[float]]:
     return values_of(model), norms
 
 
+def config_of(stage: int, **zero: object) -> dict[str, object]:
+    """Small buckets, no optimizer, and more keys of "zero_optimization"."""
+    small = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 50}
+    return {
+        "train_micro_batch_size_per_gpu": 6,
+        "zero_optimization": {"stage": stage, **small, **zero},
+    }
+
+
 def values_of(model: nn.Module) -> dict[str, Tensor]:
     return {
         name: torch.view_as_real(value) if value.is_complex() else value
@@ -105,18 +114,7 @@ def _train(rank: int, kind: type[Case], stage: int) -> Outcome:
     engine = None
     try:
         optimizer = model.make_optimizer()
-        engine, *_ = dslaunch.initialize(
-            model=model,
-            optimizer=optimizer,
-            config={
-                "train_micro_batch_size_per_gpu": 6,
-                "zero_optimization": {
-                    "stage": stage,
-                    "stage3_param_persistence_threshold": 0,
-                    "reduce_bucket_size": 50,
-                },
-            },
-        )
+        engine, *_ = dslaunch.initialize(model=model, optimizer=optimizer, config=config_of(stage))
         for step in range(STEPS):
             model.change(step, optimizer)
             engine.backward(model.loss(engine, batch(step, rank)))
@@ -188,16 +186,7 @@ def _hot(
     engine, *_ = dslaunch.initialize(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        config={
-            "train_micro_batch_size_per_gpu": 6,
-            "bf16": {"enabled": bf16},
-            "zero_optimization": {
-                "stage": stage,
-                "stage3_param_persistence_threshold": 0,
-                "reduce_bucket_size": 50,
-                **zero,
-            },
-        },
+        config={**config_of(stage, **zero), "bf16": {"enabled": bf16}},
     )
     for step in range(STEPS):
         engine.backward(
@@ -268,14 +257,7 @@ def _freeze_on_one_rank(rank: int, stage: int) -> str:
     engine, *_ = dslaunch.initialize(
         model=model,
         optimizer=model.make_optimizer(),
-        config={
-            "train_micro_batch_size_per_gpu": 6,
-            "zero_optimization": {
-                "stage": stage,
-                "stage3_param_persistence_threshold": 0,
-                "reduce_bucket_size": 50,
-            },
-        },
+        config=config_of(stage),
     )
     if rank == 1:
         model.blocks[1].requires_grad_(False)
@@ -299,18 +281,7 @@ def _resume(rank: int, folder: str, stages: tuple[int, int]) -> dict[str, Tensor
     for first, last, stage in ((0, 2, stages[0]), (2, STEPS, stages[1])):
         model = make_case(odd.FrozenForAWhile)
         optimizer = model.make_optimizer()
-        engine, *_ = dslaunch.initialize(
-            model=model,
-            optimizer=optimizer,
-            config={
-                "train_micro_batch_size_per_gpu": 6,
-                "zero_optimization": {
-                    "stage": stage,
-                    "stage3_param_persistence_threshold": 0,
-                    "reduce_bucket_size": 50,
-                },
-            },
-        )
+        engine, *_ = dslaunch.initialize(model=model, optimizer=optimizer, config=config_of(stage))
         if first:
             engine.load_checkpoint(folder)
         for step in range(first, last):
