@@ -1,6 +1,8 @@
-"""Programs as those of DeepSpeedExamples are, with their imports and calls in their order, run with `dslaunch --drop_in always`.
+"""Programs as those of DeepSpeedExamples are, with their imports and calls in their order, run with
+`dslaunch --drop_in always`.
 
-Small models on data made here. Each trains the same at every ZeRO stage, which says that a stage does what it should.
+Small models on data made here. Each trains the same at every ZeRO stage,
+which says that a stage does what it should.
 """
 
 from __future__ import annotations
@@ -96,9 +98,9 @@ def test_the_cifar_tutorial_is_told_by_name_when_an_option_asks_for_experts() ->
     code, said = run("cifar.py", "--moe")
     assert code != 0
     assert (
-        "NotImplementedError: deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts live on different ranks"
-        in said
-    )
+        "NotImplementedError: deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts "
+        "live on different ranks"
+    ) in said
 
 
 @needs_transformers

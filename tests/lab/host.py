@@ -13,7 +13,9 @@ SSH_PORT = 22
 
 
 class Host(Machine):
-    """One host. Each fault stays until it is taken back, or until `restore`; each is one method, so the list is long."""
+    """One host. Each fault stays until it is taken back, or until `restore`; each is one method,
+    so the list is long.
+    """
 
     def link_down(self) -> None:
         """The cable has no carrier any more; the host notices."""
@@ -90,7 +92,9 @@ class Host(Machine):
         self._restart_sshd()
 
     def die(self) -> None:
-        """Every process is killed; the kernel closes their connections (FIN or RST) and answers new ones with RST."""
+        """Every process is killed; the kernel closes their connections (FIN or RST)
+        and answers new ones with RST.
+        """
         self.end()
 
     def poweroff(self) -> None:
@@ -100,7 +104,9 @@ class Host(Machine):
         network.remove_host(self._place, self.name)
 
     def boot(self) -> None:
-        """Start the host after `die` or `poweroff`: new network stack, cable plugged in, folders as they were."""
+        """Start the host after `die` or `poweroff`: new network stack, cable plugged in,
+        folders as they were.
+        """
         if self.is_running:
             raise LabError(
                 f"{self.name}: is up; only a host that is down can boot; die() or poweroff() it first"
@@ -111,7 +117,9 @@ class Host(Machine):
         self.wait_for_start(self.start())
 
     def restore(self) -> None:
-        """As it was made: up, connected, its own addresses only, no fault or limit, no process of a job, no file added."""
+        """As it was made: up, connected, its own addresses only, no fault or limit,
+        no process of a job, no file added.
+        """
         self._cgroups.thaw()
         self._cgroups.unlimit()
         has_other_key = ssh.restore_host_key(self._place, self.name)

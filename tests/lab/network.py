@@ -36,7 +36,9 @@ def add_hosts(place: Place, hosts: dict[str, int]) -> None:
 
 
 def remove_host(place: Place, host: str) -> None:
-    """Take the cable away first: a namespace is taken down in the background, with its cable still in the bridge."""
+    """Take the cable away first: a namespace is taken down in the background,
+    with its cable still in the bridge.
+    """
     _ip(f"link del {host}", netns=place.switch)
     _ip(f"netns del {place.netns(host)}")
 
