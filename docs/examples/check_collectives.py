@@ -2,9 +2,10 @@
 
     dslaunch -H hosts docs/examples/check_collectives.py
 
-Rank 0 prints who takes part, then one line for each operation. A wrong result or an operation that breaks ends the job
-with code 1 and a line that names the operation and the ranks. Times are those of the slowest rank. Bandwidths are bus
-bandwidths as nccl-tests counts them: what each link carries, so they can be compared with what the network promises.
+Rank 0 prints who takes part, then one line for each operation. A wrong result or an operation that breaks
+ends the job with code 1 and a line that names the operation and the ranks. Times are those of the slowest
+rank. Bandwidths are bus bandwidths as nccl-tests counts them: what each link carries, so they can be compared
+with what the network promises.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def check_all(megabytes: float, timeout: timedelta) -> None:
         print_workers(workers)
     for name, check in CHECKS.items():
         if name in RING_CHECKS and ring.world_size == 1:
-            continue  # nobody to send to
+            continue  # there is no rank to send to
         run_check(name, check, ring)
     num_hosts = len({worker.host for worker in workers})
     if ring.rank == 0:
@@ -143,7 +144,9 @@ def describe_worker(ring: Ring) -> Worker:
 
 @contextmanager
 def named(operation: str) -> Iterator[None]:
-    """End this rank with one line if torch.distributed gives up: connection lost, timeout, an error of NCCL."""
+    """End this rank with one line if torch.distributed gives up: connection lost,
+    timeout, an error of NCCL.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -170,7 +173,10 @@ def print_workers(workers: list[Worker]) -> None:
 
 
 def run_check(name: str, check: Callable[[Ring], Outcome], ring: Ring) -> None:
-    """Run one operation on all ranks; rank 0 prints how it went. Ends the job if a rank did not get what it should."""
+    """Run one operation on all ranks; rank 0 prints how it went.
+
+    Ends the job if a rank did not get what it should.
+    """
     with named(name):
         outcomes = gather(check(ring))
     wrong = [rank for rank, outcome in enumerate(outcomes) if outcome.complaint]
@@ -304,7 +310,7 @@ def check_all_gather(ring: Ring) -> Outcome:
 
 
 def check_barrier(ring: Ring) -> Outcome:
-    """Timed only: clocks of different hosts cannot tell whether somebody left before the last one came."""
+    """Timed only: clocks of different hosts cannot tell whether a rank left before the last one came."""
     seconds = timed(dist.barrier, ring.device, NUM_SMALL_ROUNDS)
     return Outcome(seconds=seconds, detail=f"{NUM_SMALL_ROUNDS} times")
 

@@ -1,4 +1,7 @@
-"""`dslaunch checkpoint`: options only. What it does is in the runtime's checkpoint/inspect/command.py, which runs in a process of its own."""
+"""`dslaunch checkpoint`: options only.
+
+What it does is in the runtime's checkpoint/inspect/command.py, which runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ Examples:
   dslaunch checkpoint export out weights --dtype bfloat16
       weights that from_pretrained() of transformers reads
 
-A folder is the one that was given to save_checkpoint(): on a disk, or a URL such as s3://bucket/run1, for which fsspec
-has a package (s3fs, gcsfs, adlfs). Nothing here needs the ranks or the GPUs that wrote a checkpoint. Each command has
-a --help of its own.
+A folder is the one that was given to save_checkpoint(): on a disk, or a URL such as s3://bucket/run1, for
+which fsspec has a package (s3fs, gcsfs, adlfs). Nothing here needs the ranks or the GPUs that wrote a
+checkpoint. Each command has a --help of its own.
 
 \b
 The exit code is 0; 1 if verify found damage, or diff a difference; 2 for a mistake in what was given.
@@ -37,7 +40,9 @@ The exit code is 0; 1 if verify found damage, or diff a difference; 2 for a mist
     cls=CommandGroup, example="ls DIR", epilog=EPILOG, context_settings=SETTINGS, no_args_is_help=False
 )
 def command(**given: Any) -> None:
-    """Look at checkpoints, check them, compare them, remove old ones, and make weights of them for other programs."""
+    """Look at checkpoints, check them, compare them, remove old ones,
+    and make weights of them for other programs.
+    """
 
 
 def _place(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -71,7 +76,8 @@ Examples:
 \b
 States:
   good     every file is there with all of its bytes; `verify` reads them, too
-  partial  a save that is under way, or was cut off; nothing loads it, and the next save of that tag replaces it
+  partial  a save that is under way, or was cut off; nothing loads it, and the next save of that tag
+           replaces it
   damaged  a file is missing or cut off; the line below the table says which
   missing  `latest` names it, and it is not there
 """,
@@ -79,7 +85,9 @@ States:
 @_FOLDER
 @_JSON
 def _ls(**given: Any) -> int:
-    """Show the checkpoints in DIR, oldest first: step, time, size, ranks and ZeRO stage that wrote it, and its state."""
+    """Show the checkpoints in DIR, oldest first: step, time, size, ranks and ZeRO stage that wrote
+    it, and its state.
+    """
     return _run("ls", given)
 
 
@@ -101,7 +109,9 @@ The exit code is 0 if every byte is what was written, and 1 with the file named 
 @_FOLDER
 @click.argument("tag", required=False)
 def _verify(**given: Any) -> int:
-    """Read the checkpoint TAG in DIR, default the one that `latest` names, and compare it with its digests."""
+    """Read the checkpoint TAG in DIR, default the one that `latest` names,
+    and compare it with its digests.
+    """
     return _run("verify", given)
 
 
@@ -117,8 +127,9 @@ Examples:
   dslaunch checkpoint diff run1 run2 --values --json
 
 \b
-Tensors have the names of the checkpoint: model.<name> for parameters and buffers, optimizer.state.<name>.<state> for
-masters and moments. The exit code is 1 if there is a difference, as with diff.
+Tensors have the names of the checkpoint: model.<name> for parameters and buffers,
+optimizer.state.<name>.<state> for masters and moments. The exit code is 1 if there is a difference, as
+with diff.
 """,
 )
 @click.argument("a", metavar="A", callback=_place)
@@ -126,11 +137,14 @@ masters and moments. The exit code is 1 if there is a difference, as with diff.
 @click.option(
     "--values",
     is_flag=True,
-    help="Compare the numbers, too: which tensors have other bits, in how many elements, by how much at most.",
+    help=(
+        "Compare the numbers, too: which tensors have other bits, in how many elements, by how much at most."
+    ),
 )
 @_JSON
 def _diff(**given: Any) -> int:
-    """Show in what the checkpoints A and B differ: names, shapes, dtypes, counters, hyper-parameters, ds_config.
+    """Show in what the checkpoints A and B differ: names, shapes, dtypes, counters,
+    hyper-parameters, ds_config.
 
     Each is the folder of one checkpoint, or one with several, of which it is the one that `latest` names.
     """
@@ -158,7 +172,10 @@ With "checkpoint": {"keep_last": 3} in the ds_config every save does it.
 )
 @click.option("--dry_run", is_flag=True, help="Only show what would be removed.")
 def _prune(**given: Any) -> int:
-    """Remove the checkpoints in DIR but the N newest. The one that `latest` names stays, however old it is."""
+    """Remove the checkpoints in DIR but the N newest.
+
+    The one that `latest` names stays, however old it is.
+    """
     return _run("prune", given)
 
 
@@ -177,9 +194,9 @@ Examples:
       weights/pytorch_model-00001-of-...bin, which torch.load() reads
 
 \b
-To load them with transformers, the model's config.json and its tokenizer have to be in OUT, too; they are no part of
-a checkpoint: model.config.save_pretrained(OUT). Tied weights are written once. One tensor is in memory at a time, with
---format bin one file.
+To load them with transformers, the model's config.json and its tokenizer have to be in OUT, too; they are
+no part of a checkpoint: model.config.save_pretrained(OUT). Tied weights are written once. One tensor is in
+memory at a time, with --format bin one file.
 """,
 )
 @_FOLDER

@@ -21,8 +21,9 @@ Examples:
   dslaunch drop-in uninstall
       remove what was installed; call it before `pip uninstall dslaunch`
 
-Jobs that dslaunch starts need none of this: see --drop_in of `dslaunch --help`. Nothing of another program is changed:
-where DeepSpeed is installed, or a command of one of those names is there already, nothing is installed.
+Jobs that dslaunch starts need none of this: see --drop_in of `dslaunch --help`. Nothing of another program
+is changed: where DeepSpeed is installed, or a command of one of those names is there already, nothing is
+installed.
 """
 
 
@@ -30,7 +31,9 @@ where DeepSpeed is installed, or a command of one of those names is there alread
     cls=CommandGroup, example="install", epilog=EPILOG, context_settings=SETTINGS, no_args_is_help=False
 )
 def command(**given: Any) -> None:
-    """Have `import deepspeed`, and DeepSpeed's commands, get dslaunch in this Python's environment, or no longer."""
+    """Have `import deepspeed`, and DeepSpeed's commands, get dslaunch in this Python's
+    environment, or no longer.
+    """
 
 
 def _show(lines: Iterator[str]) -> int:

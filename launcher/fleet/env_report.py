@@ -21,7 +21,8 @@ why, devices = "", []
 if torch.cuda.is_available():
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
-        devices.append(f"{{found.name}} (sm_{{found.major}}{{found.minor}}, {{found.total_memory / 2**30:.0f}} GiB)")
+        memory = f"{{found.total_memory / 2**30:.0f}} GiB"
+        devices.append(f"{{found.name}} (sm_{{found.major}}{{found.minor}}, {{memory}})")
 elif torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
     why = {NO_CUDA_BUILD!r}
 else:
@@ -32,13 +33,17 @@ else:
         why = str(error).strip().splitlines()[0]
 platform = torch.version.cuda or getattr(torch.version, "hip", None) or ""
 print("\\ndslaunch facts: " + json.dumps(
-    {{"version": torch.__version__, "platform": platform, "devices": devices, "why_no_device": why, "problem": ""}}
+    {{"version": torch.__version__, "platform": platform, "devices": devices, "why_no_device": why,
+     "problem": ""}}
 ))
 """
 
 
 def find_out(*, nvme_path: str | None, disk_test_bytes: int, asks_torch: bool) -> dict[str, Any]:
-    """Return all facts, as `--json` prints them. `problem` is empty where something works, else the reason."""
+    """Return all facts, as `--json` prints them.
+
+    `problem` is empty where something works, else the reason.
+    """
     from ... import __version__
 
     return {
@@ -170,11 +175,17 @@ def _disk_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "test_bytes" in disk:
         yield (
             "  test",
-            f"{_size(disk['test_bytes'])}, {disk['num_threads']} threads, blocks of {_size(disk['block_bytes'])}",
+            (
+                f"{_size(disk['test_bytes'])}, {disk['num_threads']} threads, blocks of "
+                f"{_size(disk['block_bytes'])}"
+            ),
         )
         yield (
             "  write",
-            f"{disk['write_bytes_per_s'] / 1e9:.2f} GB/s, the first time {disk['first_write_bytes_per_s'] / 1e9:.2f}",
+            (
+                f"{disk['write_bytes_per_s'] / 1e9:.2f} GB/s, the first time "
+                f"{disk['first_write_bytes_per_s'] / 1e9:.2f}"
+            ),
         )
         yield "  read", f"{disk['read_bytes_per_s'] / 1e9:.2f} GB/s"
 

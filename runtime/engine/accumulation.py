@@ -9,8 +9,8 @@ from contextlib import contextmanager
 class Accumulation:
     """The micro batches since the last optimizer step.
 
-    A step is due after `steps` of them. Their number in all says nothing once a program, or a checkpoint, has another
-    number for a step: so those since the last step are counted.
+    A step is due after `steps` of them. Their number in all says nothing once a program, or a checkpoint, has
+    another number for a step: so those since the last step are counted.
     """
 
     def __init__(self, steps: int) -> None:

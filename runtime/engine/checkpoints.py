@@ -1,7 +1,7 @@
 """Saving and loading one engine's checkpoints, and the end of training that is saved.
 
-The first save or load imports torch.distributed.checkpoint: with what it needs, that takes as long as half of torch itself, and
-many jobs end without.
+The first save or load imports torch.distributed.checkpoint: with what it needs, that takes as long as half of
+torch itself, and many jobs end without.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Checkpoints:
     ) -> None:
         """`training(is_load)` gives what a checkpoint is made of, as it is now.
 
-        `is_restarted`: the launcher starts a failed job again, so a folder without any checkpoint is no error.
+        `is_restarted`: the launcher starts a failed job again, so a folder without any
+        checkpoint is no error.
         """
         self._training, self._saver = training, saver
         self._accumulation, self._preemption = accumulation, preemption
@@ -137,19 +138,23 @@ class Checkpoints:
         """No checkpoint has gradients."""
         if self._accumulation.num_partial and training.comm.mesh.world.index == 0:
             _log.warning(
-                "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not saved, and a program that loads it "
-                "begins that step anew, with the data that follow; save after a step's last micro batch",
+                "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not saved, "
+                "and a program that loads it begins that step anew, with the data that follow; save after a "
+                "step's last micro batch",
                 self._accumulation.num_partial,
                 self._accumulation.steps,
                 training.progress.global_steps + 1,
             )
 
     def _start_afresh(self, training: Training, step: int, *, with_progress: bool) -> None:
-        """Forget the micro batches since the last step, which were of `step`: the load has dropped their gradients."""
+        """Forget the micro batches since the last step, which were of `step`:
+        the load has dropped their gradients.
+        """
         if self._accumulation.num_partial and training.comm.mesh.world.index == 0:
             _log.warning(
-                "load_checkpoint() after %d of %d micro batches of step %d: their gradients, which are of the state before, are dropped "
-                "on all ranks, and the next micro batch begins a step; load after a step's last micro batch",
+                "load_checkpoint() after %d of %d micro batches of step %d: their gradients, which are of "
+                "the state before, are dropped on all ranks, and the next micro batch begins a step; load "
+                "after a step's last micro batch",
                 self._accumulation.num_partial,
                 self._accumulation.steps,
                 step,

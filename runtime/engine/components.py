@@ -184,7 +184,8 @@ def _offload(
     )
     if config.checkpoint.async_save and plan.uses_disk:
         raise ConfigError(
-            'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one of them out'
+            'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one '
+            "of them out"
         )
     groups = [] if optimizer is None else optimizer.param_groups
     trained = [one for group in groups for one in group["params"] if one.requires_grad]
@@ -237,7 +238,9 @@ def _roll_call(
 def _foresee(
     optimizer: FlatOptimizer | None, scaler: LossScaler, accumulation: Accumulation
 ) -> Callable[[], Update | None]:
-    """Return what tells the coming step if nothing is clipped; it tells None while a backward runs that ends no step."""
+    """Return what tells the coming step if nothing is clipped; it tells None while a backward runs
+    that ends no step.
+    """
 
     def foresee() -> Update | None:
         if optimizer is None or accumulation.is_in_no_sync or not accumulation.is_boundary:

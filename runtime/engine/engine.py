@@ -1,4 +1,6 @@
-"""The engine: a model that trains itself with `engine(batch)`, `engine.backward(loss)` and `engine.step()`."""
+"""The engine: a model that trains itself with `engine(batch)`, `engine.backward(loss)`
+and `engine.step()`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ from .weights import Weights
 class Engine(Getters, nn.Module):
     """DeepSpeed's engine, hence its many methods. Attributes that it does not have itself are the module's.
 
-    Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then takes one optimizer step, see
-    `OptimizerStep`, and steps the scheduler.
+    Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then takes one optimizer
+    step, see `OptimizerStep`, and steps the scheduler.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class Engine(Getters, nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the ds_config as it was given, a dict; `settings` is what it means, typed and with defaults."""
+        """Return the ds_config as it was given, a dict; `settings` is what it means,
+        typed and with defaults.
+        """
         return self.settings.origin.given
 
     # ---- training
@@ -99,7 +103,10 @@ class Engine(Getters, nn.Module):
             return self.module(*args, **kwargs)
 
     def _autocast(self) -> AbstractContextManager[object]:
-        """What `torch_autocast` asks for. Copies in 16 bits are not kept for other uses where parameters come and go."""
+        """What `torch_autocast` asks for.
+
+        Copies in 16 bits are not kept for other uses where parameters come and go.
+        """
         wanted = self.settings.torch_autocast
         if not wanted.enabled:
             return nullcontext()
@@ -107,14 +114,15 @@ class Engine(Getters, nn.Module):
         return torch.autocast(self.device.type, dtype=getattr(torch, wanted.dtype), cache_enabled=is_kept)
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
-        """Add this micro batch's gradients, as parts of the mean over the accumulated ones; return that part of the loss.
+        """Add this micro batch's gradients, as parts of the mean over the accumulated ones;
+        return that part of the loss.
 
         `scale_wrt_gas` False: the loss is such a part already.
         """
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise ConfigError(
-                f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss that the "
-                "model computed, outside torch.no_grad()"
+                f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss "
+                "that the model computed, outside torch.no_grad()"
             )
         if scale_wrt_gas:
             loss = self._share(loss)
@@ -134,7 +142,8 @@ class Engine(Getters, nn.Module):
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss as a part of the mean over the accumulated micro batches, times the loss scale.
 
-        `engine.scale(loss).backward()` does what `engine.backward(loss)` does, for code that calls backward by itself.
+        `engine.scale(loss).backward()` does what `engine.backward(loss)` does,
+        for code that calls backward by itself.
         """
         loss = self._share(loss)
         self._begin_backward(loss)
@@ -163,8 +172,9 @@ class Engine(Getters, nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Say that the micro batches inside end no optimizer step: `step()` is an error there.
 
-        Nothing is sent in vain without it either. Replicated gradients (stages 0 and 1) are averaged at the boundary only;
-        sharded ones (stages 2 and 3) are averaged in every backward, here too: to wait would cost the memory that is saved.
+        Nothing is sent in vain without it either. Replicated gradients (stages 0 and 1) are averaged at the
+        boundary only; sharded ones (stages 2 and 3) are averaged in every backward, here too: to wait would
+        cost the memory that is saved.
         """
         with self._accumulation.no_sync():
             yield
@@ -173,8 +183,9 @@ class Engine(Getters, nn.Module):
     def coalesce_grad_reduction(self) -> Iterator[None]:
         """Average the gradients of all backwards inside once, at the end; `step()` is an error until then.
 
-        At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds whole gradients
-        meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0 and 1 the boundary averages anyway.
+        At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds
+        whole gradients meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0
+        and 1 the boundary averages anyway.
         Order:  a collective at the end
         Errors: ConfigError inside another such block
         """
@@ -183,7 +194,8 @@ class Engine(Getters, nn.Module):
             yield
 
     def allreduce_gradients(self) -> None:
-        """Average the gradients now, at a boundary, so that `p.grad` is the average where ranks hold whole ones.
+        """Average the gradients now, at a boundary, so that `p.grad` is the average where
+        ranks hold whole ones.
 
         Never needed: `step()` averages. It costs what that costs once more.
         Order: a collective
@@ -195,14 +207,14 @@ class Engine(Getters, nn.Module):
         """End the micro batch; at a boundary, update the parameters. See `OptimizerStep`.
 
         Order:  a collective at a boundary
-        Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has failed;
-                LossScaleError if fp16's loss scale would have to fall below its minimum; SkippedStepsError after
-                `max_skipped_steps` in a row
+        Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has
+                failed; LossScaleError if fp16's loss scale would have to fall below its minimum;
+                SkippedStepsError after `max_skipped_steps` in a row
         """
         if self._accumulation.is_in_no_sync:
             raise ConfigError(
-                "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block before the micro "
-                "batch that ends a step"
+                "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block "
+                "before the micro batch that ends a step"
             )
         self._model.parked_states.check_here("engine.step()")
         self._direct_backward.forget()
@@ -244,15 +256,16 @@ class Engine(Getters, nn.Module):
         self._accumulation.force_boundary(is_boundary)
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Change the number of samples per optimizer step, by the number of micro batches; call it at a boundary.
+        """Change the number of samples per optimizer step, by the number of micro batches;
+        call it at a boundary.
 
         Errors: ValueError if it is not a multiple of the ranks' micro batches
         """
         unit = self.settings.micro_batch_size * self.world_size
         if train_batch_size < unit or train_batch_size % unit:
             raise ValueError(
-                f"train_batch_size {train_batch_size} is not a multiple of {unit}: {self.settings.micro_batch_size} samples "
-                f"on each of {self.world_size} ranks"
+                f"train_batch_size {train_batch_size} is not a multiple of {unit}: "
+                f"{self.settings.micro_batch_size} samples on each of {self.world_size} ranks"
             )
         self._set_batch(
             train_batch_size=train_batch_size, gradient_accumulation_steps=train_batch_size // unit
@@ -296,12 +309,15 @@ class Engine(Getters, nn.Module):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; return True. See "One checkpoint" in checkpoint/format.py.
+        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; return True.
 
-        `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save` this returns when training may
-        go on; a failure is then raised by the next step().
+        See "One checkpoint" in checkpoint/format.py.
+
+        `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save`
+        this returns when training may go on; a failure is then raised by the next step().
         Order:  every rank must call this
-        Errors: CheckpointError if it cannot be written, or `client_state` holds other than plain data and tensors
+        Errors: CheckpointError if it cannot be written, or `client_state` holds other than
+                plain data and tensors
         """
         self._checkpoints.save(
             save_dir,
@@ -322,13 +338,16 @@ class Engine(Getters, nn.Module):
         load_module_only: bool = False,
         custom_load_fn: Callable[..., object] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continue from `load_dir`/`tag`; return its path and its client_state. Any stage and any number of ranks may have written it.
+        """Continue from `load_dir`/`tag`; return its path and its client_state.
 
-        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
-        Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
-        Nor is one without `latest` to programs written for DeepSpeed (`is_lenient`): (None, None), and a warning.
-        Gradients of micro batches that wait for a step are dropped, with a warning: they are of the state before.
-        `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
+        Any stage and any number of ranks may have written it.
+
+        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not,
+        with a warning. Where the launcher starts a failed job again (--max_restarts), a folder without any
+        checkpoint is no error: (None, {}). Nor is one without `latest` to programs written for DeepSpeed
+        (`is_lenient`): (None, None), and a warning. Gradients of micro batches that wait for a step are
+        dropped, with a warning: they are of the state before. `custom_load_fn(src=state_dict, dst=module)`
+        takes the weights in place of the engine; every rank then has all of them.
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
         """
@@ -368,7 +387,8 @@ class Engine(Getters, nn.Module):
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the module's state_dict; where parameters are sharded, with copies of all of them on every rank.
+        """Return the module's state_dict; where parameters are sharded, with copies of all of
+        them on every rank.
 
         Order: a collective where parameters are sharded
         """
@@ -380,7 +400,8 @@ class Engine(Getters, nn.Module):
         """Load weights into the module, and into the optimizer's float32 masters where there are any.
 
         Order:  a collective
-        Errors: torch's on its rank, CheckpointError on others; then nothing is loaded on any. ConfigError for `assign`
+        Errors: torch's on its rank, CheckpointError on others; then nothing is loaded on any.
+                ConfigError for `assign`
         """
         if assign:
             raise ConfigError(
@@ -405,14 +426,16 @@ class Engine(Getters, nn.Module):
         strict: bool = True,
         custom_load_fn: Callable[..., object] | None = None,
     ) -> None:
-        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of load_state_dict().
+        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of
+        load_state_dict().
 
         Order:  a collective where parameters are sharded; every rank gives the same weights
         Errors: CheckpointError if there is no "module" in it
         """
         if "module" not in checkpoint:
             raise CheckpointError(
-                f"load_module_state_dict() was given {', '.join(map(str, checkpoint)) or 'nothing'}, but the weights belong "
+                f"load_module_state_dict() was given {', '.join(map(str, checkpoint)) or 'nothing'}, "
+                "but the weights belong "
                 'under "module"; for a plain state_dict call engine.load_state_dict()'
             )
         if custom_load_fn is None:
@@ -427,12 +450,16 @@ class Engine(Getters, nn.Module):
         exclude_frozen_parameters: bool = False,
         max_shard_size: int | str | None = None,
     ) -> bool:
-        """Write the weights, in the model's dtypes, for a plain module or transformers' from_pretrained(). Return True.
+        """Write the weights, in the model's dtypes, for a plain module or transformers' from_pretrained().
+
+        Return True.
 
         - One file of torch.save by default: rank 0 has all of it in host memory.
-        - `save_filename` ends in .safetensors: unit after unit is written as it arrives, and several files with an index where there is
-          more than `max_shard_size`, default 5GB. A tied parameter is there once, as transformers writes it.
-        - Another name with `max_shard_size`: files of torch.save with an index; rank 0 has one of them in host memory.
+        - `save_filename` ends in .safetensors: unit after unit is written as it arrives, and several files
+          with an index where there is more than `max_shard_size`, default 5GB. A tied parameter is there
+          once, as transformers writes it.
+        - Another name with `max_shard_size`: files of torch.save with an index;
+          rank 0 has one of them in host memory.
 
         Rank 0 writes, whole or not at all; devices hold a unit more than usual.
         Order:  every rank must call this
@@ -463,15 +490,19 @@ class Engine(Getters, nn.Module):
         pin_memory: bool = True,
         non_blocking: bool = False,
     ) -> None:
-        """Move these states, default all, to host memory until `reload_states()`, and give up their memory on the device.
+        """Move these states, default all, to host memory until `reload_states()`,
+        and give up their memory on the device.
 
-        For the time between a step and the next forward. Without an accelerator they only lie elsewhere in host memory.
-        Parameters that are gone refuse to be used, and the engine refuses whatever needs the rest.
-        Errors: ConfigError for other states or devices than there are, or while gathered parameters are in use
+        For the time between a step and the next forward. Without an accelerator they only lie
+        elsewhere in host memory. Parameters that are gone refuse to be used, and the engine refuses
+        whatever needs the rest.
+        Errors: ConfigError for other states or devices than there are, or while gathered
+                parameters are in use
         """
         if device != OffloadDeviceEnum.cpu:
             raise ConfigError(
-                f'offload_states(device={device!r}): states can go to host memory only; write "cpu", or leave it out'
+                f'offload_states(device={device!r}): states can go to host memory only; write "cpu", or '
+                "leave it out"
             )
         self._model.check_averaged()
         self._model.offload(read_kinds(include), pin_memory=pin_memory, non_blocking=non_blocking)
@@ -481,7 +512,9 @@ class Engine(Getters, nn.Module):
         self._model.reload(non_blocking=non_blocking)
 
     def empty_partition_cache(self) -> None:
-        """Give up memory that is kept for the next use: parameters that were gathered early, and what the allocator holds."""
+        """Give up memory that is kept for the next use: parameters that were gathered early,
+        and what the allocator holds.
+        """
         self._model.reshard_idle()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -498,10 +531,11 @@ class Engine(Getters, nn.Module):
         collate_fn: Any = None,
         num_local_io_workers: int | None = None,
     ) -> DataLoader[Any]:
-        """Return micro batches of this rank's part of `dataset`: shuffled for "train", in order for "eval" and "predict".
+        """Return micro batches of this rank's part of `dataset`: shuffled for "train",
+        in order for "eval" and "predict".
 
-        Checkpoints keep the position of the one that is `engine.training_dataloader`, unless it has a `data_sampler`.
-        `num_local_io_workers` None: this process reads the samples itself.
+        Checkpoints keep the position of the one that is `engine.training_dataloader`, unless it has a
+        `data_sampler`. `num_local_io_workers` None: this process reads the samples itself.
         Errors: ConfigError for another route, and for a dataset without a length
         """
         return load_data(
@@ -524,7 +558,9 @@ class Engine(Getters, nn.Module):
         schedule: object | None = None,
         compiled_autograd_enabled: bool = False,
     ) -> None:
-        """Compile the module with torch.compile; at stage 3, the forward of each block. A second call does nothing.
+        """Compile the module with torch.compile; at stage 3, the forward of each block.
+
+        A second call does nothing.
 
         Errors: ConfigError for DeepCompile's `schedule`, for compiled autograd, or if stage 3 finds no block
         """
@@ -560,8 +596,9 @@ class Engine(Getters, nn.Module):
 
     def _refuse_copy(self) -> NoReturn:
         raise ConfigError(
-            "the engine was given to copy or pickle, and it is bound to this process, its ranks and their connections; take "
-            "engine.module_state_dict() for the weights, or engine.save_checkpoint() for all of it"
+            "the engine was given to copy or pickle, and it is bound to this process, its ranks and their "
+            "connections; take engine.module_state_dict() for the weights, or engine.save_checkpoint() for "
+            "all of it"
         )
 
     def destroy(self) -> None:

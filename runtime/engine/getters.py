@@ -68,7 +68,9 @@ class Getters:
         return self._was_step_applied
 
     def get_global_grad_norm(self) -> float | None:
-        """Return the last step's gradient norm, before clipping, the same on all ranks; None only before the first."""
+        """Return the last step's gradient norm, before clipping, the same on all ranks;
+        None only before the first.
+        """
         return self._grad_norm
 
     def get_lr(self) -> list[float]:
@@ -82,10 +84,13 @@ class Getters:
         ]
 
     def get_type(self) -> list[Any]:
-        """Return each parameter group's "type", which a scheduler may have put there; 0.0 where there is none."""
+        """Return each parameter group's "type", which a scheduler may have put there;
+        0.0 where there is none.
+        """
         return [group.get("type", 0.0) for group in self._groups()]
 
-    # With these three the engine is what Lightning's Fabric calls optimizable, so that its optimizer.step() is the engine's.
+    # With these three the engine is what Lightning's Fabric calls optimizable,
+    # so that its optimizer.step() is the engine's.
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -126,7 +131,9 @@ class Getters:
         return None if scheduler is None else scheduler.params.model_dump()
 
     def get_batch_info(self) -> tuple[int, int, int]:
-        """Return `train_batch_size()`, `train_micro_batch_size_per_gpu()` and `gradient_accumulation_steps()`."""
+        """Return `train_batch_size()`, `train_micro_batch_size_per_gpu()` and
+        `gradient_accumulation_steps()`.
+        """
         config = self.settings
         return config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps
 
@@ -196,7 +203,9 @@ class Getters:
         return self.settings.zero.prefetch_bucket_numel
 
     def zero_param_persistence_threshold(self) -> int:
-        """Return the elements of the largest parameter that stays whole with the others of its unit, at stage 3."""
+        """Return the elements of the largest parameter that stays whole with the others of
+        its unit, at stage 3.
+        """
         return self.settings.zero.max_whole_numel[0]
 
     def zero_model_persistence_threshold(self) -> int:
@@ -244,7 +253,9 @@ class Getters:
         return self._comm.meter.order_hash
 
     def get_wall_clock_timers(self) -> dict[str, float]:
-        """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without wall_clock_breakdown."""
+        """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without
+        wall_clock_breakdown.
+        """
         return self._instruments.times_ms()
 
     def log_comm_summary(

@@ -1,4 +1,6 @@
-"""What watches an engine's steps: the clock, the throughput, monitors, the profile of one step, the log of collectives."""
+"""What watches an engine's steps: the clock, the throughput, monitors, the profile of one step,
+the log of collectives.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ _TIMER_OF = {"forward": "fwd", "backward": "bwd", "step": "step"}
 
 
 class Instruments:
-    """They watch an engine's steps. What is off costs a comparison: nothing is timed, and no device is waited for."""
+    """They watch an engine's steps.
+
+    What is off costs a comparison: nothing is timed, and no device is waited for.
+    """
 
     def __init__(
         self, module: nn.Module, config: Config, device: torch.device, *, job: JobSizes, progress: Progress
@@ -87,7 +92,10 @@ class Instruments:
         return self._clock.time(name)
 
     def note_loss(self, part: Tensor) -> None:
-        """Add a micro batch's part of the mean loss of a step. It stays on the device until the step has ended."""
+        """Add a micro batch's part of the mean loss of a step.
+
+        It stays on the device until the step has ended.
+        """
         if self._writes_events:
             part = part.detach().float()
             self._loss = part if self._loss is None else self._loss + part
@@ -101,7 +109,10 @@ class Instruments:
         self.tput_timer.stop(global_step=is_boundary, report_speed=self._rank == 0)
 
     def report_step(self, *, get_lr: Callable[[], Sequence[float]], loss_scale: float) -> None:
-        """After an optimizer step: print and write what was measured in it. `get_lr` gives that of each group."""
+        """After an optimizer step: print and write what was measured in it.
+
+        `get_lr` gives that of each group.
+        """
         if self._clock.is_on:
             self._last_times_s = self._clock.take_times_s()
         profiler = self.flops_profiler
@@ -143,7 +154,9 @@ class Instruments:
     # ---- what can be asked
 
     def times_ms(self) -> dict[str, float]:
-        """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without wall_clock_breakdown."""
+        """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without
+        wall_clock_breakdown.
+        """
         return {
             _TIMER_OF[name]: s * 1e3
             for name, s in self._last_times_s.items()

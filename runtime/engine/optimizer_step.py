@@ -21,8 +21,9 @@ from .skipped_steps import SkippedSteps
 
 
 class OptimizerStep:
-    """It averages the gradients over all ranks, takes their norm, clips, updates this rank's shards, gathers the
-    parameters and sets the gradients to zero. Gradients that are infinite or NaN change nothing but the counters.
+    """It averages the gradients over all ranks, takes their norm, clips, updates this rank's shards,
+    gathers the parameters and sets the gradients to zero. Gradients that are infinite or NaN change
+    nothing but the counters.
     """
 
     def __init__(  # noqa: PLR0913
@@ -45,7 +46,9 @@ class OptimizerStep:
         self._checks_order_each_step = checks_order_each_step
 
     def run(self, config: Config, progress: Progress) -> tuple[float, bool]:
-        """Do it, and count it in `progress`. Return the gradients' norm before clipping, and whether the step was applied.
+        """Do it, and count it in `progress`.
+
+        Return the gradients' norm before clipping, and whether the step was applied.
 
         Order:  a collective
         Errors: ConfigError if the model or the optimizer's groups have changed so that training cannot follow
@@ -79,7 +82,9 @@ class OptimizerStep:
         return grad_norm, is_applied
 
     def _agree_on_norm(self) -> float:
-        """Return the norm of all gradients, once all ranks are seen to train the same and to have averaged the same."""
+        """Return the norm of all gradients, once all ranks are seen to train the same and to have
+        averaged the same.
+        """
         trained, check = self._model.trained, self._order_check
         note = [self.roll_call.note]
         if check is not None:

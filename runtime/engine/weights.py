@@ -28,7 +28,8 @@ class Weights:
         self._module, self._model, self._comm = module, model, comm
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the module's state_dict; where parameters are sharded, with copies of all of them on every rank.
+        """Return the module's state_dict; where parameters are sharded, with copies of all of
+        them on every rank.
 
         Order: a collective where parameters are sharded
         """
@@ -44,7 +45,8 @@ class Weights:
         """
         self._model.parked_states.check_here("load_state_dict()")
         with self._model.gathered():
-            # torch has written what fits when it raises for what does not; and one rank's file may be another's
+            # torch has written what fits when it raises for what does not;
+            # and one rank's file may be another's
             self._check_together("load_state_dict()", lambda: self._try_load_state_dict(state_dict, strict))
             result = self._module.load_state_dict(state_dict, strict)
             self._model.take_edits()
@@ -63,7 +65,10 @@ class Weights:
                 self._check_together(what, lambda: load(src=state_dict, dst=self._module))
             except BaseException:
                 if not self._model.is_sharded:  # shards have not changed
-                    self._model.parked_states.barred = f"{what} has failed in the middle, so parameters are of no one state; load a checkpoint, or make a new engine"
+                    self._model.parked_states.barred = (
+                        f"{what} has failed in the middle, so parameters are of no one state; load a "
+                        "checkpoint, or make a new engine"
+                    )
                 raise
             self._model.take_edits()
 
@@ -105,7 +110,8 @@ class Weights:
             raise CheckpointError(problem)
 
     def consolidated_state_dict(self, left_out: set[str]) -> dict[str, Any] | None:
-        """Return the module's state_dict in rank 0's host memory, None on other ranks; rank 0 gathers unit after unit.
+        """Return the module's state_dict in rank 0's host memory, None on other ranks;
+        rank 0 gathers unit after unit.
 
         Order: every rank must call this
         """

@@ -42,7 +42,9 @@ class FusedRule:
                     self._begin(sub_buffer)
 
     def beside(self) -> ByName:
-        """The steps that parameters have missed while they were frozen, if any has; all others are the engine's."""
+        """The steps that parameters have missed while they were frozen, if any has;
+        all others are the engine's.
+        """
         if not any(sub_buffer.optimizer_shard.missed for sub_buffer in self._sub_buffers):
             return {}
         return {

@@ -1,9 +1,10 @@
 """Any torch optimizer, on this rank's part of the parameters.
 
-It is given stand-ins for the model's parameters, and steps those. One that treats every element alone gets the run of each
-parameter that the rank's shard holds: nothing travels for it, and what it remembers of each element is sharded. Any other
-gets whole parameters of their true shapes, of which each rank owns some: gradients and values travel to the owners for the
-step and values back, and what it remembers stays with the owner. A rank without peers owns everything.
+It is given stand-ins for the model's parameters, and steps those. One that treats every element alone gets
+the run of each parameter that the rank's shard holds: nothing travels for it, and what it remembers of each
+element is sharded. Any other gets whole parameters of their true shapes, of which each rank owns some:
+gradients and values travel to the owners for the step and values back, and what it remembers stays with the
+owner. A rank without peers owns everything.
 """
 
 from __future__ import annotations
@@ -134,7 +135,9 @@ class TorchOptimizerRule:
     def _empty(
         self, sub_buffer: SubBuffer, optimizer_of: Mapping[int, StandInOptimizer]
     ) -> Iterator[_StandIn]:
-        """One without elements for each group of which the shard has none: so all ranks have the same states."""
+        """One without elements for each group of which the shard has none:
+        so all ranks have the same states.
+        """
         present = {
             one.sub_buffer.members[one.member_index].group
             for one in self._stand_ins
@@ -307,7 +310,9 @@ def _local(wrapped: StandInOptimizer, sub_buffer: SubBuffer, index: int) -> Iter
 
 
 def _return_to_master(one: _StandIn, run: slice) -> None:
-    """Let the stand-in lie in the master again if the optimizer has given it other memory, by `p.data = ...`."""
+    """Let the stand-in lie in the master again if the optimizer has given it other memory,
+    by `p.data = ...`.
+    """
     values = one.sub_buffer.optimizer_shard.master[run]
     if one.param.data_ptr() != values.data_ptr():
         values.copy_(one.param.detach().reshape(-1))
@@ -331,8 +336,8 @@ def _adopt_states(one: _StandIn) -> None:
             continue
         if value.dtype != one.param.dtype:
             raise ConfigError(
-                f"optimizer {type(one.wrapped.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
-                "stepped on shards keeps float32: leave out its is_elementwise"
+                f"optimizer {type(one.wrapped.optimizer).__name__} keeps {value.dtype} in its state "
+                f"'{name}'; one that is stepped on shards keeps float32: leave out its is_elementwise"
             )
         index = _state_of(one.sub_buffer, name)[one.run]
         if value.data_ptr() != index.data_ptr():

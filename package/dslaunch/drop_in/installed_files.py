@@ -1,4 +1,7 @@
-"""The files that make an environment find `deepspeed` for good: where they go, and what is in them. See installation.py."""
+"""The files that make an environment find `deepspeed` for good: where they go, and what is in them.
+
+See installation.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from pathlib import Path
 from . import BIN, FOLDER, PYTHON_VARIABLE
 
 PTH = "deepspeed_from_dslaunch.pth"
-"""Read before dslaunch_drop_in.pth, which obeys DSLAUNCH_DROP_IN: Python reads them in the order of their names."""
+"""Read before dslaunch_drop_in.pth, which obeys DSLAUNCH_DROP_IN: Python reads them in the
+order of their names.
+"""
 RECORD = "deepspeed_from_dslaunch.json"
 COMMANDS = ("deepspeed", "ds", "ds_report", "ds_ssh")
 CONVERTER = "zero_to_fp32.py"
@@ -34,7 +39,10 @@ exec "$command" "$@"
 
 _CONVERTER = '''\
 #!{python}
-"""Float32 weights from a checkpoint. Made by `dslaunch drop-in install`, and removed by `dslaunch drop-in uninstall`."""
+"""Float32 weights from a checkpoint.
+
+Made by `dslaunch drop-in install`, and removed by `dslaunch drop-in uninstall`.
+"""
 
 import sys
 
@@ -43,7 +51,8 @@ try:
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] != "dslaunch":
         raise
-    sys.exit(f"{name}: dslaunch is not there any more: install it again for {{sys.executable}}, or remove {{__file__}}")
+    advice = f"install it again for {{sys.executable}}, or remove {{__file__}}"
+    sys.exit(f"{name}: dslaunch is not there any more: {{advice}}")
 
 if __name__ == "__main__":
     main()
@@ -52,7 +61,9 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """An environment: its Python, the folder where that looks for packages, and the folder of its commands."""
+    """An environment: its Python, the folder where that looks for packages,
+    and the folder of its commands.
+    """
 
     python: Path
     packages: Path
@@ -77,7 +88,10 @@ def place_of_this_python() -> Place:
 
 
 def files_for(place: Place, *, folder: str = FOLDER, commands: str = BIN) -> tuple[File, ...]:
-    """Return what is to be made in an environment. `folder` and `commands`: where dslaunch has the package and the commands."""
+    """Return what is to be made in an environment.
+
+    `folder` and `commands`: where dslaunch has the package and the commands.
+    """
     files = [File(path=place.packages / PTH, data=os.fsencode(folder) + b"\n", is_command=False)]
     for name in COMMANDS:
         text = _COMMAND.format(

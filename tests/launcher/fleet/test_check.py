@@ -32,8 +32,10 @@ TIMEOUT_S = 30.0
 
 
 def look(*hosts: MemoryHost | Exception, timeout_s: float = TIMEOUT_S, **changed: Any) -> ClusterFacts:
-    given: dict[str, Any] = {"python": sys.executable, "cwd": os.getcwd(), "port": 29500, "is_port_fixed": False,
-                             "asks_torch": False, "timeout_s": timeout_s, **changed}  # fmt: skip
+    given: dict[str, Any] = {
+        "python": sys.executable, "cwd": os.getcwd(), "port": 29500, "is_port_fixed": False,
+        "asks_torch": False, "timeout_s": timeout_s, **changed,
+    }  # fmt: skip
     nodes = plan_of(len(hosts), slots=1).nodes
     console = Console(log_level="error", out=io.BytesIO(), err=io.BytesIO())
     check = Check(nodes, [1] * len(nodes), CheckSettings(**given), connect=way_to(hosts), console=console)
@@ -169,7 +171,9 @@ def test_a_host_that_falls_silent_is_lost_and_the_roster_ends_without_it() -> No
 
 
 def test_the_two_clocks_may_be_read_apart() -> None:
-    """A thread that has to wait between the two readings says so in the error instead of moving every host's clock."""
+    """A thread that has to wait between the two readings says so in the error instead of moving
+    every host's clock.
+    """
     waits_s = iter([0.05, 0.05, 0.0, 0.0, 0.05])
 
     def wall() -> float:

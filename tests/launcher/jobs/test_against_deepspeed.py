@@ -1,7 +1,8 @@
-"""The same command lines, hostfiles and machines given to DeepSpeed's own launcher and to ours: who takes part?
+"""The same command lines, hostfiles and machines given to DeepSpeed's own launcher and to
+ours: who takes part?
 
-Both answers are equal, or the case has a trait in DEVIATIONS that explains the difference. Every trait is looked for in
-what was given, not in what came out, so that a new difference is not explained away.
+Both answers are equal, or the case has a trait in DEVIATIONS that explains the difference. Every trait is
+looked for in what was given, not in what came out, so that a new difference is not explained away.
 """
 
 from __future__ import annotations
@@ -106,9 +107,10 @@ ODD_NAMES = (
     "10.0.0.300",
     "n{1..2}",
 )
-ODD_REST = ("", " slots=0", " slots=x", " slots = 2", " slots=2 max_slots=4", " slots=2x", " slots=2#x", " port=22 slots=2",
-            " slots=2 port=22", " slots=5000", " slots=-1", " devices=0,2", " slots=2 devices=0,2", " slots=auto", ":2",
-            " slots=2 slots=3", " slots=2 cwd=/x", " slots=02", " is bad slots=1")  # fmt: skip
+ODD_REST = ("", " slots=0", " slots=x", " slots = 2", " slots=2 max_slots=4", " slots=2x", " slots=2#x",
+            " port=22 slots=2", " slots=2 port=22", " slots=5000", " slots=-1", " devices=0,2",
+            " slots=2 devices=0,2", " slots=auto", ":2", " slots=2 slots=3",
+            " slots=2 cwd=/x", " slots=02", " is bad slots=1")  # fmt: skip
 IGNORED = ("", "   ", "# w0 slots=9", "  #x")
 ODD_SLOTS = ("", "a", "9", "0-2", "2-0", " 1", "0,", "-1", "+1", "1_0", "0:1", "03", "0, 1")
 ODD_ITEMS = (
@@ -243,7 +245,8 @@ DEVIATIONS = (
     ),
     Deviation(
         "text after the slots",
-        "DeepSpeed passes over it; we read keys there, refuse a slip of one, and pass over the rest with a warning",
+        "DeepSpeed passes over it; we read keys there, refuse a slip of one, and pass over "
+        "the rest with a warning",
         (WE_REFUSE,),
         lambda case: any(_rest(one) for one in case.code),
     ),
@@ -275,7 +278,8 @@ DEVIATIONS = (
     ),
     Deviation(
         "a host by itself and with slots",
-        "DeepSpeed lets the slots win; all of the host and some of it is all of it, so --exclude may leave nothing",
+        "DeepSpeed lets the slots win; all of the host and some of it is all of it, so "
+        "--exclude may leave nothing",
         (OTHERS, WE_REFUSE),
         lambda case: any(
             (name, None) in case.items and any(one == name and slots for one, slots in case.items)
@@ -326,7 +330,8 @@ DEVIATIONS = (
     ),
     Deviation(
         "visible devices by name, twice, out of order, or hidden",
-        "DeepSpeed sorts numbers, drops doubles and refuses names; we keep order and names, and refuse doubles",
+        "DeepSpeed sorts numbers, drops doubles and refuses names; we keep order and "
+        "names, and refuse doubles",
         (WE_REFUSE, THEY_REFUSE, OTHERS),
         lambda case: case.uses_visible and not re.fullmatch(r"0|0, ?1", case.visible or ""),
     ),

@@ -1,4 +1,5 @@
-"""The engine's public surface, pinned, and beside DeepSpeed's: every name of theirs is here, or says what to do instead.
+"""The engine's public surface, pinned, and beside DeepSpeed's: every name of theirs is here,
+or says what to do instead.
 
 `python tests/runtime/engine/test_engine_surface.py` writes the table of docs/train/engine.md anew.
 """
@@ -26,22 +27,23 @@ DEEPSPEED = ROOT / ".venv" / "deepspeed" / "deepspeed" / "runtime" / "engine.py"
 
 # What nn.Module has is left out, but for what the engine does in its own way.
 SURFACE = """
-allreduce_gradients backward bfloat16_enabled coalesce_grad_reduction collate_fn comm_bytes comm_order_hash compile
-config dataloader_drop_last deepspeed_io defaults destroy device dp_world_size dump_state dynamic_loss_scale
-empty_partition_cache enable_backward_allreduce flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth
-flops_profiler_output_file flops_profiler_profile_step flops_profiler_recompute_fwd_factor flops_profiler_top_modules
-forward fp16_auto_cast fp16_enabled get_batch_info get_data_parallel_rank get_global_grad_norm get_lr
-get_model_parallel_rank get_mom get_type get_wall_clock_timers global_rank global_samples global_steps
-gradient_accumulation_steps gradient_average gradient_clipping initial_dynamic_scale is_compiled is_gradient_accumulation_boundary
-load_checkpoint load_module_state_dict load_state_dict local_rank log_comm_summary loss_scale lr_scheduler micro_steps
-module module_state_dict monitor mp_world_size named_parameters no_sync offload_states optimizer optimizer_name
-optimizer_params param_groups reload_states save_16bit_model save_checkpoint scale scheduler_name scheduler_params
-set_gradient_accumulation_boundary set_train_batch_size set_train_micro_batch_size settings skipped_steps state state_dict
-step steps_per_print torch_autocast_dtype torch_autocast_enabled tput_timer train_batch_size
-train_micro_batch_size_per_gpu training_dataloader wall_clock_breakdown was_step_applied world_size
-zero_gather_16bit_weights_on_model_save zero_grad zero_model_persistence_threshold zero_optimization zero_optimization_partition_gradients
-zero_optimization_partition_weights zero_optimization_stage zero_param_persistence_threshold zero_prefetch_bucket_size
-zero_reduce_bucket_size
+allreduce_gradients backward bfloat16_enabled coalesce_grad_reduction collate_fn comm_bytes comm_order_hash
+compile config dataloader_drop_last deepspeed_io defaults destroy device dp_world_size dump_state
+dynamic_loss_scale empty_partition_cache enable_backward_allreduce flops_profiler flops_profiler_detailed
+flops_profiler_enabled flops_profiler_module_depth flops_profiler_output_file flops_profiler_profile_step
+flops_profiler_recompute_fwd_factor flops_profiler_top_modules forward fp16_auto_cast fp16_enabled
+get_batch_info get_data_parallel_rank get_global_grad_norm get_lr get_model_parallel_rank get_mom get_type
+get_wall_clock_timers global_rank global_samples global_steps gradient_accumulation_steps gradient_average
+gradient_clipping initial_dynamic_scale is_compiled is_gradient_accumulation_boundary load_checkpoint
+load_module_state_dict load_state_dict local_rank log_comm_summary loss_scale lr_scheduler micro_steps module
+module_state_dict monitor mp_world_size named_parameters no_sync offload_states optimizer optimizer_name
+optimizer_params param_groups reload_states save_16bit_model save_checkpoint scale scheduler_name
+scheduler_params set_gradient_accumulation_boundary set_train_batch_size set_train_micro_batch_size settings
+skipped_steps state state_dict step steps_per_print torch_autocast_dtype torch_autocast_enabled tput_timer
+train_batch_size train_micro_batch_size_per_gpu training_dataloader wall_clock_breakdown was_step_applied
+world_size zero_gather_16bit_weights_on_model_save zero_grad zero_model_persistence_threshold
+zero_optimization zero_optimization_partition_gradients zero_optimization_partition_weights
+zero_optimization_stage zero_param_persistence_threshold zero_prefetch_bucket_size zero_reduce_bucket_size
 """
 PRIVATE_OF_TRAINERS = ("_consolidated_16bit_state_dict", "_zero3_consolidated_16bit_state_dict")
 
@@ -125,7 +127,8 @@ def _fixed(rank: int) -> list[str]:
 def test_an_attribute_that_programs_set_and_that_has_one_value_here_refuses_others(ranks: Ranks) -> None:
     average, allreduce = ranks(_fixed, world_size=1)[0]
     assert average == (
-        "engine.gradient_average = False: is always True here; for a sum over the ranks, multiply the loss by engine.world_size"
+        "engine.gradient_average = False: is always True here; for a sum over the ranks, multiply the loss "
+        "by engine.world_size"
     )
     assert allreduce.startswith("engine.enable_backward_allreduce = False: is always True here; ")
 

@@ -1,4 +1,6 @@
-"""Engines whose values leave the device between their uses, and whose bits must be those of an engine that keeps them there."""
+"""Engines whose values leave the device between their uses, and whose bits must be those of an engine
+that keeps them there.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ AWAY = (
 
 
 def away_at(stage: int) -> tuple[Where, ...]:
-    """Return the rows that differ at a stage: below 3 parameters are always at home."""
+    """Return the rows that differ at a stage: below 3 parameters are always on the device."""
     if stage == 3:
         return AWAY
     return tuple({(row.states, row.is_apart): row for row in AWAY if row.states != "none"}.values())

@@ -1,4 +1,6 @@
-"""Training over a network between hosts: the same result as one process, and the bytes that the formula says."""
+"""Training over a network between hosts: the same result as one process,
+and the bytes that the formula says.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 REPO = Path(__file__).parents[3]
 EXAMPLES = REPO / "docs" / "examples"
-# A step's loss is the mean over the same 96 samples; only the order in which float32 sums are rounded differs
-# between 1 and 4 ranks. Rounding differences of 1e-7 per step grow as training goes on; 48 steps stay below this.
+# A step's loss is the mean over the same 96 samples; only the order in which float32 sums are rounded
+# differs between 1 and 4 ranks. Rounding differences of 1e-7 per step grow as training goes on; 48
+# steps stay below this.
 LOSS_TOLERANCE = 2e-4
 FIRST_STEPS_TOLERANCE = 2e-6  # before they have grown
 NUM_EPOCHS = 3
@@ -28,14 +31,16 @@ import json, os, sys, torch, dslaunch
 from pathlib import Path
 steps = 6
 def sent():
-    words = [line.split() for line in open("/proc/net/dev") if line.strip().startswith(os.environ.get("WIRE", "eth0") + ":")][0]
+    wire = os.environ.get("WIRE", "eth0") + ":"
+    words = [line.split() for line in open("/proc/net/dev") if line.strip().startswith(wire)][0]
     return int(words[9])
 def exchange(stage):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(500, 500, bias=False) for _ in range(4)))
     engine, *_ = dslaunch.initialize(model=model, model_parameters=model.parameters(), config={
         "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 250_000}})
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0,
+                              "reduce_bucket_size": 250_000}})
     def step():
         for _ in range(engine.gradient_accumulation_steps()):
             engine.backward(engine(torch.ones(1, 500)).square().mean())
@@ -52,12 +57,14 @@ def exchange(stage):
         after = sent()
         torch.distributed.barrier()
         Path(f"bytes-{stage}-{num_micro_batches}-{os.environ['RANK']}").write_text(json.dumps({
-            "wire": (after - before) / steps, "meter": (sum(engine.comm_bytes().values()) - counted) / steps}))
+            "wire": (after - before) / steps,
+            "meter": (sum(engine.comm_bytes().values()) - counted) / steps}))
     engine.destroy()
 for word in sys.argv[1:]:
     exchange(int(word))
 torch.distributed.destroy_process_group()
-heavy = {"torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "sympy"} & sys.modules.keys()
+heavy = {"torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "sympy"}
+heavy &= sys.modules.keys()
 assert not heavy, f"a second for each rank of a job that neither compiles nor saves: {heavy}"
 """
 
@@ -119,8 +126,9 @@ def exchanged(lab: Lab) -> Path:
     return folder
 
 
-# How often a step sends all parameters, by the number of micro batches. Sharded gradients are averaged in every one; sharded
-# parameters are gathered in forward and again in backward, but for the two units, half the model, that the backward begins with.
+# How often a step sends all parameters, by the number of micro batches. Sharded gradients are averaged in
+# every one; sharded parameters are gathered in forward and again in backward, but for the two units, half the
+# model, that the backward begins with.
 @pytest.mark.parametrize(
     ("stage", "times"),
     [(0, {1: 2.0, 2: 2.0}), (1, {1: 2.0, 2: 2.0}), (2, {1: 2.0, 2: 3.0}), (3, {1: 2.5, 2: 5.0})],
