@@ -96,7 +96,7 @@ def check_all(megabytes: float, timeout: timedelta) -> None:
         print_workers(workers)
     for name, check in CHECKS.items():
         if name in RING_CHECKS and ring.world_size == 1:
-            continue  # nobody to send to
+            continue  # there is no rank to send to
         run_check(name, check, ring)
     num_hosts = len({worker.host for worker in workers})
     if ring.rank == 0:
@@ -304,7 +304,7 @@ def check_all_gather(ring: Ring) -> Outcome:
 
 
 def check_barrier(ring: Ring) -> Outcome:
-    """Timed only: clocks of different hosts cannot tell whether somebody left before the last one came."""
+    """Timed only: clocks of different hosts cannot tell whether a rank left before the last one came."""
     seconds = timed(dist.barrier, ring.device, NUM_SMALL_ROUNDS)
     return Outcome(seconds=seconds, detail=f"{NUM_SMALL_ROUNDS} times")
 

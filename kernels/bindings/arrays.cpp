@@ -98,7 +98,7 @@ nb::object Arrays::lent(nb::handle object) const {
     if (to_dlpack_.is_valid() && object.type().is(tensor_type_)) {
         try {
             return to_dlpack_(object);
-        } catch (nb::python_error&) {  // said in our words by whoever imports the tensor itself
+        } catch (nb::python_error&) {  // the code that imports the tensor itself says it in our words
         }
     }
     return nb::borrow(object);

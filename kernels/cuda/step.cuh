@@ -19,7 +19,7 @@
 
 namespace dslaunch {
 
-// The type of a copy that nobody wants.
+// The type of a copy that is not wanted.
 struct Nothing {
     unsigned short bits;
 };

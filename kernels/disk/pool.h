@@ -53,7 +53,7 @@ class Request {
 
 // [Note: the pool after fork]
 // A forked child has this object but not its threads, and perhaps its mutex locked by one of them. There nothing may
-// be locked or joined: whoever calls must ask `is_at_home` first, and the state is left behind when the object goes.
+// be locked or joined: the caller must ask `is_at_home` first, and the state is left behind when the object goes.
 
 class Pool {
   public:

@@ -63,7 +63,8 @@ _LOAD = f"""
 import gc, marshal, sys, zlib
 if sys.version_info < {OLDEST_PYTHON}:  # this must be readable for Python 3.4
     found = (sys.executable or "python", sys.version.split()[0])
-    os.write(2, ({NO_AGENT_RUNS_WITH!r} + "%s, which is Python %s: it needs {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer" % found).encode())
+    need = "%s, which is Python %s: it needs {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer" % found
+    os.write(2, ({NO_AGENT_RUNS_WITH!r} + need).encode())
     os._exit(1)
 gc.disable()
 compiled = read(SIZE)

@@ -4,7 +4,7 @@
 pdsh passes on no input, so the agents' streams are TCP connections to a port of this machine, at the address from which
 their ssh came. A connection must begin with a token that is made for this job. It stands on pdsh's command line and on the
 agents', so users of this machine and of the hosts can read it with `ps` while the job starts; it is all they can read.
-It is taken once for each host, and only until every host has connected: one who is quicker than a host gets that
+It is taken once for each host, and only until every host has connected: a program that is quicker than a host gets that
 host's part of the job, with its environment, and the host is then reported as lost. Nor is the stream encrypted. Where
 users or the network may not be trusted so far, use --launcher=ssh, which has no such port.
 """

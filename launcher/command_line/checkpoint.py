@@ -24,9 +24,9 @@ Examples:
   dslaunch checkpoint export out weights --dtype bfloat16
       weights that from_pretrained() of transformers reads
 
-A folder is the one that was given to save_checkpoint(): on a disk, or a URL such as s3://bucket/run1, for which fsspec
-has a package (s3fs, gcsfs, adlfs). Nothing here needs the ranks or the GPUs that wrote a checkpoint. Each command has
-a --help of its own.
+A folder is the one that was given to save_checkpoint(): on a disk, or a URL such as s3://bucket/run1, for
+which fsspec has a package (s3fs, gcsfs, adlfs). Nothing here needs the ranks or the GPUs that wrote a
+checkpoint. Each command has a --help of its own.
 
 \b
 The exit code is 0; 1 if verify found damage, or diff a difference; 2 for a mistake in what was given.
@@ -71,7 +71,8 @@ Examples:
 \b
 States:
   good     every file is there with all of its bytes; `verify` reads them, too
-  partial  a save that is under way, or was cut off; nothing loads it, and the next save of that tag replaces it
+  partial  a save that is under way, or was cut off; nothing loads it, and the next save of that tag
+           replaces it
   damaged  a file is missing or cut off; the line below the table says which
   missing  `latest` names it, and it is not there
 """,
@@ -117,8 +118,9 @@ Examples:
   dslaunch checkpoint diff run1 run2 --values --json
 
 \b
-Tensors have the names of the checkpoint: model.<name> for parameters and buffers, optimizer.state.<name>.<state> for
-masters and moments. The exit code is 1 if there is a difference, as with diff.
+Tensors have the names of the checkpoint: model.<name> for parameters and buffers,
+optimizer.state.<name>.<state> for masters and moments. The exit code is 1 if there is a difference, as
+with diff.
 """,
 )
 @click.argument("a", metavar="A", callback=_place)
@@ -177,9 +179,9 @@ Examples:
       weights/pytorch_model-00001-of-...bin, which torch.load() reads
 
 \b
-To load them with transformers, the model's config.json and its tokenizer have to be in OUT, too; they are no part of
-a checkpoint: model.config.save_pretrained(OUT). Tied weights are written once. One tensor is in memory at a time, with
---format bin one file.
+To load them with transformers, the model's config.json and its tokenizer have to be in OUT, too; they are
+no part of a checkpoint: model.config.save_pretrained(OUT). Tied weights are written once. One tensor is in
+memory at a time, with --format bin one file.
 """,
 )
 @_FOLDER

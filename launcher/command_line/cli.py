@@ -77,7 +77,7 @@ Other commands, each with a --help of its own:
   dslaunch stacks PID                what each rank of a job that runs does, as seen by Python
   dslaunch checkpoint ls DIR         look at checkpoints, verify, compare, prune, and export weights
   dslaunch report-env                what works on this machine: kernels, CUDA, direct I/O, and why not
-  dslaunch drop-in install           `import deepspeed` and the command deepspeed get dslaunch, in every program
+  dslaunch drop-in install           every program's `import deepspeed` and the command deepspeed get dslaunch
   dslaunch completion SHELL          what makes bash, zsh or fish complete options and commands
 
 Everything after the script belongs to the script. Options may be shortened as long as they stay unique.

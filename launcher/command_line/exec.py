@@ -18,10 +18,11 @@ Examples:
   dslaunch exec -H hosts --no_fold -- sh -c 'tail -f /tmp/train.log | grep loss'
       every line as it comes; what a shell is to do needs a shell
 
-The command gets exactly these arguments, and the environment and folder that a job would get. Its output is passed on
-byte for byte, with a newline at the end if there was none. When it ends, what it left running on a host is ended too.
-The exit code is 0 if it ended with 0 on every host, else that of the first failure that was heard of: the command's (128
-+ n after signal n), or 3 if a host could not be used. Other hosts go on after a failure, unless --fail_fast is given.
+The command gets exactly these arguments, and the environment and folder that a job would get. Its output is
+passed on byte for byte, with a newline at the end if there was none. When it ends, what it left running on a
+host is ended too. The exit code is 0 if it ended with 0 on every host, else that of the first failure that
+was heard of: the command's (128 + n after signal n), or 3 if a host could not be used. Other hosts go on
+after a failure, unless --fail_fast is given.
 """
 
 

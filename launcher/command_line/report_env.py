@@ -25,8 +25,9 @@ Examples:
 \b
 What the lines mean:
   CUDA          whether torch can use a GPU; without one, training runs on the CPU
-  kernels       the optimizer steps in host memory, each tried beside a plain loop; they need no compiler here. They
-                are compiled for several instruction sets, and the newest that the processor has is used
+  kernels       the optimizer steps in host memory, each tried beside a plain loop; they need no compiler
+                here. They are compiled for several instruction sets, and the newest that the processor
+                has is used
   CUDA kernels  compiled at first use, and kept in the folder that is shown; DSLAUNCH_CACHE_DIR names another
   direct I/O    what offload to NVMe wants: without it, files fill the page cache, and speed is that of memory
                 until this is full

@@ -179,7 +179,7 @@ class Check:
             self._ask_clock(look)
 
     def _finish(self) -> None:
-        """Let those try to reach node 0 who have not, and see who is done."""
+        """Let nodes that have not yet tried reach node 0, and note the nodes that are done."""
         now = time.monotonic()
         can_reach = self._listening is not None and not self._listening.problem and not self._first.problem
         for look in self._looks.values():

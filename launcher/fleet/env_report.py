@@ -21,7 +21,8 @@ why, devices = "", []
 if torch.cuda.is_available():
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
-        devices.append(f"{{found.name}} (sm_{{found.major}}{{found.minor}}, {{found.total_memory / 2**30:.0f}} GiB)")
+        memory = f"{{found.total_memory / 2**30:.0f}} GiB"
+        devices.append(f"{{found.name}} (sm_{{found.major}}{{found.minor}}, {{memory}})")
 elif torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
     why = {NO_CUDA_BUILD!r}
 else:
@@ -32,7 +33,8 @@ else:
         why = str(error).strip().splitlines()[0]
 platform = torch.version.cuda or getattr(torch.version, "hip", None) or ""
 print("\\ndslaunch facts: " + json.dumps(
-    {{"version": torch.__version__, "platform": platform, "devices": devices, "why_no_device": why, "problem": ""}}
+    {{"version": torch.__version__, "platform": platform, "devices": devices, "why_no_device": why,
+     "problem": ""}}
 ))
 """
 

@@ -22,7 +22,8 @@ _ASK_PYTHON = "import platform; print('dslaunch facts: \"' + platform.python_ver
 _ASK_TORCH = """
 import json, torch
 cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
-print("\\ndslaunch facts: " + json.dumps([torch.__version__, "CUDA " + cuda if cuda else "HIP " + hip if hip else ""]))
+platform = "CUDA " + cuda if cuda else "HIP " + hip if hip else ""
+print("\\ndslaunch facts: " + json.dumps([torch.__version__, platform]))
 """
 _DRIVER_VERSION = r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s"
 _TCP_LISTEN = "0A"

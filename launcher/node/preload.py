@@ -129,7 +129,8 @@ def _serve(link):
         line = (b"\0".join(words) + b"\0")[: end - begin]
         ctypes.memset(begin, 0, end - begin)
         ctypes.memmove(begin, line, len(line))
-        libc.prctl(35, 9, ctypes.c_ulong(begin + len(line)), 0, 0)  # PR_SET_MM, ARG_END; root only, else zeros follow
+        # PR_SET_MM, ARG_END; root only, else zeros follow
+        libc.prctl(35, 9, ctypes.c_ulong(begin + len(line)), 0, 0)
         env = {encoded(name): encoded(value) for name, value in request["env"]}
         env.update(added)
         stacks = env.pop(b"DSLAUNCH_STACKS", b"")

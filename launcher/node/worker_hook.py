@@ -61,8 +61,9 @@ def _watch_collectives(path):
             return result
         return call
     names = dict.fromkeys(
-        "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter all_to_all "
-        "reduce_scatter_tensor all_to_all_single barrier all_gather_object broadcast_object_list".split(),
+        "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter "
+        "all_to_all reduce_scatter_tensor all_to_all_single barrier all_gather_object "
+        "broadcast_object_list".split(),
         "first collective",
     )
     names["init_process_group"] = "process group"

@@ -1,7 +1,7 @@
 """The coordinator's connections: sockets and bytes, members and strangers alike; what they mean is for coordinator.py.
 
 [Note: Strangers]
-Anybody who reaches the port may connect and send anything. A connection that is not a member yet has HANDSHAKE_S to become
+Any program that reaches the port may connect and send anything. A connection that is not a member yet has HANDSHAKE_S to become
 one, at most MAX_STRANGERS are kept (the oldest goes first), frames are short, and what is not understood closes the
 connection. None of this ends a member's connection or the job.
 """
@@ -46,7 +46,7 @@ class Peer:
 
 
 class ConnectionHandler(Protocol):
-    """Who is told what comes in, between two calls of `serve`."""
+    """The listener: it is told what has come in since the last call of `serve`."""
 
     def hear(self, peer: Peer, news: News) -> None:
         """Errors: ProtocolError if that must not come from there; the connection is closed then."""

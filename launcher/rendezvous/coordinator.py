@@ -4,7 +4,7 @@ One thread serves all connections and never waits for one of them. Node 0's own 
 socket pair.
 
 [Note: The second door]
-Training needs the master port; the coordinator's own port may be blocked without anybody noticing. So until the start the
+Training needs the master port; the coordinator's own port may be blocked without a sign of it. So until the start the
 coordinator answers on the master port too. Who comes in there is present, and so is not missing, but cannot stay: rank 0
 needs the port. It is told to start and left alone, and both sides say what that loses. This tells a blocked port from a
 node that does not come.

@@ -2,7 +2,7 @@
 
 What the program may change at any time, whole parameters and buffers, is copied at once. Shards, masters and optimizer states
 change in steps, and where `ShardedModel.before_change` is called: they are copied while the next forward and backward run, and
-who is about to change them waits for what is left of that. Files are written from the copies, whose memory stays for the next save.
+code that is about to change them waits for what is left of that. Files are written from the copies, whose memory stays for the next save.
 """
 
 from __future__ import annotations

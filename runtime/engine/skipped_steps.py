@@ -1,4 +1,4 @@
-"""Steps that are skipped because gradients are infinite or NaN: who is told what.
+"""Steps that are skipped because gradients are infinite or NaN: which parts are told what.
 
 A step is told in one line, with what rank 0 can know without slowing down those that are not skipped: the norm has said that a
 gradient is not finite; where, each rank looks up in its part of the averages. Whose it was is known if that rank's loss was not

@@ -114,8 +114,8 @@ class Weights(nn.Module):
         """
         if "module" not in checkpoint:
             raise CheckpointError(
-                f"load_module_state_dict() was given {', '.join(map(str, checkpoint)) or 'nothing'}, but the weights belong "
-                'under "module"; for a plain state_dict call engine.load_state_dict()'
+                f"load_module_state_dict() was given {', '.join(map(str, checkpoint)) or 'nothing'}, "
+                'but the weights belong under "module"; for a plain state_dict call engine.load_state_dict()'
             )
         if custom_load_fn is None:
             self.load_state_dict(checkpoint["module"], strict)

@@ -106,8 +106,8 @@ def plan_offload(
         if states.is_away and not steps_by_part:
             *names, last = [name for row in ELEMENTWISE for name in row.names]
             raise ConfigError(
-                f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the device in this '
-                f"version, those of {', '.join(names)} and {last} can; leave offload_optimizer out, or choose one of these"
+                f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the '
+                f"device in this version, those of {', '.join(names)} and {last} can; leave offload_optimizer out, or choose one of these"
             )
     key, step_at = _step_at(zero)
     if step_at is not StepAt.STEP and optimizer is not None:

@@ -48,7 +48,7 @@ class Gradients(ABC):
         """From now on, look whether what this rank makes is finite before the ranks average it, or not; it costs a pass."""
         self._watches_own, self.was_own_bad = is_on, False
 
-    def look_at_own(self) -> None:  # noqa: B027  # who is alone makes the average
+    def look_at_own(self) -> None:  # noqa: B027  # a rank without peers makes the average
         """What this rank has made is there, and not averaged yet."""
 
     @abstractmethod

@@ -44,7 +44,7 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
             pin_memory=home.pins_states,
         )
         if home.has_grads_on_disk:
-            # Who is alone takes the norm parameter by parameter, wherever it has gradients as autograd made them.
+            # A rank without peers takes the norm parameter by parameter, wherever it has gradients as autograd made them.
             by_slot = sorted((slot.offset, slot.offset + slot.numel) for slot in layout.slots)
             disk = DiskPlace(
                 partial(offload.make_disk_spill, home.states),

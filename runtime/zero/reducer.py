@@ -317,7 +317,7 @@ class _Queue:
 
 
 def make_reducer(parts: Sequence[SubBuffer], comm: Collectives) -> Reducer:
-    """What suits the gradients' placement: shards can only be filled in backward, and who is alone has nothing to do."""
+    """What suits the gradients' placement: shards can only be filled in backward, and a rank without peers has nothing to do."""
     if any(part.gradients.is_reduced_in_backward for part in parts):
         return BackwardReducer(parts, comm)
     return BoundaryReducer(() if comm.mesh.world.is_alone else parts, comm)

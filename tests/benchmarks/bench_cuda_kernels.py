@@ -200,14 +200,16 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies {rate / 1e9:.0f} GB/s")
     print(f"{'':<42}{'dslaunch':>28}{'torch':>20}{'torch /':>9}")
     print(
-        f"{'work':<30}{'length':>12}{'GB/s':>8}{'of copy':>9}{'host us':>11}{'GB/s':>9}{'host us':>11}{'dslaunch':>9}"
+        f"{'work':<30}{'length':>12}{'GB/s':>8}{'of copy':>9}"
+        f"{'host us':>11}{'GB/s':>9}{'host us':>11}{'dslaunch':>9}"
     )
     for work in works():
         ours_s, ours_host_s = best_s(work.ours)
         torchs_s, torchs_host_s = best_s(work.torchs)
         num_bytes = work.numel * work.bytes_per_element
         print(
-            f"{work.name:<30}{work.numel:>12}{num_bytes / ours_s / 1e9:>8.0f}{num_bytes / ours_s / rate:>9.2f}"
+            f"{work.name:<30}{work.numel:>12}"
+            f"{num_bytes / ours_s / 1e9:>8.0f}{num_bytes / ours_s / rate:>9.2f}"
             f"{ours_host_s * 1e6:>11.0f}{num_bytes / torchs_s / 1e9:>9.0f}{torchs_host_s * 1e6:>11.0f}"
             f"{torchs_s / ours_s:>9.2f}",
             flush=True,

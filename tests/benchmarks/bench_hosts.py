@@ -1,4 +1,4 @@
-"""How long it takes until the last of N hosts runs something: dslaunch beside the tools people start jobs with.
+"""The time until the last of N hosts runs something: dslaunch beside the tools people start jobs with.
 
 Run: python tests/benchmarks/bench_hosts.py --help           (as root: it makes the hosts on this machine)
 

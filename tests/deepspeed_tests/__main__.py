@@ -1,4 +1,4 @@
-"""DeepSpeed's own unit tests, run against `import deepspeed` of dslaunch, beside what DeepSpeed itself does with them.
+"""DeepSpeed's own unit tests with `import deepspeed` of dslaunch, beside what DeepSpeed does with them.
 
     make test-deepspeed TESTS=folder [ONLY=words]
     python -m tests.deepspeed_tests folder [words ...]

@@ -18,25 +18,29 @@ PAGE = ROOT / "docs" / "reference" / "deepspeed-tests.md"
 HEAD = """\
 # DeepSpeed's own tests against the drop-in package
 
-DeepSpeed's unit tests are a yardstick for programs that were written for it. Those that use public names only (class A),
-public names and deep paths that programs import (class B), or names of its inside while they check what programs rely on (class C)
-run against `import deepspeed` of dslaunch:
+DeepSpeed's unit tests are a yardstick for programs that were written for it. Those that use public names only
+(class A), public names and deep paths that programs import (class B), or names of its inside while they check
+what programs rely on (class C) run against `import deepspeed` of dslaunch:
 
     make test-deepspeed TESTS=~/DeepSpeed/tests
     make test-deepspeed TESTS=~/DeepSpeed/tests ONLY="lr_schedulers comm"
 
-`TESTS` is the folder `tests/` of a clone of DeepSpeed, which is not a part of this project. The files run one after the other, each in a
-process of its own, from a copy: in a clone their conftest.py would find the clone's package `deepspeed`. Each file gets a
-line: passed/failed/refused/skipped, the same as this page has it, and passed/failed/skipped under DeepSpeed 0.19.8.
-*Refused* is a test that ends with one of dslaunch's errors that name what is not there; each of these messages is printed once. A
-failure of another kind is in the list of differences below, or is printed with its message, and the exit code is 1.
+`TESTS` is the folder `tests/` of a clone of DeepSpeed, which is not a part of this project. The files run one
+after the other, each in a process of its own, from a copy: in a clone their conftest.py would find the
+clone's package `deepspeed`. Each file gets a line: passed/failed/refused/skipped, the same as this page has
+it, and passed/failed/skipped under DeepSpeed 0.19.8.
+*Refused* is a test that ends with one of dslaunch's errors that name what is not there; each of these
+messages is printed once. A failure of another kind is in the list of differences below, or is printed with
+its message, and the exit code is 1.
 
-pytest: the run needs a version from 7.2 to 8.3, for which DeepSpeed's harness is made, or from 9.1 on, as this project has. The versions
-between do not take the harness's class DistributedFixture for a fixture, and do not let a plugin say that it is one.
+pytest: the run needs a version from 7.2 to 8.3, for which DeepSpeed's harness is made, or from 9.1 on, as
+this project has. The versions between do not take the harness's class DistributedFixture for a fixture, and
+do not let a plugin say that it is one.
 
 ## The files
 
-The number of tests in a file depends on the age of the clone: with a few files it is not the same in the two columns of figures.
+The number of tests in a file depends on the age of the clone: with a few files it is not the same in the two
+columns of figures.
 
 | file in tests/unit | class | DeepSpeed 0.19.8 on CPUs: passed/failed/skipped | here: passed/failed/refused/skipped | why not all |
 |---|---|---|---|---|

@@ -305,7 +305,8 @@ from pathlib import Path
 from tests.lab import Lab
 
 out, demo.OUT = demo.OUT, Path(sys.argv[1])
-demo.JOB = "--master_port=" + sys.argv[3] + " " + demo.JOB.replace(str(out), sys.argv[1]).replace("--steps 300", sys.argv[2])
+job = demo.JOB.replace(str(out), sys.argv[1]).replace("--steps 300", sys.argv[2])
+demo.JOB = "--master_port=" + sys.argv[3] + " " + job
 Lab.can_be_made = staticmethod(lambda: "a test asked for none")
 sys.exit(demo.main())
 """

@@ -33,7 +33,10 @@ torch.distributed.destroy_process_group()
 """
 ENV = {
     "PYTHONPATH": drop_in.FOLDER,
-    "PATH": f"{drop_in.BIN}:{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": (
+        f"{drop_in.BIN}:{Path(sys.executable).parent}:"
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    ),
     drop_in.PYTHON_VARIABLE: sys.executable,
     "OMP_NUM_THREADS": "1",
 }

@@ -40,10 +40,12 @@ FOLDERS: dict[str, str] = {
 
 PASSED_ON_FILE = Path(passed_on.__file__)
 PASSED_ON_HEAD = '''\
-"""Names that a module of DeepSpeed 0.19.8 has because it imports them from another one: programs take them from either.
+"""Names that a module of DeepSpeed 0.19.8 has because it imports them from another one: programs take them
+from either.
 
-By module, and by the module that they come from; "here=there" has another name there. Only of modules of which there is something
-here. Read when a module is asked for a name that it has no line for. `python tests/drop_in/test_names.py` writes it.
+By module, and by the module that they come from; "here=there" has another name there. Only of modules of
+which there is something here. Read when a module is asked for a name that it has no line for.
+`python tests/drop_in/test_names.py` writes it.
 """
 
 from __future__ import annotations
@@ -76,15 +78,21 @@ def folders() -> dict[str, str]:
     return {folder: " ".join(names) for folder, names in sorted(inner.items())}
 
 
+def entry(indent: int, key: str, words: str) -> list[str]:
+    """The lines of one key of a dict whose value is `words`, as ruff formats them."""
+    margin = " " * indent
+    line = f'{margin}"{key}": "{words}",'
+    if len(line) <= 110:
+        return [line]
+    first, *rest = textwrap.wrap(words, 110 - indent - 7)
+    rows = [f'{margin}    "{row}' for row in (first, *rest)]
+    return [f'{margin}"{key}": (', *[f'{row} "' for row in rows[:-1]], f'{rows[-1]}"', f"{margin}),"]
+
+
 def modules_text() -> str:
     lines = []
     for folder, names in folders().items():
-        rows = textwrap.wrap(names, 110) or [""]
-        if len(rows) == 1 and len(folder) + len(rows[0]) < 100:
-            lines.append(f'    "{folder}": "{rows[0]}",')
-            continue
-        words = [f'    "{row} "' for row in rows[:-1]] + [f'    "{rows[-1]}",']
-        lines += [f'    "{folder}": ' + words[0].strip(), *words[1:]]
+        lines += entry(4, folder, names)
     return MODULES_HEAD + "\n".join(lines) + "\n}\n"
 
 
@@ -132,14 +140,7 @@ def passed_on_text() -> str:
     for name, homes in passed_on_names().items():
         lines.append(f'    "{name}": {{')
         for home, words in homes.items():
-            rows = textwrap.wrap(words, 100)
-            if len(rows) == 1 and len(home) + len(rows[0]) < 90:
-                lines.append(f'        "{home}": "{rows[0]}",')
-                continue
-            lines.append(f'        "{home}": "{rows[0]}' + (' "' if len(rows) > 1 else '",'))
-            lines += [f'        "{row} "' for row in rows[1:-1]] + [
-                f'        "{row}",' for row in rows[1:][-1:]
-            ]
+            lines += entry(8, home, words)
         lines.append("    },")
     return PASSED_ON_HEAD + "\n".join(lines) + "\n}\n"
 

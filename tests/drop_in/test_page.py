@@ -18,25 +18,27 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 HEAD = f"""\
 # Compatibility with DeepSpeed
 
-Programs that `import deepspeed` run on dslaunch, and get **{drop_in.VERSION}**: the level of DeepSpeed whose names and
-meanings are served here, and whose they are. How a program finds it, and what else is on the way:
-[from-deepspeed.md](../start/from-deepspeed.md). This page is written from the tables that the code itself goes by.
+Programs that `import deepspeed` run on dslaunch, and get **{drop_in.VERSION}**: the level of DeepSpeed whose
+names and meanings are served here, and whose they are. How a program finds it, and what else is on the way:
+[from-deepspeed.md](../start/from-deepspeed.md). This page is written from the tables that the code itself
+goes by.
 
 - **works**: the same call, the same meaning.
 - **mapped**: ours in its place, with the difference that stands beside it.
-- **refused**: not here. It can be imported and named all the same, also as a type or as a base class, and so can every name of every
-  module of DeepSpeed's that is refused as a whole: a program imports more than it uses. Calling it, or doing anything with a
-  constant, raises NotImplementedError with its name and the reason. `hasattr()` says no.
+- **refused**: not here. It can be imported and named all the same, also as a type or as a base class, and so
+  can every name of every module of DeepSpeed's that is refused as a whole: a program imports more than it
+  uses. Calling it, or doing anything with a constant, raises NotImplementedError with its name and the
+  reason. `hasattr()` says no.
 
 A name that starts with an underscore is served where a library that people use needs it.
 """
 KEYS_HEAD = """
 ## The keys of a ds_config
 
-By section; what a key that works means is in [config.md](../train/config.md). What is accepted needs nothing here, and a
-line of level INFO names it; what is not done is named by a warning; what is refused is an error when on, or when anything but
-the value that is named is asked for. A program that imports `deepspeed` is read leniently: a warning names the keys that
-nobody knows, and those that still say `"auto"`, and they count as left out.
+By section; what a key that works means is in [config.md](../train/config.md). What is accepted needs nothing
+here, and a line of level INFO names it; what is not done is named by a warning; what is refused is an error
+when on, or when anything but the value that is named is asked for. A program that imports `deepspeed` is read
+leniently: a warning names unknown keys, and those that still say `"auto"`, and they count as left out.
 """
 ENGINE_HEAD = """
 ## The engine

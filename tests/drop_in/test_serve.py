@@ -21,7 +21,7 @@ for code in sys.argv[1:]:
         said[code] = ["", ""]
     except Exception as error:
         said[code] = [type(error).__name__, str(error)]
-said["has"] = [hasattr(deepspeed, "init_inference"), hasattr(deepspeed, "inference"), hasattr(deepspeed, "no_such_name")]
+said["has"] = [hasattr(deepspeed, name) for name in ("init_inference", "inference", "no_such_name")]
 print(json.dumps(said))
 """
 PIPES = 'is not in dslaunch: cuts a model into stages; see "Pipelines" in docs/reference/compatibility.md'

@@ -16,7 +16,8 @@ import numpy as np
 from dslaunch.kernels import AdamSegment, AdamShard, adamw_step, squared_norm
 
 numel = 200_000
-segments = (AdamSegment(offset=0, numel=numel, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, step=1),)
+hyper = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+segments = (AdamSegment(offset=0, numel=numel, step=1, **hyper),)
 
 def run(num_threads):
     param, grad, exp_avg, exp_avg_sq = (np.full(numel, value, np.float32) for value in (1, 2, 3, 4))

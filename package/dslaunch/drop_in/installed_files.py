@@ -34,7 +34,10 @@ exec "$command" "$@"
 
 _CONVERTER = '''\
 #!{python}
-"""Float32 weights from a checkpoint. Made by `dslaunch drop-in install`, and removed by `dslaunch drop-in uninstall`."""
+"""Float32 weights from a checkpoint.
+
+Made by `dslaunch drop-in install`, and removed by `dslaunch drop-in uninstall`.
+"""
 
 import sys
 
@@ -43,7 +46,8 @@ try:
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] != "dslaunch":
         raise
-    sys.exit(f"{name}: dslaunch is not there any more: install it again for {{sys.executable}}, or remove {{__file__}}")
+    advice = f"install it again for {{sys.executable}}, or remove {{__file__}}"
+    sys.exit(f"{name}: dslaunch is not there any more: {{advice}}")
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,8 @@ from ..storage.folder_store import FolderStore
 from ..storage.store import Store
 
 _TEXT = '''#!/usr/bin/env python3
-"""Write the weights of a checkpoint in this folder, in {what}, as files that transformers and torch.load read.
+"""Write the weights of a checkpoint in this folder, in {what},
+as files that transformers and torch.load read.
 
     python {name}.py . OUTPUT_DIR{words}              the newest checkpoint, as pytorch_model.bin
     python {name}.py . OUTPUT_DIR{words} -t TAG       another one; --help shows more
@@ -17,7 +18,8 @@ dslaunch, which wrote the checkpoints, has to be installed.
 try:
     from dslaunch.utils.{name} import main
 except ImportError as error:
-    raise SystemExit(f"{name}.py: {{error}}; install what wrote the checkpoint: pip install 'dslaunch[train]'")
+    advice = "install what wrote the checkpoint: pip install 'dslaunch[train]'"
+    raise SystemExit(f"{name}.py: {{error}}; {{advice}}")
 
 if __name__ == "__main__":
     main()

@@ -106,7 +106,7 @@ def test_bad_hyper_parameters_of_sgd_are_refused(
         assert str(caught.value) == message
 
 
-# ---- memory that arrives through DLPack ----------------------------------------------------------------------
+# ---- memory that arrives through DLPack ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

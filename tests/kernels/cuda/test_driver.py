@@ -39,7 +39,8 @@ hyper = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, step=3
 def shard():
     param, grad, exp_avg, exp_avg_sq = numpy.zeros((4, numel), numpy.float32)
     segments = [AdamSegment(offset=0, numel=numel, **hyper)]
-    return AdamShard(param=param, grads=[(0, grad)], exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, segments=segments)
+    states = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    return AdamShard(param=param, grads=[(0, grad)], segments=segments, **states)
 shards = [shard() for _ in range(num_shards)]
 rule = Rule(kernel=ADAM, mode=1)
 try:

@@ -102,7 +102,8 @@ if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         spawned = pool.apply(name_of, (Mine(),))
     print(json.dumps([
-        sys.argv, sys.path, sorted(sys.modules), sys.orig_argv, __name__, __file__, repr(__spec__), sorted(os.listdir("/proc/self/fd"))[:4],
+        sys.argv, sys.path, sorted(sys.modules), sys.orig_argv, __name__, __file__, repr(__spec__),
+        sorted(os.listdir("/proc/self/fd"))[:4],
         {key: value for key, value in os.environ.items() if "ERROR_FILE" not in key and key != "_"}, spawned,
         getattr(sys.modules.get("sitecustomize"), "__file__", None), len(pickle.dumps(Mine())),
     ]))

@@ -32,8 +32,10 @@ TIMEOUT_S = 30.0
 
 
 def look(*hosts: MemoryHost | Exception, timeout_s: float = TIMEOUT_S, **changed: Any) -> ClusterFacts:
-    given: dict[str, Any] = {"python": sys.executable, "cwd": os.getcwd(), "port": 29500, "is_port_fixed": False,
-                             "asks_torch": False, "timeout_s": timeout_s, **changed}  # fmt: skip
+    given: dict[str, Any] = {
+        "python": sys.executable, "cwd": os.getcwd(), "port": 29500, "is_port_fixed": False,
+        "asks_torch": False, "timeout_s": timeout_s, **changed,
+    }  # fmt: skip
     nodes = plan_of(len(hosts), slots=1).nodes
     console = Console(log_level="error", out=io.BytesIO(), err=io.BytesIO())
     check = Check(nodes, [1] * len(nodes), CheckSettings(**given), connect=way_to(hosts), console=console)

@@ -106,9 +106,10 @@ ODD_NAMES = (
     "10.0.0.300",
     "n{1..2}",
 )
-ODD_REST = ("", " slots=0", " slots=x", " slots = 2", " slots=2 max_slots=4", " slots=2x", " slots=2#x", " port=22 slots=2",
-            " slots=2 port=22", " slots=5000", " slots=-1", " devices=0,2", " slots=2 devices=0,2", " slots=auto", ":2",
-            " slots=2 slots=3", " slots=2 cwd=/x", " slots=02", " is bad slots=1")  # fmt: skip
+ODD_REST = ("", " slots=0", " slots=x", " slots = 2", " slots=2 max_slots=4", " slots=2x", " slots=2#x",
+            " port=22 slots=2", " slots=2 port=22", " slots=5000", " slots=-1", " devices=0,2",
+            " slots=2 devices=0,2", " slots=auto", ":2", " slots=2 slots=3",
+            " slots=2 cwd=/x", " slots=02", " is bad slots=1")  # fmt: skip
 IGNORED = ("", "   ", "# w0 slots=9", "  #x")
 ODD_SLOTS = ("", "a", "9", "0-2", "2-0", " 1", "0,", "-1", "+1", "1_0", "0:1", "03", "0, 1")
 ODD_ITEMS = (

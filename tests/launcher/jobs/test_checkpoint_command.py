@@ -145,9 +145,10 @@ def test_what_lies_in_a_file_s_place_is_named_and_not_waited_for(
         STEPS[2]: "good",
         "cut": "DeepSpeed",
     }
+    held = ", ".join((STEPS[2], *STEPS[:2]))  # by the times of the manifests
     latest = (
-        f"{run}/latest, a file with the name of a checkpoint, cannot be read: it is a folder; move it away, or give a tag: the "
-        f"folder holds {', '.join((STEPS[2], *STEPS[:2]))}"  # by the times of the manifests
+        f"{run}/latest, a file with the name of a checkpoint, cannot be read: it is a folder; "
+        f"move it away, or give a tag: the folder holds {held}"
     )
     pipe = f"{manifests[0]} cannot be read: it is no regular file; {ADVICE}"
     cut = f"{manifests[1]} cannot be read: JSONDecodeError: "

@@ -109,7 +109,8 @@ def test_who_failed_first_is_told_also_when_nobody_reads(start: Start, tmp_path:
     job = start(
         """
         import pathlib
-        def is_gone(rank): return os.path.exists(f'pid{rank}') and not os.path.exists('/proc/' + open(f'pid{rank}').read())
+        def is_gone(rank):
+            return os.path.exists(f'pid{rank}') and not os.path.exists('/proc/' + open(f'pid{rank}').read())
         pathlib.Path(f'writing{rank}').write_text(str(os.getpid()))
         os.rename(f'writing{rank}', f'pid{rank}')
         if rank == 0:

@@ -129,7 +129,9 @@ def test_a_python_that_hosts_lack_and_a_host_that_freezes(lab: Lab, folder: Path
 
 # Programs that only some hosts have, or that say something else there. /sys, unlike /dev, is a host's own in the lab.
 GPUS = """
-for one in {numbers}; do mkdir -p /root/class/kfd/kfd/topology/nodes/$one; echo 7 >/root/class/kfd/kfd/topology/nodes/$one/gpu_id; done
+for one in {numbers}; do
+    node=/root/class/kfd/kfd/topology/nodes/$one; mkdir -p $node; echo 7 >$node/gpu_id
+done
 mount --bind /root/class /sys/class
 """
 PROGRAM = "cat >/usr/local/sbin/{name} <<'END'\n#!/bin/sh\n{script}\nEND\nchmod 755 /usr/local/sbin/{name}\n"

@@ -20,8 +20,10 @@ pytestmark = pytest.mark.slow
 
 SHOW = """
 import json, os, sys
-names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_SIZE LOCAL_WORLD_SIZE CROSS_RANK CROSS_SIZE MASTER_ADDR MASTER_PORT".split()
-print(json.dumps({"host": os.uname().nodename, "argv": sys.argv[1:], "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE"]
+names += ["MASTER_ADDR", "MASTER_PORT"]
+print(json.dumps({"host": os.uname().nodename, "argv": sys.argv[1:],
+                  "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
                   **{name: os.environ.get(name) for name in names}}))
 """
 DUMP = """

@@ -21,9 +21,9 @@ CLOCK_S = 0.01  # between the wall clock, in whole milliseconds, and the one tha
 WORK = """
 import json, os, pathlib, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-print(json.dumps({"attempt": attempt, "rank": rank, "host": os.uname().nodename, "port": os.environ["MASTER_PORT"],
-    "world": os.environ["WORLD_SIZE"], "max": os.environ["TORCHELASTIC_MAX_RESTARTS"], "id": os.environ["TORCHELASTIC_RUN_ID"]}),
-    flush=True)
+print(json.dumps({"attempt": attempt, "rank": rank, "host": os.uname().nodename,
+    "port": os.environ["MASTER_PORT"], "world": os.environ["WORLD_SIZE"],
+    "max": os.environ["TORCHELASTIC_MAX_RESTARTS"], "id": os.environ["TORCHELASTIC_RUN_ID"]}), flush=True)
 here = [pathlib.Path(f"up-{attempt}-{number}") for number in range(int(os.environ["WORLD_SIZE"]))]
 here[rank].touch()
 for word in sys.argv[1:]:

@@ -36,7 +36,8 @@ time.sleep(0 if "--end" in sys.argv else 600)
 """
 SHOW = """
 import json, os, sys
-print(json.dumps([os.uname().nodename, os.environ["RANK"], os.environ["MASTER_ADDR"], os.environ["SSH_CONNECTION"].split()[0]]))
+origin = os.environ["SSH_CONNECTION"].split()[0]
+print(json.dumps([os.uname().nodename, os.environ["RANK"], os.environ["MASTER_ADDR"], origin]))
 """
 
 

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 20.0
 PRELUDE = """
 import os, signal, sys, threading, time
-from dslaunch.launcher.node.process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
+from dslaunch.launcher.node.process_tree import become_subreaper, descendants, die_with_parent
+from dslaunch.launcher.node.process_tree import kill_descendants, reap
 
 def wait_until(is_so):
     deadline = time.monotonic() + 20

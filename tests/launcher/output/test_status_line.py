@@ -26,7 +26,8 @@ from dslaunch.launcher.output.status_line import ERASE, describe_hosts, shown
         ("prepared", 8, [f"w{n}" for n in range(6)], 0, "2 of 8 hosts prepared, waiting for w[0-5]"),
         ("connected", 64, [f"node{n}" for n in range(33, 65)], 0, "32 of 64 hosts connected, waiting for node[33-64]"),
         ("connected", 40, [f"{chr(97 + n)}-long-name" for n in range(26)], 0,
-         "14 of 40 hosts connected, waiting for a-long-name, b-long-name, c-long-name, d-long-name and 22 more"),
+         "14 of 40 hosts connected, waiting for a-long-name, b-long-name, c-long-name, "
+         "d-long-name and 22 more"),
         ("connected", 2, [], 2, "0 of 2 hosts connected, 2 failed"),
     ],
 )  # fmt: skip

@@ -147,7 +147,8 @@ import sys
 from dslaunch.runtime.metrics.monitor import MonitorMaster, get_monitor_config
 config = get_monitor_config({"wandb": {"enabled": True, "project": "all", "group": "us"}, "anything": 1})
 monitor = MonitorMaster(config, rank=0)
-monitor.write_events([("Train/Samples/lr", 0.25, 12), ("Train/Samples/train_loss", 2.5, 12), ("Train/Samples/lr", 0.125, 24)])
+lr, loss = "Train/Samples/lr", "Train/Samples/train_loss"
+monitor.write_events([(lr, 0.25, 12), (loss, 2.5, 12), (lr, 0.125, 24)])
 run = monitor.wandb_monitor.run
 print("settings", run.project, run.group, run.offline)
 monitor.write_events([("Train/Samples/lr", 0.0625, 36)])

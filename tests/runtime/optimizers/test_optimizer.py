@@ -376,8 +376,9 @@ import importlib, inspect, json, sys
 found = {}
 for name in sys.argv[1:]:
     module, _, kind = name.rpartition(".")
-    given = inspect.signature(getattr(importlib.import_module(module.replace("dslaunch", "deepspeed")), kind).__init__)
-    found[name] = [[p.name, None if p.default is p.empty else p.default] for p in list(given.parameters.values())[1:]]
+    theirs = importlib.import_module(module.replace("dslaunch", "deepspeed"))
+    given = list(inspect.signature(getattr(theirs, kind).__init__).parameters.values())[1:]
+    found[name] = [[p.name, None if p.default is p.empty else p.default] for p in given]
 print("signatures", json.dumps(found))
 """
 

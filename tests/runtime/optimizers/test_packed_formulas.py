@@ -130,7 +130,7 @@ def test_adam_is_torchs(kind: type[torch.optim.AdamW] | type[torch.optim.Adam], 
     torch.testing.assert_close(param, expected.detach(), rtol=0, atol=ROUNDING)
 
 
-# ---- on a device: the CUDA kernels' source runs on the host, and only torch's streams are not real ------------------
+# ---- on a device: the CUDA kernels' source runs on the host, and only torch's streams are not real -------
 
 
 class OnDevice(Tensor):

@@ -83,7 +83,7 @@ def test_an_optimizer_or_a_mode_that_the_compiled_module_does_not_have_is_refuse
                 call(name, [], grad_scale=1.0, mode=mode)
 
 
-# ---- names ---------------------------------------------------------------------------------------------------
+# ---- names -----------------------------------------------------------------------------------------------
 
 
 @every_row
@@ -107,7 +107,7 @@ def test_a_class_is_had_from_ops(row: Row, name: str) -> None:
     assert getattr(home, name) is row.load(name)
 
 
-# ---- the step ------------------------------------------------------------------------------------------------
+# ---- the step --------------------------------------------------------------------------------------------
 
 
 def normal(seed: int) -> Tensor:

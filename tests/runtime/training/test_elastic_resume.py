@@ -22,7 +22,8 @@ attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
 engine, *_ = dslaunch.initialize(model=model, model_parameters=model.parameters(), config={
-    "train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "zero_optimization": {"stage": 2},
+    "train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+    "zero_optimization": {"stage": 2},
     "checkpoint": {"async_save": True, "keep_last": 2}})
 where, client_state = engine.load_checkpoint("checkpoints")
 print(json.dumps({"attempt": attempt, "world": engine.world_size, "from": where}), flush=True)
@@ -36,11 +37,13 @@ for step in range(engine.global_steps, STEPS):
     torch.distributed.all_reduce(whole)
     if rank == "0":
         with open("losses", "a") as file:
-            print(json.dumps({"attempt": attempt, "step": step, "loss": whole.item() / engine.world_size}), file=file)
+            mean = whole.item() / engine.world_size
+            print(json.dumps({"attempt": attempt, "step": step, "loss": mean}), file=file)
     if engine.global_steps % EVERY == 0:
         engine.save_checkpoint("checkpoints")
     if step == LOST_AFTER and attempt == "0" and engine.world_size > 1:
-        while pathlib.Path("checkpoints/latest").read_text() != "global_step10":  # its save runs beside training
+        # the save of step 10 runs beside training
+        while pathlib.Path("checkpoints/latest").read_text() != "global_step10":
             time.sleep(0.01)
         pathlib.Path(f"here-{rank}").touch()
         time.sleep(600)  # until the launcher ends it

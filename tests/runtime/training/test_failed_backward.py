@@ -40,7 +40,8 @@ class Model(nn.Module):
 
 config = {
     "train_micro_batch_size_per_gpu": 4,
-    "zero_optimization": {"stage": STAGE, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1, "stage3_prefetch_bucket_size": 1},
+    "zero_optimization": {"stage": STAGE, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1,
+                          "stage3_prefetch_bucket_size": 1},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
 }
 engine = dslaunch.initialize(model=Model(), config=config)[0]

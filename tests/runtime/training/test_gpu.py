@@ -82,7 +82,8 @@ from tests.runtime.models import assert_same_bits, batch, loss_of, make_config, 
 STAGE, STEPS = {stage}, 8
 
 def make(clipping, **when):
-    config = make_config(stage=STAGE, bf16={{"enabled": True}}, gradient_clipping=clipping, reduce_bucket_size=100)
+    given = dict(bf16={{"enabled": True}}, gradient_clipping=clipping, reduce_bucket_size=100)
+    config = make_config(stage=STAGE, **given)
     config["zero_optimization"]["offload_optimizer"] = {{"device": "cpu", "pin_memory": True, **when}}
     return dslaunch.initialize(model=make_model(), config=config)[0]
 

@@ -28,14 +28,16 @@ import json, os, sys, torch, dslaunch
 from pathlib import Path
 steps = 6
 def sent():
-    words = [line.split() for line in open("/proc/net/dev") if line.strip().startswith(os.environ.get("WIRE", "eth0") + ":")][0]
+    wire = os.environ.get("WIRE", "eth0") + ":"
+    words = [line.split() for line in open("/proc/net/dev") if line.strip().startswith(wire)][0]
     return int(words[9])
 def exchange(stage):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(500, 500, bias=False) for _ in range(4)))
     engine, *_ = dslaunch.initialize(model=model, model_parameters=model.parameters(), config={
         "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 250_000}})
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0,
+                              "reduce_bucket_size": 250_000}})
     def step():
         for _ in range(engine.gradient_accumulation_steps()):
             engine.backward(engine(torch.ones(1, 500)).square().mean())
@@ -52,12 +54,14 @@ def exchange(stage):
         after = sent()
         torch.distributed.barrier()
         Path(f"bytes-{stage}-{num_micro_batches}-{os.environ['RANK']}").write_text(json.dumps({
-            "wire": (after - before) / steps, "meter": (sum(engine.comm_bytes().values()) - counted) / steps}))
+            "wire": (after - before) / steps,
+            "meter": (sum(engine.comm_bytes().values()) - counted) / steps}))
     engine.destroy()
 for word in sys.argv[1:]:
     exchange(int(word))
 torch.distributed.destroy_process_group()
-heavy = {"torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "sympy"} & sys.modules.keys()
+heavy = {"torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "sympy"}
+heavy &= sys.modules.keys()
 assert not heavy, f"a second for each rank of a job that neither compiles nor saves: {heavy}"
 """
 
