@@ -39,7 +39,8 @@ struct AdamHyper {
 // Mode 0 is Adam, mode 1 AdamW.
 struct Adam : Optimizer<AdamHyper, AdamCoefficients, 2, 2> {
     // One step of one element. Agrees with torch.optim.Adam and AdamW (amsgrad and maximize off).
-    // The mode is a template argument, not a zero in `l2`: 0 * p is NaN for an infinite p and would reach m and v.
+    // The mode is a template argument, not a zero in `l2`: 0 * p is NaN for an infinite p and
+    // would reach m and v.
     template <int adam_w>
     static DSLAUNCH_INLINE void update(float& p, float g, float& m, float& v, const AdamCoefficients& c) {
         g *= c.grad_scale;

@@ -12,8 +12,9 @@ struct bfloat16 {
 
 DSLAUNCH_INLINE float to_float(bfloat16 value) { return float_of(static_cast<unsigned int>(value.bits) << 16); }
 
-// Rounds to nearest, ties to even. A NaN stays a NaN: its quiet bit is set, because rounding could carry its
-// payload into the exponent (giving infinity, or flipping the sign) and truncation could leave no payload at all.
+// Rounds to nearest, ties to even. A NaN stays a NaN: its quiet bit is set, because rounding could
+// carry its payload into the exponent (giving infinity, or flipping the sign) and truncation could
+// leave no payload at all.
 DSLAUNCH_INLINE bfloat16 to_bfloat16(float value) {
     const unsigned int bits = bits_of(value);
     const unsigned int rounded = bits + 0x7fffu + ((bits >> 16) & 1u);

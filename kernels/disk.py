@@ -1,8 +1,8 @@
 """Files written and read past the page cache, by threads of the engine's own, while Python goes on.
 
-A file is preallocated, so a full disk is found when the file is made and not in the middle of training. On disk it
-is as long as its contents rounded up to whole pages (4096 bytes, or what the file system asks for). Nothing is
-synced: what a program wrote outlives the program, but not a crash of the machine.
+A file is preallocated, so a full disk is found when the file is made and not in the middle of training. On
+disk it is as long as its contents rounded up to whole pages (4096 bytes, or what the file system asks for).
+Nothing is synced: what a program wrote outlives the program, but not a crash of the machine.
 
 Units: bytes everywhere; an array counts as its bytes in memory order.
 """
@@ -57,8 +57,9 @@ Written = Filled | bytes
 def aligned_empty(nbytes: int) -> HostArray:
     """Return `nbytes` of host memory that direct I/O takes as it is: without a copy on the way.
 
-    It starts on a page, from 2 MiB on a huge one, and exports DLPack and the buffer protocol: torch.from_dlpack(it),
-    numpy.from_dlpack(it), memoryview(it). It is freed when nothing refers to it. What is in it is not defined.
+    It starts on a page, from 2 MiB on a huge one, and exports DLPack and the buffer protocol:
+    torch.from_dlpack(it), numpy.from_dlpack(it), memoryview(it). It is freed when nothing refers to it. What
+    is in it is not defined.
 
     Shapes:  [nbytes] uint8
     Errors:  MemoryError; ValueError if `nbytes` is negative
@@ -77,7 +78,10 @@ class _Direct:
 
 
 class DiskRequest:
-    """One array on its way to or from a file. The array is kept alive until it has arrived; leave its contents alone."""
+    """One array on its way to or from a file.
+
+    The array is kept alive until it has arrived; leave its contents alone.
+    """
 
     __slots__ = ("__weakref__", "_begin", "_end", "_is_seen", "_is_write", "_native", "_path")
 
@@ -97,8 +101,8 @@ class DiskRequest:
     def wait(self) -> None:
         """Return when the array has arrived. May be called again, and from several threads.
 
-        Errors:  OSError with the errno, the file, and the byte of it where the transfer stopped; the bytes before and
-                 behind may have been moved. KeyboardInterrupt while a disk does not answer.
+        Errors:  OSError with the errno, the file, and the byte of it where the transfer stopped; the bytes
+                 before and behind may have been moved. KeyboardInterrupt while a disk does not answer.
         """
         failed, offset = self._native.wait()
         self._is_seen = True
@@ -134,20 +138,22 @@ class DiskFile:
     def read(self, array: Filled, offset: int = 0) -> DiskRequest:
         """Start to fill the whole array with the bytes from `offset` on.
 
-        Fastest where `offset`, the array's length and its address are multiples of 4096 (see `aligned_empty`);
-        other reads are copied once.
+        Fastest where `offset`, the array's length and its address are multiples of 4096 (see
+        `aligned_empty`); other reads are copied once.
 
         Shapes:  any, of any dtype; contiguous, writable, in host memory
-        Errors:  TypeError, ValueError for what cannot be filled or does not fit in the file; ValueError if the file is
-                 closed; RuntimeError in a forked child. Everything later is raised by the request's `wait`.
+        Errors:  TypeError, ValueError for what cannot be filled or does not fit in the file; ValueError
+                 if the file is closed; RuntimeError in a forked child. Everything later is raised by
+                 the request's `wait`.
         """
         return self._submit(array, offset, is_write=False)
 
     def write(self, array: Written, offset: int = 0) -> DiskRequest:
         """Start to write the whole array to the bytes from `offset` on.
 
-        Fastest as with `read`; a part of a page that is neither at the start of a page nor at the end of the contents
-        goes through the page cache. Requests that share no byte may be on their way at the same time.
+        Fastest as with `read`; a part of a page that is neither at the start of a page nor at the
+        end of the contents goes through the page cache. Requests that share no byte may be on their
+        way at the same time.
 
         Errors:  as `read`; the array may be read-only
         """
@@ -196,7 +202,9 @@ class DiskFile:
         return request
 
     def _forget_done(self) -> None:
-        """Let go of arrays that have arrived, the oldest first; a failure that was not seen stays for `close`."""
+        """Let go of arrays that have arrived, the oldest first; a failure that was not seen
+        stays for `close`.
+        """
         while self._requests and self._requests[0].done:
             oldest = self._requests[0]
             if not oldest._is_seen and oldest._native.has_failed:
@@ -207,8 +215,9 @@ class DiskFile:
 class DiskEngine:
     """Threads that read and write files with direct I/O.
 
-    Each thread moves one block at a time, so `num_threads` is how many blocks the disk sees at once: what DeepSpeed's
-    `aio` section calls queue_depth, times its thread_count. Requests are served in the order in which they were made.
+    Each thread moves one block at a time, so `num_threads` is how many blocks the disk sees at once: what
+    DeepSpeed's `aio` section calls queue_depth, times its thread_count. Requests are served in the order in
+    which they were made.
 
     `is_quiet`: no warning where files have to go through the page cache.
     Errors:  ValueError for a number out of range; OSError if the threads cannot be started
@@ -225,7 +234,8 @@ class DiskEngine:
             raise ValueError(f"num_threads: {num_threads}; must be from 1 to {MAX_NUM_THREADS}")
         if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes & (block_bytes - 1) != 0:
             raise ValueError(
-                f"block_bytes: {block_bytes}; must be a power of two from {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}"
+                f"block_bytes: {block_bytes}; must be a power of two from {MIN_BLOCK_BYTES} "
+                f"to {MAX_BLOCK_BYTES}"
             )
         self.num_threads = num_threads
         self.block_bytes = block_bytes
@@ -241,8 +251,8 @@ class DiskEngine:
     def create(self, path: str | os.PathLike[str], nbytes: int) -> DiskFile:
         """Make a file of `nbytes`, readable by its owner only, with all of its space taken.
 
-        Errors:  FileExistsError; OSError with the bytes wanted and free if the disk or the quota is full, and no file
-                 is left then; ValueError if `nbytes` is negative; RuntimeError in a forked child
+        Errors:  FileExistsError; OSError with the bytes wanted and free if the disk or the quota is full, and
+                 no file is left then; ValueError if `nbytes` is negative; RuntimeError in a forked child
         """
         if nbytes < 0:
             raise ValueError(f"nbytes: {nbytes}; must be >= 0")
@@ -266,8 +276,8 @@ class DiskEngine:
 
         A file made by `create` is longer than its contents; give their `nbytes` again.
 
-        Errors:  FileNotFoundError, PermissionError; ValueError if it is not a regular file, or shorter than `nbytes`;
-                 RuntimeError in a forked child
+        Errors:  FileNotFoundError, PermissionError; ValueError if it is not a regular file, or shorter than
+                 `nbytes`; RuntimeError in a forked child
         """
         self._check_open()
         path = Path(path)
@@ -337,15 +347,17 @@ class DiskEngine:
             return
         self._warned.add(folder)
         warnings.warn(
-            f"{folder}: no direct I/O here ({reason}); files go through the page cache, which is slower and takes "
-            "memory: use a folder on a local disk, e.g. with ext4 or xfs",
+            f"{folder}: no direct I/O here ({reason}); files go through the page cache, which is slower and "
+            "takes memory: use a folder on a local disk, e.g. with ext4 or xfs",
             RuntimeWarning,
             stacklevel=4,
         )
 
 
 def file_system(fd: int) -> str:
-    """Return the name of the file system that an open file or folder is on: ext4, xfs, nfs, ... or 'type 0x...'."""
+    """Return the name of the file system that an open file or folder is on: ext4, xfs, nfs,
+    ... or 'type 0x...'.
+    """
     return _file_system(fd)
 
 

@@ -1,15 +1,16 @@
 """A folder for one rank's files below the user's nvme_path, which no crash leaves behind for good.
 
     <nvme_path>/dslaunch-<job id>/rank<N>        the files
-    <nvme_path>/dslaunch-<job id>/rank<N>.lock   locked (flock) while its process lives; says which process that is
+    <nvme_path>/dslaunch-<job id>/rank<N>.lock   locked (flock) while its process lives;
+                                                 says which process that is
 
 [Note: who may remove a folder]
-The kernel gives a lock back when its process dies, however it dies; so a lock that can be taken means that no process
-uses the folder. The lock file is made before the folder and removed after it, and only by who holds the lock.
-A process that has taken a lock makes sure that the file still has its name: else it was removed in between.
-On a file system that other hosts may share, a lock may be known on its own host only. There the host's boot id in
-the lock file must be this one's too. On a local disk it does not count: after a restart of the host, or from a
-container that is gone, the lock alone is enough.
+The kernel gives a lock back when its process dies, however it dies; so a lock that can be taken means that no
+process uses the folder. The lock file is made before the folder and removed after it, and only by who holds
+the lock. A process that has taken a lock makes sure that the file still has its name: else it was removed in
+between. On a file system that other hosts may share, a lock may be known on its own host only. There the
+host's boot id in the lock file must be this one's too. On a local disk it does not count: after a restart of
+the host, or from a container that is gone, the lock alone is enough.
 
 A forked child holds its parent's lock as well: the folder counts as used until both are gone.
 """
@@ -51,7 +52,9 @@ class _Owner:
 
 
 class DiskFolder:
-    """One rank's folder, `path`, empty at first; it goes, with all that is in it, at `close` or when the program ends."""
+    """One rank's folder, `path`, empty at first; it goes, with all that is in it,
+    at `close` or when the program ends.
+    """
 
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
@@ -61,9 +64,9 @@ class DiskFolder:
     def claim(cls, nvme_path: str | os.PathLike[str], job_id: str, rank: int) -> DiskFolder:
         """Make the folder of this rank of this job, and remove what dead jobs left in `nvme_path`.
 
-        Errors:  FileNotFoundError, NotADirectoryError, PermissionError about `nvme_path`; FileExistsError if a living
-                 process has this job id and rank there, or a host of which nothing is known; ValueError for a job id
-                 that is no file name, or a negative rank
+        Errors:  FileNotFoundError, NotADirectoryError, PermissionError about `nvme_path`; FileExistsError if
+                 a living process has this job id and rank there, or a host of which nothing is known;
+                 ValueError for a job id that is no file name, or a negative rank
         """
         if JOB_ID.fullmatch(job_id) is None:
             raise ValueError(f"job_id: {job_id!r}; must be 1 to 200 of the letters A-Z a-z 0-9 . _ -")
@@ -83,7 +86,10 @@ class DiskFolder:
         return cls(path, lock_fd)
 
     def close(self) -> None:
-        """Remove the folder and what is in it; in a forked child this does nothing. Closing again does nothing."""
+        """Remove the folder and what is in it; in a forked child this does nothing.
+
+        Closing again does nothing.
+        """
         self._end()
 
     def __repr__(self) -> str:
@@ -93,7 +99,8 @@ class DiskFolder:
 def clean_stale(nvme_path: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Remove the folders that dead processes of this user and this host left in `nvme_path`, and return them.
 
-    Folders of living processes, of other users and of other hosts stay. What cannot be removed is warned about.
+    Folders of living processes, of other users and of other hosts stay.
+    What cannot be removed is warned about.
 
     Errors:  FileNotFoundError, NotADirectoryError, PermissionError about `nvme_path`
     """

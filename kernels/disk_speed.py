@@ -1,4 +1,6 @@
-"""How fast a disk engine writes and reads a file, measured as an optimizer step uses it: large arrays, several on their way."""
+"""How fast a disk engine writes and reads a file, measured as an optimizer step uses it: large arrays,
+several on their way.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class DiskSpeed:
 def measure(file: DiskFile) -> DiskSpeed:
     """Write the whole file twice and read it once.
 
-    Errors:  OSError if the disk fails; MemoryError; ValueError if the file is empty, or what is read is not what was written
+    Errors:  OSError if the disk fails; MemoryError; ValueError if the file is empty,
+             or what is read is not what was written
     """
     if file.nbytes == 0:
         raise ValueError(f"{file.path}: an empty file has no speed")

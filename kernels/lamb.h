@@ -1,5 +1,5 @@
-// LAMB: the arithmetic of one element, the same on the host and on a device. Two passes, because the length of a step
-// depends on the norms of a whole parameter:
+// LAMB: the arithmetic of one element, the same on the host and on a device. Two passes, because the length
+// of a step depends on the norms of a whole parameter:
 //   1  Lamb::update for each element; the caller sums p * p and u * u
 //   2  lamb_element with lamb_step_size, which knows both norms
 //
@@ -59,12 +59,13 @@ DSLAUNCH_INLINE float lamb_step_size(double base, double min_coeff, double max_c
 }
 
 // How sums of squares are added up in double, on the host and on a device: a parameter is cut into blocks of
-// lamb_block_numel elements; element i of a block goes to partial sum i % lamb_num_lanes, and these are added in order;
-// block k goes to partial sum k % lamb_num_lanes of the parameter, and these are added in order.
+// lamb_block_numel elements; element i of a block goes to partial sum i % lamb_num_lanes, and these are added
+// in order; block k goes to partial sum k % lamb_num_lanes of the parameter, and these are added in order.
 constexpr int lamb_num_lanes = 32;
 constexpr long long lamb_block_numel = 8192;
 
-// The first pass: new moments, and the direction, which takes the place of p. In mode 1 eps is inside the root.
+// The first pass: new moments, and the direction, which takes the place of p.
+// In mode 1 eps is inside the root.
 struct Lamb : Optimizer<LambHyper, LambCoefficients, 2, 2> {
     template <int eps_inside_sqrt>
     static DSLAUNCH_INLINE void update(float& p, float g, float& m, float& v, const LambCoefficients& c) {

@@ -59,11 +59,12 @@ def lamb_directions(
 ) -> list[LambSums]:
     """First pass: write the moments and `update`; return the sums of every segment, shard after shard.
 
-    Otherwise as [Note: a step] in shard.py. The sums have the same bits for every `num_threads`, but another way to cut
-    the gradient into pieces changes the last ones.
+    Otherwise as [Note: a step] in shard.py. The sums have the same bits for every `num_threads`, but another
+    way to cut the gradient into pieces changes the last ones.
 
-    Source:  You et al. 2020, "Large batch optimization for deep learning", arXiv 1904.00962, algorithm 2; clamp,
-             `eps_inside_sqrt` and the place of the bias correction as DeepSpeed 0.19.8 ops/lamb/fused_lamb.py, `FusedLamb`
+    Source:  You et al. 2020, "Large batch optimization for deep learning", arXiv 1904.00962, algorithm 2;
+             clamp, `eps_inside_sqrt` and the place of the bias correction as DeepSpeed 0.19.8
+             ops/lamb/fused_lamb.py, `FusedLamb`
     """
     sums = _C.lamb_directions(
         shards, grad_scale=grad_scale, eps_inside_sqrt=eps_inside_sqrt, num_threads=num_threads
@@ -78,7 +79,8 @@ def lamb_apply(
     bias_correction: bool = True,
     num_threads: int = 0,
 ) -> None:
-    """Second pass: param -= lr * quotient of the norms * `update`, with the sums of every segment, shard after shard.
+    """Second pass: param -= lr * quotient of the norms * `update`, with the sums of every segment,
+    shard after shard.
 
     The quotient is 1 where either norm is 0. `bias_correction` is Adam's, as a factor of lr.
 

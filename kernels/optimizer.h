@@ -1,4 +1,5 @@
-// What an optimizer's header declares, for every loop on the host and on a device and for the Python edge alike:
+// What an optimizer's header declares, for every loop on the host and on a device and for the
+// Python edge alike:
 //
 //   template <int mode> static void update(float& p, float g, float& first_state, float& second_state,
 //                                          const Coefficients& c);   the step of one element
@@ -7,7 +8,8 @@
 //
 //   static constexpr const char* name;       of the Python classes <name>Shard and <name>Segment
 //   static constexpr const char* states[];   the fields of a shard that hold the states
-//   template <typename Fields> static Hyper read(const Fields& fields);   a segment's numbers, each with its check
+//   template <typename Fields> static Hyper read(const Fields& fields);   a segment's numbers,
+//                                                                         each with its check
 //   static Coefficients coefficients(const Hyper& h, int mode, double grad_scale);
 #pragma once
 

@@ -128,7 +128,8 @@ adagrad_step, adagrad_step_reference = ADAGRAD.step, ADAGRAD.step_reference
 
 
 # ---- SGD, whose hyper-parameters say whether there is momentum.
-# Source:  torch.optim.SGD (maximize off), whose buffer after the first step is the gradient, without dampening
+# Source:  torch.optim.SGD (maximize off), whose buffer after the first step is the
+#          gradient, without dampening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

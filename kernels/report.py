@@ -1,7 +1,7 @@
 """What of the kernels works on this machine, as JSON: `python -m dslaunch.kernels.report`.
 
-`dslaunch report-env` runs it in a process of its own: a kernel that this processor cannot run ends that process, and
-not the report.
+`dslaunch report-env` runs it in a process of its own: a kernel that this processor cannot run ends that
+process, and not the report.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ struct SgdCoefficients {
     float l2;  // weight_decay
 };
 
-// Hyper-parameters of one optimizer group, as the caller gives them. `step` counts from 1; the buffer holds zeros then.
+// Hyper-parameters of one optimizer group, as the caller gives them. `step` counts from 1;
+// the buffer holds zeros then.
 struct SgdHyper {
     double lr;
     double momentum;
@@ -32,7 +33,8 @@ struct Sgd : Optimizer<SgdHyper, SgdCoefficients, 1, 3> {
     template <int mode>
     static constexpr int num_states = mode == 0 ? 0 : 1;
 
-    // One step of one element; `b` is left alone without momentum. Agrees with torch.optim.SGD (maximize off).
+    // One step of one element; `b` is left alone without momentum. Agrees with
+    // torch.optim.SGD (maximize off).
     template <int mode>
     static DSLAUNCH_INLINE void update(float& p, float g, float& b, float&, const SgdCoefficients& c) {
         g = g * c.grad_scale + c.l2 * p;

@@ -40,7 +40,8 @@ class HostArray(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The elements [offset, offset + numel) of a shard; subclasses add the hyper-parameters of their optimizer group.
+    """The elements [offset, offset + numel) of a shard; subclasses add the hyper-parameters of
+    their optimizer group.
 
     Units: elements; a step counts from 1
     """
@@ -53,12 +54,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The arrays of one flat shard, or of one parameter: the same n elements in each; subclasses add the states.
+    """The arrays of one flat shard, or of one parameter: the same n elements in each;
+    subclasses add the states.
 
-    Shapes: [n] each, contiguous, host memory. `param` is float32. `grads` is the gradient in pieces that follow one
-            another: where each begins, and its elements, float32, bfloat16 or float16. `param_out`, of any of the three
-            dtypes, takes a copy of the result. States are float32, or all bfloat16, whose 8 bits lose what is added to a
-            state 256 times as large. A tensor that requires grad must be passed as its `.detach()`.
+    Shapes: [n] each, contiguous, host memory. `param` is float32. `grads` is the gradient in pieces that
+            follow one another: where each begins, and its elements, float32, bfloat16 or float16.
+            `param_out`, of any of the three dtypes, takes a copy of the result. States are float32, or all
+            bfloat16, whose 8 bits lose what is added to a state 256 times as large. A tensor that requires
+            grad must be passed as its `.detach()`.
     """
 
     param: HostArray
@@ -70,9 +73,11 @@ AnyShard = TypeVar("AnyShard", bound=Shard)
 
 
 class Kernel(Generic[AnyShard]):
-    """The compiled step of one optimizer, and the fields of its classes, which are those that its header reads.
+    """The compiled step of one optimizer, and the fields of its classes,
+    which are those that its header reads.
 
-    `name` is that in kernels/<name>.h; kernels/cuda/<name>.cu is its kernel on a device. `mode` is what the header says.
+    `name` is that in kernels/<name>.h; kernels/cuda/<name>.cu is its kernel on a device.
+    `mode` is what the header says.
     """
 
     def __init__(self, name: str, shard: type[AnyShard], segment: type[Segment]) -> None:

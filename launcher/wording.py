@@ -9,9 +9,11 @@ _TERMINAL = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b
 
 
 def cleaned(text: str, max_length: int = MAX_TEXT) -> str:
-    """Text from elsewhere on one line, without what would steer a terminal: everything that is shown goes through here.
+    """Text from elsewhere on one line, without what would steer a terminal:
+    everything that is shown goes through here.
 
-    A line end or tab becomes a space, a whole sequence such as a color nothing, anything else that cannot be printed `?`.
+    A line end or tab becomes a space, a whole sequence such as a color nothing,
+    anything else that cannot be printed `?`.
     """
     if not text.isprintable():
         text = _TERMINAL.sub("", text[: 2 * max_length])
@@ -20,7 +22,9 @@ def cleaned(text: str, max_length: int = MAX_TEXT) -> str:
 
 
 def _is_harmless(one: str) -> bool:
-    """Bytes that are no UTF-8 stay as they are, as in the name of a file, but for those that are control characters."""
+    """Bytes that are no UTF-8 stay as they are, as in the name of a file,
+    but for those that are control characters.
+    """
     return one.isprintable() or "\udca0" <= one <= "\udcff"
 
 
@@ -48,7 +52,8 @@ def shown_time(seconds: float) -> str:
 
 
 def wrapped(text: str, num_columns: int, *, first: int = 0) -> str:
-    """The text with line breaks between its words, so that a terminal breaks none of them; a longer word stays whole.
+    """The text with line breaks between its words, so that a terminal breaks none of them;
+    a longer word stays whole.
 
     Units: columns; the first line has `first` columns less, the following lines are indented by four
     """

@@ -10,7 +10,10 @@ import torch
 
 
 class Clock:
-    """Adds up times by name; where it is off it costs nothing. A GPU is waited for at both ends, which costs some speed."""
+    """Adds up times by name; where it is off it costs nothing.
+
+    A GPU is waited for at both ends, which costs some speed.
+    """
 
     def __init__(self, *, is_on: bool, device: torch.device) -> None:
         self.is_on = is_on

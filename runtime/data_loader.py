@@ -1,6 +1,7 @@
 """Data loaders: each rank its own part, shuffled anew each epoch, and continued in the middle of one.
 
-The position in an epoch counts samples that all ranks together were given, so any number of ranks can go on from it.
+The position in an epoch counts samples that all ranks together were given,
+so any number of ranks can go on from it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class EpochSampler(DistributedSampler[T]):
     begin = Position()
 
     def __iter__(self) -> Iterator[Any]:
-        """Return this rank's indices: every world_size-th of what is left of the epoch, after as few repeated ones as it takes."""
+        """Return this rank's indices: every world_size-th of what is left of the epoch, after as few
+        repeated ones as it takes.
+        """
         generator = torch.Generator().manual_seed(self.seed + self.begin.epoch)
         order = torch.randperm(self._length, generator=generator).tolist()
         left = order[self.begin.num_samples :]
@@ -64,10 +67,11 @@ class EpochSampler(DistributedSampler[T]):
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader over one rank's part of a dataset, in a new order each epoch; `len()` is that of a whole epoch.
+    """A DataLoader over one rank's part of a dataset, in a new order each epoch;
+    `len()` is that of a whole epoch.
 
-    State: `position` is behind the batch that was handed out last, however far its workers have read ahead. Set it, and the
-           next iteration begins there; one that is under way ends.
+    State: `position` is behind the batch that was handed out last, however far its workers have read ahead.
+           Set it, and the next iteration begins there; one that is under way ends.
     """
 
     def __init__(self, dataset: Dataset[Any], *, sampler: EpochSampler[Any], **options: Any) -> None:
@@ -114,15 +118,18 @@ class Loader(DataLoader[Any]):
         self.position = Position(epoch=epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, the same on all ranks, and the number of samples that it is a position among."""
+        """Return the position, the same on all ranks, and the number of samples that it
+        is a position among.
+        """
         return {**asdict(self._position), "length": _length(self.dataset)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on behind the batch that was handed out last. No sample before it is read.
 
-        The next batches are those that the run would have gone on with, if micro batch size times number of ranks are the
-        same as then; else the samples that were left, in the same order, in batches of the new size. Random numbers that
-        workers draw begin anew. With another number of samples, which has another order, the epoch begins anew.
+        The next batches are those that the run would have gone on with, if micro batch size times number of
+        ranks are the same as then; else the samples that were left, in the same order, in batches of the new
+        size. Random numbers that workers draw begin anew. With another number of samples, which has another
+        order, the epoch begins anew.
         """
         position = Position(epoch=state["epoch"], num_samples=state["num_samples"])
         length = _length(self.dataset)
@@ -130,7 +137,8 @@ class Loader(DataLoader[Any]):
             position = Position(epoch=state["epoch"])
             if self._epoch_sampler.rank == 0:
                 _log.warning(
-                    "the checkpoint's training data had %d samples and this run's has %d: epoch %d begins anew",
+                    "the checkpoint's training data had %d samples and this run's has %d: "
+                    "epoch %d begins anew",
                     state["length"],
                     length,
                     position.epoch,
@@ -141,7 +149,8 @@ class Loader(DataLoader[Any]):
 class RepeatingLoader(Generic[T]):
     """The batches of a loader, from the beginning again after the last one, without end.
 
-    Source: DeepSpeed 0.19.8 runtime/dataloader.py, `RepeatingLoader`, which begins when it is made: before a checkpoint is loaded
+    Source: DeepSpeed 0.19.8 runtime/dataloader.py, `RepeatingLoader`, which begins when it is made: before a
+            checkpoint is loaded
     """
 
     def __init__(self, loader: Iterable[T]) -> None:
@@ -161,8 +170,8 @@ class RepeatingLoader(Generic[T]):
 def _length(dataset: Dataset[Any]) -> int:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError(
-            f"training_data of type {type(dataset).__name__} has no length, so it cannot be divided between ranks; "
-            "divide it yourself and pass batches to the engine from your own DataLoader"
+            f"training_data of type {type(dataset).__name__} has no length, so it cannot be divided between "
+            "ranks; divide it yourself and pass batches to the engine from your own DataLoader"
         )
     return len(dataset)
 
@@ -179,8 +188,9 @@ def make_loader(
 ) -> Loader:
     """Micro batches of rank `rank`'s part of `dataset`; every rank gets equally many.
 
-    Parts are made equal by repeating a few samples. The order depends on `seed` and the epoch alone, never on torch's global
-    generator. `options` are DataLoader's: collate_fn, drop_last, num_workers. `pin_memory` needs a GPU, else it is off.
+    Parts are made equal by repeating a few samples. The order depends on `seed` and the epoch alone, never on
+    torch's global generator. `options` are DataLoader's: collate_fn, drop_last, num_workers. `pin_memory`
+    needs a GPU, else it is off.
     Errors: ConfigError if `dataset` has no length or is empty.
     Source: DeepSpeed 0.19.6 runtime/dataloader.py, `DeepSpeedDataLoader`; the same parts.
     """
@@ -206,7 +216,8 @@ def load_data(
     pin_memory: bool,
     **options: Any,
 ) -> DataLoader[Any]:
-    """Return a `Loader` for the route train; for eval and predict one that gives each rank its part in the dataset's order.
+    """Return a `Loader` for the route train; for eval and predict one that gives each rank its part in
+    the dataset's order.
 
     With a sampler of the user's own, whatever the route, it is a plain DataLoader with that.
     Errors: ConfigError for another route, and as `make_loader`

@@ -30,7 +30,8 @@ class WorkerEnvironment:
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
-    """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S, DSLAUNCH_DEBUG and what restarts.
+    """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S,
+    DSLAUNCH_DEBUG and what restarts.
 
     LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing.
 

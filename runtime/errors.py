@@ -2,9 +2,11 @@
 
 What DeepSpeed raises in their place
 ------------------------------------
-ValueError, AssertionError or RuntimeError, by place, for a config or a call that cannot be; the same three and FileNotFoundError for
-checkpoints. The classes here are all of those, so that the `except` clauses of programs written for DeepSpeed catch them.
-Source: DeepSpeed 0.19.8 runtime/config.py, runtime/engine.py, runtime/zero/partition_parameters.py, utils/zero_to_fp32.py
+ValueError, AssertionError or RuntimeError, by place, for a config or a call that cannot be; the same three
+and FileNotFoundError for checkpoints. The classes here are all of those, so that the `except` clauses of
+programs written for DeepSpeed catch them.
+Source: DeepSpeed 0.19.8 runtime/config.py, runtime/engine.py, runtime/zero/partition_parameters.py,
+        utils/zero_to_fp32.py
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if not isinstance(error, UserError):
         _excepthook(kind, error, trace)
         return
-    # Not sys.stderr: torch.distributed's own hook, which calls this one, holds that back and loses it at SystemExit.
+    # Not sys.stderr: torch.distributed's own hook, which calls this one,
+    # holds that back and loses it at SystemExit.
     print(f"dslaunch: {error}", file=sys.__stderr__, flush=True)
     raise SystemExit(error.exit_code)  # an exception hook that raises SystemExit sets the exit code
 

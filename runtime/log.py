@@ -1,6 +1,7 @@
 """The logger of dslaunch, and what programs say by it on some ranks.
 
-Its level is WARNING, as Python's logging has it, unless the program sets another one or the variable DSLAUNCH_LOG_LEVEL does.
+Its level is WARNING, as Python's logging has it, unless the program sets another one or the variable
+DSLAUNCH_LOG_LEVEL does.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def warning_once(*args: Any, **kwargs: Any) -> None:
 def get_dist_msg(message: object, ranks: Sequence[int] | None = None) -> str | None:
     """Return the message with this rank's number before it, or None if this rank is not among `ranks`.
 
-    [-1] means all ranks, and nothing or [] none. Without a process group there is one process, which has number -1.
+    [-1] means all ranks, and nothing or [] none. Without a process group there is one process,
+    which has number -1.
     """
     if not dist.is_initialized():
         return f"[Rank -1] {message}"

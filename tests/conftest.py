@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.lab import Lab
 
-# No time limit for one example: other tests keep the machine busy. A fixture may serve all examples. The same examples in every run, so that a failure is of
-# what was changed; `--hypothesis-profile=default` looks for new ones.
+# No time limit for one example: other tests keep the machine busy. A fixture may serve all examples. The
+# same examples in every run, so that a failure is of what was changed; `--hypothesis-profile=default`
+# looks for new ones.
 settings.register_profile(
     "tests",
     deadline=None,
@@ -24,7 +25,8 @@ settings.register_profile(
 settings.load_profile("tests")
 
 LAB_NODES = 4
-# Not the one that `make lab` leaves up, and one for each process of `pytest -n`: labs have nothing in common but the machine.
+# Not the one that `make lab` leaves up, and one for each process of `pytest -n`:
+# labs have nothing in common but the machine.
 LAB_NAME = "-".join(
     word
     for word in (os.environ.get("DSLAUNCH_LAB_NAME", "tests"), os.environ.get("PYTEST_XDIST_WORKER"))
@@ -36,9 +38,11 @@ LAB_WAIT_S = 100  # for another test run on this machine to end; below the time 
 
 @pytest.fixture(scope="session", autouse=True)
 def _default_signals() -> None:
-    """What the tests start gets every signal, even if the tests themselves were started in the background (`&`, nohup).
+    """What the tests start gets every signal, even if the tests themselves were started in the
+    background (`&`, nohup).
 
-    A signal that is ignored stays ignored in children; one that has a handler, even one that does nothing, does not.
+    A signal that is ignored stays ignored in children; one that has a handler,
+    even one that does nothing, does not.
     """
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -77,7 +81,9 @@ def _restored_lab(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that use the lab or ranks, so that `-m 'not lab'` leaves them out; begin with the long files under `-n`."""
+    """Mark the tests that use the lab or ranks, so that `-m 'not lab'` leaves them out; begin with the
+    long files under `-n`.
+    """
     for item in items:
         if item.get_closest_marker("exhaustive") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(EXHAUSTIVE_LIMIT_S))
@@ -95,13 +101,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded now stays: a search for garbage looks at what the tests make, and not a thousand times at that."""
+    """What is loaded now stays: a search for garbage looks at what the tests make,
+    and not a thousand times at that.
+    """
     gc.collect()
     gc.freeze()
 
 
 def _lengths(items: list[pytest.Item], *, usual_limit_s: float) -> dict[Path, tuple[float, int]]:
-    """How long each file may take: the longest time limit that a test of it was given, and how many of them are slow.
+    """How long each file may take: the longest time limit that a test of it was given,
+    and how many of them are slow.
 
     With the long files first no process has a long one left at the end, while the others have nothing to do.
     """

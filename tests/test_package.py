@@ -20,7 +20,12 @@ from dslaunch import drop_in
 from tests.exhaustive import few
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {"package/dslaunch": "dslaunch", "launcher": "dslaunch/launcher", "runtime": "dslaunch/runtime", "kernels": "dslaunch/kernels"}  # fmt: skip
+FOLDERS = {
+    ("package/dslaunch"): ("dslaunch"),
+    ("launcher"): ("dslaunch/launcher"),
+    ("runtime"): ("dslaunch/runtime"),
+    ("kernels"): ("dslaunch/kernels"),
+}
 NOT_PACKED = {".so", ".pyc"}
 NOT_SHIPPED = {".cpp", *NOT_PACKED}
 CPU_HEADERS = ("kernels/cpu/", "kernels/bindings/")  # compiled into the module; the others are for NVRTC
@@ -50,7 +55,8 @@ def expected_files() -> set[str]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source distribution, and a wheel from this checkout, in a folder of its own.
 
-    Not from the source distribution, which would be compiled anew: what was compiled to install this one is used again.
+    Not from the source distribution, which would be compiled anew: what was compiled to install this
+    one is used again.
     """
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--sdist", "--wheel", f"--outdir={folder}"]
@@ -135,7 +141,8 @@ def test_an_unpacked_wheel_works_alone_and_loads_no_torch(built: Path, tmp_path:
 
 @pytest.fixture
 def plain(built: Path, tmp_path: Path) -> Path:
-    """The Python of an environment into which dslaunch was installed by `pip install '.[train]'`, not editable.
+    """The Python of an environment into which dslaunch was installed by
+    `pip install '.[train]'`, not editable.
 
     What dslaunch depends on is taken from the environment of the tests, where no `.pth` file is read.
     """
@@ -186,7 +193,8 @@ def test_the_first_example_runs_in_a_clone_whether_dslaunch_was_installed_plainl
 def test_a_checkout_on_the_path_is_not_taken_for_hugging_faces_kernels() -> None:
     """An editable installation puts it there, and `transformers` imports an optional package of that name."""
     program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from transformers import Qwen2ForCausalLM; import kernels;"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from transformers import "
+        "Qwen2ForCausalLM; import kernels;"
         "from dslaunch.kernels import adamw_step; assert not hasattr(kernels, 'adamw_step')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -200,7 +208,8 @@ dslaunch.initialize
 dslaunch.zero.Init
 dslaunch.initialise()
 """
-# The facade's own names are what is looked at: to check all that lies behind them takes mypy half a minute, and `make check` does that.
+# The facade's own names are what is looked at: to check all that lies behind them takes mypy half a minute,
+# and `make check` does that.
 ONLY_THE_FACADE = """
 [mypy-torch.*,dslaunch.runtime.*,dslaunch.launcher.*,dslaunch.kernels.*]
 follow_imports = skip

@@ -2,9 +2,10 @@
 
     dslaunch -H hosts docs/examples/check_collectives.py
 
-Rank 0 prints who takes part, then one line for each operation. A wrong result or an operation that breaks ends the job
-with code 1 and a line that names the operation and the ranks. Times are those of the slowest rank. Bandwidths are bus
-bandwidths as nccl-tests counts them: what each link carries, so they can be compared with what the network promises.
+Rank 0 prints who takes part, then one line for each operation. A wrong result or an operation that breaks
+ends the job with code 1 and a line that names the operation and the ranks. Times are those of the slowest
+rank. Bandwidths are bus bandwidths as nccl-tests counts them: what each link carries, so they can be compared
+with what the network promises.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def describe_worker(ring: Ring) -> Worker:
 
 @contextmanager
 def named(operation: str) -> Iterator[None]:
-    """End this rank with one line if torch.distributed gives up: connection lost, timeout, an error of NCCL."""
+    """End this rank with one line if torch.distributed gives up: connection lost,
+    timeout, an error of NCCL.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -170,7 +173,10 @@ def print_workers(workers: list[Worker]) -> None:
 
 
 def run_check(name: str, check: Callable[[Ring], Outcome], ring: Ring) -> None:
-    """Run one operation on all ranks; rank 0 prints how it went. Ends the job if a rank did not get what it should."""
+    """Run one operation on all ranks; rank 0 prints how it went.
+
+    Ends the job if a rank did not get what it should.
+    """
     with named(name):
         outcomes = gather(check(ring))
     wrong = [rank for rank, outcome in enumerate(outcomes) if outcome.complaint]

@@ -1,7 +1,8 @@
 """`make demo`: train a small GPT on two hosts made on this machine, and show what came out.
 
-Where hosts cannot be made (they need root on Linux) the same program runs as two processes of this machine. What comes
-out is in demo-out/: the loss curve, the metrics of every step, the memory of every rank and the launcher's report.
+Where hosts cannot be made (they need root on Linux) the same program runs as two processes of this machine.
+What comes out is in demo-out/: the loss curve, the metrics of every step, the memory of every rank and the
+launcher's report.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ NUM_HOSTS = 2
 NUM_SLOTS = 2
 SILENCE_S = 2.0  # after so long without a line something is said
 JOB = (
-    f"--report {OUT}/report.json docs/examples/train_chars.py --deepspeed "
-    f"--deepspeed_config docs/examples/ds_config_chars.json --steps 300 --log_every 10 --cpu --threads 1 --out {OUT}"
+    f"--report {OUT}/report.json docs/examples/train_chars.py --deepspeed --deepspeed_config "
+    f"docs/examples/ds_config_chars.json --steps 300 --log_every 10 --cpu --threads 1 --out {OUT}"
 )
 END_STEPS = 20  # the loss at the end is the mean of so many steps: one batch says little
 LN_2 = math.log(2)  # nats in a bit

@@ -1,12 +1,15 @@
-"""Fine-tune a small Qwen2 of Hugging Face's `transformers` with a LoRA adapter of `peft` at ZeRO stage 3; no download needed.
+"""Fine-tune a small Qwen2 of Hugging Face's `transformers` with a LoRA adapter of `peft` at ZeRO stage 3;
+no download needed.
 
     dslaunch --num_gpus=2 docs/examples/finetune_lora.py
 
-The base is frozen: each rank holds its share of it and nothing else, no gradients, no optimizer states. Its weights are random,
-so that nothing has to be fetched; a real one comes from `Qwen2ForCausalLM.from_pretrained(...)` in `make_base`. The task is to go
-on counting: 3 7 11 15 ... modulo 32, with a stride that the model has to see for itself.
+The base is frozen: each rank holds its share of it and nothing else, no gradients, no optimizer states. Its
+weights are random, so that nothing has to be fetched; a real one comes from
+`Qwen2ForCausalLM.from_pretrained(...)` in `make_base`. The task is to go on counting: 3 7 11 15 ... modulo
+32, with a stride that the model has to see for itself.
 
-At the end only the adapter is saved, loaded into a fresh base without any engine, and asked the same questions again.
+At the end only the adapter is saved, loaded into a fresh base without any engine,
+and asked the same questions again.
 """
 
 from __future__ import annotations
@@ -139,7 +142,8 @@ def endless(loader: Any) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test: Tensor) -> tuple[float, float]:
-    """The mean loss, and the share of numbers that are right among those that can be known: from the third on.
+    """The mean loss, and the share of numbers that are right among those that can be known:
+    from the third on.
 
     Shapes: test [B, T]
     Order:  a collective where the parameters are sharded
@@ -169,7 +173,8 @@ def live_bytes() -> int:
 
 
 def report_memory(engine: Any, model: nn.Module, held_bytes: int) -> None:
-    """Say how many parameters there are of each kind and what this model costs a rank, of the `held_bytes` that all of it does.
+    """Say how many parameters there are of each kind and what this model costs a rank, of the `held_bytes`
+    that all of it does.
 
     Order: a collective
     """
@@ -185,8 +190,8 @@ def report_memory(engine: Any, model: nn.Module, held_bytes: int) -> None:
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         if engine.global_rank == 0:
             print(
-                f"{kind:7} {numel(params):7,} parameters  {most.item() / 2**20:.2f} MiB per rank of {engine.world_size}, "
-                f"{whole / 2**20:.2f} MiB without ZeRO",
+                f"{kind:7} {numel(params):7,} parameters  {most.item() / 2**20:.2f} MiB per rank of "
+                f"{engine.world_size}, {whole / 2**20:.2f} MiB without ZeRO",
                 flush=True,
             )
 
@@ -196,7 +201,9 @@ def numel(params: list[nn.Parameter]) -> int:
 
 
 def own_bytes(param: nn.Parameter) -> int:
-    """What this rank holds of a trained parameter between steps: its part of the value, the gradient and the states."""
+    """What this rank holds of a trained parameter between steps: its part of the value,
+    the gradient and the states.
+    """
     is_alone = dist.get_world_size() == 1  # then a gradient is there from backward to step only
     parts = (
         dslaunch.zero.safe_get_local_fp32_param(param),

@@ -2,8 +2,8 @@
 
     dslaunch docs/examples/train_chars.py --deepspeed --deepspeed_config docs/examples/ds_config_chars.json
 
-Precision, batch size, optimizer, warm-up and ZeRO stage are the ds_config's. With --out DIR rank 0 leaves two files
-there: metrics.jsonl, one line per step, and memory.json, the peak memory of every rank.
+Precision, batch size, optimizer, warm-up and ZeRO stage are the ds_config's. With --out DIR rank 0 leaves two
+files there: metrics.jsonl, one line per step, and memory.json, the peak memory of every rank.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ def parse_args() -> argparse.Namespace:
 
 
 def config_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What initialize() is to read: the ds_config that the arguments name, or a copy of it with another stage."""
+    """What initialize() is to read: the ds_config that the arguments name,
+    or a copy of it with another stage.
+    """
     if args.stage is None:
         return {"args": args}
     config = json.loads(Path(args.deepspeed_config).read_text())

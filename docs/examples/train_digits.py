@@ -2,9 +2,10 @@
 
     dslaunch docs/examples/train_digits.py --deepspeed --deepspeed_config docs/examples/ds_config_digits.json
 
-The global batch of each step holds the same samples whatever the number of ranks: the loader deals the shuffled order
-out in turn, so a step's micro batches on all ranks together are the next `train_batch_size` samples of it. That is why
-two hosts give the losses of one process, apart from the order in which sums are rounded.
+The global batch of each step holds the same samples whatever the number of ranks: the loader deals the
+shuffled order out in turn, so a step's micro batches on all ranks together are the next
+`train_batch_size` samples of it. That is why two hosts give the losses of one process, apart from the
+order in which sums are rounded.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def parse_args() -> argparse.Namespace:
 
 
 def config_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What initialize() is to read: the ds_config that the arguments name, or a copy of it with another stage."""
+    """What initialize() is to read: the ds_config that the arguments name,
+    or a copy of it with another stage.
+    """
     if args.stage is None:
         return {"args": args}
     config = json.loads(Path(args.deepspeed_config).read_text())

@@ -55,7 +55,8 @@ class Arrays {
   private:
     nb::object lent(nb::handle object) const;
 
-    nb::object tensor_type_;  // torch.Tensor and the function that lends its memory; null where torch is not loaded
+    // torch.Tensor and the function that lends its memory; null where torch is not loaded
+    nb::object tensor_type_;
     nb::object to_dlpack_;
     std::vector<FlatArray> arrays_;
 };

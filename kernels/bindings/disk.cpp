@@ -1,5 +1,6 @@
-// The Python edge of the disk engine: borrow the memory of an array, hand it to the threads, wait without the GIL.
-// Paths, sizes and messages are kernels/disk.py's; here a failure is an errno and the byte where it happened.
+// The Python edge of the disk engine: borrow the memory of an array, hand it to the threads, wait
+// without the GIL. Paths, sizes and messages are kernels/disk.py's; here a failure is an errno and the
+// byte where it happened.
 
 #include "disk.h"
 
@@ -33,7 +34,8 @@ using disk::File;
 using disk::Pool;
 using disk::Request;
 
-constexpr std::chrono::milliseconds signal_check{200};  // how long Ctrl-C waits for a disk that does not answer
+// how long Ctrl-C waits for a disk that does not answer
+constexpr std::chrono::milliseconds signal_check{200};
 constexpr std::int64_t huge_page_bytes = std::int64_t{2} << 20;
 
 template <typename Error, typename... Parts>
@@ -80,8 +82,8 @@ nb::ndarray<nb::ro> import_array(nb::handle object, bool is_filled) {
     return array;
 }
 
-// Memory that starts on a page, or on a huge page where it fills one: then direct I/O needs no copy, and the kernel
-// pins few pages.
+// Memory that starts on a page, or on a huge page where it fills one: then direct I/O needs no copy, and the
+// kernel pins few pages.
 nb::object aligned_empty(std::int64_t nbytes) {
     if (nbytes < 0) refuse(nb::value_error, "nbytes: ", nbytes, "; must be >= 0");
     const std::int64_t align = nbytes >= huge_page_bytes ? huge_page_bytes : 4096;

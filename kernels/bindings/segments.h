@@ -24,8 +24,8 @@ inline nb::object attribute(nb::handle owner, const char* field, const std::stri
     return owner.attr(field);
 }
 
-// The fields of one segment object, each read with its check. `lacking` is the name of a state that the shard does not have,
-// or empty.
+// The fields of one segment object, each read with its check. `lacking` is the name of a state that the shard
+// does not have, or empty.
 class Fields {
   public:
     Fields(nb::handle segment, std::string name, const std::string& kind, const std::string& lacking)

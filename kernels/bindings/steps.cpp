@@ -1,5 +1,5 @@
-// One step of any optimizer, and what the CUDA kernels need to know of its segments. An optimizer is known by its name: a
-// line of the list below.
+// One step of any optimizer, and what the CUDA kernels need to know of its segments. An optimizer is known by
+// its name: a line of the list below.
 
 #include <nanobind/stl/string.h>
 

@@ -1,5 +1,5 @@
-// How every CPU kernel loops: work is cut into blocks, threads share the blocks, and one cloned function walks
-// over each block.
+// How every CPU kernel loops: work is cut into blocks, threads share the blocks, and one cloned function
+// walks over each block.
 #pragma once
 
 #include <omp.h>
@@ -19,12 +19,12 @@
 
 namespace dslaunch {
 
-// Elements of one block: large enough that starting it costs nothing, small enough that a layer's worth of work
-// keeps every thread busy. Part of squared_norm's result: another size changes its last bits.
+// Elements of one block: large enough that starting it costs nothing, small enough that a layer's worth of
+// work keeps every thread busy. Part of squared_norm's result: another size changes its last bits.
 constexpr std::int64_t block_numel = 16384;
 
-// Blocks that make a thread worth waking: tens of microseconds of work. Fewer gain little on an idle machine, and on
-// a busy one the step waits until the woken thread gets its turn.
+// Blocks that make a thread worth waking: tens of microseconds of work. Fewer gain little on an idle machine,
+// and on a busy one the step waits until the woken thread gets its turn.
 constexpr std::int64_t min_blocks_per_thread = 4;
 
 // [Note: OpenMP after fork]
@@ -32,7 +32,8 @@ constexpr std::int64_t min_blocks_per_thread = 4;
 // would wait for them for ever. A thread started in the child has no such record and makes a team of its own.
 inline const pid_t home_process = getpid();  // where this library was loaded
 
-// Calls body(block) for every block in [0, num_blocks), on at most `num_threads` threads (0: OpenMP's default).
+// Calls body(block) for every block in [0, num_blocks), on at most `num_threads` threads (0:
+// OpenMP's default).
 template <typename Body>
 void for_each_block(std::int64_t num_blocks, int num_threads, const Body& body) {
     const int wanted = num_threads > 0 ? num_threads : omp_get_max_threads();

@@ -49,9 +49,9 @@ using ShardsOf = Shards<typename Kind::Hyper>;
 
 // ---- steps -----------------------------------------------------------------------------------------------
 //
-// Each `_reference` is the plain loop: what every faster version must equal, bit for bit. The other has that result on
-// `num_threads` threads (0: OpenMP's default) with the widest vectors of this processor. `grad_scale` is multiplied
-// into every gradient first.
+// Each `_reference` is the plain loop: what every faster version must equal, bit for bit. The other has that
+// result on `num_threads` threads (0: OpenMP's default) with the widest vectors of this processor.
+// `grad_scale` is multiplied into every gradient first.
 
 struct StepOptions {
     double grad_scale;
@@ -63,7 +63,8 @@ struct StepOptions {
     void cpu_step_reference(Kind, const ShardsOf<Kind>& shards, const StepOptions& options);               \
     void cpu_step(Kind, const ShardsOf<Kind>& shards, const StepOptions& options, int num_threads);
 
-// LAMB in two passes. Between them the caller may add up the sums of a parameter that lies in several segments or ranks.
+// LAMB in two passes. Between them the caller may add up the sums of a parameter that lies in several
+// segments or ranks.
 
 // Sums over those elements of a segment that have a gradient, in an order that no number of threads changes.
 struct LambSums {

@@ -1,4 +1,5 @@
-// The sum of squares of flat arrays, in one read; see squares.h for the order of additions. Arrays are added in order.
+// The sum of squares of flat arrays, in one read; see squares.h for the order of additions.
+// Arrays are added in order.
 
 #include "blocks.h"
 #include "flat.h"

@@ -1,4 +1,5 @@
-// How every optimizer walks over its shards: cut into blocks, pick the loop for their types, update each element.
+// How every optimizer walks over its shards: cut into blocks, pick the loop for their types,
+// update each element.
 //
 // A Rule is an optimizer in one mode, as InMode in optimizer.h:
 //   static constexpr int num_states;   0, 1 or 2
@@ -89,8 +90,8 @@ void update_plainly(const Block<Hyper, typename Rule::Coefficients>& block) {
 
 // ---- version 1: one vector loop for each combination of types ---------------------------------------------
 
-// __restrict on parameters: the arrays do not share memory, so the loop needs no check for it at run time. (On
-// local pointers clang 14 ignores the word, makes that check, finds it too long and does not vectorise.)
+// __restrict on parameters: the arrays do not share memory, so the loop needs no check for it at run time.
+// (On local pointers clang 14 ignores the word, makes that check, finds it too long and does not vectorise.)
 // Out is void if there is no copy to write.
 template <typename Rule, typename Grad, typename State, typename Out>
 DSLAUNCH_INLINE void update_range(const typename Rule::Coefficients c, std::int64_t numel, float* __restrict param,

@@ -1,7 +1,7 @@
 """Flat arrays in a device's memory, borrowed through DLPack and checked as the CPU kernels check theirs.
 
-Source: the C structs of DLPack 1.1 (dlpack.h), read in place: `DLManagedTensor`, and `DLManagedTensorVersioned`,
-        which says whether the memory may be written
+Source: the C structs of DLPack 1.1 (dlpack.h), read in place: `DLManagedTensor`, and
+        `DLManagedTensorVersioned`, which says whether the memory may be written
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def check_one_device(arrays: Sequence[DeviceArray]) -> None:
     for array in arrays:
         if array.device != arrays[0].device:
             raise ValueError(
-                f"{array.name}: the array is on CUDA device {array.device}, but {arrays[0].name} is on device "
-                f"{arrays[0].device}; all arrays of one call must be on one device"
+                f"{array.name}: the array is on CUDA device {array.device}, but {arrays[0].name} is on "
+                f"device {arrays[0].device}; all arrays of one call must be on one device"
             )
 
 
@@ -133,8 +133,8 @@ def check_no_shared_memory(arrays: Sequence[DeviceArray]) -> None:
 def _borrow(name: str, source: Any, device_types: Sequence[int]) -> tuple[object, _Tensor, bool]:
     """Return the capsule to keep, its tensor, and whether it is read-only."""
     no_access = (
-        f"{name}: a {type_name(source)} gives no access to its memory through DLPack; pass a CUDA torch.Tensor "
-        "(detached, if it requires grad) or a cupy array"
+        f"{name}: a {type_name(source)} gives no access to its memory through DLPack; pass a CUDA "
+        "torch.Tensor (detached, if it requires grad) or a cupy array"
     )
     try:
         device_type, _ = source.__dlpack_device__()
@@ -143,7 +143,8 @@ def _borrow(name: str, source: Any, device_types: Sequence[int]) -> tuple[object
     if device_type not in device_types:
         where = "in host memory" if device_type in (CPU, CUDA_HOST) else "on a device of another kind"
         raise ValueError(
-            f"{name}: the array is {where} (DLPack device type {int(device_type)}); it must be on a CUDA device"
+            f"{name}: the array is {where} (DLPack device type {int(device_type)}); it "
+            "must be on a CUDA device"
         )
     stream = None if device_type == CPU else _NO_SYNC
     try:
@@ -157,8 +158,8 @@ def _borrow(name: str, source: Any, device_types: Sequence[int]) -> tuple[object
         versioned = _VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.version.major != _MAJOR:
             raise TypeError(
-                f"{name}: the array comes as DLPack {versioned.version.major}, a version that is not known here; "
-                f"must be {_MAJOR}"
+                f"{name}: the array comes as DLPack {versioned.version.major}, a version that is not known "
+                f"here; must be {_MAJOR}"
             )
         return capsule, versioned.tensor, bool(versioned.flags & _READ_ONLY)
     return capsule, _Tensor.from_address(_pointer(capsule, b"dltensor")), False

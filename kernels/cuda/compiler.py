@@ -1,7 +1,8 @@
 """From kernel sources to code for one chip: by NVRTC at first use, from the disk afterwards.
 
-One program is compiled for each combination of dtypes that is in use, in about a quarter of a second. NVRTC takes no
-host compiler, no CUDA toolkit and no CUDA headers: 16-bit types are converted by bit operations (bfloat16.h, float16.h).
+One program is compiled for each combination of dtypes that is in use, in about a quarter of a second. NVRTC
+takes no host compiler, no CUDA toolkit and no CUDA headers: 16-bit types are converted by bit operations
+(bfloat16.h, float16.h).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SOURCES = Path(__file__).parent
 INSTALL = (
     "python -m pip install 'dslaunch[cuda12]' (torch for CUDA 12) or 'dslaunch[cuda13]' (torch for CUDA 13)"
 )
-# Without fused multiply-add a kernel has the bits of the CPU's. The step is limited by memory, so it costs nothing.
+# Without fused multiply-add a kernel has the bits of the CPU's. The step is limited by memory,
+# so it costs nothing.
 _OPTIONS = (("std", "c++17"), ("fma", False), ("ftz", False), ("prec_div", True), ("prec_sqrt", True))
 _DIGEST_BYTES = 32
 
@@ -86,24 +88,24 @@ class Nvrtc:
             code = core.compile("cubin", logs=log).code
         except Exception as error:  # cuda.core has no class for "the compiler refused"
             raise CudaUnavailable(
-                f"{program.source}.cu: {version} cannot compile it for {arch}; if that chip is newer or older than the "
-                f"compiler knows, install another: {INSTALL}. It said: {error}"
+                f"{program.source}.cu: {version} cannot compile it for {arch}; if that chip is newer or "
+                f"older than the compiler knows, install another: {INSTALL}. It said: {error}"
             ) from error
         return bytes(code), log.getvalue()
 
 
 def _cannot_compile(error: BaseException) -> str:
     return (
-        f"NVIDIA's run-time compiler cannot be loaded ({error}); the CUDA kernels of dslaunch need cuda-core, "
-        f"cuda-bindings and NVRTC of torch's CUDA version: {INSTALL}"
+        f"NVIDIA's run-time compiler cannot be loaded ({error}); the CUDA kernels of dslaunch need "
+        f"cuda-core, cuda-bindings and NVRTC of torch's CUDA version: {INSTALL}"
     )
 
 
 class CubinCache:
     """Code on the disk, one file for each program, chip, compiler and state of the sources.
 
-    A file is its own checksum and the code. It is written under another name and then moved, so processes that start
-    together may all compile, but none reads half a file. One that is broken is compiled again.
+    A file is its own checksum and the code. It is written under another name and then moved, so processes
+    that start together may all compile, but none reads half a file. One that is broken is compiled again.
     """
 
     def __init__(self, folder: Path, compiler: Compiler) -> None:
@@ -146,8 +148,8 @@ class CubinCache:
                     raise
         except OSError as error:
             warnings.warn(
-                f"{self._folder}: compiled CUDA kernels cannot be kept there ({error}); every process compiles them "
-                "again; set DSLAUNCH_CACHE_DIR to a folder that can be written",
+                f"{self._folder}: compiled CUDA kernels cannot be kept there ({error}); every process "
+                "compiles them again; set DSLAUNCH_CACHE_DIR to a folder that can be written",
                 RuntimeWarning,
                 stacklevel=2,
             )

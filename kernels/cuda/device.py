@@ -1,4 +1,7 @@
-"""One CUDA device: its kernels, loaded once, and how they are launched. The only file that talks to the driver."""
+"""One CUDA device: its kernels, loaded once, and how they are launched.
+
+The only file that talks to the driver.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ class Device(Protocol):
     def launch(
         self, program: Program, kernel: str, arguments: Sequence[bytes], *, num_blocks: int, stream: int
     ) -> None:
-        """Start a prepared kernel on a stream and return at once; each argument is the bytes of one parameter."""
+        """Start a prepared kernel on a stream and return at once; each argument is the
+        bytes of one parameter.
+        """
 
 
 class CudaDevice:
@@ -94,7 +99,8 @@ class CudaDevice:
     ) -> None:
         """Start a prepared kernel on a stream and return at once.
 
-        Errors:  RuntimeError if the driver refuses; an error of an earlier kernel may show here, as with every launch
+        Errors:  RuntimeError if the driver refuses; an error of an earlier kernel may show here,
+                 as with every launch
         """
         handle, _ = self._kernels[program, kernel]
         parameters = [ctypes.create_string_buffer(one, len(one)) for one in arguments]
@@ -114,8 +120,8 @@ class CudaDevice:
         current = int(_checked(self._driver.cuCtxGetDevice()))
         if current != self._ordinal:
             raise ValueError(
-                f"the arrays are on CUDA device {self._ordinal}, but device {current} is current; make theirs current "
-                f"for the call, e.g. `with torch.cuda.device({self._ordinal}):`"
+                f"the arrays are on CUDA device {self._ordinal}, but device {current} is current; make "
+                f"theirs current for the call, e.g. `with torch.cuda.device({self._ordinal}):`"
             )
 
 

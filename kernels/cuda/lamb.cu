@@ -1,7 +1,8 @@
-// LAMB's first pass (DSLAUNCH_MODE 1: eps inside the root), and what comes of its sums. lamb_apply.cu is the second pass.
+// LAMB's first pass (DSLAUNCH_MODE 1: eps inside the root), and what comes of its sums.
+// lamb_apply.cu is the second pass.
 //
-// The sums have the bits of the CPU's, on every chip and at every address: lamb.h fixes the order, and a block there is a
-// chunk here. So a segment is one run, and `Run.head` is 0 or `unaligned`.
+// The sums have the bits of the CPU's, on every chip and at every address: lamb.h fixes the order, and a
+// block there is a chunk here. So a segment is one run, and `Run.head` is 0 or `unaligned`.
 
 #include "../lamb.h"
 #include "step.cuh"
@@ -10,8 +11,8 @@ namespace dslaunch {
 
 static_assert(lamb_block_numel == chunk_numel);
 
-// Adds value(k, i) for i from 0 to numel - 1, into lanes and lanes in order; thread k of 0 and 1 gets the sum of its k. All
-// threads must come, and see afterwards what others wrote before.
+// Adds value(k, i) for i from 0 to numel - 1, into lanes and lanes in order; thread k of 0 and 1 gets the sum
+// of its k. All threads must come, and see afterwards what others wrote before.
 template <typename Value>
 __device__ __forceinline__ double sum_in_lanes(long long numel, const Value& value) {
     __shared__ double lanes[2 * lamb_num_lanes];
@@ -48,7 +49,8 @@ struct LambSegments {
 
 }  // namespace dslaunch
 
-// `Run.param_out` is where the direction goes. `sums` has two numbers for each chunk of this launch: of the squares of the parameter, and of the direction.
+// `Run.param_out` is where the direction goes. `sums` has two numbers for each chunk of this launch: of the
+// squares of the parameter, and of the direction.
 extern "C" __global__ void __launch_bounds__(dslaunch::num_threads, 2)
     lamb_directions(const __grid_constant__ dslaunch::Table<dslaunch::LambCoefficients> table, double* sums) {
     using namespace dslaunch;
@@ -70,7 +72,8 @@ extern "C" __global__ void __launch_bounds__(dslaunch::num_threads, 2)
     });
 }
 
-// From the sums of all chunks to two for each segment of the call, and the number that its direction is multiplied with.
+// From the sums of all chunks to two for each segment of the call, and the number that its direction
+// is multiplied with.
 extern "C" __global__ void __launch_bounds__(dslaunch::num_threads)
     lamb_step_sizes(const __grid_constant__ dslaunch::LambSegments segments, const double* of_chunks, double* sums,
                     float* step_sizes) {

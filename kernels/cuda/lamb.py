@@ -134,8 +134,8 @@ def _check_one_piece(reading: Reading) -> None:
     for run, other in zip(reading.runs, reading.runs[1:], strict=False):
         if run.segment == other.segment:
             raise ValueError(
-                f"{reading.segments[run.segment].name}: several pieces of the gradient; on a device LAMB takes the "
-                "gradient of a segment in one piece: join them"
+                f"{reading.segments[run.segment].name}: several pieces of the gradient; on a device LAMB "
+                "takes the gradient of a segment in one piece: join them"
             )
 
 

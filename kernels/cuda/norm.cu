@@ -1,8 +1,9 @@
 // The sum of squares of many arrays, in float64 and in one read. Infinities and NaN come through.
 //
-// The order of additions depends on nothing but the lengths of the arrays, so the result has the same bits on every chip
-// and for every address: pack k of a chunk belongs to thread k % num_threads, a block adds its threads pairwise, chunk c
-// of a launch belongs to block c % num_partials (the host's grid), and one last block adds the blocks pairwise.
+// The order of additions depends on nothing but the lengths of the arrays, so the result has the same bits on
+// every chip and for every address: pack k of a chunk belongs to thread k % num_threads, a block adds its
+// threads pairwise, chunk c of a launch belongs to block c % num_partials (the host's grid), and one last
+// block adds the blocks pairwise.
 
 #include "../bfloat16.h"
 #include "../float16.h"

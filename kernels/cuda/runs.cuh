@@ -1,4 +1,5 @@
-// How every CUDA kernel walks: many arrays in one launch, cut into runs, and runs into chunks that blocks share.
+// How every CUDA kernel walks: many arrays in one launch, cut into runs,
+// and runs into chunks that blocks share.
 //
 // kernels/cuda/table.py builds what is declared here, byte for byte.
 #pragma once
@@ -10,7 +11,8 @@ namespace dslaunch {
 // Threads of one block. Part of squared_norm's result, as chunk_numel is.
 constexpr unsigned int num_threads = 256;
 
-// Elements of one chunk: finding it in the table costs nothing beside it, and a layer keeps every processor busy.
+// Elements of one chunk: finding it in the table costs nothing beside it,
+// and a layer keeps every processor busy.
 constexpr long long chunk_numel = 8192;
 
 // Elements that a thread takes at a time: one access of 16 bytes for 16-bit types, two for float.
@@ -19,7 +21,8 @@ constexpr int pack_numel = 8;
 // `Run.head` where no element is aligned in all arrays at once.
 constexpr unsigned int unaligned = 0xffff;
 
-// Elements that lie one behind the other in every array and share their coefficients. Addresses are of the first one.
+// Elements that lie one behind the other in every array and share their coefficients.
+// Addresses are of the first one.
 struct Run {
     float* param;
     const void* grad;
@@ -31,8 +34,9 @@ struct Run {
     unsigned short head;          // elements before the first that is 16-byte aligned in every array
 };
 
-// All that one launch needs, passed by value: no memory to fill, to keep alive or to wait for. The sizes come from the
-// command line; 4 KiB of kernel parameters are everywhere, 32 KiB need a driver of CUDA 12.1 or newer.
+// All that one launch needs, passed by value: no memory to fill, to keep alive or to wait for. The
+// sizes come from the command line; 4 KiB of kernel parameters are everywhere, 32 KiB need a driver of
+// CUDA 12.1 or newer.
 template <typename Coefficients>
 struct Table {
     const float* factor;  // one more factor of the gradient, or null; see `step_all`
@@ -58,8 +62,8 @@ __device__ __forceinline__ const Run& run_of_chunk(const AnyTable& table, unsign
     return table.runs[first];
 }
 
-// Calls body(run, begin, end) for every chunk of this block: elements [begin, end) of one run. Chunks are counted from
-// the first element behind the head.
+// Calls body(run, begin, end) for every chunk of this block: elements [begin, end) of one run. Chunks are
+// counted from the first element behind the head.
 template <typename AnyTable, typename Body>
 __device__ __forceinline__ void for_each_chunk(const AnyTable& table, const Body& body) {
 #pragma unroll 1
@@ -71,8 +75,8 @@ __device__ __forceinline__ void for_each_chunk(const AnyTable& table, const Body
     }
 }
 
-// Calls pack(run, i) for pack_numel aligned elements from i on and one(run, i) for single ones, together once for every
-// element of a chunk. The first chunk takes the head with it.
+// Calls pack(run, i) for pack_numel aligned elements from i on and one(run, i) for single ones, together once
+// for every element of a chunk. The first chunk takes the head with it.
 template <typename One, typename Pack>
 __device__ __forceinline__ void for_each_of_chunk(const Run& run, long long begin, long long end, const One& one,
                                                   const Pack& pack) {
@@ -123,7 +127,8 @@ __device__ __forceinline__ unsigned int packed(const Half* from) {
     return from[0].bits | static_cast<unsigned int>(from[1].bits) << 16;
 }
 
-// Said in assembly: NVRTC 12.9 splits half of the stores that are written as a uint4 into single words. It keeps loads whole.
+// Said in assembly: NVRTC 12.9 splits half of the stores that are written as a uint4 into single words. It
+// keeps loads whole.
 __device__ __forceinline__ void store(uint4* to, const uint4& words) {
 #if defined(__CUDA_ARCH__)
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),

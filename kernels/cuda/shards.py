@@ -113,7 +113,9 @@ class _ShardReader:
         self._device_types = device_types
 
     def runs(self, segments: list[ReadSegment]) -> list[Run]:
-        """Cut the shard where segments and pieces of the gradient meet; its segments go to `segments`, too."""
+        """Cut the shard where segments and pieces of the gradient meet;
+        its segments go to `segments`, too.
+        """
         param = self._array("param", ("float32",))
         states, lacking = self._states(param)
         out = self._array_or_none("param_out", PARAM_OUT_DTYPES, param)
@@ -160,8 +162,8 @@ class _ShardReader:
             state = self._array(field, STATE_DTYPES, like=param)
             if states and state.dtype != states[0].dtype:
                 raise TypeError(
-                    f"{state.name}: dtype {state.dtype}, but {states[0].name} has {states[0].dtype}; all states of one "
-                    "shard must have the same dtype"
+                    f"{state.name}: dtype {state.dtype}, but {states[0].name} has {states[0].dtype}; all "
+                    "states of one shard must have the same dtype"
                 )
             states.append(state)
         return states, lacking
@@ -173,8 +175,8 @@ class _ShardReader:
         array = self._add(f"{self._name}.{field}", self._field(field), dtypes, is_written=True)
         if like is not None and array.numel != like.numel:
             raise ValueError(
-                f"{array.name}: {array.numel} elements, but {like.name} has {like.numel}; all arrays of one shard "
-                "must have the same length"
+                f"{array.name}: {array.numel} elements, but {like.name} has {like.numel}; all arrays of one "
+                "shard must have the same length"
             )
         return array
 
@@ -203,15 +205,17 @@ class _ShardReader:
             array = self._add(name, source, GRAD_DTYPES, is_written=False)
             if offset < end or array.numel > shard_numel - offset:
                 raise ValueError(
-                    f"{name}: {array.numel} elements from {offset} on; must lie in [{end}, {shard_numel}), behind the "
-                    "piece before and inside the shard"
+                    f"{name}: {array.numel} elements from {offset} on; must lie in [{end}, {shard_numel}), "
+                    "behind the piece before and inside the shard"
                 )
             end = offset + array.numel
             read.append((offset, array))
         return read
 
     def _segments(self, shard_numel: int, lacking: str) -> list[ReadSegment]:
-        """Read in the compiled module, where the header's own code checks the numbers and works the coefficients out."""
+        """Read in the compiled module, where the header's own code checks the numbers and works
+        the coefficients out.
+        """
         name, objects = f"{self._name}.segments", tuple(self._field("segments"))
         packed = _C.pack_segments(
             self._rule.kernel.name,

@@ -1,7 +1,8 @@
 // One optimizer step over a table of runs: read every element once, write every result once.
 //
 // A rule is a type with
-//   Coefficients        what is constant over one segment; its `grad_scale` is multiplied into the gradient first
+//   Coefficients        what is constant over one segment; its `grad_scale` is multiplied into
+//                       the gradient first
 //   num_states          0, 1 or 2
 //   update(p, g, first_state, second_state, c)  the step of one element
 //
@@ -78,8 +79,8 @@ struct Step {
     }
 };
 
-// A factor on the device spares the host from waiting for a norm. One that is not finite leaves everything as it is:
-// that is how a step with an overflow is skipped.
+// A factor on the device spares the host from waiting for a norm. One that is not finite leaves everything as
+// it is: that is how a step with an overflow is skipped.
 template <typename AnyTable>
 __device__ __forceinline__ float factor_of(const AnyTable& table) {
     return table.factor == nullptr ? 1.0f : *table.factor;
@@ -105,8 +106,9 @@ __device__ __forceinline__ void step_all(const AnyTable& table) {
 
 }  // namespace dslaunch
 
-// The kernel of an optimizer. Two blocks of a processor at a time keep three times the bytes in flight that its memory needs; told
-// nothing, ptxas makes room for more blocks and spills around the slow path of the division.
+// The kernel of an optimizer. Two blocks of a processor at a time keep three times the bytes in flight
+// that its memory needs; told nothing, ptxas makes room for more blocks and spills around the slow
+// path of the division.
 #define DSLAUNCH_STEP_KERNEL(Kind)                                                                       \
     extern "C" __global__ void __launch_bounds__(dslaunch::num_threads, 2)                               \
         optimizer_step(const __grid_constant__ dslaunch::Table<dslaunch::Kind::Coefficients> table) {    \

@@ -1,7 +1,9 @@
-"""What one launch works on: runs of elements, packed into the tables of `runs.cuh`. Pure arithmetic on addresses.
+"""What one launch works on: runs of elements, packed into the tables of `runs.cuh`.
 
-A run is what lies one behind the other in every array and shares its coefficients: the part of a segment that one
-piece of the gradient covers.
+Pure arithmetic on addresses.
+
+A run is what lies one behind the other in every array and shares its coefficients: the part of a segment that
+one piece of the gradient covers.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Elements to work on: the address of the first one in each array (0: no such array), and how many follow."""
+    """Elements to work on: the address of the first one in each array (0: no such array),
+    and how many follow.
+    """
 
     variant: Variant
     numel: int
@@ -77,7 +81,9 @@ class Run:
 
     @property
     def head(self) -> int:
-        """How many elements come before one that is 16-byte aligned in every array; UNALIGNED if there is none."""
+        """How many elements come before one that is 16-byte aligned in every array;
+        UNALIGNED if there is none.
+        """
         arrays = self.addresses()
         for head in range(PACK_NUMEL):
             if all((address + head * item) % _PACK_BYTES == 0 for address, item in arrays):
@@ -104,10 +110,12 @@ def plan_launches(
     factor: int = 0,
     may_skip_head: bool = True,
 ) -> tuple[Launch, ...]:
-    """Put runs of the same variant into as few tables as can be; `sizes` are the tables there are, smallest first.
+    """Put runs of the same variant into as few tables as can be; `sizes` are the tables there
+    are, smallest first.
 
-    `factor` is the address of a float32 on the device that is multiplied into every gradient (0: none). Without `may_skip_head` a run
-    that is not aligned from its first element on counts as unaligned. Runs keep their order among those of their variant.
+    `factor` is the address of a float32 on the device that is multiplied into every gradient (0: none).
+    Without `may_skip_head` a run that is not aligned from its first element on counts as unaligned. Runs keep
+    their order among those of their variant.
     """
     by_variant: dict[Variant, list[Run]] = {}
     for run in runs:

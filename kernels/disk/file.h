@@ -1,5 +1,5 @@
-// One open file, and how one block of it is moved: whole pages directly, past the page cache; what is smaller as
-// [Note: parts of a page] says.
+// One open file, and how one block of it is moved: whole pages directly, past the page cache; what is smaller
+// as [Note: parts of a page] says.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 namespace dslaunch::disk {
 
 // [Note: parts of a page]
-// Direct I/O moves whole pages to and from aligned memory only. A thread therefore has a bounce buffer: pages are read
-// into it whole, and the part that was asked for is copied out.
-// A write of a part of a page must leave its other bytes alone. Reading the page and writing it back would lose what
-// another thread writes there in between. So
+// Direct I/O moves whole pages to and from aligned memory only. A thread therefore has a bounce buffer: pages
+// are read into it whole, and the part that was asked for is copied out.
+// A write of a part of a page must leave its other bytes alone. Reading the page and writing it back would
+// lose what another thread writes there in between. So
 //   - a write that ends where the file's contents end is padded with zeros to the end of its page, which the
 //     preallocated file has for this;
 //   - any other part goes through the page cache (the second descriptor), where the kernel merges the bytes.
-// A page is at least `page_bytes` here, the kernel's own: one page is never dirty in the cache while a neighbour
-// request writes it directly, and two requests that share no byte may run at the same time.
+// A page is at least `page_bytes` here, the kernel's own: one page is never dirty in the cache while a
+// neighbour request writes it directly, and two requests that share no byte may run at the same time.
 
 // What the file system asks of direct I/O, and where the contents end.
 struct Layout {
@@ -85,7 +85,8 @@ DirectAlign direct_align(int fd);
 // The file system's name where it is a known one, else the number that statfs gives for its type.
 std::string file_system(int fd);
 
-// 0 if one page can be read directly, else the errno. Some file systems take O_DIRECT at open and refuse it here.
+// 0 if one page can be read directly, else the errno. Some file systems take O_DIRECT at open
+// and refuse it here.
 int probe_direct_read(int fd, std::int64_t page_bytes, std::int64_t memory_align);
 
 }  // namespace dslaunch::disk

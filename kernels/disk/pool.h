@@ -17,7 +17,8 @@
 
 namespace dslaunch::disk {
 
-// One array on its way. The memory and the file stay until `is_done`: the caller keeps the first, this the second.
+// One array on its way. The memory and the file stay until `is_done`:
+// the caller keeps the first, this the second.
 class Request {
   public:
     Request(std::shared_ptr<const File> file, bool is_write, char* data, std::int64_t offset, std::int64_t bytes,
@@ -52,8 +53,9 @@ class Request {
 };
 
 // [Note: the pool after fork]
-// A forked child has this object but not its threads, and perhaps its mutex locked by one of them. There nothing may
-// be locked or joined: the caller must ask `is_at_home` first, and the state is left behind when the object goes.
+// A forked child has this object but not its threads, and perhaps its mutex locked by one of them. There
+// nothing may be locked or joined: the caller must ask `is_at_home` first, and the state is left behind
+// when the object goes.
 
 class Pool {
   public:

@@ -1,7 +1,9 @@
-"""How the agent gets onto a node: a constant command line, and the agent's source as the first bytes of the stream.
+"""How the agent gets onto a node: a constant command line, and the agent's source as the first
+bytes of the stream.
 
-The command line is the same for every job, so `ps` on a node shows nothing of the user's. It must survive any login
-shell (sh, bash, zsh, fish, csh), hence one line without quotes or backslashes inside the single-quoted parts.
+The command line is the same for every job, so `ps` on a node shows nothing of the user's. It must survive
+any login shell (sh, bash, zsh, fish, csh), hence one line without quotes or backslashes inside the
+single-quoted parts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from ..inputs.host import Host
 _LAUNCHER = __package__.rpartition(".")[0]
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login shell
 
-# Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of what follows is taken.
+# Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of
+# what follows is taken.
 READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
 
 # The same for a host that is reached through a gateway: its first word tells that the login there worked.
@@ -57,8 +60,9 @@ def read(size):
  return b"".join(parts)
 exec(read(SIZE))"""
 
-# Compiling the modules takes a host 30 ms of CPU, so they come compiled, for hosts with the launcher's own Python.
-# Nothing is searched for garbage before all is loaded: that would take 1 ms here, and 1 ms in each process of an agent.
+# Compiling the modules takes a host 30 ms of CPU, so they come compiled, for hosts with the launcher's own
+# Python. Nothing is searched for garbage before all is loaded: that would take 1 ms here, and 1 ms in each
+# process of an agent.
 _LOAD = f"""
 import gc, marshal, sys, zlib
 if sys.version_info < {OLDEST_PYTHON}:  # this must be readable for Python 3.4
@@ -115,7 +119,8 @@ if is_future_new:
     del sys.modules["__future__"]
 """
 
-# What travels to a node stands in two folders, and nothing of it imports anything from outside them but the standard library.
+# What travels to a node stands in two folders, and nothing of it imports anything from outside them but
+# the standard library.
 _FOLDERS = ("wire", "node")
 _ALL = ("wire.fast_tuple", "wire.fast_json", "node.lean_stdlib", "wire.frames")
 _AGENT = (
@@ -173,15 +178,18 @@ def relayed_command(python: str = sys.executable) -> str:
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
-    """The command that runs `code` with `python`, or with whatever python is on PATH there; it needs no login shell."""
+    """The command that runs `code` with `python`, or with whatever python is on PATH there;
+    it needs no login shell.
+    """
     return "/bin/sh", "-c", _FIND_PYTHON, python, code
 
 
 def agent_source() -> bytes:
-    """What goes down the stream before any frame: a loader, and the agent's modules as this Python compiles them.
+    """What goes down the stream before any frame: a loader, and the agent's modules as this
+    Python compiles them.
 
-    A node with another Python writes WANTS_TEXT before anything else; `agent_text` is the answer. Any thread may call:
-    the first one puts it together, which takes 8 ms.
+    A node with another Python writes WANTS_TEXT before anything else; `agent_text` is the answer. Any thread
+    may call: the first one puts it together, which takes 8 ms.
     """
     with _BUILDING:
         return _agent_source()

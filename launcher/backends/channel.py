@@ -38,11 +38,15 @@ class Channel(Protocol):
         ...
 
     def exit_status(self) -> int | None:
-        """What the started bootstrap ended with, after the end of the stream; None where that is not known."""
+        """What the started bootstrap ended with, after the end of the stream;
+        None where that is not known.
+        """
         ...
 
     def close(self) -> None:
-        """End the stream, which ends the agent and all its workers; then leave nothing behind on this machine."""
+        """End the stream, which ends the agent and all its workers; then leave nothing
+        behind on this machine.
+        """
         ...
 
 

@@ -18,7 +18,10 @@ from .ssh_dial import EarlyDials
 
 
 class Access(NamedTuple):
-    """How a job reaches its hosts. `window`: how many may be on their way at the same time; `summary` is for --timings."""
+    """How a job reaches its hosts.
+
+    `window`: how many may be on their way at the same time; `summary` is for --timings.
+    """
 
     connect: Callable[[NodePlan], Channel]
     window: int
@@ -43,7 +46,8 @@ def choose_access(
 
     tree = SshTree(groups, targets, window=window, heartbeat_s=options.heartbeat_s, say=say)
     local = direct_connect(options, ())
-    # The tree has a window of its own for connections from here: a host that waits for its gateway must not fill it.
+    # The tree has a window of its own for connections from here: a host that waits for its
+    # gateway must not fill it.
     return Access(
         connect=lambda node: local(node) if node.is_local else tree.connect(node),
         window=len(nodes),
@@ -52,7 +56,9 @@ def choose_access(
 
 
 def direct_connect(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
-    """How to reach each host. SSH settings are resolved before anything is connected, so mistakes there come first."""
+    """How to reach each host. SSH settings are resolved before anything is connected,
+    so mistakes there come first.
+    """
     return _direct_access(options, nodes, window=len(nodes), num_early=0).connect
 
 

@@ -1,7 +1,7 @@
 """The keys that known_hosts files have for a host, each file read once for all connections.
 
-paramiko would read every file again for every connection, and compare each line with all before it: with N hosts in the
-file and N connections that is N cubed, most of what a start on many hosts took.
+paramiko would read every file again for every connection, and compare each line with all before it: with N
+hosts in the file and N connections that is N cubed, most of what a start on many hosts took.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class _File:
             return
         except OSError as error:
             raise LaunchError(
-                f"{path}: cannot be read as a list of known hosts ({error.strerror}); make it a regular file, or name "
-                "another with UserKnownHostsFile in the ssh configuration"
+                f"{path}: cannot be read as a list of known hosts ({error.strerror}); make it a regular "
+                "file, or name another with UserKnownHostsFile in the ssh configuration"
             ) from None
         for line in text.splitlines():
             self.note(line.strip())

@@ -15,7 +15,9 @@ _METADATA = "importlib.metadata"
 
 
 class _Metadata(ModuleType):
-    """Stands in for importlib.metadata, which takes 12 ms, and of which paramiko wants its own version only."""
+    """Stands in for importlib.metadata, which takes 12 ms, and of which paramiko wants
+    its own version only.
+    """
 
     def version(self, name: str) -> str:
         """From the name of the folder beside the package that pip made, if there is one."""
@@ -40,8 +42,8 @@ def _real_metadata() -> Any:
 def lean_paramiko() -> Iterator[None]:
     """Let paramiko be loaded here.
 
-    Its own reader of configurations, which is not used, takes the package invoke, and can do without; loading that, with
-    asyncio, unittest.mock and YAML, takes as long as all the rest of paramiko.
+    Its own reader of configurations, which is not used, takes the package invoke, and can do without; loading
+    that, with asyncio, unittest.mock and YAML, takes as long as all the rest of paramiko.
     """
     if "paramiko" in sys.modules:
         yield

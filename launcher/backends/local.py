@@ -21,12 +21,16 @@ KILLED_WITHIN_S = 10.0
 
 
 class LocalChannel:
-    """A bootstrap started on this machine, in a session of its own: a terminal's Ctrl-C reaches the launcher only."""
+    """A bootstrap started on this machine, in a session of its own: a terminal's Ctrl-C reaches
+    the launcher only.
+    """
 
     local_address = ""
 
     def __init__(self, *, end_within_s: float, takes_stdin: bool = False) -> None:
-        """`takes_stdin`: a worker may read this process's input; its descriptor's number is the agent's first argument."""
+        """`takes_stdin`: a worker may read this process's input; its descriptor's number is the
+        agent's first argument.
+        """
         self._end_within_s = end_within_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
         self._errors_lock = threading.Lock()
@@ -52,7 +56,8 @@ class LocalChannel:
             return b""
         data = os.read(self._out.fileno(), READ_BYTES)
         if not data:
-            self._out.close()  # here, for closed by another thread its number could be another file's while this one reads
+            # here, for closed by another thread its number could be another file's while this one reads
+            self._out.close()
         return data
 
     def write(self, data: bytes) -> None:
@@ -108,7 +113,9 @@ def _has_input() -> bool:
 
 
 def _environment_we_got() -> dict[bytes, bytes]:
-    """os.environ without the LC_CTYPE that Python sets for itself in the C locale: the workers inherit this."""
+    """os.environ without the LC_CTYPE that Python sets for itself in the C locale:
+    the workers inherit this.
+    """
     env = dict(os.environb)
     with open("/proc/self/environ", "rb") as file:
         if b"\0LC_CTYPE=" not in b"\0" + file.read():

@@ -1,4 +1,6 @@
-"""How many files a job's connections take, asked before any is made: without one left nothing can be said properly."""
+"""How many files a job's connections take, asked before any is made:
+without one left nothing can be said properly.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def ensure_open_files(num_hosts: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise LaunchError(
-            f"{count(num_hosts, 'host')} take about {needed} open files, and this process may have {hard}; raise its "
-            f"limit (ulimit -n {needed}), or reach most hosts through others with --tree_above"
+            f"{count(num_hosts, 'host')} take about {needed} open files, and this process may have {hard}; "
+            f"raise its limit (ulimit -n {needed}), or reach most hosts through others with --tree_above"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,6 +1,7 @@
 """OpenSSH's client configuration: which settings its files hold for one host, as `ssh -G HOST` would say.
 
-A keyword that makes no difference to `dslaunch` is passed over, whatever its value; so is one that OpenSSH does not know.
+A keyword that makes no difference to `dslaunch` is passed over, whatever its value;
+so is one that OpenSSH does not know.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _REST_OF_LINE = frozenset(("proxycommand", "proxyjump"))
 _LISTS = frozenset(("userknownhostsfile", "globalknownhostsfile", "canonicaldomains"))
 _USED = _REST_OF_LINE | _LISTS | frozenset((
     *("user", "port", "hostname", "hostkeyalias", "identityfile", "identitiesonly", "identityagent", "tag"),
-    *("stricthostkeychecking", "connecttimeout", "addressfamily", "canonicalizehostname", "canonicalizemaxdots"),
+    *("stricthostkeychecking", "connecttimeout", "addressfamily", "canonicalizehostname",
+      "canonicalizemaxdots"),
     *("canonicalizefallbacklocal", "canonicalizepermittedcnames"),
 ))  # fmt: skip
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
@@ -59,7 +61,8 @@ class Me(NamedTuple):
 def read_file(path: Path, *, include_from: Path, depth: int = 0) -> tuple[Line, ...]:
     """The lines of a configuration file; a relative Include is looked for in the folder `include_from`.
 
-    Errors: OSError; UnicodeDecodeError; LaunchError for a line that says nothing, or files that include each other
+    Errors: OSError; UnicodeDecodeError; LaunchError for a line that says nothing,
+            or files that include each other
     """
     if depth > MAX_DEPTH:
         raise LaunchError(f"{path}: Include leads through more than {MAX_DEPTH} files; is it a circle?")
@@ -85,8 +88,8 @@ def read_file(path: Path, *, include_from: Path, depth: int = 0) -> tuple[Line, 
 def settings_of(name: str, given: Values, files: tuple[tuple[Line, ...], ...], me: Me) -> Values:
     """What holds for the host that is called `name`, keywords in lower case; `hostname` is always there.
 
-    `given` was said already, as by the command line. The files are read a second time with the name that they gave where
-    they ask for that (CanonicalizeHostname, `Match final`).
+    `given` was said already, as by the command line. The files are read a second time with the name that they
+    gave where they ask for that (CanonicalizeHostname, `Match final`).
 
     Errors: LaunchError for what cannot be understood, or is not supported
     Source: ssh_config(5)
@@ -347,8 +350,8 @@ def _canonical(host: str, found: Values, family: socket.AddressFamily, *, is_alw
     """The name with the first of the domains in which it is known, as CanonicalizeHostname wants it."""
     if found.get("canonicalizepermittedcnames", ("none",))[0].lower() != "none":
         raise LaunchError(
-            f"ssh configuration: what it says of {host} cannot be used: CanonicalizePermittedCNAMEs is not supported; "
-            "leave it out, or write the name itself with HostName"
+            f"ssh configuration: what it says of {host} cannot be used: CanonicalizePermittedCNAMEs is not "
+            "supported; leave it out, or write the name itself with HostName"
         )
     is_direct = all(found.get(key, ("none",))[0].lower() == "none" for key in _REST_OF_LINE)
     max_dots = found.get("canonicalizemaxdots", ("1",))[0]
@@ -369,8 +372,8 @@ def _canonical(host: str, found: Values, family: socket.AddressFamily, *, is_alw
                 return f"{host}.{domain}"
     if found.get("canonicalizefallbacklocal", ("yes",))[0].lower() in ("no", "false"):
         raise LaunchError(
-            f"ssh configuration: what it says of {host} cannot be used: it is known in none of CanonicalDomains, and "
-            "CanonicalizeFallbackLocal is no; correct the name or the domains"
+            f"ssh configuration: what it says of {host} cannot be used: it is known in none of "
+            "CanonicalDomains, and CanonicalizeFallbackLocal is no; correct the name or the domains"
         )
     return host
 

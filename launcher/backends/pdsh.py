@@ -1,12 +1,13 @@
 """The agents of other machines, started by pdsh: they connect back to us over TCP, and that is their stream.
 
 [Note: The token]
-pdsh passes on no input, so the agents' streams are TCP connections to a port of this machine, at the address from which
-their ssh came. A connection must begin with a token that is made for this job. It stands on pdsh's command line and on the
-agents', so users of this machine and of the hosts can read it with `ps` while the job starts; it is all they can read.
-It is taken once for each host, and only until every host has connected: a program that is quicker than a host gets that
-host's part of the job, with its environment, and the host is then reported as lost. Nor is the stream encrypted. Where
-users or the network may not be trusted so far, use --launcher=ssh, which has no such port.
+pdsh passes on no input, so the agents' streams are TCP connections to a port of this machine, at the address
+from which their ssh came. A connection must begin with a token that is made for this job. It stands on pdsh's
+command line and on the agents', so users of this machine and of the hosts can read it with `ps` while the job
+starts; it is all they can read. It is taken once for each host, and only until every host has connected: a
+program that is quicker than a host gets that host's part of the job, with its environment, and the host is
+then reported as lost. Nor is the stream encrypted. Where users or the network may not be trusted so far, use
+--launcher=ssh, which has no such port.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ HELLO_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0  # for pdsh to end once its agents have
 NUM_LAST_LINES = 20
 
-# Runs on the host, %n is its number: connect, say the token, and go on as an agent that was started over the stream.
-# One line without backslashes, as it passes through a login shell. HOST is for a login without SSH_CONNECTION.
+# Runs on the host, %n is its number: connect, say the token, and go on as an agent that was started over
+# the stream. One line without backslashes, as it passes through a login shell. HOST is for a login
+# without SSH_CONNECTION.
 _CALL_BACK = (
-    'import os,socket;s=socket.create_connection((os.environ.get("SSH_CONNECTION","HOST").split()[0],PORT),30);'
+    'import os,socket;s=socket.create_connection((os.environ.get("SSH_CONNECTION",'
+    '"HOST").split()[0],PORT),30);'
     's.settimeout(None);s.sendall(("TOKEN %n"+chr(10)).encode());s.setsockopt(6,1,1);'
     "f=s.detach();os.dup2(f,0);os.dup2(f,1);os.close(f);" + READ_LOADER
 )
@@ -64,7 +67,8 @@ def pdsh_command(
     token: str,
     python: str,
 ) -> tuple[str, ...]:
-    """The command that starts an agent on each host; all at the same time, as each ssh stays as long as its agent.
+    """The command that starts an agent on each host; all at the same time,
+    as each ssh stays as long as its agent.
 
     Errors: LaunchError for a host that pdsh cannot be told.
     """
@@ -89,8 +93,8 @@ def ssh_arguments(hosts: Sequence[Host], ssh: SshOptions, given: str) -> str:
     ports = {host.port if host.port is not None else ssh.port for host in hosts}
     if len(ports) > 1:
         raise LaunchError(
-            "--launcher=pdsh has one SSH port for all hosts, but the hostfile gives different ones; write them into "
-            "~/.ssh/config, or use --launcher=ssh"
+            "--launcher=pdsh has one SSH port for all hosts, but the hostfile gives different ones; write "
+            "them into ~/.ssh/config, or use --launcher=ssh"
         )
     port = ports.pop() if ports else None
     options = [given] if given else []
@@ -108,7 +112,9 @@ def ssh_arguments(hosts: Sequence[Host], ssh: SshOptions, given: str) -> str:
 def describe_pdsh(
     hosts: Sequence[Host], *, launcher_args: tuple[str, ...], ssh: SshOptions
 ) -> tuple[str, ...]:
-    """For people: the command, with words for what is only known when it runs. None if every host is this machine.
+    """For people: the command, with words for what is only known when it runs.
+
+    None if every host is this machine.
 
     Errors: LaunchError as pdsh_command and ssh_arguments.
     """
@@ -127,7 +133,10 @@ def describe_pdsh(
 
 
 class Pdsh:
-    """One run of pdsh for all hosts of a job. Make it in the main thread: pdsh ends when the thread that made it does."""
+    """One run of pdsh for all hosts of a job.
+
+    Make it in the main thread: pdsh ends when the thread that made it does.
+    """
 
     def __init__(self, nodes: Sequence[NodePlan], *, launcher_args: tuple[str, ...], ssh: SshOptions) -> None:
         """Start it.
@@ -136,8 +145,8 @@ class Pdsh:
         """
         if shutil.which("pdsh") is None:
             raise LaunchError(
-                "--launcher=pdsh: pdsh is not installed; apt-get install pdsh, or use --launcher=ssh, which needs no "
-                "other program",
+                "--launcher=pdsh: pdsh is not installed; apt-get install pdsh, or use --launcher=ssh, which "
+                "needs no other program",
                 exit_code=EXIT_HOST,
             )
         self._nodes = list(nodes)
@@ -289,7 +298,9 @@ class Pdsh:
                 self._note(line)
 
     def _note(self, line: str) -> None:
-        """`host: words` is what the host said; `pdsh@here: host: ssh exited with exit code 255` is how it ended."""
+        """`host: words` is what the host said; `pdsh@here: host: ssh exited with exit code
+        255` is how it ended.
+        """
         exited = _SSH_EXITED.match(line)
         name = exited["host"] if exited else line.partition(": ")[0]
         with self._changed:

@@ -1,9 +1,9 @@
 """The agents of hosts behind a gateway: many streams over the one to the relay there.
 
 [Note: Who is to blame]
-When a gateway is lost, its children are lost with it, and it must be the one that is named. So the end of a relay is held
-back from the children's readers until the gateway itself was given up, and the silence of a relay does not count as theirs
-until it has lasted longer than the gateway's own may.
+When a gateway is lost, its children are lost with it, and it must be the one that is named. So the end of a
+relay is held back from the children's readers until the gateway itself was given up, and the silence of a
+relay does not count as theirs until it has lasted longer than the gateway's own may.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class RelayStreams:
     """The launcher's end of a relay."""
 
     def __init__(self, stream: Channel, *, gateway: str, on_end: Callable[[], None] = lambda: None) -> None:
-        """`stream` leads to a bootstrap on the gateway; `on_end` is called if it ends while hosts are connected."""
+        """`stream` leads to a bootstrap on the gateway; `on_end` is called if it ends while
+        hosts are connected.
+        """
         self.gateway = gateway
         self._stream = stream
         self._on_end = on_end
@@ -233,7 +235,8 @@ class RelayedChannel:
     def wait_until_announced(self, timeout_s: float) -> None:
         """Skip what login scripts print.
 
-        Errors: LaunchError if the command, its time or the relay ended before the bootstrap said that it is there.
+        Errors: LaunchError if the command, its time or the relay ended before the bootstrap
+                said that it is there.
         """
         deadline = time.monotonic() + timeout_s
         while True:

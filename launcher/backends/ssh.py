@@ -31,7 +31,10 @@ _BROKEN = (paramiko.SSHException, EOFError)
 
 
 class SshConnection:
-    """A login on another machine, made through all jumps. It ends with the last channel on it, or who holds it."""
+    """A login on another machine, made through all jumps.
+
+    It ends with the last channel on it, or who holds it.
+    """
 
     def __init__(self, target: Target, files: SshFiles, begun: Dial | None = None) -> None:
         """Log in, on the TCP connection that was `begun` if there is one.
@@ -92,7 +95,9 @@ class SshConnection:
             self._proxy = None
 
     def _connect_again_and_again(self, target: Target, begun: Dial | None) -> str:
-        """Until the time for a connection is used: a jump host drops some when a whole cluster comes at once."""
+        """Until the time for a connection is used: a jump host drops some when a whole
+        cluster comes at once.
+        """
         give_up_at = time.monotonic() + target.connect_timeout_s
         pause_s = FIRST_PAUSE_S
         while True:
@@ -112,14 +117,16 @@ class SshConnection:
                 target = target._replace(connect_timeout_s=left_s)
 
     def _why_dropped(self, dropped: LaunchError) -> LaunchError:
-        """What is to be said of it. Errors: LaunchError if a ProxyCommand is the reason, and always will be"""
+        """What is to be said of it. Errors: LaunchError if a ProxyCommand is the reason,
+        and always will be
+        """
         ended = self._proxy.why_ended() if self._proxy is not None and not self._transports else None
         if self._proxy is None or ended is None:
             return LaunchError(str(dropped), exit_code=EXIT_HOST)
         status, said = ended
         problem = LaunchError(
-            f"ProxyCommand {self._proxy.command!r} ended with {status}: {said or 'no word'}; correct it in the ssh "
-            "configuration, or repair the way that it goes",
+            f"ProxyCommand {self._proxy.command!r} ended with {status}: {said or 'no word'}; correct it in "
+            "the ssh configuration, or repair the way that it goes",
             exit_code=EXIT_HOST,
         )
         if status in NOT_RUN:
@@ -148,7 +155,10 @@ class SshConnection:
 
 
 class _Bell(threading.Event):
-    """Rung by both streams of a channel. Each of them would silence it when it is empty, whatever the other has."""
+    """Rung by both streams of a channel.
+
+    Each of them would silence it when it is empty, whatever the other has.
+    """
 
     def clear(self) -> None:
         """Only `silence` does that."""
@@ -165,7 +175,8 @@ class SshChannel:
         self.local_address = connection.local_address
         self._connection = connection
         self._channel = connection.run(remote_command(python))
-        # Both streams are read by one thread: what a host writes beside its stream would fill the window of both.
+        # Both streams are read by one thread: what a host writes beside its stream would fill
+        # the window of both.
         self._bell = _Bell()
         self._channel.in_buffer.set_event(self._bell)
         self._channel.in_stderr_buffer.set_event(self._bell)

@@ -62,7 +62,10 @@ class Configuration:
         return _resolve(host.name, host.user or options.user, host.port or options.port, self, depth=0)
 
     def lookup(self, name: str, user: str | None, port: int | None) -> Values:
-        """What the files say of `name`, keys in lower case. Errors: LaunchError if that cannot be understood."""
+        """What the files say of `name`, keys in lower case.
+
+        Errors: LaunchError if that cannot be understood.
+        """
         given: Values = {key: (str(value),) for key, value in (("user", user), ("port", port)) if value}
         found = settings_of(name, given, self._files, self.me)
         return {**found, "port": (str(_port(found.get("port", ("22",))[0])),)}
@@ -73,7 +76,8 @@ def _resolve(
 ) -> Target:
     if depth > MAX_DEPTH:
         raise LaunchError(
-            f"ssh configuration: ProxyJump of {name} leads through more than {MAX_DEPTH} hosts; is it a circle?"
+            f"ssh configuration: ProxyJump of {name} leads through more than {MAX_DEPTH} "
+            "hosts; is it a circle?"
         )
     options = configuration.options
     found = configuration.lookup(name, user, port)
@@ -130,7 +134,8 @@ def _identities(options: SshOptions, found: Values, tokens: dict[str, str]) -> t
     """The option's key first. Without any that is named, those that ssh looks for."""
     if options.identity and not Path(options.identity).expanduser().is_file():
         raise LaunchError(
-            f"--ssh_identity={options.identity}: there is no such file; give a private key, or leave the option out"
+            f"--ssh_identity={options.identity}: there is no such file; give a private key, or "
+            "leave the option out"
         )
     given = [str(Path(options.identity).expanduser())] if options.identity else []
     named = found.get("identityfile", () if given else USUAL_IDENTITIES)

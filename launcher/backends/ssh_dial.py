@@ -1,8 +1,9 @@
 """TCP connections to sshd, of which the first are begun early.
 
-A host's sshd starts a process for a connection, reads its keys and says hello: 10 ms of a CPU that is not ours. What a
-job over SSH has yet to load, paramiko most of all, takes us as long as that for several hosts, so it is loaded after the
-connections are begun. No byte is sent before that, and a host that cannot be reached is told of in its own turn.
+A host's sshd starts a process for a connection, reads its keys and says hello: 10 ms of a CPU that is not
+ours. What a job over SSH has yet to load, paramiko most of all, takes us as long as that for several hosts,
+so it is loaded after the connections are begun. No byte is sent before that, and a host that cannot be
+reached is told of in its own turn.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class PromptSocket(socket.socket):
 class Dial:
     """One connection that is being made, to whichever address of the host answers first.
 
-    The next address is tried when one has failed, or has not answered for NEXT_AFTER_S; those before it go on meanwhile.
+    The next address is tried when one has failed, or has not answered for NEXT_AFTER_S;
+    those before it go on meanwhile.
 
     Source: RFC 8305, "Happy Eyeballs"
     """
@@ -85,7 +87,8 @@ class Dial:
                     raise self._error or TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
                 else:
                     until = min(self._give_up_at, self._next_at) if self._addresses else self._give_up_at
-                    # Also when the time is over: we may have been stopped or busy, long after the host had answered.
+                    # Also when the time is over: we may have been stopped or busy,
+                    # long after the host had answered.
                     connected = self._wait(until - now)
                     if connected is not None:
                         return connected
@@ -158,11 +161,14 @@ class EarlyDials:
         self._lock = threading.Lock()
         thread = threading.Thread(target=self._begin_all, name="early dials", daemon=True)
         thread.start()
-        # Not in this thread, because of slow DNS; and waited for, because a thread beside one that imports hardly runs.
+        # Not in this thread, because of slow DNS; and waited for, because a thread beside one that
+        # imports hardly runs.
         thread.join(HEAD_START_S)
 
     def take(self, node_rank: int) -> Dial | None:
-        """The connection to this host, which belongs to the caller then; None if it was not begun, and will not be."""
+        """The connection to this host, which belongs to the caller then;
+        None if it was not begun, and will not be.
+        """
         with self._lock:
             self._targets.pop(node_rank, None)
             return self._begun.pop(node_rank, None)
@@ -202,7 +208,8 @@ def dial(hop: Target, begun: Dial | None = None) -> socket.socket:
         raise _host_error(f"{where} refused the connection; is sshd running there, on this port?") from None
     except TimeoutError:
         raise _host_error(
-            f"{where} did not answer within {hop.connect_timeout_s:g} s; is the host up and not behind a firewall?"
+            f"{where} did not answer within {hop.connect_timeout_s:g} s; is the host up and "
+            "not behind a firewall?"
         ) from None
     except OSError as error:
         raise _host_error(f"cannot reach {where}: {error.strerror or error}") from None

@@ -1,4 +1,7 @@
-"""One login over SSH: the key exchange, the host's key, and the user's keys. It never asks a person for anything."""
+"""One login over SSH: the key exchange, the host's key, and the user's keys.
+
+It never asks a person for anything.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +168,8 @@ def _check_host_key(
     if hop.unknown_host_keys == "refuse":
         scan = f"ssh-keyscan {_port_option(hop)}{hop.address} >> {hop.known_hosts[0]}"
         raise _host_error(
-            f"its host key is not known ({key.get_name()} {key.fingerprint}); if that is the right key: {scan}"
+            f"its host key is not known ({key.get_name()} {key.fingerprint}); if that is "
+            f"the right key: {scan}"
         )
     if hop.unknown_host_keys == "add":
         known_hosts.add(hop.host_key_name, key, hop.known_hosts[0])
@@ -189,8 +193,8 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
             except paramiko.BadAuthenticationType as error:
                 wanted = " or ".join(error.allowed_types)
                 raise _host_error(
-                    f"{_login(hop)}: it takes no key, only {wanted}, which dslaunch never answers; allow a key there "
-                    f"(PubkeyAuthentication in sshd_config), or use --launcher pdsh"
+                    f"{_login(hop)}: it takes no key, only {wanted}, which dslaunch never answers; allow a "
+                    "key there (PubkeyAuthentication in sshd_config), or use --launcher pdsh"
                 ) from None
             except paramiko.AuthenticationException as error:
                 if not transport.is_active() or "timeout" in str(error).lower():
@@ -200,9 +204,9 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
                 return
             if "publickey" not in further:
                 raise _host_error(
-                    f"{_login(hop)}: the key was accepted, and {' or '.join(further)} is asked for besides, which "
-                    "dslaunch never answers; allow the key alone there (AuthenticationMethods in sshd_config), or use "
-                    "--launcher pdsh"
+                    f"{_login(hop)}: the key was accepted, and {' or '.join(further)} is asked for besides, "
+                    "which dslaunch never answers; allow the key alone there (AuthenticationMethods in "
+                    "sshd_config), or use --launcher pdsh"
                 )
     if not num_tried and unusable and all(" is encrypted: " in one for one in unusable):
         raise _host_error(f"{_login(hop)}: the private key is encrypted; load it with ssh-add first")
@@ -213,15 +217,16 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
     elif named:
         tried += f"; not used: {'; '.join(named)}"
     raise _host_error(
-        f"{_login(hop)} was refused (tried {tried}); allow the key there, or give --ssh_identity, and test with: "
-        f"ssh -o BatchMode=yes {_port_option(hop)}{_login(hop)} true"
+        f"{_login(hop)} was refused (tried {tried}); allow the key there, or give --ssh_identity, and test "
+        f"with: ssh -o BatchMode=yes {_port_option(hop)}{_login(hop)} true"
     )
 
 
 def _candidates(
     hop: Target, agent_keys: tuple[paramiko.PKey, ...], files: SshFiles, unusable: list[str]
 ) -> Iterator[paramiko.PKey]:
-    """Keys to try, each once: those of the agent that are named, files that are named, all others of the agent.
+    """Keys to try, each once: those of the agent that are named, files that are named,
+    all others of the agent.
 
     Why a file is not tried is added to `unusable`.
     """
@@ -290,8 +295,9 @@ def _nothing_in_common(hop: Target, transport: paramiko.Transport, error: Except
     ):
         if theirs in offered and not set(mine) & set(offered[theirs]):
             return (
-                f"{_where(hop)} and dslaunch have no {what} in common: it offers {', '.join(offered[theirs])}; allow "
-                f"one of these in its sshd_config ({setting}): {', '.join(mine)}"
+                f"{_where(hop)} and dslaunch have no {what} in common: it offers "
+                f"{', '.join(offered[theirs])}; allow one of these in its sshd_config "
+                f"({setting}): {', '.join(mine)}"
             )
     return f"{_where(hop)} and dslaunch have no algorithm in common: {error}; look at its sshd_config"
 

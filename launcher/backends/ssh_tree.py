@@ -1,7 +1,9 @@
-"""SSH in two levels: gateways are reached from here, and the hosts behind each through a relay that runs on it.
+"""SSH in two levels: gateways are reached from here, and the hosts behind each through a
+relay that runs on it.
 
-The relay is a second channel of the connection to the gateway, and starts the gateway's own `ssh` for each host: its keys,
-its known_hosts and its configuration decide. A host that is not reached so is connected from here, as without a tree.
+The relay is a second channel of the connection to the gateway, and starts the gateway's own `ssh` for each
+host: its keys, its known_hosts and its configuration decide. A host that is not reached so is connected from
+here, as without a tree.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ START_MARGIN_S = 20.0  # from a login to the first word of a Python: a login she
 
 
 class SshTree:
-    """Connects the hosts of one job. What could not be reached as planned is told to `say`, in one line for a group."""
+    """Connects the hosts of one job.
+
+    What could not be reached as planned is told to `say`, in one line for a group.
+    """
 
     def __init__(
         self,
@@ -36,7 +41,9 @@ class SshTree:
         heartbeat_s: float,
         say: Callable[[str], None],
     ) -> None:
-        """`targets` by node_rank. `window` counts the connections that are being made from here at the same time."""
+        """`targets` by node_rank. `window` counts the connections that are being made from
+        here at the same time.
+        """
         self._heartbeat_s = heartbeat_s
         self._files = SshFiles()
         self._targets = targets
@@ -219,7 +226,9 @@ class _AgentChannel(SshChannel):
 
 
 def ssh_command(target: Target, *, python: str, heartbeat_s: float) -> tuple[str, ...]:
-    """What a gateway runs to start an agent on another host. It asks no questions, and shares and forwards nothing.
+    """What a gateway runs to start an agent on another host.
+
+    It asks no questions, and shares and forwards nothing.
 
     It ends a while after the agent does if it hears nothing: else it would stay on a gateway that is cut off.
     """
@@ -238,7 +247,9 @@ def ssh_command(target: Target, *, python: str, heartbeat_s: float) -> tuple[str
 
 
 def describe_failed(gateway: str, failed: Sequence[tuple[str, str]], *, is_gateway_lost: bool) -> str:
-    """One line for the hosts of a group that are not reached through their gateway; the reason is that of the first."""
+    """One line for the hosts of a group that are not reached through their gateway;
+    the reason is that of the first.
+    """
     (first, reason), more = failed[0], len(failed) - 1
     what = "cannot be a gateway"
     if not is_gateway_lost:

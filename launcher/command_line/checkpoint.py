@@ -1,4 +1,7 @@
-"""`dslaunch checkpoint`: options only. What it does is in the runtime's checkpoint/inspect/command.py, which runs in a process of its own."""
+"""`dslaunch checkpoint`: options only.
+
+What it does is in the runtime's checkpoint/inspect/command.py, which runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ The exit code is 0; 1 if verify found damage, or diff a difference; 2 for a mist
     cls=CommandGroup, example="ls DIR", epilog=EPILOG, context_settings=SETTINGS, no_args_is_help=False
 )
 def command(**given: Any) -> None:
-    """Look at checkpoints, check them, compare them, remove old ones, and make weights of them for other programs."""
+    """Look at checkpoints, check them, compare them, remove old ones,
+    and make weights of them for other programs.
+    """
 
 
 def _place(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -80,7 +85,9 @@ States:
 @_FOLDER
 @_JSON
 def _ls(**given: Any) -> int:
-    """Show the checkpoints in DIR, oldest first: step, time, size, ranks and ZeRO stage that wrote it, and its state."""
+    """Show the checkpoints in DIR, oldest first: step, time, size, ranks and ZeRO stage that wrote
+    it, and its state.
+    """
     return _run("ls", given)
 
 
@@ -102,7 +109,9 @@ The exit code is 0 if every byte is what was written, and 1 with the file named 
 @_FOLDER
 @click.argument("tag", required=False)
 def _verify(**given: Any) -> int:
-    """Read the checkpoint TAG in DIR, default the one that `latest` names, and compare it with its digests."""
+    """Read the checkpoint TAG in DIR, default the one that `latest` names,
+    and compare it with its digests.
+    """
     return _run("verify", given)
 
 
@@ -128,11 +137,14 @@ with diff.
 @click.option(
     "--values",
     is_flag=True,
-    help="Compare the numbers, too: which tensors have other bits, in how many elements, by how much at most.",
+    help=(
+        "Compare the numbers, too: which tensors have other bits, in how many elements, by how much at most."
+    ),
 )
 @_JSON
 def _diff(**given: Any) -> int:
-    """Show in what the checkpoints A and B differ: names, shapes, dtypes, counters, hyper-parameters, ds_config.
+    """Show in what the checkpoints A and B differ: names, shapes, dtypes, counters,
+    hyper-parameters, ds_config.
 
     Each is the folder of one checkpoint, or one with several, of which it is the one that `latest` names.
     """
@@ -160,7 +172,10 @@ With "checkpoint": {"keep_last": 3} in the ds_config every save does it.
 )
 @click.option("--dry_run", is_flag=True, help="Only show what would be removed.")
 def _prune(**given: Any) -> int:
-    """Remove the checkpoints in DIR but the N newest. The one that `latest` names stays, however old it is."""
+    """Remove the checkpoints in DIR but the N newest.
+
+    The one that `latest` names stays, however old it is.
+    """
     return _run("prune", given)
 
 

@@ -19,8 +19,10 @@ from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
 # Options that people know from other launchers: DeepSpeed's, then torchrun's.
 ABSENT = {
-    "--autotuning": "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO stage in the "
-    "ds_config",
+    "--autotuning": (
+        "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO "
+        "stage in the ds_config"
+    ),
     "--nproc_per_node": "write --num_gpus=N, or slots=N in the hostfile",
     **dict.fromkeys(
         ("-n", "-np", "--np"), "write --num_gpus=N for N processes on each host, or slots=N in the hostfile"
@@ -41,13 +43,16 @@ GROUPS = {
         "The program": "module no_python no_local_rank venv_script drop_in preload profile",
         "Output": "quiet tee prefix timestamps fold log_dir enable_each_rank_log report timings "
         "stack_on_hang stdin log_level",
-        "Failures and restarts": "max_restarts spares min_nodes max_nodes min_uptime elastic_training kill_grace "
-        "heartbeat prepare_timeout save_pid",
+        "Failures and restarts": (
+            "max_restarts spares min_nodes max_nodes min_uptime elastic_training kill_grace heartbeat "
+            "prepare_timeout save_pid"
+        ),
         "Rank 0, CPU cores": "master_addr master_port bind_cores_to_rank bind_core_list",
         "SSH": "ssh_user ssh_port ssh_identity ssh_config connect_timeout connect_window tree_above "
         "tree_radix force_multi",
-        "Other ways to start": "launcher launcher_args no_ssh node_rank coordinator_port rendezvous_timeout job_id "
-        "no_ssh_check",
+        "Other ways to start": (
+            "launcher launcher_args no_ssh node_rank coordinator_port rendezvous_timeout job_id no_ssh_check"
+        ),
         "Information": "dry_run version help",
     }.items()
 }
@@ -212,7 +217,10 @@ COMMANDS: dict[str, str] = {
 
 
 def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
-    """The command that is meant, its name and its words. A script that is called like a command is `./name`."""
+    """The command that is meant, its name and its words.
+
+    A script that is called like a command is `./name`.
+    """
     if words and words[0] in COMMANDS:
         module = import_module(COMMANDS[words[0]], __package__)
         command: click.Command = module.command
@@ -223,8 +231,8 @@ def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
         near = difflib.get_close_matches(words[0].lower(), COMMANDS, n=1, cutoff=0.7)
         if near:
             raise click.UsageError(
-                f"{words[0]!r} is no command, and no script of that name is here; did you mean `dslaunch {near[0]}`? A script "
-                f"that is on the hosts only is ./{words[0]}"
+                f"{words[0]!r} is no command, and no script of that name is here; did you mean `dslaunch "
+                f"{near[0]}`? A script that is on the hosts only is ./{words[0]}"
             )
     return dslaunch, "dslaunch", words
 
@@ -241,7 +249,10 @@ def _for_terminal(message: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command and end the program with its exit code. The one place that turns errors into exit codes."""
+    """Run the command and end the program with its exit code.
+
+    The one place that turns errors into exit codes.
+    """
     is_debugging, is_job = False, True
     try:
         command, name, words = _command(list(sys.argv[1:] if argv is None else argv))

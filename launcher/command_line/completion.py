@@ -100,7 +100,10 @@ def _bash(known: list[_Words], *, is_zsh: bool) -> str:
         '    -*) COMPREPLY=($(compgen -W "$options" -- "$word")); return ;;',
         "    esac",
         '    if [ "$COMP_CWORD" -eq 1 ]; then',
-        f'        COMPREPLY=($(compgen -W {quote(" ".join(known[0].commands))} -- "$word") $(compgen -f -- "$word"))',
+        (
+            f'        COMPREPLY=($(compgen -W {quote(" ".join(known[0].commands))} -- "$word") '
+            '$(compgen -f -- "$word"))'
+        ),
         '    elif [ "$COMP_CWORD" -eq 2 ]; then',
         '        case "${COMP_WORDS[1]}" in',
         *cases_of_commands,

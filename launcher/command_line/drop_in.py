@@ -31,7 +31,9 @@ installed.
     cls=CommandGroup, example="install", epilog=EPILOG, context_settings=SETTINGS, no_args_is_help=False
 )
 def command(**given: Any) -> None:
-    """Have `import deepspeed`, and DeepSpeed's commands, get dslaunch in this Python's environment, or no longer."""
+    """Have `import deepspeed`, and DeepSpeed's commands, get dslaunch in this Python's
+    environment, or no longer.
+    """
 
 
 def _show(lines: Iterator[str]) -> int:

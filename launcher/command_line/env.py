@@ -26,7 +26,10 @@ No host is contacted, so nothing is said of what a host sets by itself.
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show the variables of this rank only.")
 @click.option("--show_secrets", is_flag=True, help="Show the values of secrets too.")
 def command(**given: Any) -> int:
-    """Show which variables each rank of a job would get, and where each comes from. All options of a job are allowed."""
+    """Show which variables each rank of a job would get, and where each comes from.
+
+    All options of a job are allowed.
+    """
     if not given["script"]:
         raise click.UsageError("which script? Write: dslaunch env [options] script.py [its arguments]")
     # Here, so that --help does not load what only a plan needs.
@@ -41,8 +44,8 @@ def command(**given: Any) -> int:
     unknown = [host.name for host in read_hostfile(path) if host.slots is None] if path is not None else []
     if unknown:
         raise LaunchError(
-            f"{path}: slots=auto ({', '.join(unknown[:4])}) needs a look at the host, and `env` contacts none; "
-            "write slots=N"
+            f"{path}: slots=auto ({', '.join(unknown[:4])}) needs a look at the host, and `env` contacts "
+            "none; write slots=N"
         )
     plan = make_plan(options, choose_attempt(options, Console(log_level=options.log_level)))
     rank = given["rank"]

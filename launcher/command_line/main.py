@@ -32,14 +32,16 @@ import contextlib  # noqa: E402
 import gc  # noqa: E402
 import sys  # noqa: E402
 
-# What is loaded stays, and is too much to be searched for garbage again and again meanwhile: that took a tenth of a start.
+# What is loaded stays, and is too much to be searched for garbage again and again meanwhile:
+# that took a tenth of a start.
 GARBAGE_THRESHOLD = 50_000
 
 
 def run() -> NoReturn:
     """Run the command, and then take no slow walk through the interpreter's end.
 
-    A thread of a connection that was given up may be inside a library then, which crashed a job that had ended well.
+    A thread of a connection that was given up may be inside a library then,
+    which crashed a job that had ended well.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
     code: int | str | None = 1

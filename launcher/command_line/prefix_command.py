@@ -29,10 +29,13 @@ def _show_help(context: click.Context, parameter: click.Parameter, is_asked: boo
 
 
 class PrefixCommand(click.Command):
-    """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too. Ambiguous or unknown: refused with a hint.
+    """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too.
 
-    `absent`: options of other launchers that this command does not have, each with what to do instead.
-    `groups`: titles and the parameter names below them, in the order of --help; what is in none stands under the last.
+    Ambiguous or unknown: refused with a hint.
+
+    `absent`: options of other launchers that this command does not have, each with what to do
+    instead. `groups`: titles and the parameter names below them, in the order of --help; what is in
+    none stands under the last.
     """
 
     def __init__(
@@ -112,7 +115,9 @@ class PrefixCommand(click.Command):
             raise click.UsageError(message, ctx=error.ctx) from None
 
     def _complete(self, args: list[str], options: dict[str, click.Option]) -> tuple[list[_Typed], list[str]]:
-        """The options, written out, up to the first word that is not an option or an option's value; then the rest."""
+        """The options, written out, up to the first word that is not an option or an option's
+        value; then the rest.
+        """
         typed: list[_Typed] = []
         rest = list(args)
         while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
@@ -137,7 +142,8 @@ class PrefixCommand(click.Command):
             option, letters = options.get("-" + letters[0]), letters[1:]
             if option is None:
                 raise self._no_short(word, options)
-            # In full: click takes a short one for a long one first, and looks for others like it, which takes 2 ms.
+            # In full: click takes a short one for a long one first, and looks for others like
+            # it, which takes 2 ms.
             name = next((one for one in option.opts if one.startswith("--")), option.opts[0])
             if letters and not option.is_flag:
                 value = letters.removeprefix("=")
@@ -148,7 +154,9 @@ class PrefixCommand(click.Command):
         return [_Typed(word, [word], "")], False
 
     def _no_short(self, word: str, options: dict[str, click.Option]) -> click.UsageError:
-        """The refusal of a word with one dash, by what other launchers mean by it or by the long name it is perhaps."""
+        """The refusal of a word with one dash, by what other launchers mean by it or by the long
+        name it is perhaps.
+        """
         name = word.partition("=")[0]
         if name in self._absent:
             return click.UsageError(f"there is no option {name}: {self._absent[name]}")

@@ -42,7 +42,8 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
     match = re.fullmatch(r"([1-9][0-9]{0,15})([KMGT]?)", value)
     if match is None:
         raise click.BadParameter(
-            f"{value!r} is no number of bytes; write e.g. 8G: a number above 0, with K, M, G or T for 2^10 to 2^40"
+            f"{value!r} is no number of bytes; write e.g. 8G: a number above 0, with K, M, G "
+            "or T for 2^10 to 2^40"
         )
     return int(match[1]) << UNITS[match[2]]
 
@@ -58,7 +59,9 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--no_torch", is_flag=True, help="Do not ask for PyTorch: importing it takes seconds.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 def command(**given: Any) -> int:
-    """Show what works on this machine and what does not, with the reasons: for bug reports, and before a first job."""
+    """Show what works on this machine and what does not, with the reasons: for bug reports,
+    and before a first job.
+    """
     if given["disk_test"] and given["nvme_path"] is None:
         raise click.UsageError("--disk_test has no effect without --nvme_path, the folder to test")
     from ..fleet.env_report import as_text, find_out  # here, so that --help does not load it

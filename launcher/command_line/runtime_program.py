@@ -1,4 +1,6 @@
-"""Programs of the runtime, which need torch: each is a process of its own, because the launcher loads neither."""
+"""Programs of the runtime, which need torch: each is a process of its own,
+because the launcher loads neither.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from ..errors import LaunchError
 
 
 def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
-    """Run `dslaunch.runtime.<module>` with the request as JSON, on this terminal; return its exit code, 128 + n for signal n.
+    """Run `dslaunch.runtime.<module>` with the request as JSON, on this terminal; return its exit code,
+    128 + n for signal n.
 
     Errors: LaunchError if there is no torch
     """
@@ -19,7 +22,8 @@ def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
 
     if find_spec("torch") is None:
         raise LaunchError(
-            f"{what} needs torch, which {sys.executable} does not find; install it with: pip install 'dslaunch[train]'"
+            f"{what} needs torch, which {sys.executable} does not find; install it with: pip "
+            "install 'dslaunch[train]'"
         )
     package = __package__.partition(".")[0]
     command = [sys.executable, "-m", f"{package}.runtime.{module}", json.dumps(request)]

@@ -30,8 +30,8 @@ def command(**given: Any) -> int:
     word: str | None = given["pid"]
     if word is None or not re.fullmatch("[1-9][0-9]{0,9}", word):
         raise LaunchError(
-            f"{'which job' if word is None else repr(word) + ' is no process id'}? Write: dslaunch stacks PID, PID being "
-            "that of the dslaunch that runs the job; `pgrep -af dslaunch` shows it"
+            f"{'which job' if word is None else repr(word) + ' is no process id'}? Write: dslaunch stacks "
+            "PID, PID being that of the dslaunch that runs the job; `pgrep -af dslaunch` shows it"
         )
     pid = int(word)
     if not _is_launcher(pid):

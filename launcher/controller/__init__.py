@@ -1,1 +1,4 @@
-"""Drives the agents of one job: links, roster, phases, master address, signals. It may import backends, output and what stands below them."""
+"""Drives the agents of one job: links, roster, phases, master address, signals.
+
+It may import backends, output and what stands below them.
+"""

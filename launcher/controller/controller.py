@@ -1,7 +1,7 @@
 """Drives the agents of one job: connect to all, prepare all, start all, and at the first failure stop all.
 
-One thread per host connects and reads; everything else happens in the thread that calls `run`, which takes one event
-after the other. Nothing starts anywhere before every host is ready.
+One thread per host connects and reads; everything else happens in the thread that calls `run`, which takes
+one event after the other. Nothing starts anywhere before every host is ready.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class Controller:
             announced=self._announced,
         )
 
-    # What the peers say, if there are any: controllers of other nodes. These three may be called from any thread.
+    # What the peers say, if there are any: controllers of other nodes.
+    # These three may be called from any thread.
 
     def allow_start(self) -> None:
         """All peers are ready."""
@@ -166,7 +167,8 @@ class Controller:
         if not self._is_failing():
             self._timings.end("agent")
             self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
-        # Hosts are asked to prepare as they come, so one may have failed at that before the last has come: hear them all.
+        # Hosts are asked to prepare as they come, so one may have failed at that before the last has
+        # come: hear them all.
         self._wait("prepared", lambda host: host.ready is not None)
 
     def _find_master(self) -> None:
@@ -223,8 +225,9 @@ class Controller:
         is_over: Callable[[], bool] = lambda: False,
         timeout_s: float = float("inf"),
     ) -> None:
-        """Until every host is there, or nothing more can come of it. A failure ends the wait; a patient one first hears
-        every host's answer.
+        """Until every host is there, or nothing more can come of it.
+
+        A failure ends the wait; a patient one first hears every host's answer.
 
         Without a timeout: what limits the wait for each host is in docs/design/waits.md.
         """
@@ -279,7 +282,9 @@ class Controller:
         return deliver
 
     def _take_event(self) -> list[HostState]:
-        """Deal with the next event; returns the hosts of which something new is known, so that not all have to be looked at."""
+        """Deal with the next event; returns the hosts of which something new is known, so that not all
+        have to be looked at.
+        """
         changed: list[HostState] = []
         self._look_for_standstill()
         now = time.monotonic()
@@ -413,7 +418,9 @@ class Controller:
             self._search.lose_first()
 
     def _lose_host(self, host: HostState, end: LinkEnd, at_s: float) -> None:
-        """Its stream ended. After a standstill of ours that is what it was told to do when it hears nothing."""
+        """Its stream ended. After a standstill of ours that is what it was told to do
+        when it hears nothing.
+        """
         self._look_for_standstill()  # it may be over just now, and this be the first that is heard
         if time.monotonic() < self._excused_until and host.hello is not None:
             self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
@@ -428,7 +435,9 @@ class Controller:
         return any(isinstance(one, LauncherFailure) for one in self._failures)
 
     def _look_for_standstill(self) -> None:
-        """If this process was stopped, or the machine suspended, no host is at fault; they may have ended the job."""
+        """If this process was stopped, or the machine suspended, no host is at fault;
+        they may have ended the job.
+        """
         gap_s = self._roster.forgive_standstill()
         heartbeat_s = self._plan.heartbeat_s
         if gap_s < heartbeat_s / 2 or not any(host.hello for host in self._roster):
@@ -442,8 +451,9 @@ class Controller:
         """Nothing is known against any host; said once."""
         if not self._is_launcher_at_fault:
             message = (
-                f"{what}, and hosts end a job of which they hear nothing for --heartbeat={self._plan.heartbeat_s:g} s; no "
-                "host is at fault: keep this machine awake and connected, or give a longer --heartbeat"
+                f"{what}, and hosts end a job of which they hear nothing for "
+                f"--heartbeat={self._plan.heartbeat_s:g} s; no host is at fault: keep this machine awake and "
+                "connected, or give a longer --heartbeat"
             )
             self._failures.append(LauncherFailure(message=message, at_s=at_s))
 
@@ -512,7 +522,9 @@ class Controller:
     # The end.
 
     def _stop_and_wait(self) -> None:
-        """Tell every host to stop, unless all ended well, and wait until each one said that nothing is left."""
+        """Tell every host to stop, unless all ended well, and wait until each one said
+        that nothing is left.
+        """
         self._console.end_progress()
         if self._roster.is_over:
             return
@@ -538,7 +550,9 @@ class Controller:
                 self._fail_host(host, "its agent did not confirm that the workers ended", time.monotonic())
 
     def _wait_for_cause(self) -> None:
-        """A rank that lost the connection to another one may fail before that one's own end is known: wait a moment for it."""
+        """A rank that lost the connection to another one may fail before that one's own end is known:
+        wait a moment for it.
+        """
         until = time.monotonic() + CAUSE_WAIT_S
         while (
             time.monotonic() < until
@@ -573,7 +587,10 @@ class Controller:
                 self._roster.leave(host)  # nothing runs there yet; the end of its stream is enough
 
     def _wait_for_peers(self) -> None:
-        """Until all parts ended: a failure elsewhere is a failure of this part too. A second interrupt gives up."""
+        """Until all parts ended: a failure elsewhere is a failure of this part too.
+
+        A second interrupt gives up.
+        """
         if not self._peers.is_there:
             return
         self._tell_peers()

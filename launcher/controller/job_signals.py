@@ -25,7 +25,9 @@ NUM_ENDING_AT_ONCE = 3
 
 @contextmanager
 def watch(put: Callable[[int], None]) -> Iterator[None]:
-    """Give each signal to `put`. The third that ends the job ends this process at once: the agents then see their stream end."""
+    """Give each signal to `put`. The third that ends the job ends this process at once: the agents then
+    see their stream end.
+    """
     count = 0
 
     def receive(number: int, _: FrameType | None) -> None:
@@ -35,7 +37,8 @@ def watch(put: Callable[[int], None]) -> Iterator[None]:
             os._exit(128 + number)
         put(number)
 
-    # A shell without job control starts what stands before `&` with SIGQUIT ignored, so that it does not die of it.
+    # A shell without job control starts what stands before `&` with SIGQUIT ignored,
+    # so that it does not die of it.
     with received((ASKING, *unignored((*ENDING, *PASSED_ON, STOPPING))), receive):
         yield
 
@@ -49,8 +52,9 @@ def unignored(numbers: Iterable[int]) -> list[int]:
 def received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Give these signals to `receive`, and afterwards to whom they went before.
 
-    Unless one came that ends the job: the next may come when the job has just ended, and would end this process in its own
-    way, without report and exit code. So those go to `receive` for as long as this process is there.
+    Unless one came that ends the job: the next may come when the job has just ended, and would end
+    this process in its own way, without report and exit code. So those go to `receive` for as long as
+    this process is there.
     """
     is_ending = False
 

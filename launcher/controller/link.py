@@ -18,14 +18,17 @@ MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's fir
 CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
 MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
 
-# Held by the one thread that takes bytes apart. When thousands of hosts answer at the same moment, as they do at the
-# start, as many threads wake up; waiting for the interpreter itself each of them would wake again every 5 ms, and a
-# machine does nothing else then. Those that wait for a lock sleep.
+# Held by the one thread that takes bytes apart. When thousands of hosts answer at the same moment, as they do
+# at the start, as many threads wake up; waiting for the interpreter itself each of them would wake again
+# every 5 ms, and a machine does nothing else then. Those that wait for a lock sleep.
 _TURN = threading.Lock()
 
 
 class LinkEnd(NamedTuple):
-    """The connection could not be made, or ended; `message` says why. `is_way_lost`: for the fault of another host."""
+    """The connection could not be made, or ended; `message` says why.
+
+    `is_way_lost`: for the fault of another host.
+    """
 
     message: str
     is_way_lost: bool = False
@@ -151,8 +154,9 @@ class Link:
                         channel.write(agent_text())
                     if len(noise) > MAX_NOISE_BYTES:
                         raise ProtocolError(
-                            f"not an agent: it printed {noise[:60]!r}...; let login scripts print nothing there in shells "
-                            "that are not interactive, and python= in the hostfile name a Python"
+                            f"not an agent: it printed {noise[:60]!r}...; let login scripts print "
+                            "nothing there in shells that are not interactive, and python= in the "
+                            "hostfile name a Python"
                         )
                     continue
                 is_agent = True
@@ -204,7 +208,10 @@ def _joined(outputs: list[Output]) -> Output:
 
 
 _PYTHON_2_SAYS = "Unknown option: -I"
-_NAME_ANOTHER = f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer there, or name it with python= in the hostfile"
+_NAME_ANOTHER = (
+    f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer there, or name it with "
+    "python= in the hostfile"
+)
 
 
 def _why_ended(channel: Channel) -> str:
@@ -213,7 +220,9 @@ def _why_ended(channel: Channel) -> str:
 
 
 def _why_no_agent(channel: Channel, noise: bytes) -> str:
-    """In the host's own words: what a login script, a forced command or a login shell wrote before it ended."""
+    """In the host's own words: what a login script, a forced command or a login shell
+    wrote before it ended.
+    """
     status = channel.exit_status()
     errors = channel.error_text()
     said = _last_line(errors) or _last_line(noise.decode("utf-8", "replace"))
@@ -226,8 +235,8 @@ def _why_no_agent(channel: Channel, noise: bytes) -> str:
     how = "the connection ended" if status is None else f"the login ended with status {status}"
     words = f", and its last words are {said!r}" if said else " and said nothing"
     return (
-        f"no agent started there: {how}{words}; a command must run there and print nothing of its own: test with "
-        "ssh HOST true; python= in the hostfile, if it is given, must name a Python"
+        f"no agent started there: {how}{words}; a command must run there and print nothing of its own: test "
+        "with ssh HOST true; python= in the hostfile, if it is given, must name a Python"
     )
 
 

@@ -1,7 +1,8 @@
 """The address of node 0 that all others reach, found by trying.
 
-Node 0's agent listens on the master port for a moment, the other agents connect. The address that endpoint.py derives
-is tried first, which takes one round trip. Only if a node cannot reach it, all others that node 0 has are tried.
+Node 0's agent listens on the master port for a moment, the other agents connect. The address that
+endpoint.py derives is tried first, which takes one round trip. Only if a node cannot reach it, all others
+that node 0 has are tried.
 """
 
 from __future__ import annotations
@@ -159,7 +160,9 @@ class MasterSearch:
 
 
 def first_reached(candidates: Sequence[str], problems: Mapping[int, Sequence[str]]) -> str | None:
-    """The first candidate that all nodes reached; `problems` has an empty text for each that a node reached."""
+    """The first candidate that all nodes reached; `problems` has an empty text for each
+    that a node reached.
+    """
     for place, candidate in enumerate(candidates):
         if not any(of_node[place] for of_node in problems.values()):
             return candidate
@@ -169,7 +172,9 @@ def first_reached(candidates: Sequence[str], problems: Mapping[int, Sequence[str
 def who_fails(
     first: str, port: int, candidates: Sequence[str], problems: Mapping[int, Sequence[str]]
 ) -> tuple[tuple[int, str], ...]:
-    """The nodes that do not reach the candidate that most nodes reach: node_rank, what was tried in vain, what to do."""
+    """The nodes that do not reach the candidate that most nodes reach: node_rank,
+    what was tried in vain, what to do.
+    """
     best = min(
         range(len(candidates)), key=lambda place: sum(bool(of_node[place]) for of_node in problems.values())
     )

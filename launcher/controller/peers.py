@@ -1,4 +1,6 @@
-"""The controllers of the other nodes, where each node of a job has its own: what they are told, and what is heard of them."""
+"""The controllers of the other nodes, where each node of a job has its own: what they are told,
+and what is heard of them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class PeerEvent(NamedTuple):
 
 
 class PeerTalk:
-    """Tells each failure and interrupt of this part once. Without peers everything is allowed and finished."""
+    """Tells each failure and interrupt of this part once.
+
+    Without peers everything is allowed and finished.
+    """
 
     def __init__(self, peers: Peers | None) -> None:
         self._peers = peers

@@ -1,4 +1,6 @@
-"""What no agent says. A host that says it is given up with that reason; it never stops the work on the others."""
+"""What no agent says. A host that says it is given up with that reason;
+it never stops the work on the others.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ MAX_PORT = 65535
 
 
 class Phase(Enum):
-    """CONNECTING until the host's Hello; then PREPARING; RUNNING once it was told to start; STOPPING at the end."""
+    """CONNECTING until the host's Hello; then PREPARING; RUNNING once it was told to start;
+    STOPPING at the end.
+    """
 
     CONNECTING = 1
     PREPARING = 2
@@ -53,7 +57,10 @@ class Phase(Enum):
 def contradiction(
     item: Frame, *, phase: Phase, ranks: Collection[int], num_ended: int = 0, is_first: bool = False
 ) -> str:
-    """Why an agent with these ranks cannot have said this now; empty if it can. `num_ended` of them ended before."""
+    """Why an agent with these ranks cannot have said this now; empty if it can.
+
+    `num_ended` of them ended before.
+    """
     kind = type(item).__name__
     if not isinstance(item, UP):
         return f"its agent sent {kind}, which only a launcher sends"

@@ -1,4 +1,6 @@
-"""Many hosts with what is known of each, the way to say something to them, and what they say; with a job or without one."""
+"""Many hosts with what is known of each, the way to say something to them, and what they say;
+with a job or without one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MAX_NAMED = 4
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """What is known of one host. It is `over` when its agent said so or its stream ended; `is_lost`: its end is not waited for."""
+    """What is known of one host. It is `over` when its agent said so or its stream ended; `is_lost`: its
+    end is not waited for.
+    """
 
     plan: NodePlan
     link: Link
@@ -63,8 +67,9 @@ class Event(NamedTuple):
 class Roster:
     """The hosts in rank order. Iterates over them; no method but `next` and `close` blocks.
 
-    A host may be silent for `silence_s` once its agent runs; that has `hello_timeout_s` from the open connection to its first
-    word, and the connection `connect_timeout_s`, if each step of it has not a shorter limit of its own.
+    A host may be silent for `silence_s` once its agent runs; that has `hello_timeout_s` from the open
+    connection to its first word, and the connection `connect_timeout_s`, if each step of it has not a
+    shorter limit of its own.
     As a context manager it begins, and at the end nothing is left on any host.
     """
 
@@ -106,8 +111,8 @@ class Roster:
         self.close()
 
     def begin(self, deliver_for: Callable[[HostState], Callable[[Frame | LinkEnd, float], None]]) -> None:
-        """Connect to all in the background, and ping those whose agent runs, in a thread of its own: a terminal that blocks our
-        output must not make us look dead.
+        """Connect to all in the background, and ping those whose agent runs, in a thread of its own: a
+        terminal that blocks our output must not make us look dead.
         """
         for host in self.hosts:
             host.link.start(deliver_for(host))
@@ -147,7 +152,10 @@ class Roster:
         return twin
 
     def next(self, timeout_s: float) -> Event | None:
-        """The next thing that a host said, or None. Must be called again and again: it also notices silence."""
+        """The next thing that a host said, or None.
+
+        Must be called again and again: it also notices silence.
+        """
         now = time.monotonic()
         if now >= self._look_at:
             self.forgive_standstill()

@@ -1,4 +1,6 @@
-"""What a person can do to a job that runs, and it goes on: pass a signal on, ask what the ranks do, stop this process."""
+"""What a person can do to a job that runs, and it goes on: pass a signal on, ask what the ranks do,
+stop this process.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ class RunningJob:
                     host.send(AskStacks())
 
     def look_at_stacks(self, *, started_at: float | None) -> None:
-        """Ask if the ranks have been silent for too long, and show what has been answered. `started_at` None: not running."""
+        """Ask if the ranks have been silent for too long, and show what has been answered.
+
+        `started_at` None: not running.
+        """
         now = time.monotonic()
         if started_at is not None:
             silent_s = self._stacks.silence_to_ask_about(now, started_at=started_at)
@@ -60,10 +65,13 @@ class RunningJob:
             self._console.warn(f"{signal_name(number)}: no worker runs that it could be passed on to")
 
     def stop_this_process(self) -> None:
-        """The workers go on until their output fills the pipes. Only for so long: agents that are not watched end."""
+        """The workers go on until their output fills the pipes.
+
+        Only for so long: agents that are not watched end.
+        """
         self._console.say(
-            f"stopping; the workers run on, for at most {HOLD_S / 60:.0f} minutes, and wait when their output is "
-            "not read; `fg` or `bg` goes on"
+            f"stopping; the workers run on, for at most {HOLD_S / 60:.0f} minutes, and wait when their "
+            "output is not read; `fg` or `bg` goes on"
         )
         self._console.drain(HOLD_DRAIN_S)
         self._roster.send(Hold(HOLD_S))

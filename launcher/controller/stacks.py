@@ -1,4 +1,6 @@
-"""What all ranks do right now: one question to all hosts, one answer from each rank, and equal answers shown once."""
+"""What all ranks do right now: one question to all hosts, one answer from each rank,
+and equal answers shown once.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class StackWatch:
         return silent_s
 
     def ask(self, why: str, places: dict[int, str], *, now: float) -> bool:
-        """Note whom to ask, with their `HOST, pid`; False if there is none to ask, or answers are still on their way."""
+        """Note whom to ask, with their `HOST, pid`; False if there is none to ask,
+        or answers are still on their way.
+        """
         if not places or self._places:
             return False
         self._why, self._places, self._answers, self._until = why, places, {}, now + TIMEOUT_S

@@ -1,6 +1,7 @@
 """A job whose processes MPI or Slurm starts: the command to run, and what has to be in its environment.
 
-How the job reaches the processes is said in launcher/node/worker_shim.py, [Note: How a job travels without a stream].
+How the job reaches the processes is said in launcher/node/worker_shim.py, [Note:
+How a job travels without a stream].
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .external import HOSTFILE, External
 
 MAX_VALUE_BYTES = 96_000  # of one variable; the kernel allows 128 KiB, name included
 
-# Constant, so that `ps` shows nothing of a job; without a backslash, as it passes through tools that treat those.
+# Constant, so that `ps` shows nothing of a job; without a backslash,
+# as it passes through tools that treat those.
 START_SHIM = (
     f'import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ["{SHIM_VARIABLE}"])).decode())'
 )
@@ -28,7 +30,10 @@ START_SHIM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedJob:
-    """A command that starts every rank. HOSTFILE stands where the path of the file with `hostfile` in it will be."""
+    """A command that starts every rank.
+
+    HOSTFILE stands where the path of the file with `hostfile` in it will be.
+    """
 
     backend: str  # as in --launcher
     argv: tuple[str, ...]
@@ -104,8 +109,8 @@ def refuse_logins(plan: Plan, program: str) -> None:
         if host.user is not None or host.port is not None:
             what = f"user {host.user}" if host.user is not None else f"port={host.port}"
             raise LaunchError(
-                f"{host.name}: {what} in the hostfile, but {program} reaches the hosts by itself and takes neither user "
-                "nor port; write them into ~/.ssh/config, and leave them out of the hostfile"
+                f"{host.name}: {what} in the hostfile, but {program} reaches the hosts by itself and takes "
+                "neither user nor port; write them into ~/.ssh/config, and leave them out of the hostfile"
             )
 
 

@@ -1,7 +1,9 @@
-"""A login that failed, of those by which mpirun reaches its hosts, while mpirun waits for that host without end.
+"""A login that failed, of those by which mpirun reaches its hosts, while mpirun waits for
+that host without end.
 
-Hydra (MPICH and its kin) starts an ssh for each host, and each host then connects to it. It does not look at how an ssh
-ends: a host that has no such name, is down or refuses the login is waited for, by mpirun and by the ranks of the others.
+Hydra (MPICH and its kin) starts an ssh for each host, and each host then connects to it. It does not look at
+how an ssh ends: a host that has no such name, is down or refuses the login is waited for, by mpirun and by
+the ranks of the others.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ PATIENCE_S = 5.0  # for mpirun to end by itself, as Open MPI's does
 
 
 class LostLogin:
-    """Looks at a command that starts processes on `num_hosts` hosts. Another one than Hydra's ends by itself."""
+    """Looks at a command that starts processes on `num_hosts` hosts.
+
+    Another one than Hydra's ends by itself.
+    """
 
     def __init__(self, pid: int, num_hosts: int) -> None:
         self._pid = pid
@@ -26,7 +31,10 @@ class LostLogin:
         self._since: float | None = None
 
     def look(self) -> str:
-        """Why the command waits in vain; empty if it does not, as far as can be seen. To be asked again and again."""
+        """Why the command waits in vain; empty if it does not, as far as can be seen.
+
+        To be asked again and again.
+        """
         try:
             is_lost = self._has_failed_login() and self._num_connected() < self._num_hosts
         except (OSError, psutil.Error):  # it has just ended
@@ -36,8 +44,8 @@ class LostLogin:
         if self._since is None or now - self._since < PATIENCE_S:
             return ""
         return (
-            f"an ssh to one of the hosts ended with exit code {LOGIN_FAILED}, and its words are above: mpirun would wait for "
-            "that host without end, so it is stopped; test with ssh HOST true"
+            f"an ssh to one of the hosts ended with exit code {LOGIN_FAILED}, and its words are above: "
+            "mpirun would wait for that host without end, so it is stopped; test with ssh HOST true"
         )
 
     def _has_failed_login(self) -> bool:

@@ -1,7 +1,8 @@
 """The mpirun of Open MPI, MPICH, Intel MPI and MVAPICH: the command line for a plan.
 
-All of them get exactly the plan's hosts, with as many processes as each has ranks, in the plan's order. Processes are
-not bound to cores (Open MPI's default would put a whole worker on one), unless --launcher_args says so.
+All of them get exactly the plan's hosts, with as many processes as each has ranks, in the plan's order.
+Processes are not bound to cores (Open MPI's default would put a whole worker on one), unless
+--launcher_args says so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ VERSION_TIMEOUT_S = 20.0
 LOCALHOST = "localhost"  # what this machine is called if there is no hostfile
 
 # What MVAPICH needs to run beside a training program: no binding of its own, and GPU memory handled simply.
-# Source: DeepSpeed 0.19.6 launcher/multinode_runner.py, `MVAPICHRunner.__init__`. A value exported to the workers wins.
+# Source: DeepSpeed 0.19.6 launcher/multinode_runner.py, `MVAPICHRunner.__init__`.
+#         A value exported to the workers wins.
 _MVAPICH_SETTINGS = (
     ("MV2_SMP_USE_CMA", "0"),
     ("MV2_DEBUG_SHOW_BACKTRACE", "1"),
@@ -121,9 +123,9 @@ def openmpi_command(
 ) -> tuple[tuple[str, ...], str]:
     """The command, and the text of its hostfile.
 
-    Each rank has its line in the hostfile, for the `seq` mapper: any other puts the host where mpirun runs first,
-    wherever it is in the hostfile (github.com/open-mpi/ompi/issues/5043). That mapper does not know `localhost`, so
-    `this_machine` is written for it: the name by which mpirun knows where it runs.
+    Each rank has its line in the hostfile, for the `seq` mapper: any other puts the host where mpirun runs
+    first, wherever it is in the hostfile (github.com/open-mpi/ompi/issues/5043). That mapper does not know
+    `localhost`, so `this_machine` is written for it: the name by which mpirun knows where it runs.
     """
     argv = [start.program, "-n", str(start.num_ranks), "--hostfile", HOSTFILE]
     for option, value in (("--map-by", "seq"), ("--bind-to", "none")):
@@ -147,7 +149,9 @@ def mpich_command(start: RankStart) -> tuple[tuple[str, ...], None]:
 
 
 def impi_command(start: RankStart) -> tuple[tuple[str, ...], None]:
-    """The command. Errors: LaunchError for hosts with unequal numbers of ranks: there is one number for all."""
+    """The command. Errors: LaunchError for hosts with unequal numbers of ranks:
+    there is one number for all.
+    """
     _refuse_colons(start, "impi")
     numbers = sorted({number for _, number in start.slots})
     if len(numbers) > 1:
@@ -156,8 +160,8 @@ def impi_command(start: RankStart) -> tuple[tuple[str, ...], None]:
             for number in (numbers[0], numbers[-1])
         )
         raise LaunchError(
-            f"--launcher=impi needs the same number of slots on every host, but {least} has {numbers[0]} and {most} has "
-            f"{numbers[-1]}; use --num_gpus={numbers[0]}, or another launcher"
+            f"--launcher=impi needs the same number of slots on every host, but {least} has {numbers[0]} and "
+            f"{most} has {numbers[-1]}; use --num_gpus={numbers[0]}, or another launcher"
         )
     hosts = ",".join(host for host, _ in start.slots)
     head = (start.program, "-n", str(start.num_ranks), "-ppn", str(numbers[0]), "-hosts", hosts)
@@ -190,7 +194,8 @@ def _refuse_colons(start: RankStart, launcher: str) -> None:
     for host, _ in start.slots:
         if ":" in host:
             raise LaunchError(
-                f"{host}: --launcher={launcher} takes no IPv6 address; write a name into the hostfile that means it"
+                f"{host}: --launcher={launcher} takes no IPv6 address; write a name into the "
+                "hostfile that means it"
             )
 
 

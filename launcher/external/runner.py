@@ -1,8 +1,8 @@
 """Runs a job whose processes MPI or Slurm starts: one command on this machine, from start to exit code.
 
-The command runs in a session of its own. The first INT, TERM or HUP is passed on to it; the second kills it unless it
-ends within a moment, the third at once. When it has ended, nothing that it started on this machine is left. It gets
-TERM if this process is killed.
+The command runs in a session of its own. The first INT, TERM or HUP is passed on to it; the second kills it
+unless it ends within a moment, the third at once. When it has ended, nothing that it started on this machine
+is left. It gets TERM if this process is killed.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def _refuse_foreign_options(options: Options) -> None:
         launcher = options.backend.launcher.name
         instead = f", and let {EXTERNAL[launcher].how_to_restart}" if subject == "restart" else ""
         raise LaunchError(
-            f"--launcher={launcher} starts and watches the processes itself, so what you gave of {names} has no "
-            f"effect; leave it out{instead}, or use --launcher=ssh"
+            f"--launcher={launcher} starts and watches the processes itself, so what you gave of {names} has "
+            f"no effect; leave it out{instead}, or use --launcher=ssh"
         )
 
 
@@ -154,7 +154,9 @@ def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFai
 
 
 class _Words:
-    """Passes the command's stderr on to ours, byte for byte, where we have to read it; notes the first failure."""
+    """Passes the command's stderr on to ours, byte for byte, where we have to read it;
+    notes the first failure.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], tells_failures: TellsFailures | None) -> None:
         self._tells_failures = tells_failures
@@ -165,7 +167,9 @@ class _Words:
             self._thread.start()
 
     def drain(self) -> None:
-        """Once the command has ended, until all it wrote is passed on; other processes that hold the pipe are not waited for."""
+        """Once the command has ended, until all it wrote is passed on; other processes that hold the pipe
+        are not waited for.
+        """
         if self._pipe is not None:
             self._thread.join(DRAIN_S)
 
@@ -208,7 +212,9 @@ def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
 def _wait(
     process: subprocess.Popen[bytes], events: queue.SimpleQueue[int | None], job: OwnedJob, console: Console
 ) -> tuple[list[int], str]:
-    """Until the command has ended; returns the signals that we got meanwhile, and why we ended it, if we did."""
+    """Until the command has ended; returns the signals that we got meanwhile,
+    and why we ended it, if we did.
+    """
 
     def watch() -> None:
         process.wait()
@@ -236,13 +242,16 @@ def _wait(
             process.send_signal(passed_on)
         else:
             console.say(f"killing {job.argv[0]} and all it started on this machine")
-            # The first signal may still be on its way to the other machines: srun, killed meanwhile, leaves the workers there.
+            # The first signal may still be on its way to the other machines: srun, killed meanwhile, leaves
+            # the workers there.
             if len(interrupts) > 2 or not _ends_soon(events):
                 kill_descendants(os.getpid())
 
 
 def _ends_soon(events: queue.SimpleQueue[int | None]) -> bool:
-    """Whether the command ends by itself within LAST_MOMENT_S; the event, another signal perhaps, stays to be read."""
+    """Whether the command ends by itself within LAST_MOMENT_S; the event,
+    another signal perhaps, stays to be read.
+    """
     try:
         event = events.get(timeout=LAST_MOMENT_S)
     except queue.Empty:

@@ -1,8 +1,9 @@
 """Slurm's srun: the command line for a plan.
 
-Every process is placed by name, in the plan's order (`--distribution=arbitrary`), so hosts may have unequal numbers of
-ranks. Inside an allocation the hosts must be in it; outside srun asks for one. What else Slurm is to give (GPUs, CPUs,
-time) is for --launcher_args: which GPU numbers of the allocation a worker uses is decided by the worker shim.
+Every process is placed by name, in the plan's order (`--distribution=arbitrary`), so hosts may have unequal
+numbers of ranks. Inside an allocation the hosts must be in it; outside srun asks for one. What else Slurm is
+to give (GPUs, CPUs, time) is for --launcher_args: which GPU numbers of the allocation a worker uses is
+decided by the worker shim.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def find_srun(is_needed: bool = True) -> str:
     """Errors: LaunchError if there must be an srun on this machine, and is none."""
     if is_needed and shutil.which("srun") is None:
         raise LaunchError(
-            "--launcher=slurm: srun is not installed on this machine; start on a login node of the cluster, or "
-            "apt-get install slurm-client",
+            "--launcher=slurm: srun is not installed on this machine; start on a login node of the cluster, "
+            "or apt-get install slurm-client",
             exit_code=EXIT_HOST,
         )
     return "srun"
@@ -43,7 +44,8 @@ def refuse_no_hosts(plan: Plan) -> None:
 
 
 def srun_command(start: RankStart) -> tuple[tuple[str, ...], str]:
-    """The command, and the text of the file that SLURM_HOSTFILE must name: the host of every rank, one per line.
+    """The command, and the text of the file that SLURM_HOSTFILE must name:
+    the host of every rank, one per line.
 
     The first worker that fails ends all of them, and one Ctrl-C is enough. srun passes all variables on.
     """
@@ -63,10 +65,11 @@ def srun_command(start: RankStart) -> tuple[tuple[str, ...], str]:
 
 
 def failure_in(line: str) -> tuple[str, int] | None:
-    """What a line of srun's stderr says of a task that failed: a sentence, and the code; 128 + n if signal n ended it.
+    """What a line of srun's stderr says of a task that failed: a sentence, and the code;
+    128 + n if signal n ended it.
 
-    srun itself ends with the highest of all codes, and that is SIGTERM's: it terminates the others after the first
-    failure.
+    srun itself ends with the highest of all codes, and that is SIGTERM's:
+    it terminates the others after the first failure.
     """
     match = _TASK_ENDED.fullmatch(line)
     if match is None:
@@ -84,7 +87,9 @@ SLURM = External(
     says_who=(("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), ()),
     settings=(("SLURM_HOSTFILE", HOSTFILE),),
     tells_failures=failure_in,
-    how_to_restart="Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in the batch script, after a failure",
+    how_to_restart=(
+        "Slurm start the job again: `scontrol requeue $SLURM_JOB_ID` in the batch script, after a failure"
+    ),
     check=refuse_no_hosts,
     gives_devices=True,
 )

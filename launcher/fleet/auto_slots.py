@@ -22,10 +22,11 @@ def with_known_slots(
 ) -> tuple[Host, ...]:
     """`hosts` with the number of accelerators in place of auto, or `num_cpu_workers` where there is none.
 
-    Only hosts `in_question` are looked at, all in one call of `look`, which answers for each host in order. With `warn`
-    the job can do without a host that cannot be looked at, and finds out at its start: until then such a host counts
-    as one like most others.
-    Errors: LaunchError with every host that could not be looked at, and why; with `warn` only if that is all of them.
+    Only hosts `in_question` are looked at, all in one call of `look`, which answers for each host in order.
+    With `warn` the job can do without a host that cannot be looked at, and finds out at its start: until then
+    such a host counts as one like most others.
+    Errors: LaunchError with every host that could not be looked at, and why;
+            with `warn` only if that is all of them.
     """
     unknown = tuple(host for host in in_question if host.slots is None)
     if not unknown:
@@ -43,7 +44,8 @@ def with_known_slots(
         ((known[name], _),) = Counter(known.values()).most_common(1)
         if warn is not None:
             warn(
-                f"slots=auto: {name}: {why}; it counts as a host with slots={known[name]} until it is tried again"
+                f"slots=auto: {name}: {why}; it counts as a host with slots={known[name]} "
+                "until it is tried again"
             )
     return tuple(host._replace(slots=known.get(host.name, host.slots)) for host in hosts)
 

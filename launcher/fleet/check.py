@@ -1,4 +1,6 @@
-"""A look at all hosts at the same time, before a job is tried: what differs, what is missing, who reaches whom."""
+"""A look at all hosts at the same time, before a job is tried: what differs,
+what is missing, who reaches whom.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,9 @@ class Check:
             look.answers[item.question] = answer
 
     def _take_clock(self, look: _Look, host_time: float, at_s: float) -> None:
-        """Of several round trips the shortest tells most: the host's clock was read somewhere between its two ends."""
+        """Of several round trips the shortest tells most: the host's clock was read somewhere
+        between its two ends.
+        """
         error_s = max(0.0, at_s - look.clock_asked_at) / 2 + self._wall_error_s
         if error_s < look.clock_error_s:
             middle = self._wall_minus_monotonic_s + (at_s + look.clock_asked_at) / 2
@@ -238,10 +242,12 @@ class Check:
 
 
 def wall_minus_monotonic(wall: Callable[[], float] = time.time) -> tuple[float, float]:
-    """What to add to this process's monotonic clock to get its wall clock, and how far that may be off, both in seconds.
+    """What to add to this process's monotonic clock to get its wall clock,
+    and how far that may be off, both in seconds.
 
-    A process that reads two clocks may have to wait for the processor in between, so the closest of several pairs counts. A wall clock
-    counts from 1970: a float of that size is good to a quarter of a microsecond, which is part of the error.
+    A process that reads two clocks may have to wait for the processor in between, so the closest of several
+    pairs counts. A wall clock counts from 1970: a float of that size is good to a quarter of a microsecond,
+    which is part of the error.
     """
     best = (0.0, float("inf"))
     for _ in range(NUM_CLOCK_SAMPLES):

@@ -1,4 +1,7 @@
-"""What a look at hosts found, as data. What comes from a host is checked here: a wrong answer is one that says nothing."""
+"""What a look at hosts found, as data.
+
+What comes from a host is checked here: a wrong answer is one that says nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ MAX_TEXT = 300  # of one value; more is cut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """One host. `problem` says why there is no agent on it, or how it was lost; what it answered before counts."""
+    """One host. `problem` says why there is no agent on it, or how it was lost;
+    what it answered before counts.
+    """
 
     name: str
     node_rank: int

@@ -1,4 +1,6 @@
-"""What is wrong with hosts that were looked at, as sentences: problems keep a host from being used, warnings do not."""
+"""What is wrong with hosts that were looked at, as sentences: problems keep a host from being
+used, warnings do not.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +85,8 @@ def _findings_of_devices(host: HostFacts, *, has_gpus: bool) -> Iterable[Finding
         there = f"there is {num_gpus} GPU" if num_gpus == 1 else f"there are {num_gpus} GPUs"
         yield _problem(
             host,
-            f"slots={host.num_slots}, but {there}; correct slots= in the hostfile, use --include, or look for the "
-            "missing GPU with nvidia-smi",
+            f"slots={host.num_slots}, but {there}; correct slots= in the hostfile, use --include, or look "
+            "for the missing GPU with nvidia-smi",
         )
 
 
@@ -98,7 +100,8 @@ def _findings_of_room(host: HostFacts) -> Iterable[Finding]:
         )
         yield _warning(
             host,
-            f"/dev/shm {why}; data loaders and NCCL need 1 GiB or more (docker run: --shm-size=16g or --ipc=host)",
+            f"/dev/shm {why}; data loaders and NCCL need 1 GiB or more (docker run: "
+            "--shm-size=16g or --ipc=host)",
         )
     for question, name in _FREE.items():
         disk = host.answers.get(question, {"problem": "", "free_bytes": SMALL_BYTES})
@@ -118,8 +121,9 @@ def _findings_of_clock(host: HostFacts) -> Iterable[Finding]:
         side = "ahead of" if host.clock_offset_s > 0 else "behind"
         yield _warning(
             host,
-            f"its clock is {abs(host.clock_offset_s):.1f} s {side} this machine's (+- {shown_ms(host.clock_error_s)}); "
-            "logs and file times will not fit together: let a time service such as chrony run",
+            f"its clock is {abs(host.clock_offset_s):.1f} s {side} this machine's (+- "
+            f"{shown_ms(host.clock_error_s)}); logs and file times will not fit together: let a time service "
+            "such as chrony run",
         )
 
 

@@ -1,4 +1,6 @@
-"""What a look at hosts means: problems and warnings as sentences, then what differs, then what is the same everywhere."""
+"""What a look at hosts means: problems and warnings as sentences, then what differs,
+then what is the same everywhere.
+"""
 
 from __future__ import annotations
 

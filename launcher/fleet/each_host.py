@@ -1,4 +1,7 @@
-"""One command, once on each of many hosts. A host that fails, or cannot be used, does not keep the others from it."""
+"""One command, once on each of many hosts.
+
+A host that fails, or cannot be used, does not keep the others from it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 if the command ended with 0 on every host, else what the first failure is worth, as with a job."""
+        """0 if the command ended with 0 on every host, else what the first failure is
+        worth, as with a job.
+        """
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
         if self.output_failure is not None:
@@ -55,7 +60,9 @@ class Outcome:
 
 
 def command_of(plan: Plan, node: NodePlan) -> NodeJob:
-    """The plan as this node's agent gets it: no ranks to tell apart, no port to claim, no device to choose."""
+    """The plan as this node's agent gets it: no ranks to tell apart, no port to claim,
+    no device to choose.
+    """
     (rank, *_) = node.ranks
     one = RankJob(node.node_rank, [], list(rank.arguments))
     return job_of(plan, node)._replace(ranks=[one], devices=[], master_port=None, is_verbatim=True)

@@ -40,7 +40,10 @@ print("\\ndslaunch facts: " + json.dumps(
 
 
 def find_out(*, nvme_path: str | None, disk_test_bytes: int, asks_torch: bool) -> dict[str, Any]:
-    """Return all facts, as `--json` prints them. `problem` is empty where something works, else the reason."""
+    """Return all facts, as `--json` prints them.
+
+    `problem` is empty where something works, else the reason.
+    """
     from ... import __version__
 
     return {
@@ -172,11 +175,17 @@ def _disk_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "test_bytes" in disk:
         yield (
             "  test",
-            f"{_size(disk['test_bytes'])}, {disk['num_threads']} threads, blocks of {_size(disk['block_bytes'])}",
+            (
+                f"{_size(disk['test_bytes'])}, {disk['num_threads']} threads, blocks of "
+                f"{_size(disk['block_bytes'])}"
+            ),
         )
         yield (
             "  write",
-            f"{disk['write_bytes_per_s'] / 1e9:.2f} GB/s, the first time {disk['first_write_bytes_per_s'] / 1e9:.2f}",
+            (
+                f"{disk['write_bytes_per_s'] / 1e9:.2f} GB/s, the first time "
+                f"{disk['first_write_bytes_per_s'] / 1e9:.2f}"
+            ),
         )
         yield "  read", f"{disk['read_bytes_per_s'] / 1e9:.2f} GB/s"
 

@@ -18,7 +18,10 @@ class Put(Protocol):
 
 
 class HostOutput:
-    """Each line with its host in front of it. Folding: what is equal on several hosts is shown once, for all of them."""
+    """Each line with its host in front of it.
+
+    Folding: what is equal on several hosts is shown once, for all of them.
+    """
 
     def __init__(self, names: Sequence[str], put: Put, *, is_folding: bool) -> None:
         self._put = put
@@ -42,7 +45,9 @@ class HostOutput:
             self._is_folding = False
 
     def finish(self) -> None:
-        """Show what is held: groups of hosts in order of their first one, stdout and stderr each to its own."""
+        """Show what is held: groups of hosts in order of their first one,
+        stdout and stderr each to its own.
+        """
         groups: dict[tuple[bytes, bytes], list[str]] = {}
         for name, streams in self._held.items():
             groups.setdefault((b"".join(streams[1]), b"".join(streams[2])), []).append(name)

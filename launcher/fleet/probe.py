@@ -22,10 +22,11 @@ def probe(
     *,
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> dict[int, Hello | str]:
-    """What each host's agent says of its host, or one sentence why there is no agent, by node_rank in the given order.
+    """What each host's agent says of its host, or one sentence why there is no agent,
+    by node_rank in the given order.
 
-    All hosts are asked at the same time. Only who and where of a node is used, so its devices and ranks may be empty.
-    Nothing is left on any host when this returns or is interrupted.
+    All hosts are asked at the same time. Only who and where of a node is used, so its devices and ranks may
+    be empty. Nothing is left on any host when this returns or is interrupted.
     """
     answers: dict[HostState, Hello | str] = {}
     with Roster(

@@ -1,22 +1,25 @@
-"""The variables that a job's workers get: some of the launching shell's, then those of the `.deepspeed_env` files.
+"""The variables that a job's workers get: some of the launching shell's,
+then those of the `.deepspeed_env` files.
 
 [Note: The format of an environment file]
-One variable per line, `NAME=value` or `export NAME=value`. Blank lines and lines that begin with `#` are skipped;
-a `#` further right belongs to the value. Three ways to write a value are in use, told apart by its first character:
+One variable per line, `NAME=value` or `export NAME=value`. Blank lines and lines that begin with `#` are
+skipped; a `#` further right belongs to the value. Three ways to write a value are in use, told apart by
+its first character:
 
-    raw           goes to the end of its line, without the white space around it. Quotes, `;`, `(`, `#`, backquotes
-                  and backslashes stay as they are, except that `\\$` is a dollar sign. `$NAME` and `${NAME}` expand.
-    "..." '...'   a value made of nothing but quoted pieces, as `shlex.quote` writes it, loses its quotes as in a
-                  shell: nothing expands in single quotes; in double quotes `$NAME` and `${NAME}` do, and a backslash
-                  protects `"`, `\\`, `$` and the backquote. Such a value may contain line ends.
+    raw           goes to the end of its line, without the white space around it. Quotes, `;`, `(`, `#`,
+                  backquotes and backslashes stay as they are, except that `\\$` is a dollar sign. `$NAME`
+                  and `${NAME}` expand.
+    "..." '...'   a value made of nothing but quoted pieces, as `shlex.quote` writes it, loses its quotes as
+                  in a shell: nothing expands in single quotes; in double quotes `$NAME` and `${NAME}` do, and
+                  a backslash protects `"`, `\\`, `$` and the backquote. Such a value may contain line ends.
     "a" b         a value that only begins with a quoted piece is raw.
 
 A command is never run: `$(...)` and backquotes are text like any other.
 
 [Note: Order of the entries]
-Entries stay in order, also those of one name: the node applies them one after the other, so a later one wins and may
-refer to an earlier one (`PATH=/opt/bin:$PATH`). What no entry set comes from the node's own environment, and what is
-unset there is empty. `expand` is the definition of that.
+Entries stay in order, also those of one name: the node applies them one after the other, so a later one wins
+and may refer to an earlier one (`PATH=/opt/bin:$PATH`). What no entry set comes from the node's own
+environment, and what is unset there is empty. `expand` is the definition of that.
 
 All text is UTF-8 decoded with surrogateescape, as in os.environ: every byte but NUL survives.
 """
@@ -39,9 +42,10 @@ WORKING_FOLDER = (
     "the working folder"  # with the shell's PYTHONPATH behind it: "the working folder, then the shell"
 )
 
-# A variable of the launching shell whose name starts with one of these goes to every node: communication, Python
-# and experiment tracking, then the names that Nebula and Azure ML jobs read.
-# Source: DeepSpeed 0.19.6 launcher/runner.py, `EXPORT_ENVS`; nebula/constants.py, `NEBULA_EXPORT_ENVS`. DeepSpeed
+# A variable of the launching shell whose name starts with one of these goes to every node: communication,
+# Python and experiment tracking, then the names that Nebula and Azure ML jobs read.
+# Source: DeepSpeed 0.19.6 launcher/runner.py, `EXPORT_ENVS`; nebula/constants.py,
+#         `NEBULA_EXPORT_ENVS`. DeepSpeed
 # drops two names when AISC_JOB_NAME is set; here nothing is dropped.
 EXPORTED_PREFIXES = (
     "MLFLOW",
@@ -98,9 +102,9 @@ def exported(
 ) -> tuple[EnvEntry, ...]:
     """What every worker's environment gets from the launching side, in the order in which it is applied.
 
-    First the shell's variables that EXPORTED_PREFIXES selects, by name, with `cwd` in front of PYTHONPATH; then the
-    file in `home`, then the one in `cwd`, so the latter wins. `file_name` replaces `.deepspeed_env`, as a path from
-    each of the two folders; one file is read once, also if both ways lead to it.
+    First the shell's variables that EXPORTED_PREFIXES selects, by name, with `cwd` in front of PYTHONPATH;
+    then the file in `home`, then the one in `cwd`, so the latter wins. `file_name` replaces `.deepspeed_env`,
+    as a path from each of the two folders; one file is read once, also if both ways lead to it.
     Errors: LaunchError if `file_name` is given and found in neither folder, if a file cannot be read, or as
     parse_env_file(). A missing `.deepspeed_env` is fine.
     """
@@ -155,7 +159,9 @@ def value_parts(text: str, *, name: str, where: str) -> tuple[str, ...]:
 
 
 def raw_parts(text: str, *, name: str, where: str) -> tuple[str, ...]:
-    """The value of an EnvEntry for text without quotes around it, line ends included: `$NAME` expands, `\\$` does not."""
+    """The value of an EnvEntry for text without quotes around it, line ends included:
+    `$NAME` expands, `\\$` does not.
+    """
     return tuple(_split(text, _TOKEN_IN_RAW, name, where))
 
 
@@ -189,7 +195,8 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise LaunchError(
-            f"{path}: this environment file cannot be read ({error.strerror}); make it a readable file, or remove it"
+            f"{path}: this environment file cannot be read ({error.strerror}); make it a "
+            "readable file, or remove it"
         ) from error
 
 
@@ -209,7 +216,8 @@ def _parse_name(line: str, where: str) -> str:
     hint = f"; did you mean {near!r}?" if _NAME.fullmatch(near) else "; write e.g. 'NCCL_DEBUG=INFO'"
     shown = key if len(key) <= _KEY_SHOWN_LENGTH else key[:_KEY_SHOWN_LENGTH] + "..."
     raise LaunchError(
-        f"{where}: {shown!r}: a variable's name holds letters, digits and '_', and does not begin with a digit{hint}"
+        f"{where}: {shown!r}: a variable's name holds letters, digits and '_', and does not "
+        f"begin with a digit{hint}"
     )
 
 
@@ -224,8 +232,9 @@ def _parse_value(text: str, start: int, name: str, where: str) -> tuple[list[str
         piece = (_SINGLE_QUOTED if text[end] == "'" else _DOUBLE_QUOTED).match(text, end)
         if piece is None:
             raise LaunchError(
-                f"{where}: {name}: the quote {text[end]} never closes; a value that begins with a quote is quoted to "
-                f"its end; close it, or quote the quote itself as in {name}={_quoted_quote(text[end])}"
+                f"{where}: {name}: the quote {text[end]} never closes; a value that begins with a quote is "
+                "quoted to its end; close it, or quote the quote itself as in "
+                f"{name}={_quoted_quote(text[end])}"
             )
         pieces.append(piece)
         end = piece.end()
@@ -240,8 +249,8 @@ def _parse_value(text: str, start: int, name: str, where: str) -> tuple[list[str
         return value, value_end
     if end > line_end:
         raise LaunchError(
-            f"{where}: {name}: text follows the quote that closes on a later line; a value of several lines is quoted "
-            "to its end; move the text inside the quotes"
+            f"{where}: {name}: text follows the quote that closes on a later line; a value of several lines "
+            "is quoted to its end; move the text inside the quotes"
         )
     return _split(text[start:line_end].rstrip(_BLANK), _TOKEN_IN_RAW, name, where), line_end
 

@@ -61,7 +61,9 @@ class Place(Protocol):
     """Where in a file something is said of a host."""
 
     def refusal(self, why: str, *, example: Pairs, key: str = "", name: str = "") -> LaunchError:
-        """A message with the place, what stands there, `why`, and how a host with these pairs is written there."""
+        """A message with the place, what stands there, `why`, and how a host with these
+        pairs is written there.
+        """
         ...
 
 
@@ -97,7 +99,9 @@ def hosts_named(
 
 
 def host_key(name: str) -> str:
-    """What two spellings of one host's name share: names are compared without case, IPv6 addresses by value."""
+    """What two spellings of one host's name share: names are compared without case,
+    IPv6 addresses by value.
+    """
     return str(IPv6Address(name)) if is_ipv6(name) else name.lower()
 
 
@@ -113,7 +117,9 @@ def is_ipv6(text: str) -> bool:
 
 
 def device_id(text: str) -> str | None:
-    """The id that `text` means, an index without leading zeros, GPU-... or MIG-...; None if it is none of these."""
+    """The id that `text` means, an index without leading zeros, GPU-... or MIG-...;
+    None if it is none of these.
+    """
     if not _DEVICE.fullmatch(text):
         return None
     if not text.isdigit():
@@ -186,7 +192,8 @@ def _parse_devices(text: str, place: Place) -> tuple[str, ...]:
         device = device_id(piece.strip())
         if device is None:
             raise place.refusal(
-                f"{piece.strip()!r} is not a device; devices are an index, GPU-... or MIG-..., joined by commas",
+                f"{piece.strip()!r} is not a device; devices are an index, GPU-... or "
+                "MIG-..., joined by commas",
                 example=(("devices", "0,2"),),
                 key="devices",
             )
@@ -210,14 +217,16 @@ def _parse_slots(values: Mapping[str, str], devices: tuple[str, ...] | None, pla
     if devices is None:
         if text is None:
             raise place.refusal(
-                "slots is missing, the number of processes the host takes ('auto': one for each GPU found there)",
+                "slots is missing, the number of processes the host takes ('auto': one for "
+                "each GPU found there)",
                 example=(("slots", "8"),),
             )
         return None if text == "auto" else _parse_number(text, "slots", MAX_SLOTS, place)
     slots = len(devices) if text is None or text == "auto" else _parse_number(text, "slots", MAX_SLOTS, place)
     if text == "auto" or slots != len(devices):
         raise place.refusal(
-            f"slots is {text}, but devices names {len(devices)}; each device is one slot, so slots can be left out",
+            f"slots is {text}, but devices names {len(devices)}; each device is one slot, so "
+            "slots can be left out",
             example=(("devices", values["devices"]),),
             key="slots",
         )

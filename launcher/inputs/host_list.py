@@ -9,7 +9,8 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
 
 
 def folded(names: Iterable[str]) -> str:
-    """All names, in order of their first appearance; those that differ in their last number only are one word.
+    """All names, in order of their first appearance; those that differ in their last number
+    only are one word.
 
     The form is that of a hostfile's ranges: padding with zeros is kept, and IPv6 addresses are not folded.
     """

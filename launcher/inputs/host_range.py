@@ -1,4 +1,7 @@
-"""Many hosts in one word: `node[01-16]`, `dc[1-2]n[1-4]`, `n[1,3,7-9]`. The numbers of later brackets change fastest."""
+"""Many hosts in one word: `node[01-16]`, `dc[1-2]n[1-4]`, `n[1,3,7-9]`.
+
+The numbers of later brackets change fastest.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,12 @@ class RangeMistake(ValueError):
 
 
 def expand(name: str) -> tuple[str, ...]:
-    """All names that `name` stands for, in order; `name` itself if it has no brackets. Padding with zeros is kept.
+    """All names that `name` stands for, in order; `name` itself if it has no brackets.
 
-    Errors: RangeMistake for anything in brackets but numbers and ranges, for more than MAX_HOSTS names, or if a name
+    Padding with zeros is kept.
+
+    Errors: RangeMistake for anything in brackets but numbers and ranges,
+            for more than MAX_HOSTS names, or if a name
     comes out twice.
     """
     words = _BRACKETS.split(name)  # text, inside of brackets, text, ...

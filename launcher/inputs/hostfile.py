@@ -62,7 +62,8 @@ def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: No
         text = read_named(path).decode("utf-8-sig")
     except OSError as error:
         raise LaunchError(
-            f"{path}: this hostfile cannot be read ({error.strerror}); give --hostfile the path of a text file"
+            f"{path}: this hostfile cannot be read ({error.strerror}); give --hostfile "
+            "the path of a text file"
         ) from error
     except UnicodeDecodeError as error:
         raise LaunchError(
@@ -81,8 +82,9 @@ def parse_hostfile(
 ) -> tuple[Host, ...]:
     """The hosts that a hostfile's text names, in its order.
 
-    `warn` is told of text that has no effect. A line that DeepSpeed reads, `NAME slots=N` with anything after it, means here
-    what it means there: slots=0 leaves the host out, and what is neither a key of ours nor a slip of one is skipped.
+    `warn` is told of text that has no effect. A line that DeepSpeed reads, `NAME slots=N` with anything after
+    it, means here what it means there: slots=0 leaves the host out, and what is neither a key of ours nor a
+    slip of one is skipped.
     Errors: LaunchError with `source`, the line's number and the line; or that no host is named at all.
     Source: DeepSpeed 0.19.8 launcher/runner.py, `_parse_hostfile`. Not `slots=2x`, which it reads as 2.
     """
@@ -99,7 +101,8 @@ def parse_hostfile(
             first = line_of.get(_spelled(host.name))
             if first is not None:
                 raise line.refusal(
-                    f"host {host.name!r} is on line {first} already, and a host has one line for all its slots",
+                    f"host {host.name!r} is on line {first} already, and a host has one "
+                    "line for all its slots",
                     example=(("slots", str(host.slots or "auto")),),
                 )
         line_of.update((_spelled(host.name), number) for host in found)
@@ -124,8 +127,8 @@ def _split(raw: str, line: _Line) -> list[str]:
         match = _WORD.match(raw, start)
         if match is None or (match.end() < len(raw) and not raw[match.end()].isspace()):
             raise line.refusal(
-                "a quote does not close, or text follows the closing one; a value that begins with a quote is quoted "
-                "as a whole",
+                "a quote does not close, or text follows the closing one; a value that begins with a quote "
+                "is quoted as a whole",
                 name=words[0] if words else "",
                 example=(("slots", "8"), ("cwd", "'/data/my job'")),
             )

@@ -72,7 +72,8 @@ def parse_yaml_hostfile(text: str, *, source: str) -> tuple[Host, ...]:
             first = path_of.get(host_key(host.name))
             if first is not None:
                 raise item.refusal(
-                    f"host {host.name!r} is named by {first} already (upper and lower case are the same name)",
+                    f"host {host.name!r} is named by {first} already (upper and lower "
+                    "case are the same name)",
                     example=(("slots", str(host.slots or "auto")),),
                 )
         path_of.update((host_key(host.name), item.path) for host in found_here)
@@ -97,7 +98,8 @@ def _items(hosts: Node, source: str) -> list[_Item]:
         return items
     if not isinstance(hosts, list):
         raise LaunchError(
-            f"{source}: hosts: {shown(hosts)}: a list or a mapping of hosts is allowed; write e.g. {EXAMPLE!r}"
+            f"{source}: hosts: {shown(hosts)}: a list or a mapping of hosts is allowed; "
+            f"write e.g. {EXAMPLE!r}"
         )
     for place, said in enumerate(hosts):
         path = f"hosts[{place}]"
@@ -136,7 +138,8 @@ def _parse_env(item: _Item) -> tuple[EnvEntry, ...]:
         where = f"{item.where}.env"
         if not _ENV_NAME.fullmatch(name):
             raise item.refusal(
-                f"{shown(name)} in env: a variable's name holds letters, digits and '_', and does not begin with a digit",
+                f"{shown(name)} in env: a variable's name holds letters, digits and '_', and does not begin "
+                "with a digit",
                 example=example,
             )
         if not isinstance(value, str) or "\0" in value:

@@ -1,9 +1,10 @@
 """Reading a file that a person named, or that has a name which is always looked for.
 
 [Note: What is waited for]
-A pipe that the shell made, as of `--hostfile <(scontrol ...)` or `--hostfile /dev/stdin`, is read to its end, as ssh does it
-with -F: this process was started together with what writes into it. A named pipe in a folder is refused: without a writer
-the wait for it never ends, and nothing would say so. So is a device, but for /dev/null, which is an empty file.
+A pipe that the shell made, as of `--hostfile <(scontrol ...)` or `--hostfile /dev/stdin`, is read to its end,
+as ssh does it with -F: this process was started together with what writes into it. A named pipe in a folder
+is refused: without a writer the wait for it never ends, and nothing would say so. So is a device, but for
+/dev/null, which is an empty file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A launch profile: the options of a command in a YAML file, for --profile. It becomes words of the command line.
+"""A launch profile: the options of a command in a YAML file, for --profile.
+
+It becomes words of the command line.
 
 hostfile: hosts            # any long option of the command, without its dashes
 num_gpus: 4
@@ -6,9 +8,10 @@ no_local_rank: true        # an option without a value
 script: train.py
 args: [--epochs, 3]
 
-The words of the file stand in front of those that were typed, so there is one parser, and one set of rules and messages.
-An option that was typed replaces that of the file, and a script that was typed replaces `script` and `args`. Paths are
-relative to the current folder, as everywhere on the command line, not to the file's folder.
+The words of the file stand in front of those that were typed, so there is one parser, and one set of rules
+and messages. An option that was typed replaces that of the file, and a script that was typed replaces
+`script` and `args`. Paths are relative to the current folder, as everywhere on the command line, not to
+the file's folder.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ class ProfileWords(NamedTuple):
 
 
 def read_profile(path: Path, options: Mapping[str, click.Option], *, typed: frozenset[str]) -> ProfileWords:
-    """The words of the file, but for the options with a parameter name in `typed`. `options` are known by `--name`.
+    """The words of the file, but for the options with a parameter name in `typed`.
+
+    `options` are known by `--name`.
 
     Errors: LaunchError if the file cannot be read, or as parse_profile()
     """
@@ -116,8 +121,8 @@ def _script(document: dict[str, Node], source: str) -> tuple[str, ...]:
 def _text(value: Node, where: str, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
         raise LaunchError(
-            f"{where}: one text or number is allowed, not {'a list' if isinstance(value, list) else 'a mapping'}; "
-            f"write e.g. {EXAMPLE!r}"
+            f"{where}: one text or number is allowed, not "
+            f"{'a list' if isinstance(value, list) else 'a mapping'}; write e.g. {EXAMPLE!r}"
         )
     if "\0" in value or not (value or may_be_empty):
         problem = "a NUL byte" if value else "no value"

@@ -45,13 +45,16 @@ class _Item(NamedTuple):
 def select(
     hosts: Sequence[Host], *, include: str = "", exclude: str = "", num_nodes: int = -1, num_gpus: int = -1
 ) -> tuple[Selected, ...]:
-    """The hosts that take part and the devices they use, always in hostfile order, devices in the host's order.
+    """The hosts that take part and the devices they use, always in hostfile order,
+    devices in the host's order.
 
     A host that is included without slots gives all its slots. Hosts that keep no slot are left out. Names are
-    compared as host_key() says. No host of hosts_in_question() may have slots=auto. -1 is "not given" for both numbers, 0 is "no limit".
+    compared as host_key() says. No host of hosts_in_question() may have slots=auto. -1 is "not given" for
+    both numbers, 0 is "no limit".
     Errors: LaunchError that names the option and quotes the item: unknown hosts, slots the host has not, more
     nodes or slots than there are, options that contradict each other, or nothing left.
-    Source: DeepSpeed 0.19.6 launcher/runner.py, `parse_resource_filter` and the trimming in `main`; it accepts
+    Source: DeepSpeed 0.19.6 launcher/runner.py, `parse_resource_filter` and the trimming in
+            `main`; it accepts
     slots and numbers beyond the hostfile, which start workers that cannot find their device.
     """
     _check_combination(include=include, exclude=exclude, num_nodes=num_nodes, num_gpus=num_gpus)
@@ -89,7 +92,8 @@ def select(
 def hosts_in_question(
     hosts: Sequence[Host], *, include: str = "", exclude: str = "", num_nodes: int = -1, num_gpus: int = -1
 ) -> tuple[Host, ...]:
-    """The hosts of which select() needs to know the slots, in hostfile order: the ones to look at with slots=auto.
+    """The hosts of which select() needs to know the slots, in hostfile order:
+    the ones to look at with slots=auto.
 
     Errors: LaunchError as select(), for what can be told without the slots.
     """
@@ -116,8 +120,8 @@ def local_devices_from_visible(value: str) -> tuple[str, ...]:
         device = device_id(piece.strip())
         if device is None:
             raise LaunchError(
-                f"CUDA_VISIBLE_DEVICES={value!r}: {piece.strip()!r} is not a device; allowed are an index, GPU-... "
-                "and MIG-..., joined by commas; write e.g. CUDA_VISIBLE_DEVICES=0,1"
+                f"CUDA_VISIBLE_DEVICES={value!r}: {piece.strip()!r} is not a device; allowed are an index, "
+                "GPU-... and MIG-..., joined by commas; write e.g. CUDA_VISIBLE_DEVICES=0,1"
             )
         if device in devices:
             left = dict.fromkeys(device_id(one.strip()) or one.strip() for one in value.split(","))

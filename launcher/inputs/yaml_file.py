@@ -1,4 +1,7 @@
-"""YAML text as str, list and dict. Nothing is guessed: `8`, `yes` and `010` are texts, as on a command line."""
+"""YAML text as str, list and dict.
+
+Nothing is guessed: `8`, `yes` and `010` are texts, as on a command line.
+"""
 
 from __future__ import annotations
 

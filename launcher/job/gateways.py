@@ -1,9 +1,12 @@
-"""Two levels instead of one: which hosts are reached from here, and which through one of those. Arithmetic only.
+"""Two levels instead of one: which hosts are reached from here, and which through one of those.
 
-The hosts are cut, in their order, into groups of nearly equal size. The first host of a group is its gateway; the others
-are its children, and a relay on the gateway reaches them. Every list here is walked once, so the work is the same few
-steps for each host. 4,000 hosts with a radix of 32 make 122 groups of 32 or 33. More than MAX_GATEWAYS groups are not made:
-beyond that the groups grow, all alike, so that 10,000 hosts make 128 groups of 78 or 79.
+Arithmetic only.
+
+The hosts are cut, in their order, into groups of nearly equal size. The first host of a group is its gateway;
+the others are its children, and a relay on the gateway reaches them. Every list here is walked once, so the
+work is the same few steps for each host. 4,000 hosts with a radix of 32 make 122 groups of 32 or 33. More
+than MAX_GATEWAYS groups are not made: beyond that the groups grow, all alike, so that 10,000 hosts make 128
+groups of 78 or 79.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class Group(NamedTuple):
 def plan_groups(nodes: Sequence[NodePlan], options: TreeOptions) -> tuple[Group, ...]:
     """The groups; none if the tree was not asked for, or there are not more hosts than were said.
 
-    Left out is what no gateway could reach: this machine, and names that mean another host wherever they are used.
+    Left out is what no gateway could reach: this machine, and names that mean another host
+    wherever they are used.
     """
     remote = [node for node in nodes if not node.is_local and not is_loopback(node.host.name)]
     if options.above is None or len(remote) <= options.above:
@@ -42,7 +46,9 @@ def plan_groups(nodes: Sequence[NodePlan], options: TreeOptions) -> tuple[Group,
 
 
 def group_sizes(num_hosts: int, *, radix: int) -> tuple[int, ...]:
-    """How many hosts each group has, its gateway included: at most radix + 1, unless there were too many gateways."""
+    """How many hosts each group has, its gateway included: at most radix + 1,
+    unless there were too many gateways.
+    """
     num_groups = min(-(-num_hosts // (radix + 1)), MAX_GATEWAYS)
     return tuple(num_hosts // num_groups + (place < num_hosts % num_groups) for place in range(num_groups))
 

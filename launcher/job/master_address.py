@@ -12,9 +12,10 @@ LOOPBACK = "127.0.0.1"
 def master_address(*, is_one_machine: bool, reached_at: str, address_to_peers: str, hostname: str) -> str:
     """Node 0's address for MASTER_ADDR when none was asked for.
 
-    `reached_at` is the address by which SSH reached node 0 (empty if node 0 is this machine), `address_to_peers` this
-    machine's own address on its connections to the other nodes (empty if there is a proxy between). Nothing is
-    guessed from a list of interfaces: the first one is often a bridge that no other host can reach.
+    `reached_at` is the address by which SSH reached node 0 (empty if node 0 is this machine),
+    `address_to_peers` this machine's own address on its connections to the other nodes (empty if there is a
+    proxy between). Nothing is guessed from a list of interfaces: the first one is often a bridge that no
+    other host can reach.
     """
     if is_one_machine:
         return LOOPBACK

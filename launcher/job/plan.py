@@ -1,4 +1,7 @@
-"""The plan of a job: which process runs where, with what. Pure arithmetic; `--dry_run` prints it, the controller does it."""
+"""The plan of a job: which process runs where, with what.
+
+Pure arithmetic; `--dry_run` prints it, the controller does it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from ..wire.job import NodeJob, RankJob
 class RankPlan(NamedTuple):
     """One process to start. `rank` is unique in the job, both ranks count from 0.
 
-    On hosts with unequal slots `local_rank` is `rank % slots`, a rotation: programs written for DeepSpeed assert it.
+    On hosts with unequal slots `local_rank` is `rank % slots`, a rotation:
+    programs written for DeepSpeed assert it.
     """
 
     rank: int
@@ -25,7 +29,10 @@ class RankPlan(NamedTuple):
 
 
 class NodePlan(NamedTuple):
-    """One host's part of the job. `is_local` means no SSH: the host is this machine. `stdin_rank` reads what we read."""
+    """One host's part of the job. `is_local` means no SSH: the host is this machine.
+
+    `stdin_rank` reads what we read.
+    """
 
     node_rank: int
     host: Host
@@ -36,7 +43,10 @@ class NodePlan(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where rank 0 listens. `address` None: node 0's, as the others reach it. A port that is not fixed may move."""
+    """Where rank 0 listens. `address` None: node 0's, as the others reach it.
+
+    A port that is not fixed may move.
+    """
 
     address: str | None
     port: int
@@ -44,7 +54,9 @@ class Endpoint(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What each rank runs. `python` is None with --no_python; `script` is a file that must exist on the hosts."""
+    """What each rank runs. `python` is None with --no_python; `script` is a file that must
+    exist on the hosts.
+    """
 
     python: str | None
     head: tuple[str, ...]  # up to and with the script, module or command
@@ -110,9 +122,11 @@ def plan_nodes(
     local_names: frozenset[str],
     env: Mapping[str, str] | None = None,
 ) -> tuple[NodePlan, ...]:
-    """Give every device of every host one rank: hosts in hostfile order, devices in the order they were given.
+    """Give every device of every host one rank: hosts in hostfile order,
+    devices in the order they were given.
 
-    Source: DeepSpeed 0.19.8 launcher/launch.py, `global_rank_mapping`: the same ranks, so logs can be compared.
+    Source: DeepSpeed 0.19.8 launcher/launch.py, `global_rank_mapping`: the same ranks,
+            so logs can be compared.
     """
     world_size = sum(len(one.devices) for one in selected)
     nodes = []
@@ -144,7 +158,9 @@ def plan_nodes(
 
 
 def is_this_machine(host: Host, local_names: frozenset[str]) -> bool:
-    """Whether no SSH is needed. Another user means a login, another port another sshd, e.g. of a container."""
+    """Whether no SSH is needed. Another user means a login, another port another sshd,
+    e.g. of a container.
+    """
     return host.name.lower() in local_names and host.user is None and host.port is None
 
 

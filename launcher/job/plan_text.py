@@ -19,7 +19,9 @@ def describe(
     remotely: str = "by ssh",
     gateways: Mapping[int, str] | None = None,
 ) -> str:
-    """The plan for people: every host with its ranks, devices and command. `how` they start, if not by an agent.
+    """The plan for people: every host with its ranks, devices and command.
+
+    `how` they start, if not by an agent.
 
     `gateways`: the names of the hosts through which others are reached, by the node_rank of these.
     """

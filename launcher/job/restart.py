@@ -1,9 +1,9 @@
 """What a job does after a failure: end, or start again, and with which hosts. Arithmetic only.
 
-A spare takes the place, and so the ranks, of a host that could not be used or was lost; without a spare the hosts behind
-it move up, if --min_nodes allows fewer; else a lost host is tried once more, for it may be back. A host whose ranks
-failed first twice in a row is replaced too, if there is a spare. A job whose ranks fail right after the start is not
-started again: it would fail again.
+A spare takes the place, and so the ranks, of a host that could not be used or was lost; without a spare the
+hosts behind it move up, if --min_nodes allows fewer; else a lost host is tried once more, for it may be back.
+A host whose ranks failed first twice in a row is replaced too, if there is a spare. A job whose ranks fail
+right after the start is not started again: it would fail again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from .verdict import HostFailure, OutputFailure, RankFailure, Verdict
 
 
 class Attempt(NamedTuple):
-    """One start of the job: its hosts in rank order, the spares that are left, and how many starts came before.
+    """One start of the job: its hosts in rank order, the spares that are left,
+    and how many starts came before.
 
-    `num_restarts` counts restarts of a job that had run; one whose hosts could not be used had not, and is free.
+    `num_restarts` counts restarts of a job that had run; one whose hosts could not be used
+    had not, and is free.
     """
 
     run_id: str  # the same for all attempts of one command
@@ -32,7 +34,10 @@ class Attempt(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What comes next: another attempt or, if that is None, the end. `why` is one sentence; empty: nothing to say."""
+    """What comes next: another attempt or, if that is None, the end.
+
+    `why` is one sentence; empty: nothing to say.
+    """
 
     attempt: Attempt | None
     why: str
@@ -50,8 +55,9 @@ def first_attempt(
     num_free = len(selected) - (wanted or 1)
     if options.spares > max(0, num_free):
         raise LaunchError(
-            f"--spares={options.spares}: {count(len(selected), 'host')} can take part, and {wanted or 'at least 1'} of "
-            f"them must run the job; give at most {max(0, num_free)}, or add lines to the hostfile"
+            f"--spares={options.spares}: {count(len(selected), 'host')} can take part, and "
+            f"{wanted or 'at least 1'} of them must run the job; give at most {max(0, num_free)}, or add "
+            "lines to the hostfile"
         )
     if wanted is None:
         wanted = len(selected) - options.spares

@@ -27,7 +27,7 @@ def with_stdin(nodes: tuple[NodePlan, ...], options: Options) -> tuple[NodePlan,
         if asked is None or options.rendezvous.no_ssh:  # there each node has the same options
             return nodes
         raise LaunchError(
-            f"--stdin={rank}: rank {rank} runs on {found.host.name}; allowed is a rank on this machine, whose input needs "
-            "no way; leave it out, or start dslaunch there"
+            f"--stdin={rank}: rank {rank} runs on {found.host.name}; allowed is a rank on this machine, "
+            "whose input needs no way; leave it out, or start dslaunch there"
         )
     return tuple(node._replace(stdin_rank=rank if node is found else None) for node in nodes)

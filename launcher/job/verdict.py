@@ -17,7 +17,8 @@ from ..wire.frames import Exited
 class RankFailure(NamedTuple):
     """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock.
 
-    The fields with defaults are what its agent found out. Their names are keys of the report: docs/launch/failures.md.
+    The fields with defaults are what its agent found out. Their names are keys of the report:
+    docs/launch/failures.md.
     """
 
     rank: int
@@ -105,8 +106,8 @@ Failure = RankFailure | HostFailure | OutputFailure | LauncherFailure
 class Verdict(NamedTuple):
     """The end of a job. `culprit` is what failed first; the rest failed before it was known, or was stopped.
 
-    `likely_cause`: what ended well before the culprit failed, and most likely is why it did. `announced`: what was named when
-    the job was stopped; the culprit may have become known only later.
+    `likely_cause`: what ended well before the culprit failed, and most likely is why it did. `announced`:
+    what was named when the job was stopped; the culprit may have become known only later.
     """
 
     culprit: Failure | None
@@ -150,7 +151,8 @@ class Verdict(NamedTuple):
 def describe_all(failures: Sequence[Failure]) -> list[str]:
     """A sentence for each failure, in this order; hosts that failed for the same reason are in one sentence.
 
-    Reasons are the same if they differ only in the host's name and in numbers; the words are then those of the first.
+    Reasons are the same if they differ only in the host's name and in numbers;
+    the words are then those of the first.
     """
     groups: dict[object, list[Failure]] = {}
     for place, one in enumerate(failures):
@@ -179,10 +181,12 @@ def verdict_of(
     ended_well: Mapping[int, float] = MappingProxyType({}),
     announced: str = "",
 ) -> Verdict:
-    """Tell the culprit from those who fell with it: the earliest failure, of those before all were told to stop.
+    """Tell the culprit from those who fell with it: the earliest failure,
+    of those before all were told to stop.
 
-    A host counts from when it was last heard of: a lost host makes ranks elsewhere fail long before it is known lost.
-    `ended_well`: when each rank that ended with 0 did so. A rank that waits for one of those in vain fails, and is told of it.
+    A host counts from when it was last heard of: a lost host makes ranks elsewhere fail long before it is
+    known lost. `ended_well`: when each rank that ended with 0 did so. A rank that waits for one of those in
+    vain fails, and is told of it.
     """
     before_stop = [one for one in failures if stopped_at is None or one.at_s <= stopped_at]
     culprit = min(before_stop, key=lambda one: one.at_s, default=None)
@@ -204,14 +208,18 @@ def verdict_of(
 
 # How gloo, NCCL, torch's store and sockets say that the other side is gone, or does not answer.
 _LOST_PEER = re.compile(
-    r"connection (?:was )?(?:likely )?(?:reset|closed|aborted|lost)(?: by (?:remote )?peer)?|broken pipe|failed to recv"
-    r"|remote (?:worker|process) [a-z]+|(?:collective operation|socket|wait|read) time ?(?:d )?out|timed out waiting",
+    r"connection (?:was )?(?:likely )?(?:reset|closed|aborted|lost)(?: by (?:remote )?peer)?|broken "
+    r"pipe|failed to recv"
+    r"|remote (?:worker|process) [a-z]+|(?:collective operation|socket|wait|read) time ?(?:d "
+    r")?out|timed out waiting",
     re.IGNORECASE,
 )
 
 
 def lost_peer(failure: RankFailure) -> str:
-    """The words by which a rank said, with the last that it wrote, that another rank is gone; empty if it did not."""
+    """The words by which a rank said, with the last that it wrote, that another rank is gone;
+    empty if it did not.
+    """
     said = (failure.message, *failure.traceback[-1:], *(() if failure.traceback else failure.last_lines))
     found = next(filter(None, map(_LOST_PEER.search, said)), None)
     return found[0] if found else ""
@@ -222,7 +230,8 @@ def with_early_ends(
 ) -> Verdict:
     """The same, with what it means for the culprit that these ranks had ended with 0.
 
-    A rank that lost a connection may be told of an end that came a moment later: a process closes its connections first.
+    A rank that lost a connection may be told of an end that came a moment later: a process closes its
+    connections first.
     """
     culprit = verdict.culprit
     if not isinstance(culprit, RankFailure):
@@ -243,7 +252,10 @@ def with_early_ends(
         f"{ranks} {ended}: if rank {culprit.rank} still waited for {'them' if len(left) > 1 else 'it'}, the "
         "ranks had unequal numbers of batches, or left a loop at different steps"
     )
-    cause = f"{ranks} ended with code 0 before the job was done, and rank {culprit.rank} then failed with {words!r}: that early "
+    cause = (
+        f"{ranks} ended with code 0 before the job was done, and rank {culprit.rank} then failed with "
+        f"{words!r}: that early "
+    )
     return verdict._replace(
         culprit=culprit._replace(evidence=(*culprit.evidence, evidence)),
         likely_cause=f"{cause}end is the likely cause" if words else "",

@@ -1,8 +1,10 @@
-"""The agent: runs on a node, starts this node's workers, and ends them. Sent to the nodes: standard library only.
+"""The agent: runs on a node, starts this node's workers, and ends them.
 
-The launcher's death, a cut connection and a lost launcher (no ping for the heartbeat time) reach it as the end of its
-input or as silence, and end the job; so does a signal. What becomes of the job when the agent itself dies is the
-keeper's part.
+Sent to the nodes: standard library only.
+
+The launcher's death, a cut connection and a lost launcher (no ping for the heartbeat time) reach it as the
+end of its input or as silence, and end the job; so does a signal. What becomes of the job when the agent
+itself dies is the keeper's part.
 """
 
 from __future__ import annotations
@@ -111,8 +113,8 @@ class Agent:
     def _is_awaited(self) -> bool:
         """Whether the launcher may still want something of an agent whose job is over.
 
-        It hangs up when all hosts are done: until then the end of this process would only take time from those that are
-        not, where they share something.
+        It hangs up when all hosts are done: until then the end of this process would only take time from
+        those that are not, where they share something.
         """
         return self._uplink.has_unsent if self._told_to_stop_by else self._uplink.is_connected
 
@@ -265,7 +267,9 @@ class Agent:
         self._step = step
 
     def _check_preparation(self, now: float) -> None:
-        """A file system that hangs keeps the thread in the kernel, where nothing ends it: so this does not wait for it."""
+        """A file system that hangs keeps the thread in the kernel, where nothing ends it:
+        so this does not wait for it.
+        """
         if self._state == State.WAITING and now > self._prepare_by and self._job is not None:
             self._prepare_by = float("inf")
             why = (
@@ -285,7 +289,8 @@ class Agent:
             ) from None
         except OSError as error:
             raise Unprepared(
-                f"--save_pid: {error.filename}: {error.strerror}; let this file be written, or leave the option out",
+                f"--save_pid: {error.filename}: {error.strerror}; let this file be written, or "
+                "leave the option out",
                 exit_code=3,
             ) from None
 

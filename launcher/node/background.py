@@ -1,4 +1,7 @@
-"""Work that would keep the agent from listening: done in a thread. Sent to the nodes: standard library only."""
+"""Work that would keep the agent from listening: done in a thread.
+
+Sent to the nodes: standard library only.
+"""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def read_cores(allowed: set[int], sys: str = "/sys") -> list[Core]:
 def share_cores(cores: list[Core], num_ranks: int, *, uses_all: bool) -> list[list[int]]:
     """Equal shares, one for each rank; empty if there are fewer cores than ranks.
 
-    Unless `uses_all`, one CPU of each physical core is used, as long as that gives every rank one. A rank stays within
-    one NUMA node, or has whole ones, if the numbers allow it.
+    Unless `uses_all`, one CPU of each physical core is used, as long as that gives every rank one. A rank
+    stays within one NUMA node, or has whole ones, if the numbers allow it.
     """
     firsts = [core for core in cores if core.thread == 0]
     if not uses_all and len(firsts) >= num_ranks:

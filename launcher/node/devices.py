@@ -8,7 +8,9 @@ from .kernel_file import read_text
 
 
 def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
-    """GPUs a process started here could use: NVIDIA's device files, else AMD's compute nodes; 0 if there are none."""
+    """GPUs a process started here could use: NVIDIA's device files, else AMD's compute nodes;
+    0 if there are none.
+    """
     nvidia = sum(name.startswith("nvidia") and name[6:].isdigit() for name in _listdir(dev))
     return nvidia or sum(
         1 for node in _amd_nodes(sys) if read_text(os.path.join(node, "gpu_id")).strip() not in ("", "0")

@@ -13,7 +13,9 @@ LEFT_OVER_GRACE_S = 2.0  # for processes that outlive their worker
 
 
 class Ending:
-    """SIGTERM at its beginning, SIGKILL when its time is up; it is over when no process is left below `top`."""
+    """SIGTERM at its beginning, SIGKILL when its time is up; it is over when no process
+    is left below `top`.
+    """
 
     def __init__(self, workers: WorkerGroup, *, top: int | None = None) -> None:
         self.num_left_over = 0  # processes that outlived the last worker

@@ -1,5 +1,6 @@
-"""Why a worker failed: what it wrote last, what torch noted, what the kernel counted. Sent to the nodes: standard
-library only.
+"""Why a worker failed: what it wrote last, what torch noted, what the kernel counted.
+
+Sent to the nodes: standard library only.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def _unmarked(line: str) -> str:
 
 
 def read_error_file(path: str) -> tuple[str, list[str]]:
-    """The message and the traceback that torch's @record left in a file; empty if there is none, or it is no such file.
+    """The message and the traceback that torch's @record left in a file; empty if there is none,
+    or it is no such file.
 
     Source: torch 2.13 distributed/elastic/multiprocessing/errors/error_handler.py, `record_exception`.
     """
@@ -120,8 +122,8 @@ def read_error_file(path: str) -> tuple[str, list[str]]:
 class MemoryWatch:
     """Whether the kernel killed workers because memory ran out, by the counters of the cgroup they run in.
 
-    Workers start in the cgroup of this process. Counters are compared with what they were when this was made; one
-    kill explains one worker, so that who fails after it is not said to have been killed too.
+    Workers start in the cgroup of this process. Counters are compared with what they were when this was made;
+    one kill explains one worker, so that who fails after it is not said to have been killed too.
     """
 
     def __init__(self, *, proc: str = "/proc") -> None:
@@ -148,7 +150,10 @@ class MemoryWatch:
             return True, ["the kernel killed it for memory (the kernel's log says so)"]
         if num_kills is None:
             return False, [
-                "who sent SIGKILL cannot be read here; often it is the kernel, when memory ran out: see `dmesg`"
+                (
+                    "who sent SIGKILL cannot be read here; often it is the kernel, when memory "
+                    "ran out: see `dmesg`"
+                )
             ]
         return False, ["the kernel counts no lack of memory here, so a person or a program sent SIGKILL"]
 
@@ -215,7 +220,10 @@ def memory_groups(proc: str = "/proc") -> list[MemoryGroup]:
 
 
 def _folders(path: str, *, root: str, mount: str) -> list[str]:
-    """From a cgroup's folder up to the mount. In a container the path may be one of the host, which is not there."""
+    """From a cgroup's folder up to the mount.
+
+    In a container the path may be one of the host, which is not there.
+    """
     below = path[len(root.rstrip("/")) :] if (path + "/").startswith(root.rstrip("/") + "/") else ""
     names = [name for name in below.split("/") if name]
     folders = ["/".join([mount, *names[:depth]]) for depth in range(len(names), -1, -1)]
@@ -250,7 +258,9 @@ def is_in_kernel_log(log: str, pid: int, *, since_s: float) -> bool:
 def evidence_of(
     status: int, *, facts: list[str], is_out_of_memory: bool, error_file: str | None, out: Tail, err: Tail
 ) -> dict[str, Any]:
-    """All that is known of a failed worker, by the names of RankFailure's fields, as it travels in an Exited frame."""
+    """All that is known of a failed worker, by the names of RankFailure's fields,
+    as it travels in an Exited frame.
+    """
     is_signaled = os.WIFSIGNALED(status)
     has_core = is_signaled and os.WCOREDUMP(status)
     if has_core:
@@ -263,8 +273,9 @@ def evidence_of(
     if any(_refuses_local_rank(line) for line in [*of_err[-NUM_LAST_LINES:], *of_out[-NUM_LAST_LINES:]]):
         facts = [
             *facts,
-            "the program does not know the argument --local_rank=N, which dslaunch adds as DeepSpeed does; give dslaunch "
-            "--no_local_rank, and let the program read the variable LOCAL_RANK if it needs the number",
+            "the program does not know the argument --local_rank=N, which dslaunch adds as DeepSpeed "
+            "does; give dslaunch --no_local_rank, and let the program read the variable LOCAL_RANK "
+            "if it needs the number",
         ]
     return {
         "core_dumped": has_core,
@@ -278,7 +289,9 @@ def evidence_of(
 
 
 def _refuses_local_rank(line: str) -> bool:
-    """Whether a parser of arguments complains of it: argparse, getopt, click, absl, Go, Rust and others in their words."""
+    """Whether a parser of arguments complains of it: argparse, getopt, click, absl, Go,
+    Rust and others in their words.
+    """
     text = line.lower()
     complaints = (
         "unrecognized",

@@ -1,8 +1,11 @@
-"""The relay: runs on a gateway and carries the streams between the launcher and other hosts. Standard library only.
+"""The relay: runs on a gateway and carries the streams between the launcher and other hosts.
 
-It starts one `ssh` for each host that the launcher names and passes bytes on, without looking at them. It ends when its
-input ends, and so do all the `ssh` then; the agents behind them see the end of their streams and clean up. A launcher
-that is gone without a word is noticed by those agents, and by the relay once none of them is left.
+Standard library only.
+
+It starts one `ssh` for each host that the launcher names and passes bytes on, without looking at them. It
+ends when its input ends, and so do all the `ssh` then; the agents behind them see the end of their
+streams and clean up. A launcher that is gone without a word is noticed by those agents, and by the relay
+once none of them is left.
 """
 
 from __future__ import annotations

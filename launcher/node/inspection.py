@@ -1,4 +1,7 @@
-"""Questions about a host, answered on it: what is there, how much of it, which versions. Standard library only."""
+"""Questions about a host, answered on it: what is there, how much of it, which versions.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 

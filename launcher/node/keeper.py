@@ -1,7 +1,10 @@
-"""The keeper: starts the agent, outlives it, and leaves nothing of it behind. Sent to the nodes: standard library only.
+"""The keeper: starts the agent, outlives it, and leaves nothing of it behind.
 
-It adopts whatever loses its parent, and the agent, its only child, does the work. Each is told when the other dies: if
-the agent is killed, the keeper kills everything below itself; if the keeper is killed, the agent ends the job.
+Sent to the nodes: standard library only.
+
+It adopts whatever loses its parent, and the agent, its only child, does the work. Each is told when the
+other dies: if the agent is killed, the keeper kills everything below itself; if the keeper is killed, the
+agent ends the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The few things that agents need of slow modules, by the C modules below these. Sent to the nodes: standard library only.
+"""The few things that agents need of slow modules, by the C modules below these.
 
-`signal`, `contextlib`, `selectors` and `collections`, with `enum` and `functools` that they import, take 5 ms of CPU on
-every host of a job, of 24 until an agent was up. Where a Python lacks the C modules, they are used.
+Sent to the nodes: standard library only.
+
+`signal`, `contextlib`, `selectors` and `collections`, with `enum` and `functools` that they import, take 5 ms
+of CPU on every host of a job, of 24 until an agent was up. Where a Python lacks the C modules, they are used.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ class Selector:
         return iter(self._acts)
 
     def wait(self, timeout_s: float) -> int:
-        """Until something can be done or the time is up; then do all that can be done. Returns how many files that was."""
+        """Until something can be done or the time is up; then do all that can be done.
+
+        Returns how many files that was.
+        """
         ready = self._poll.poll(timeout_s)
         for fd, _ in ready:
             act = self._acts.get(fd)  # an act may forget another file

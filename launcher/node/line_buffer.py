@@ -9,9 +9,9 @@ PROGRESS_INTERVAL_S = 1.0
 class LineBuffer:
     """Collects the bytes of one stream and gives them back as whole lines.
 
-    A carriage return means that what stands before it is overwritten (progress bars). Of a finished line only the
-    text after its last carriage return is kept; of an unfinished one the newest version is given once a second.
-    Verbatim, carriage returns are bytes like any other.
+    A carriage return means that what stands before it is overwritten (progress bars). Of a finished line only
+    the text after its last carriage return is kept; of an unfinished one the newest version is given once a
+    second. Verbatim, carriage returns are bytes like any other.
     """
 
     def __init__(self, *, is_verbatim: bool = False) -> None:
@@ -60,7 +60,9 @@ def _after_returns(lines: bytes) -> bytes:
 
 
 def _num_cut_bytes(data: bytes) -> int:
-    """How many bytes at the end begin a UTF-8 character that is not complete; 0 if the text is not UTF-8 there."""
+    """How many bytes at the end begin a UTF-8 character that is not complete;
+    0 if the text is not UTF-8 there.
+    """
     for count in range(1, min(3, len(data)) + 1):
         byte = data[-count]
         if byte & 0xC0 != 0x80:  # not a continuation

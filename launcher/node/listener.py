@@ -1,4 +1,7 @@
-"""The host that the others try to reach: it listens on all its addresses. Sent to the nodes: standard library only."""
+"""The host that the others try to reach: it listens on all its addresses.
+
+Sent to the nodes: standard library only.
+"""
 
 from __future__ import annotations
 

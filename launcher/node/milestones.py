@@ -1,4 +1,7 @@
-"""What the workers tell of their start: process group made, first collective done. Sent to the nodes: standard library only."""
+"""What the workers tell of their start: process group made, first collective done.
+
+Sent to the nodes: standard library only.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ READ_BYTES = 1 << 16
 
 
 class MilestonePipe:
-    """A named pipe in the agent's folder. Each worker writes one line for each phase: rank, monotonic time, name."""
+    """A named pipe in the agent's folder.
+
+    Each worker writes one line for each phase: rank, monotonic time, name.
+    """
 
     def __init__(self, path: str) -> None:
         """Errors: OSError if it cannot be made."""

@@ -1,4 +1,7 @@
-"""The port at which the other hosts try whether they reach this one. Sent to the nodes: standard library only."""
+"""The port at which the other hosts try whether they reach this one.
+
+Sent to the nodes: standard library only.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class OpenPort:
-    """Open from when the launcher asks, or from when the job's port is chosen, until the job starts or ends."""
+    """Open from when the launcher asks, or from when the job's port is chosen,
+    until the job starts or ends.
+    """
 
     def __init__(self, selector: Selector, send: Callable[[Frame], None]) -> None:
         self._selector = selector

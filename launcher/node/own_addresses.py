@@ -20,7 +20,9 @@ _SCOPE_LINK, _SCOPE_HOST = 253, 254
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this host that others might reach, in the kernel's order: no loopback, none of one link only."""
+    """The addresses of this host that others might reach, in the kernel's order: no loopback,
+    none of one link only.
+    """
     netlink = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, 0)
     try:
         netlink.settimeout(2.0)

@@ -1,4 +1,7 @@
-"""The file of --save_pid: where scripts find the process that runs a job on this host. Standard library only."""
+"""The file of --save_pid: where scripts find the process that runs a job on this host.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,12 @@ class PidFileInUse(Exception):
 
 
 def write_pid_file(launcher_pid: int, pid: int, *, folder: str = "/tmp") -> str:
-    """Write `pid` into the file named for the launcher; returns its path. One left by a dead process is replaced.
+    """Write `pid` into the file named for the launcher; returns its path.
 
-    Whatever else has the name stays: a link is not followed, a pipe is not waited for, and another user's file is theirs.
+    One left by a dead process is replaced.
+
+    Whatever else has the name stays: a link is not followed, a pipe is not waited for,
+    and another user's file is theirs.
     Errors: PidFileInUse; OSError if it cannot be written
     Source: DeepSpeed 0.19.8 launcher/launch.py, `--save_pid`: the same name, so the same scripts find it.
     """

@@ -1,4 +1,5 @@
-"""Files in places where others may write: opened without following a link and without waiting for a pipe's other end.
+"""Files in places where others may write: opened without following a link and without waiting for
+a pipe's other end.
 
 Sent to the nodes: standard library only.
 """
@@ -15,7 +16,8 @@ _NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 def open_plain(path: str, flags: int, mode: int = 0o600) -> int:
     """A descriptor of the regular file `path`.
 
-    Errors: OSError whose `strerror` is a clause that follows the path; also for a link, a pipe, a socket or a device
+    Errors: OSError whose `strerror` is a clause that follows the path; also for a link, a pipe,
+            a socket or a device
     """
     try:
         fd = os.open(path, flags | _NEVER, mode)
@@ -43,7 +45,8 @@ def read_plain(path: str, *, max_bytes: int, start: int = 0) -> bytes:
 def mode_in(folder: str) -> int:
     """Who may read what we write there: this user only, unless the folder was made for others too.
 
-    It was if it has a default ACL, which decides then, or if its group may write to it or is handed on (setgid).
+    It was if it has a default ACL, which decides then, or if its group may write to it or is
+    handed on (setgid).
     """
     try:
         os.getxattr(folder, "system.posix_acl_default")

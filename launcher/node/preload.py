@@ -1,20 +1,23 @@
-"""Workers that do not import everything again: one process imports, and each worker is a fork of it. Standard library only.
+"""Workers that do not import everything again: one process imports, and each worker is a fork of it.
+
+Standard library only.
 
 [Note: How preloading works]
-The preloader is the job's Python in the job's environment. It imports the modules and then waits for requests on a
-socket. For each it forks twice: the process in between ends at once, so the worker is a child of the agent, which is
-a subreaper, like any worker that was executed. The worker makes a session, takes its environment, arguments, output
-and CPUs, and runs the script as `__main__` at the top of the interpreter, so what happens at the end of a program
-happens. Its command line in /proc is overwritten with its own.
+The preloader is the job's Python in the job's environment. It imports the modules and then waits for requests
+on a socket. For each it forks twice: the process in between ends at once, so the worker is a child of the
+agent, which is a subreaper, like any worker that was executed. The worker makes a session, takes its
+environment, arguments, output and CPUs, and runs the script as `__main__` at the top of the interpreter, so
+what happens at the end of a program happens. Its command line in /proc is overwritten with its own.
 
-A fork keeps no thread but the one that calls it, and a CUDA context does not survive it. So after the imports the
-preloader forks once for nothing, for libraries such as OpenBLAS end their threads at that, and gives up if threads are
-left or if torch has initialized CUDA: the workers are then started as ever, and that is said. The thread of jemalloc, which
-comes with pyarrow and so with pandas, does no harm: it only gives memory back, and a forked jemalloc does so itself.
+A fork keeps no thread but the one that calls it, and a CUDA context does not survive it. So after the imports
+the preloader forks once for nothing, for libraries such as OpenBLAS end their threads at that, and gives up
+if threads are left or if torch has initialized CUDA: the workers are then started as ever, and that is said.
+The thread of jemalloc, which comes with pyarrow and so with pandas, does no harm: it only gives memory back,
+and a forked jemalloc does so itself.
 
-What the workers share: PYTHONHASHSEED, and the state of any generator of random numbers that a module seeded when it
-was imported. `random` seeds itself again after a fork, NumPy's global generator is seeded again by us, and torch's
-starts with the same seed in every process anyway.
+What the workers share: PYTHONHASHSEED, and the state of any generator of random numbers that a module seeded
+when it was imported. `random` seeds itself again after a fork, NumPy's global generator is seeded again by
+us, and torch's starts with the same seed in every process anyway.
 """
 
 from __future__ import annotations
@@ -193,7 +196,10 @@ class Unpreloaded(Exception):
 
 
 class Preloader:
-    """A process of the job's Python that has imported modules. `why_not` says why no worker can be forked from it."""
+    """A process of the job's Python that has imported modules.
+
+    `why_not` says why no worker can be forked from it.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Can the job start on this host? Checked on every host before anything starts on any. Standard library only."""
+"""Can the job start on this host?
+
+Checked on every host before anything starts on any. Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,8 @@ class Prepared:
         if not self.cores:
             cores = f"--bind_core_list={format_ranges(asked)}" if asked else f"cores {shown}"
             raise Unprepared(
-                f"--bind_cores_to_rank: {num_ranks} ranks cannot share {cores}; use fewer slots here, or more cores",
+                f"--bind_cores_to_rank: {num_ranks} ranks cannot share {cores}; use fewer "
+                "slots here, or more cores",
                 exit_code=3,
             )
         num_cores = len(self.cores[0])
@@ -117,7 +121,8 @@ class Prepared:
         named = [one for one in devices if not one.isdigit()]
         if named:
             raise Unprepared(
-                f"device {', '.join(named)} is asked for, but there is no GPU here; correct devices= in the hostfile",
+                f"device {', '.join(named)} is asked for, but there is no GPU here; correct "
+                "devices= in the hostfile",
                 exit_code=3,
             )
         self.notes.append(f"no GPU here: {len(devices)} CPU worker{'s' if len(devices) != 1 else ''}")
@@ -145,7 +150,9 @@ class Prepared:
 
 
 def apply_environment(env: dict[bytes, bytes], entries: list[list[str]]) -> None:
-    """Set each variable in order: its name, then by turns literal text and the name of a variable to put in."""
+    """Set each variable in order: its name, then by turns literal text and the name of a
+    variable to put in.
+    """
     for name, *parts in entries:
         pieces = [
             env.get(bytes_of(part), b"") if place % 2 else bytes_of(part) for place, part in enumerate(parts)
@@ -177,8 +184,8 @@ def _enter_folder(cwd: str) -> None:
 def _check_program(python: str | None, script: str | None) -> None:
     if python is not None and find_program(bytes_of(python), {}) is None:
         raise Unprepared(
-            f"no Python at {python}; every host needs the same path to it, or use --venv_script, or say python= in "
-            "the hostfile",
+            f"no Python at {python}; every host needs the same path to it, or use --venv_script, or say "
+            "python= in the hostfile",
             exit_code=3,
         )
     if script is not None and not os.path.exists(bytes_of(script)):
@@ -237,10 +244,11 @@ def _path_of(script: bytes, env: dict[bytes, bytes]) -> bytes:
 
 
 class PortClaim:
-    """A port without a listener that no other job on this host was promised, for as long as this object lives.
+    """A port without a listener that no other job on this host was promised,
+    for as long as this object lives.
 
-    Rank 0 listens only seconds later, when it has imported torch. Until then other agents here, of any user, see
-    the claim: a name in the abstract socket namespace, which vanishes with the process.
+    Rank 0 listens only seconds later, when it has imported torch. Until then other agents here, of any user,
+    see the claim: a name in the abstract socket namespace, which vanishes with the process.
     """
 
     def __init__(self, port: int) -> None:

@@ -8,10 +8,13 @@ from .lean_stdlib import suppress
 
 
 class PrivateFolder:
-    """A temporary folder that only this user can enter. The keeper makes it, so that it outlives a killed agent.
+    """A temporary folder that only this user can enter.
 
-    Where no folder can be made (a full or read-only disk) the job runs without it. The workers know the folder and may
-    leave there what they like, so nothing in it says what else is to be removed: that goes through a pipe to the keeper.
+    The keeper makes it, so that it outlives a killed agent.
+
+    Where no folder can be made (a full or read-only disk) the job runs without it. The workers know the
+    folder and may leave there what they like, so nothing in it says what else is to be removed: that goes
+    through a pipe to the keeper.
     """
 
     def __init__(self) -> None:
@@ -38,7 +41,9 @@ class PrivateFolder:
         return path
 
     def add_outside(self, path: str) -> None:
-        """A file of ours elsewhere that is to be removed together with the folder, by the process that does that."""
+        """A file of ours elsewhere that is to be removed together with the folder,
+        by the process that does that.
+        """
         self._note(b"%d %d %s" % (*_identity_of(path), os.fsencode(path)))
 
     def remove(self) -> None:

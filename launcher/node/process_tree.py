@@ -1,8 +1,10 @@
-"""The processes below this one: adopting them, finding them, ending them. Sent to the nodes: standard library only.
+"""The processes below this one: adopting them, finding them, ending them.
 
-No process escapes. A process that calls PR_SET_CHILD_SUBREAPER becomes the parent of every descendant whose own parent
-died, however often it forked and whatever session it made for itself. So the tree below the agent is exactly the
-job, and walking parent links in /proc finds all of it.
+Sent to the nodes: standard library only.
+
+No process escapes. A process that calls PR_SET_CHILD_SUBREAPER becomes the parent of every descendant whose
+own parent died, however often it forked and whatever session it made for itself. So the tree below the agent
+is exactly the job, and walking parent links in /proc finds all of it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
 def descendants(root: int) -> list[int]:
     """Process ids below `root`, zombies left out, parents before children."""
     if root == os.getpid() and not _has_children():
-        return []  # as for most jobs at their end: a busy host has thousands of processes to look at otherwise
+        # as for most jobs at their end: a busy host has thousands of processes to look at otherwise
+        return []
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -68,7 +71,10 @@ def descendants(root: int) -> list[int]:
 
 
 def _has_children() -> bool:
-    """Whether this process has any child, zombies included. A process without children has no other processes below it either."""
+    """Whether this process has any child, zombies included.
+
+    A process without children has no other processes below it either.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -77,7 +83,10 @@ def _has_children() -> bool:
 
 
 def kill_descendants(root: int, signum: int = signal.SIGKILL) -> list[int]:
-    """Send `signum` to every process below `root`; returns whom it was sent to. Repeat until it returns none."""
+    """Send `signum` to every process below `root`; returns whom it was sent to.
+
+    Repeat until it returns none.
+    """
     pids = descendants(root)
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):  # it ended, or became another user's

@@ -1,8 +1,8 @@
 """Who can connect to whom, tried instead of guessed. Sent to the nodes: standard library only.
 
-One host listens and answers every connection with a token (listener.py); the others try its addresses. The token tells
-the host that was meant from another that answers: an address such as Docker's 172.17.0.1 is on every host, and each
-reaches itself.
+One host listens and answers every connection with a token (listener.py); the others try its addresses. The
+token tells the host that was meant from another that answers: an address such as Docker's 172.17.0.1 is on
+every host, and each reaches itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Python stacks of a worker that runs. Sent to the nodes: standard library only.
 
-A job that was started for it has Python write them at a signal: see worker_hook.py, [Note: The hook]. The signal would
-kill a program that does not expect it, so it is sent only to a process whose /proc/PID/status says that it is caught.
-Where none does, py-spy is asked, if the worker's PATH has it.
+A job that was started for it has Python write them at a signal: see worker_hook.py, [Note: The hook]. The
+signal would kill a program that does not expect it, so it is sent only to a process whose /proc/PID/status
+says that it is caught. Where none does, py-spy is asked, if the worker's PATH has it.
 """
 
 from __future__ import annotations

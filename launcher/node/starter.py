@@ -1,4 +1,7 @@
-"""Starts the workers of one host, each in its way: executed, or forked from a preloader. Standard library only."""
+"""Starts the workers of one host, each in its way: executed, or forked from a preloader.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 

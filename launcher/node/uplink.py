@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 FIRST_HEARTBEAT_S = 120.0  # until the job says its own
 READ_BYTES = 1 << 16
 WRITE_BYTES = 1 << 18
-# Above HIGH the workers' pipes are left alone, so a slow reader slows the workers; below LOW they are read again.
+# Above HIGH the workers' pipes are left alone, so a slow reader slows the workers;
+# below LOW they are read again.
 OUTBOX_HIGH_BYTES = 1 << 20
 OUTBOX_LOW_BYTES = 1 << 18
 
@@ -23,8 +24,9 @@ OUTBOX_LOW_BYTES = 1 << 18
 class Uplink:
     """Frames both ways, none of which is waited for, until the launcher hangs up or is silent for too long.
 
-    `obey(frame)` is called for each frame that arrives. `pause(is_paused)` says whether the launcher is behind; it may
-    be told the same twice. `end()` is called when the launcher listens no more, and again whenever that shows.
+    `obey(frame)` is called for each frame that arrives. `pause(is_paused)` says whether the launcher is
+    behind; it may be told the same twice. `end()` is called when the launcher listens no more, and again
+    whenever that shows.
     """
 
     def __init__(
@@ -63,7 +65,10 @@ class Uplink:
             self._flush()
 
     def check_silence(self, now: float) -> None:
-        """A launcher that said nothing for too long is gone. If it can still hear us, it is told why we go."""
+        """A launcher that said nothing for too long is gone.
+
+        If it can still hear us, it is told why we go.
+        """
         silent_s = now - self._heard_at
         if silent_s > max(self.heartbeat_s, self.hold_s):
             if self.is_connected:
@@ -111,7 +116,10 @@ class Uplink:
         except ProtocolError:
             self._hang_up()
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            why = f"its agent cannot do what it was told: {type(error).__name__}: {error}; is that the same dslaunch?"
+            why = (
+                f"its agent cannot do what it was told: {type(error).__name__}: {error}; is "
+                "that the same dslaunch?"
+            )
             self.send(Problem(why, 3))
             self._end()
 

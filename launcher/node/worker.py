@@ -51,7 +51,9 @@ class Stream:
         return self._noted(self._lines.add(data, now=self._read_at)), True
 
     def prompt(self, now: float) -> bytes:
-        """A line that was begun and left for a while, as a whole line: a question, to which the answer is awaited."""
+        """A line that was begun and left for a while, as a whole line: a question,
+        to which the answer is awaited.
+        """
         is_left = self.is_open and now - self._read_at > PROMPT_AFTER_S
         return self._noted(self._lines.begun()) if is_left else b""
 
@@ -60,7 +62,10 @@ class Stream:
         return lines
 
     def limit(self) -> None:
-        """The worker has ended: what is in the pipe now is all it wrote. What others add, who hold it open, is not read."""
+        """The worker has ended: what is in the pipe now is all it wrote.
+
+        What others add, who hold it open, is not read.
+        """
         if self.is_open:
             from termios import FIONREAD  # here, because it has time now
 
@@ -74,7 +79,9 @@ class Stream:
 
 
 class Worker:
-    """A started rank. `status` is None while it runs, then its wait status; `ended_at` is on the monotonic clock."""
+    """A started rank. `status` is None while it runs, then its wait status;
+    `ended_at` is on the monotonic clock.
+    """
 
     def __init__(self, *, rank: int, pid: int, streams: tuple[Stream, Stream]) -> None:
         self.rank = rank
@@ -118,7 +125,9 @@ def spawn(
     is_verbatim: bool = False,
     stdin: int | None = None,
 ) -> Worker:
-    """Start one rank in a session of its own, in the present folder, on these CPUs. It dies when this process dies.
+    """Start one rank in a session of its own, in the present folder, on these CPUs.
+
+    It dies when this process dies.
 
     `stdin` is a descriptor to read from; None means that there is nothing to read.
     A program that cannot be executed is a worker that wrote why to stderr and exited 127.
@@ -169,7 +178,10 @@ def _why_not_run(number: int | None, argv: list[bytes], env: dict[bytes, bytes])
     if number == errno.EACCES and is_file:
         return ": it is not executable there; write chmod +x, or start a Python script without --no_python"
     if number == errno.ENOENT and is_file:
-        return ": the file is there, but not the interpreter that its first line names; are its line ends those of Windows?"
+        return (
+            ": the file is there, but not the interpreter that its first line names; are its line "
+            "ends those of Windows?"
+        )
     if number == errno.ENOEXEC:
         return ": it is no program, and its first line names no interpreter; begin it with e.g. #!/bin/sh"
     if number == errno.ENOENT and b"/" not in argv[0]:
@@ -181,10 +193,16 @@ def _largest(argv: list[bytes], env: dict[bytes, bytes]) -> str:
     """What the kernel did not take: it has a limit for each and one for all."""
     name, value = max(env.items(), key=lambda one: len(one[1]), default=(b"", b""))
     if len(name) + len(value) + 2 > MAX_WORD_BYTES:
-        return f"the variable {text_of(name)} has {len(value)} bytes, and the kernel takes {MAX_WORD_BYTES} for one"
+        return (
+            f"the variable {text_of(name)} has {len(value)} bytes, and the kernel takes "
+            f"{MAX_WORD_BYTES} for one"
+        )
     longest = max(map(len, argv))
     if longest + 1 > MAX_WORD_BYTES:
-        return f"an argument has {longest} bytes, and the kernel takes {MAX_WORD_BYTES} for one; pass it in a file"
+        return (
+            f"an argument has {longest} bytes, and the kernel takes {MAX_WORD_BYTES} for "
+            "one; pass it in a file"
+        )
     total = sum(map(len, argv)) + sum(len(name) + len(value) for name, value in env.items())
     return f"all arguments and variables together have {total} bytes; see ulimit -s there"
 

@@ -1,4 +1,7 @@
-"""The workers of one host, from their start to the report of their end. Sent to the nodes: standard library only."""
+"""The workers of one host, from their start to the report of their end.
+
+Sent to the nodes: standard library only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class WorkerGroup:
-    """Passes on what they write and how they end. While it is paused their pipes are left alone, so they wait."""
+    """Passes on what they write and how they end.
+
+    While it is paused their pipes are left alone, so they wait.
+    """
 
     def __init__(self, selector: Selector, send: Callable[[Frame], None]) -> None:
         self._selector = selector

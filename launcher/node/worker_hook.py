@@ -1,19 +1,22 @@
-"""What Python runs in a worker before the program, if the job was started for it. Sent to the nodes: standard library only.
+"""What Python runs in a worker before the program, if the job was started for it.
+
+Sent to the nodes: standard library only.
 
 [Note: The hook]
-A job with --stack_on_hang or --timings has one folder more in front of PYTHONPATH, with a `sitecustomize.py`, which
-Python runs before the program. It does what is asked for below, takes the folder out of sys.path, PYTHONPATH and
-sys.modules, and runs the sitecustomize that it hid, if there is one. So the program finds sys.argv, __main__, sys.path
-and its environment as ever, and what it starts is not touched.
+A job with --stack_on_hang or --timings has one folder more in front of PYTHONPATH, with a `sitecustomize.py`,
+which Python runs before the program. It does what is asked for below, takes the folder out of sys.path,
+PYTHONPATH and sys.modules, and runs the sitecustomize that it hid, if there is one. So the program finds
+sys.argv, __main__, sys.path and its environment as ever, and what it starts is not touched.
 
-Stacks: faulthandler is registered for a real-time signal. It writes in the signal handler, in C, so a rank that waits
-in a lock or in a library answers too.
+Stacks: faulthandler is registered for a real-time signal. It writes in the signal handler, in C, so a rank
+that waits in a lock or in a library answers too.
 
-Timings: torch.distributed's functions are wrapped when the program imports them. Each phase is told once, when the
-first such call has returned; a collective that was asked for with async_op=True is told when it was begun.
+Timings: torch.distributed's functions are wrapped when the program imports them. Each phase is told
+once, when the first such call has returned; a collective that was asked for with async_op=True is told
+when it was begun.
 
-Weighed and left: starting the script by `runpy` (tracebacks show it, and __main__ is another module), a folder that
-stays on PYTHONPATH, PYTHONFAULTHANDLER (fatal signals only), gdb.
+Weighed and left: starting the script by `runpy` (tracebacks show it, and __main__ is another module), a
+folder that stays on PYTHONPATH, PYTHONFAULTHANDLER (fatal signals only), gdb.
 """
 
 from __future__ import annotations

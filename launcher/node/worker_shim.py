@@ -1,22 +1,24 @@
-"""Turns a process that MPI or Slurm started into a worker of the job. Sent to the nodes: standard library only.
+"""Turns a process that MPI or Slurm started into a worker of the job.
+
+Sent to the nodes: standard library only.
 
 [Note: How a job travels without a stream]
-MPI and Slurm start one process for each rank, and give us no stream to it. What they do carry, exactly and out of
-sight of `ps`, are environment variables that are named on their command line, or not even that. So everything
-travels there, as ASCII text:
+MPI and Slurm start one process for each rank, and give us no stream to it. What they do carry, exactly and
+out of sight of `ps`, are environment variables that are named on their command line, or not even that. So
+everything travels there, as ASCII text:
 
     DSLAUNCH_SHIM               this module and what it imports
-    DSLAUNCH_JOB_0, _1, ...     the job: the number of pieces and a colon, then JSON, compressed, base64; in pieces
-                                because the kernel allows 128 KiB for one variable
+    DSLAUNCH_JOB_0, _1, ... the job: the number of pieces and a colon, then JSON, compressed, base64; in
+                                pieces because the kernel allows 128 KiB for one variable
     DSLAUNCH_END                nothing; mpiexec of MPICH 4.0 forgets the last name of its list on other hosts
 
-The process reads them, finds its rank in what MPI or Slurm says, and becomes the worker by exec(): exit codes and
-signals are the worker's own. The variables are gone then.
+The process reads them, finds its rank in what MPI or Slurm says, and becomes the worker by exec(): exit codes
+and signals are the worker's own. The variables are gone then.
 
 [Note: Hydra and failures]
-mpiexec of MPICH and its kin (Hydra) lets the others run on when a process fails that never called MPI_Init, and ends
-with the codes of all of them mixed; of a death by signal it makes 255. So there the process stays above its worker,
-and when that fails asks mpiexec, in PMI's words, to abort the job with the worker's code.
+mpiexec of MPICH and its kin (Hydra) lets the others run on when a process fails that never called MPI_Init,
+and ends with the codes of all of them mixed; of a death by signal it makes 255. So there the process stays
+above its worker, and when that fails asks mpiexec, in PMI's words, to abort the job with the worker's code.
 """
 
 from __future__ import annotations
@@ -90,8 +92,8 @@ class Misplaced(Exception):
 
 
 def identify(job: ExternalJob, environ: Mapping[str, str]) -> ProcessIdentity:
-    """Who this process is. One launcher's variables mean nothing to another: inside a Slurm job, mpirun's processes
-    have SLURM_PROCID too, and it is 0 for all of them.
+    """Who this process is. One launcher's variables mean nothing to another: inside a Slurm job, mpirun's
+    processes have SLURM_PROCID too, and it is 0 for all of them.
 
     Errors: Misplaced if the launcher does not say its rank.
     """
@@ -101,8 +103,8 @@ def identify(job: ExternalJob, environ: Mapping[str, str]) -> ProcessIdentity:
     )
     if rank is None:
         raise Misplaced(
-            f"--launcher={job.launcher} starts processes with {' or '.join(job.says_who[0])}, and there is none here; "
-            "another MPI may have started this process"
+            f"--launcher={job.launcher} starts processes with {' or '.join(job.says_who[0])}, and there is "
+            "none here; another MPI may have started this process"
         )
     return ProcessIdentity(rank, *others)
 
@@ -110,7 +112,9 @@ def identify(job: ExternalJob, environ: Mapping[str, str]) -> ProcessIdentity:
 def check_place(
     identity: ProcessIdentity, job: ExternalJob, node: HostJob, *, is_host: Callable[[str], bool | None]
 ) -> None:
-    """Is this process where the plan has its rank? `is_host` says whether this host has a name; None: it cannot tell.
+    """Is this process where the plan has its rank?
+
+    `is_host` says whether this host has a name; None: it cannot tell.
 
     Errors: Misplaced, with both sides.
     """
@@ -134,8 +138,9 @@ def check_place(
     )
     if where is not None:
         raise Misplaced(
-            f"rank {identity.rank} was started on {where}, but the plan has it on {node.name}; write the hosts "
-            "into the hostfile in the order in which they are used, and no placement into --launcher_args"
+            f"rank {identity.rank} was started on {where}, but the plan has it on {node.name}; "
+            "write the hosts into the hostfile in the order in which they are used, and no "
+            "placement into --launcher_args"
         )
 
 
@@ -179,8 +184,9 @@ def given_devices(devices: list[str], environ: Mapping[str, str]) -> list[str]:
     beyond = [one for one in devices if not one.isdigit() or int(one) >= len(allocated)]
     if beyond:
         raise Unprepared(
-            f"slot {', '.join(beyond)} is asked for, but Slurm gave this process only GPU {visible}; ask it for as many "
-            "GPUs as slots, all visible to every process, e.g. --launcher_args=--gpus-per-node=8",
+            f"slot {', '.join(beyond)} is asked for, but Slurm gave this process only GPU {visible}; ask "
+            "it for as many GPUs as slots, all visible to every process, e.g. "
+            "--launcher_args=--gpus-per-node=8",
             exit_code=3,
         )
     return [allocated[int(one)] for one in devices]
@@ -230,7 +236,10 @@ def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> None:
 
 
 def _stay_above(argv: list[bytes], env: dict[bytes, bytes], *, pmi_fd: int) -> None:
-    """Run the worker below this process, and end as it does. See [Note: Hydra and failures]. Returns in the worker."""
+    """Run the worker below this process, and end as it does.
+
+    See [Note: Hydra and failures]. Returns in the worker.
+    """
     us = os.getpid()
     worker = os.fork()
     if worker == 0:
@@ -252,7 +261,9 @@ def _stay_above(argv: list[bytes], env: dict[bytes, bytes], *, pmi_fd: int) -> N
 
 
 def _wait_for(worker: int) -> int:
-    """Its status when it ends. If what started this process is gone, nothing else would end the worker: it is killed then."""
+    """Its status when it ends. If what started this process is gone, nothing else would end the worker:
+    it is killed then.
+    """
     starter = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     while True:

@@ -1,4 +1,7 @@
-"""What was asked for on the command line, checked for form only. It may import inputs and what stands below it."""
+"""What was asked for on the command line, checked for form only.
+
+It may import inputs and what stands below it.
+"""
 
 from __future__ import annotations
 

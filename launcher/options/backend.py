@@ -9,7 +9,9 @@ import click
 
 
 class Launcher(NamedTuple):
-    """What --launcher may be. `program` runs on this machine and takes --launcher_args; empty if there is none."""
+    """What --launcher may be. `program` runs on this machine and takes --launcher_args;
+    empty if there is none.
+    """
 
     name: str
     program: str = ""
@@ -87,7 +89,7 @@ def read(given: dict[str, Any]) -> BackendOptions:
     launcher, words = given["launcher"], given["launcher_args"]
     if words and not launcher.program:
         raise click.UsageError(
-            f"--launcher_args has no effect with --launcher={launcher.name}, which runs no other program; leave it out, "
-            "or see --ssh_port and the other options for ssh"
+            f"--launcher_args has no effect with --launcher={launcher.name}, which runs no other program; "
+            "leave it out, or see --ssh_port and the other options for ssh"
         )
     return BackendOptions(launcher=launcher, launcher_args=words)

@@ -35,7 +35,10 @@ OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--bind_cores_to_rank"],
         is_flag=True,
-        help="Bind each rank to its share of the host's cores, and set OMP_NUM_THREADS to their number. Memory is not bound.",
+        help=(
+            "Bind each rank to its share of the host's cores, and set OMP_NUM_THREADS to their number. "
+            "Memory is not bound."
+        ),
     ),
     click.Option(
         ["--bind_core_list"],

@@ -18,7 +18,9 @@ class DropInOptions(NamedTuple):
     mode: str | None = None
 
     def add_to(self, entries: tuple[EnvEntry, ...]) -> tuple[EnvEntry, ...]:
-        """Tell the workers, after what the shell and the environment files say if it was given, before that if not."""
+        """Tell the workers, after what the shell and the environment files say if it was given,
+        before that if not.
+        """
         entry = EnvEntry(name=VARIABLE, value=(self.mode or "auto",), source="--drop_in")
         return (entry, *entries) if self.mode is None else (*entries, entry)
 
@@ -27,8 +29,11 @@ OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--drop_in"],
         type=click.Choice(MODES),
-        help="What `import deepspeed` gets in the job: dslaunch where no DeepSpeed is installed (auto), dslaunch "
-        "everywhere (always), or only a DeepSpeed that is installed (never).  [default: $DSLAUNCH_DROP_IN or auto]",
+        help=(
+            "What `import deepspeed` gets in the job: dslaunch where no DeepSpeed is installed (auto), "
+            "dslaunch everywhere (always), or only a DeepSpeed that is installed (never).  [default: "
+            "$DSLAUNCH_DROP_IN or auto]"
+        ),
     ),
 )
 

@@ -11,7 +11,9 @@ from .seconds import seconds
 
 
 class SshOptions(NamedTuple):
-    """How to reach hosts; a value in the hostfile wins, then these, then ~/.ssh/config, then SSH's defaults."""
+    """How to reach hosts; a value in the hostfile wins, then these, then ~/.ssh/config,
+    then SSH's defaults.
+    """
 
     port: int | None = None
     user: str | None = None

@@ -122,6 +122,7 @@ def read(given: dict[str, Any]) -> LogOptions:
     ]
     if without_effect:
         raise LaunchError(
-            f"{without_effect[0]} has no effect, because no rank is shown; leave it out, or show some with --tee"
+            f"{without_effect[0]} has no effect, because no rank is shown; leave it out, or "
+            "show some with --tee"
         )
     return logs

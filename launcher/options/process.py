@@ -26,15 +26,19 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--stack_on_hang"],
         type=click.FloatRange(min=0, max=float("inf"), max_open=True),
         metavar="S",
-        help="If no rank writes anything for S seconds, print the Python stacks of all, and go on. 0: only when asked, by "
-        "`dslaunch stacks PID` or Ctrl-\\.",
+        help=(
+            "If no rank writes anything for S seconds, print the Python stacks of all, and go on. 0: only "
+            "when asked, by `dslaunch stacks PID` or Ctrl-\\."
+        ),
     ),
     click.Option(
         ["--stdin"],
         type=click.IntRange(min=0),
         metavar="RANK",
-        help="Let this rank, which must run on this machine, read what dslaunch reads: for a debugger, or a pipe.  "
-        "[default: the only rank of a job on this machine]",
+        help=(
+            "Let this rank, which must run on this machine, read what dslaunch reads: for a debugger, or a "
+            "pipe.  [default: the only rank of a job on this machine]"
+        ),
     ),
 )
 

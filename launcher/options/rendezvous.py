@@ -37,8 +37,10 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--node_rank"],
         type=int,
         metavar="N",
-        help="With --no_ssh: which of the chosen hosts this is, from 0.  [default: as Slurm, Kubernetes or the "
-        "host's name say]",
+        help=(
+            "With --no_ssh: which of the chosen hosts this is, from 0.  [default: as Slurm, Kubernetes or "
+            "the host's name say]"
+        ),
     ),
     click.Option(
         ["--coordinator_port"],
@@ -62,7 +64,9 @@ _ONLY_WITHOUT_SSH = ("node_rank", "coordinator_port", "rendezvous_timeout", "job
 
 
 def read(given: dict[str, Any]) -> RendezvousOptions:
-    """The options of this file from all that were given, by parameter name. A node rank of -1 means not given.
+    """The options of this file from all that were given, by parameter name.
+
+    A node rank of -1 means not given.
 
     Errors: LaunchError for an option that has a meaning with --no_ssh only, and for a negative node rank.
     """
@@ -73,8 +77,8 @@ def read(given: dict[str, Any]) -> RendezvousOptions:
         is_given = node_rank is not None if name == "node_rank" else given[name] is not None
         if is_given and not given["no_ssh"]:
             raise LaunchError(
-                f"--{name} has a meaning with --no_ssh only; add --no_ssh if this command runs on every node, else "
-                "leave it out"
+                f"--{name} has a meaning with --no_ssh only; add --no_ssh if this command runs on every "
+                "node, else leave it out"
             )
     return RendezvousOptions(
         no_ssh=given["no_ssh"],

@@ -12,7 +12,9 @@ ELASTIC_RESTARTS = 100  # what --elastic_training alone means
 
 
 class RestartOptions(NamedTuple):
-    """`min_nodes` and `max_nodes` are None if not given; `spares` counts hosts beyond those that take part."""
+    """`min_nodes` and `max_nodes` are None if not given; `spares` counts hosts beyond
+    those that take part.
+    """
 
     max_restarts: int = 0
     min_nodes: int | None = None
@@ -38,8 +40,10 @@ OPTIONS: tuple[click.Option, ...] = (
         type=click.IntRange(min=0),
         default=0,
         metavar="K",
-        help="Keep K hosts, those behind --num_nodes or the last ones; one takes the place, and the ranks, of a host "
-        "that fails.",
+        help=(
+            "Keep K hosts, those behind --num_nodes or the last ones; one takes the place, and the ranks, of "
+            "a host that fails."
+        ),
     ),
     click.Option(
         ["--min_nodes", "--min_elastic_nodes"],
@@ -69,7 +73,8 @@ OPTIONS: tuple[click.Option, ...] = (
 
 
 def read(given: dict[str, Any]) -> RestartOptions:
-    """The options of this file from all that were given, by parameter name. -1 means not given, as with DeepSpeed.
+    """The options of this file from all that were given, by parameter name. -1 means not given,
+    as with DeepSpeed.
 
     Errors: LaunchError if they contradict each other
     """

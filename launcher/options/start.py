@@ -50,7 +50,10 @@ OPTIONS: tuple[click.Option, ...] = (
         default=StartOptions().prepare_timeout_s,
         callback=seconds,
         metavar="S",
-        help="Seconds in which a host must be ready to start: folder, --venv_script, --preload.  [default: 600]",
+        help=(
+            "Seconds in which a host must be ready to start: folder, --venv_script, "
+            "--preload.  [default: 600]"
+        ),
     ),
 )
 

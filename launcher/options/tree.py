@@ -22,8 +22,10 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--tree_above"],
         type=click.IntRange(min=1),
         metavar="N",
-        help="With more than N hosts behind ssh, reach most of them through others of them (gateways), which must be "
-        "allowed to log in there.  [default: reach all from here]",
+        help=(
+            "With more than N hosts behind ssh, reach most of them through others of them (gateways), which "
+            "must be allowed to log in there.  [default: reach all from here]"
+        ),
     ),
     click.Option(
         ["--tree_radix"],
@@ -43,7 +45,8 @@ def read(given: dict[str, Any]) -> TreeOptions:
     if above is None:
         if radix is not None:
             raise LaunchError(
-                f"--tree_radix={radix} has no effect without --tree_above; add --tree_above=N, or leave it out"
+                f"--tree_radix={radix} has no effect without --tree_above; add "
+                "--tree_above=N, or leave it out"
             )
         return TreeOptions()
     if given["no_ssh"]:
@@ -52,7 +55,7 @@ def read(given: dict[str, Any]) -> TreeOptions:
         )
     if given["launcher"] != SSH:
         raise LaunchError(
-            f"--tree_above={above} has no effect with --launcher={given['launcher'].name}; leave it out, or use "
-            "--launcher=ssh"
+            f"--tree_above={above} has no effect with --launcher={given['launcher'].name}; leave it out, "
+            "or use --launcher=ssh"
         )
     return TreeOptions(above=above, radix=TreeOptions().radix if radix is None else radix)

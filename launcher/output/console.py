@@ -1,4 +1,6 @@
-"""What a person sees: workers' lines with their origin, the launcher's own words, progress, the final report."""
+"""What a person sees: workers' lines with their origin, the launcher's own words,
+progress, the final report.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ class Console:
             self.warn(self._ranks.warning)
 
     def give_up_if_stuck(self, *, is_urgent: bool) -> None:
-        """After an interrupt: a reader or a disk that takes nothing any more must not hold up the end of the job.
+        """After an interrupt: a reader or a disk that takes nothing any more must not hold up
+        the end of the job.
 
         Urgent means after a second one.
         """
@@ -93,7 +96,9 @@ class Console:
         self._ranks.give_up_if_stuck(URGENT_S if is_urgent else LAST_FILES_S)
 
     def finish(self, *, is_patient: bool) -> None:
-        """Write what is left. If not patient, give up after a while: after an interrupt the reader may be gone."""
+        """Write what is left. If not patient, give up after a while: after an interrupt the
+        reader may be gone.
+        """
         self._ranks.flush()
         if not self._ranks.finish(LAST_WORDS_S):
             self.say("writing what is left of the log files; Ctrl-C gives that up")
@@ -128,7 +133,9 @@ class Console:
     def progress(
         self, phase: str, num_hosts: int, missing: Sequence[str], began_at: float, *, num_failed: int = 0
     ) -> None:
-        """How far the start is: on a terminal one line that changes in place, else lines that become rarer."""
+        """How far the start is: on a terminal one line that changes in place,
+        else lines that become rarer.
+        """
         self._progress(describe_hosts(phase, num_hosts, missing, num_failed), began_at)
 
     def progress_of_workers(self, num_up: int, num_workers: int, began_at: float) -> None:
@@ -156,7 +163,9 @@ class Console:
             self._writer.put(self._status, shown(f"dslaunch: {text}", self._terminal.num_columns))
 
     def report(self, verdict: Verdict, *, took_s: float) -> None:
-        """The last word: that all ended well, or who failed first, its last lines, and who else failed; and the log files."""
+        """The last word: that all ended well, or who failed first, its last lines, and who else failed;
+        and the log files.
+        """
         failed = [one for one in (verdict.culprit, *verdict.others) if one is not None]
         if failed:
             self._report_failures(failed, likely_cause=verdict.likely_cause)
@@ -186,7 +195,9 @@ class Console:
             self.error(f"also failed: {len(others) - MAX_OTHERS} more")
 
     def show(self, title: str, lines: Sequence[str]) -> None:
-        """Something that was asked for, whatever the log level but critical: a sentence, and lines below it."""
+        """Something that was asked for, whatever the log level but critical: a sentence,
+        and lines below it.
+        """
         self.error(title)
         for line in lines:
             self._say_bytes(f"    {cleaned(line.expandtabs())}\n".encode("utf-8", "surrogateescape"))

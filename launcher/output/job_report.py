@@ -70,7 +70,10 @@ class BegunAttempt:
 
 
 def report_of(attempts: Sequence[EndedAttempt]) -> dict[str, Any]:
-    """How the job ended, which is how its last attempt did, and all attempts. The keys: docs/launch/failures.md."""
+    """How the job ended, which is how its last attempt did, and all attempts.
+
+    The keys: docs/launch/failures.md.
+    """
     return {**attempts[-1].verdict.to_dict(), "attempts": [one.to_dict() for one in attempts]}
 
 
@@ -132,7 +135,10 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _stat_plain(path: Path) -> os.stat_result | None:
-    """What the system knows of a regular file; None if there is none. Errors: OSError for what else has the name"""
+    """What the system knows of a regular file; None if there is none.
+
+    Errors: OSError for what else has the name
+    """
     try:
         found = path.lstat()
     except FileNotFoundError:

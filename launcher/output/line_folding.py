@@ -41,9 +41,9 @@ class _Group:
 class Fold:
     """Takes lines and gives them back in order, the same line of several ranks once.
 
-    Groups wait in a row. A rank's line may join any group behind the one that its last line is in, so that every rank's
-    lines come out in its own order; else it makes a new group at the end. Only the front of the row is given back: when
-    the window has passed, when all ranks are in it, or when too much waits.
+    Groups wait in a row. A rank's line may join any group behind the one that its last line is in, so that
+    every rank's lines come out in its own order; else it makes a new group at the end. Only the front of the
+    row is given back: when the window has passed, when all ranks are in it, or when too much waits.
     """
 
     def __init__(self, num_ranks: int, *, window_s: float = WINDOW_S) -> None:

@@ -1,14 +1,15 @@
 """Files with what each rank wrote, on the launching machine.
 
-    DIR/<run>/attempt_<n>/rank<nnn>.stdout.log     --log_dir DIR; attempts count from 0, <run> is the time of the start
+    DIR/<run>/attempt_<n>/rank<nnn>.stdout.log     --log_dir DIR; attempts count from 0,
+                                                   <run> is the time of the start
     DIR/<run>/report.json
     DIR/latest -> <run>
-    DIR/<time>_rank<n>.log                         --enable_each_rank_log DIR: stdout and stderr, as DeepSpeed names it;
-                                                   <time> is that of the attempt
+    DIR/<time>_rank<n>.log                         --enable_each_rank_log DIR: stdout and stderr, as DeepSpeed
+                                                   names it; <time> is that of the attempt
 
-The files hold whole lines in the order in which the rank wrote them. Of a line that carriage returns overwrite
-(a progress bar) they hold the states that the console shows. They hold tracebacks too, so only this user can read them,
-unless the folder was made for others: plain_file.py, `mode_in`.
+The files hold whole lines in the order in which the rank wrote them. Of a line that carriage returns
+overwrite (a progress bar) they hold the states that the console shows. They hold tracebacks too, so only this
+user can read them, unless the folder was made for others: plain_file.py, `mode_in`.
 """
 
 from __future__ import annotations
@@ -117,7 +118,10 @@ def after(count: int, call: Callable[[], None]) -> Callable[[], None]:
 
 
 class _OpenFiles:
-    """Descriptors of log files, the latest used ones. As a sink it closes them all. Used by the writer's thread only."""
+    """Descriptors of log files, the latest used ones.
+
+    As a sink it closes them all. Used by the writer's thread only.
+    """
 
     def __init__(self) -> None:
         self._fds: dict[_LogFile, int] = {}  # the one used longest ago first
@@ -171,7 +175,8 @@ class _LogFile:
 
     def failure(self, error: OSError) -> LaunchError:
         return LaunchError(
-            f"cannot write to {self._path}: {error.strerror}; free some space, or give {self._option} another folder"
+            f"cannot write to {self._path}: {error.strerror}; free some space, or give "
+            f"{self._option} another folder"
         )
 
 
@@ -192,7 +197,9 @@ def _make_run_folder(log_dir: Path) -> Path:
 
 
 def _paths_by_time(folder: Path, ranks: Sequence[int]) -> dict[int, Path]:
-    """DeepSpeed's names. Where another attempt or job has that second, the next one that is free: names must not be shared."""
+    """DeepSpeed's names. Where another attempt or job has that second, the next one that is free: names
+    must not be shared.
+    """
     for second in itertools.count(int(time.time())):
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(second))
         paths = {rank: folder / f"{name}_rank{rank}.log" for rank in ranks}

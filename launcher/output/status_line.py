@@ -1,4 +1,6 @@
-"""The start as a person at a terminal sees it: one line that changes in place, and is gone when the workers run."""
+"""The start as a person at a terminal sees it: one line that changes in place,
+and is gone when the workers run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def describe_hosts(phase: str, num_hosts: int, missing: Sequence[str], num_faile
 
 
 class StatusLine:
-    """The line of a terminal that is written over and over. All its methods are called by the writer's thread."""
+    """The line of a terminal that is written over and over.
+
+    All its methods are called by the writer's thread.
+    """
 
     def __init__(self, terminal: StreamSink) -> None:
         self._terminal = terminal

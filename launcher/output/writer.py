@@ -44,8 +44,8 @@ class _Item(NamedTuple):
 class Writer:
     """Takes bytes for sinks and writes them in the order they were given.
 
-    No call waits: a caller that must not run ahead of the reader passes `on_done` and holds back until it was called. It is called
-    exactly once, also if the data could not be written.
+    No call waits: a caller that must not run ahead of the reader passes `on_done` and holds back until it was
+    called. It is called exactly once, also if the data could not be written.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,9 @@ class StreamSink:
 
 
 def unbuffered(stream: IO[str] | None) -> IO[bytes]:
-    """The file below a standard stream; for one that was closed before we started (`>&-`), where bytes vanish."""
+    """The file below a standard stream; for one that was closed before we started (`>&-`),
+    where bytes vanish.
+    """
     if stream is None:
         return open(os.devnull, "wb", buffering=0)
     with contextlib.suppress(OSError):

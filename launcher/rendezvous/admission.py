@@ -15,8 +15,8 @@ IS_HERE = "is here already"
 class Refusal:
     """Why a node does not take part. A mismatch is a mistake of the person who started all of them.
 
-    `is_proven`: the node knows the token, so it is no stranger. `why` is for people at node 0; what the node is told of it,
-    `told`, holds no name or address if the node is not proven.
+    `is_proven`: the node knows the token, so it is no stranger. `why` is for people at node 0; what the node
+    is told of it, `told`, holds no name or address if the node is not proven.
     """
 
     why: str
@@ -30,7 +30,8 @@ def refusal_of(
 ) -> Refusal | None:
     """Why this node may not take part in node 0's job; None if it may.
 
-    `places` says where the nodes are that take part already; `is_late`, that the job goes on without this one.
+    `places` says where the nodes are that take part already; `is_late`,
+    that the job goes on without this one.
     """
     rank = join.node_rank
     stranger = _why_not_the_same_job(join, identity, nonce=nonce)
@@ -76,11 +77,14 @@ def _why_no_place(
 
 def _why_not_the_same_job(join: Join, identity: JobIdentity, *, nonce: str) -> str:
     if join.protocol != PROTOCOL:
-        return f"it speaks protocol {join.protocol}, node 0 speaks {PROTOCOL}; install the same dslaunch everywhere"
+        return (
+            f"it speaks protocol {join.protocol}, node 0 speaks {PROTOCOL}; install the "
+            "same dslaunch everywhere"
+        )
     if not hmac.compare_digest(join.proof.encode(), identity.proof_of(join, nonce).encode()):
         return (
-            "its DSLAUNCH_TOKEN, or the scheduler's number of its job where that is not set, is not node 0's; give all nodes "
-            "the same token, or none of them"
+            "its DSLAUNCH_TOKEN, or the scheduler's number of its job where that is not set, is not node "
+            "0's; give all nodes the same token, or none of them"
         )
     if join.job_id != identity.job_id:
         return f"its --job_id is {join.job_id!r}, and node 0's is another; it belongs to another job"

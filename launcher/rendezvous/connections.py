@@ -1,9 +1,10 @@
-"""The coordinator's connections: sockets and bytes, members and strangers alike; what they mean is for coordinator.py.
+"""The coordinator's connections: sockets and bytes, members and strangers alike;
+what they mean is for coordinator.py.
 
 [Note: Strangers]
-Any program that reaches the port may connect and send anything. A connection that is not a member yet has HANDSHAKE_S to become
-one, at most MAX_STRANGERS are kept (the oldest goes first), frames are short, and what is not understood closes the
-connection. None of this ends a member's connection or the job.
+Any program that reaches the port may connect and send anything. A connection that is not a member yet has
+HANDSHAKE_S to become one, at most MAX_STRANGERS are kept (the oldest goes first), frames are short, and what
+is not understood closes the connection. None of this ends a member's connection or the job.
 """
 
 from __future__ import annotations

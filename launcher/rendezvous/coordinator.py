@@ -1,13 +1,14 @@
-"""Node 0's meeting place in a job without SSH: waits for all nodes, lets them start together, spreads the first failure.
+"""Node 0's meeting place in a job without SSH: waits for all nodes, lets them start together,
+spreads the first failure.
 
-One thread serves all connections and never waits for one of them. Node 0's own part is a member like the others, over a
-socket pair.
+One thread serves all connections and never waits for one of them. Node 0's own part is a member like the
+others, over a socket pair.
 
 [Note: The second door]
-Training needs the master port; the coordinator's own port may be blocked without a sign of it. So until the start the
-coordinator answers on the master port too. Who comes in there is present, and so is not missing, but cannot stay: rank 0
-needs the port. It is told to start and left alone, and both sides say what that loses. This tells a blocked port from a
-node that does not come.
+Training needs the master port; the coordinator's own port may be blocked without a sign of it. So until the
+start the coordinator answers on the master port too. Who comes in there is present, and so is not missing,
+but cannot stay: rank 0 needs the port. It is told to start and left alone, and both sides say what that
+loses. This tells a blocked port from a node that does not come.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ class Coordinator:
                 self._expected.discard(rank)
                 self._connections.leave(peer)
                 self._console.warn(
-                    f"{self._identity.name_of(rank)} cannot reach the coordinator: a failure there will not stop the other "
-                    "nodes, nor a failure elsewhere that one"
+                    f"{self._identity.name_of(rank)} cannot reach the coordinator: a failure there will not "
+                    "stop the other nodes, nor a failure elsewhere that one"
                 )
 
     def _say_goodbye(self) -> None:
@@ -333,7 +334,9 @@ class Coordinator:
             self._tell(*first)
 
     def _refuse(self, peer: Peer, rank: int, refusal: Refusal) -> None:
-        """A proven mismatch ends all nodes, for they were started by mistake; a job that runs is left alone."""
+        """A proven mismatch ends all nodes, for they were started by mistake;
+        a job that runs is left alone.
+        """
         self._connections.send(peer, Refused(refusal.told, EXIT_MISTAKE))
         self._connections.leave(peer)
         if not refusal.is_mismatch or not refusal.is_proven:

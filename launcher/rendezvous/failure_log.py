@@ -8,7 +8,10 @@ MAX_FAILURES = 4096
 
 
 class FailureLog:
-    """Failures, each with when it happened on node 0's monotonic clock. `stopped_at`: when all were told to stop."""
+    """Failures, each with when it happened on node 0's monotonic clock.
+
+    `stopped_at`: when all were told to stop.
+    """
 
     def __init__(self) -> None:
         self.stopped_at: float | None = None
@@ -22,7 +25,9 @@ class FailureLog:
         return self._failures[0] if self._failures else None
 
     def culprit(self) -> tuple[float, Failed] | None:
-        """The earliest failure before all nodes were told to stop; the same rule as verdict.py, `verdict_of`."""
+        """The earliest failure before all nodes were told to stop; the same rule as
+        verdict.py, `verdict_of`.
+        """
         return min(
             (one for one in self._failures if self._is_before_stop(one[0])),
             key=lambda one: one[0],

@@ -16,7 +16,10 @@ HANDSHAKE_S = 5.0
 
 
 class TurnedAway(Exception):
-    """A coordinator does not take this node. `is_proven`: it is the coordinator of our job, as far as the token tells."""
+    """A coordinator does not take this node.
+
+    `is_proven`: it is the coordinator of our job, as far as the token tells.
+    """
 
     def __init__(self, message: str, *, exit_code: int = EXIT_HOST, is_proven: bool = False) -> None:
         super().__init__(message)
@@ -32,7 +35,8 @@ def ask_to_join(
     heartbeat_s: float,
     is_ours: Callable[[str], bool] = lambda nonce: False,
 ) -> Joined | None:
-    """The coordinator's answer over a connection that has just been made; None if `is_ours` says so of its nonce.
+    """The coordinator's answer over a connection that has just been made;
+    None if `is_ours` says so of its nonce.
 
     Errors: TurnedAway; ProtocolError if the other side is no coordinator of our job; OSError
     """
@@ -47,7 +51,8 @@ def ask_to_join(
         ):  # so that node 0 can say why it waits for us
             _answer_to(welcome, line, identity, node_rank, heartbeat_s)
         raise TurnedAway(
-            f"node 0 speaks protocol {welcome.protocol}, this node {PROTOCOL}; install the same dslaunch everywhere"
+            f"node 0 speaks protocol {welcome.protocol}, this node {PROTOCOL}; install the "
+            "same dslaunch everywhere"
         )
     return _answer_to(welcome, line, identity, node_rank, heartbeat_s)
 
@@ -71,7 +76,9 @@ def _answer_to(
 
 
 def _challenge(line: NewsLine, identity: JobIdentity, welcome: Welcome) -> tuple[str, bool]:
-    """Ask the other side for its proof; returns both nonces as one, and whether it is the coordinator of our job."""
+    """Ask the other side for its proof; returns both nonces as one, and whether it is the
+    coordinator of our job.
+    """
     ours = secrets.token_hex(16)
     line.send(Challenge(ours))
     answer = line.next(HANDSHAKE_S)

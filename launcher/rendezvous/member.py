@@ -1,6 +1,7 @@
 """One node of a job without SSH: its connection to the coordinator on node 0, on behalf of its controller.
 
-One thread connects, reads and writes. It tries until the rendezvous timeout, because nodes are started in any order.
+One thread connects, reads and writes. It tries until the rendezvous timeout,
+because nodes are started in any order.
 """
 
 from __future__ import annotations
@@ -180,7 +181,9 @@ class Member:
         raise _Over
 
     def _give_up(self, doors: Doors, reasons: dict[int, Exception]) -> None:
-        """Node 0 is not there; or it runs without a coordinator, if something else answers where rank 0 will."""
+        """Node 0 is not there; or it runs without a coordinator, if something else answers
+        where rank 0 will.
+        """
         tried = ", ".join(f"port {port}: {_reason(error)}" for port, error in reasons.items())
         if isinstance(reasons.get(doors.second_port), ProtocolError):
             self._warn_alone(f"node 0 answers, but not as a coordinator ({tried})")
@@ -246,8 +249,8 @@ class Member:
 
     def _warn_alone(self, why: str) -> None:
         self._console.warn(
-            f"no coordinator: {why}. A failure on another node will not stop this one, nor one here the others; open the "
-            "port, or choose one with --coordinator_port"
+            f"no coordinator: {why}. A failure on another node will not stop this one, nor one here the "
+            "others; open the port, or choose one with --coordinator_port"
         )
 
     def _node_0_lost(self, message: str, *, at: float | None = None) -> HostFailure:

@@ -1,4 +1,7 @@
-"""One node's connection to the coordinator: news out, news in, and a bell that ends a wait. No thread of its own."""
+"""One node's connection to the coordinator: news out, news in, and a bell that ends a wait.
+
+No thread of its own.
+"""
 
 from __future__ import annotations
 

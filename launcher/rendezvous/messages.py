@@ -1,15 +1,16 @@
-"""What the nodes of a job without SSH tell each other: status only, as length-prefixed JSON frames like those of frames.py.
+"""What the nodes of a job without SSH tell each other: status only, as length-prefixed JSON frames like
+those of frames.py.
 
-Nothing that comes in this way is ever run, and no argument, variable or output of a worker goes out. A program that can reach
-the port may send anything, so a frame is short, each field has the type and size that is written here, and text loses
-what is not printable before it is shown.
+Nothing that comes in this way is ever run, and no argument, variable or output of a worker goes out. A
+program that can reach the port may send anything, so a frame is short, each field has the type and size that
+is written here, and text loses what is not printable before it is shown.
 
 [Note: Proof both ways]
-Where the nodes share a token, each side shows that it knows it before it says anything of the job: the coordinator sends a
-nonce (Welcome), the member sends its own (Challenge), the coordinator answers with an HMAC over both (Proof), and only then
-does the member send the names of its hosts, with an HMAC of its own (Join). The two are made with different words, so that
-neither side's answer can be sent back as the other's. Without a token no side is proven: names are told to neither side, and
-what such a member says ends nothing.
+Where the nodes share a token, each side shows that it knows it before it says anything of the job: the
+coordinator sends a nonce (Welcome), the member sends its own (Challenge), the coordinator answers with an
+HMAC over both (Proof), and only then does the member send the names of its hosts, with an HMAC of its own
+(Join). The two are made with different words, so that neither side's answer can be sent back as the other's.
+Without a token no side is proven: names are told to neither side, and what such a member says ends nothing.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class Challenge(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Who it is, and what it was started with. `hosts` is for people, and empty to a coordinator that has proven nothing;
-    what counts are the digests.
+    """Who it is, and what it was started with.
+
+    `hosts` is for people, and empty to a coordinator that has proven nothing; what counts are the digests.
     """
 
     protocol: int
@@ -111,7 +113,10 @@ class NodeEnded(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A failure, `age_s` seconds ago: a rank's, or the node's own if `rank` is -1. Down: what the job fails with."""
+    """A failure, `age_s` seconds ago: a rank's, or the node's own if `rank` is -1.
+
+    Down: what the job fails with.
+    """
 
     node_rank: int
     rank: int
@@ -186,7 +191,9 @@ class JobIdentity:
         return join._replace(proof=self.proof_of(join, nonce))
 
     def proof_of(self, join: Join, nonce: str) -> str:
-        """What shows that the member who says this knows the token, without telling it; empty if there is none."""
+        """What shows that the member who says this knows the token, without telling it;
+        empty if there is none.
+        """
         return self._hmac(
             "member", nonce, join.job_id, join.node_rank, join.hosts_digest, join.program_digest
         )
@@ -211,7 +218,9 @@ def both(coordinators: str, members: str) -> str:
 
 
 def identify(plan: Plan, *, job_id: str, token: str) -> JobIdentity:
-    """The identity of the whole job, the same on every node that was started with the same command and hostfile."""
+    """The identity of the whole job, the same on every node that was started with the same
+    command and hostfile.
+    """
     hosts = [f"{node.host.name}:{','.join(node.devices)}" for node in plan.nodes]
     shown = " ".join(hosts[:_HOSTS_SHOWN]) + (" ..." if len(hosts) > _HOSTS_SHOWN else "")
     program = plan.program

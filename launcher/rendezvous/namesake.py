@@ -1,6 +1,8 @@
-"""Another node that was started as node 0, too: looked for where the others look for node 0, at --master_addr.
+"""Another node that was started as node 0, too: looked for where the others look for node
+0, at --master_addr.
 
-The node that answers there is node 0. The other one would wait until the time limit for nodes that never come to it.
+The node that answers there is node 0. The other one would wait until the time limit for nodes
+that never come to it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class Namesake:
         self._is_ours = is_ours
 
     def look(self) -> str | None:
-        """What is wrong if another node 0 answers; empty if that is us; None if neither does. Waits some seconds at most."""
+        """What is wrong if another node 0 answers; empty if that is us; None if neither does.
+
+        Waits some seconds at most.
+        """
         line = NewsLine()
         try:
             line.connect(self._address, self._port)
@@ -47,8 +52,8 @@ class Namesake:
             if not refusal.is_proven or not str(refusal).startswith(f"node 0 {IS_HERE}"):
                 return None
             return (
-                f"node 0 {IS_HERE}, at {self._address} port {self._port}, where --master_addr leads; every node needs its "
-                "own --node_rank"
+                f"node 0 {IS_HERE}, at {self._address} port {self._port}, where --master_addr leads; every "
+                "node needs its own --node_rank"
             )
         except (OSError, ProtocolError):
             return None
@@ -56,7 +61,9 @@ class Namesake:
             line.close()
 
     def watch(self, report: Callable[[str], None], *, is_wanted: Callable[[], bool]) -> None:
-        """Look again and again, in a thread of its own, until one of the two answers, or the look is not wanted any more."""
+        """Look again and again, in a thread of its own, until one of the two answers,
+        or the look is not wanted any more.
+        """
 
         def run() -> None:
             found = None

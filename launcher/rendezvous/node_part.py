@@ -26,8 +26,8 @@ from .namesake import Namesake
 from .node_rank import find_node_rank
 
 TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
-# What is the same on all nodes of one job and another in every other job. mpirun says it of all it starts; under srun,
-# where each step has a name of its own, Slurm's number of the job is taken.
+# What is the same on all nodes of one job and another in every other job. mpirun says it of all it starts;
+# under srun, where each step has a name of its own, Slurm's number of the job is taken.
 MPIRUN_MARK, MPIRUN_JOB = "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"
 SCHEDULER_JOBS = ("SLURM_HET_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
@@ -113,14 +113,14 @@ def check_options(options: Options, console: Console) -> None:
     """
     if options.backend.launcher != SSH:
         raise LaunchError(
-            f"--no_ssh and --launcher={options.backend.launcher.name} exclude each other: the program that starts the nodes is the launcher; "
-            "leave out one of them"
+            f"--no_ssh and --launcher={options.backend.launcher.name} exclude each other: the program that "
+            "starts the nodes is the launcher; leave out one of them"
         )
     if options.restart.is_on or options.restart.max_nodes is not None:
         raise LaunchError(
-            "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, --max_nodes, "
-            "--elastic_training); leave them out, and let the program that starts the nodes do that: backoffLimit of a Kubernetes "
-            "Job, or `scontrol requeue` in a Slurm batch script"
+            "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, "
+            "--max_nodes, --elastic_training); leave them out, and let the program that starts the nodes do "
+            "that: backoffLimit of a Kubernetes Job, or `scontrol requeue` in a Slurm batch script"
         )
     names = [*options.ssh.given]
     if options.start.window != StartOptions().window:
@@ -211,8 +211,8 @@ def _coordinate(part: NodePart, port: int, console: Console) -> tuple[Coordinato
         if found:
             raise LaunchError(found) from None
         console.warn(
-            f"no coordinator: port {port} cannot be used here ({os.strerror(error.errno or 0)}). A failure on one node will not stop the "
-            "others; free the port, or choose one with --coordinator_port"
+            f"no coordinator: port {port} cannot be used here ({os.strerror(error.errno or 0)}). A failure "
+            "on one node will not stop the others; free the port, or choose one with --coordinator_port"
         )
     ours, theirs = socket.socketpair()
     coordinator.adopt(theirs)
@@ -224,9 +224,11 @@ def _coordinate(part: NodePart, port: int, console: Console) -> tuple[Coordinato
 def whole_verdict(
     verdict: Verdict, *, told: Failure | None, all_failures: tuple[Failure, ...] = (), own_name: str = ""
 ) -> Verdict:
-    """The job's verdict from that on our part and what node 0 told in the end: our own words for a failure of ours.
+    """The job's verdict from that on our part and what node 0 told in the end:
+    our own words for a failure of ours.
 
-    `own_name` is what the others call this node. That it stood still explains whatever it heard of others after that.
+    `own_name` is what the others call this node. That it stood still explains whatever it heard of
+    others after that.
     """
     if verdict.interrupted_by is not None:
         return verdict

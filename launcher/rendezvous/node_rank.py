@@ -10,8 +10,8 @@ from ..node.address import is_address
 
 # Whole numbers from 0 that differ from node to node, in the order in which they are asked.
 VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
-# Open MPI numbers processes, not nodes: OMPI_COMM_WORLD_NODE_RANK counts the processes of one node. With one process
-# on each node the world rank is the node's.
+# Open MPI numbers processes, not nodes: OMPI_COMM_WORLD_NODE_RANK counts the processes of one node. With one
+# process on each node the world rank is the node's.
 OMPI_RANK, OMPI_LOCAL_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 
 
@@ -25,8 +25,9 @@ def find_node_rank(
 ) -> int:
     """The node rank of this machine: its place in `selected`, the names of the hosts that take part.
 
-    `given` counts the selected hosts, as with DeepSpeed. What a scheduler says counts the hosts of the whole hostfile,
-    `pool`, because it knows nothing of a selection. `own_names` are names and addresses of this machine.
+    `given` counts the selected hosts, as with DeepSpeed. What a scheduler says counts the hosts of the
+    whole hostfile, `pool`, because it knows nothing of a selection. `own_names` are names and
+    addresses of this machine.
     Errors: LaunchError that says what was tried; also if this machine is in the hostfile, but not selected.
     """
     if given is not None:
@@ -38,7 +39,8 @@ def find_node_rank(
         name, number = found
         if not number.isascii() or not number.isdigit() or int(number) >= len(pool):
             raise LaunchError(
-                f"{name}={number} is not one of the {_range(pool)} of the hostfile; correct the hostfile, or give --node_rank"
+                f"{name}={number} is not one of the {_range(pool)} of the hostfile; correct the "
+                "hostfile, or give --node_rank"
             )
         return _place(pool[int(number)], selected, why=f"{name}={number}")
     matches = _matches(pool, own_names)
@@ -46,8 +48,8 @@ def find_node_rank(
         shown = ", ".join(own_names)
         how = f"{' and '.join(matches)} both fit" if matches else f"{shown}: none of these is in the hostfile"
         raise LaunchError(
-            f"which node is this? Tried --node_rank (not given), {', '.join(tried)}, this host's names and addresses ({how}); "
-            "give --node_rank"
+            f"which node is this? Tried --node_rank (not given), {', '.join(tried)}, this host's names and "
+            f"addresses ({how}); give --node_rank"
         )
     return _place(matches[0], selected, why="by its name")
 
@@ -80,7 +82,9 @@ def _place(name: str, selected: Sequence[str], *, why: str) -> int:
 
 
 def _matches(pool: Sequence[str], own_names: Sequence[str]) -> list[str]:
-    """Hosts with exactly one of our names; if there is none, hosts whose name is the same without a domain."""
+    """Hosts with exactly one of our names; if there is none, hosts whose name is the
+    same without a domain.
+    """
     own = {host_key(one) for one in own_names}
     exact = [name for name in pool if host_key(name) in own]
     if exact:

@@ -1,4 +1,6 @@
-"""Whether this process stood still for so long that the other nodes may have left the job, and what to say of that."""
+"""Whether this process stood still for so long that the other nodes may have left the job,
+and what to say of that.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,13 @@ class Standstill:
         return self._excuses_until - self._heartbeat_s - self._lasted_s
 
     def why(self) -> str:
-        """What explains the end of a connection now, in the place of a fault of the other side; empty if nothing does."""
+        """What explains the end of a connection now, in the place of a fault of the other side;
+        empty if nothing does.
+        """
         self.look()  # it may be over just now, and this be the first that is heard
         if time.monotonic() > self._excuses_until:
             return ""
         return (
-            f"this machine stood still for {self._lasted_s:.0f} s, and nodes leave a job of which they hear nothing; no other "
-            "node is at fault: keep this machine awake, or give a longer --heartbeat"
+            f"this machine stood still for {self._lasted_s:.0f} s, and nodes leave a job of which they hear "
+            "nothing; no other node is at fault: keep this machine awake, or give a longer --heartbeat"
         )

@@ -32,8 +32,8 @@ def read_pool(options: Options, console: Console) -> tuple[Host, ...]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible:
             console.warn(
-                f"CUDA_VISIBLE_DEVICES={visible} is not used: it speaks of this machine, and the hostfile {path} says "
-                "which devices each host has; choose with --include or devices= in the hostfile"
+                f"CUDA_VISIBLE_DEVICES={visible} is not used: it speaks of this machine, and the hostfile "
+                f"{path} says which devices each host has; choose with --include or devices= in the hostfile"
             )
         hosts = read_hostfile(path, warn=console.warn)
         if not options.rendezvous.no_ssh:
@@ -41,19 +41,19 @@ def read_pool(options: Options, console: Console) -> tuple[Host, ...]:
         unknown = [host.name for host in hosts if host.slots is None]
         if unknown:
             raise LaunchError(
-                f"{path}: slots=auto ({', '.join(unknown)}) cannot be used with --no_ssh: no node can look at another; "
-                "write slots=N"
+                f"{path}: slots=auto ({', '.join(unknown)}) cannot be used with --no_ssh: no node can look "
+                "at another; write slots=N"
             )
         return hosts
     if options.rendezvous.no_ssh:
         raise LaunchError(
-            f"--no_ssh needs a hostfile, which says how many nodes and ranks there are, and none was given (nor is there "
-            f"{DEFAULT_HOSTFILE}); give --hostfile"
+            "--no_ssh needs a hostfile, which says how many nodes and ranks there are, and none was given "
+            f"(nor is there {DEFAULT_HOSTFILE}); give --hostfile"
         )
     if options.num_nodes > 1:
         raise LaunchError(
-            f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there {DEFAULT_HOSTFILE}); "
-            "give --hostfile"
+            f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there "
+            f"{DEFAULT_HOSTFILE}); give --hostfile"
         )
     if options.backend.launcher == SSH and options.force_multi:
         console.debug("--force_multi: this machine is reached by ssh too")
@@ -108,7 +108,9 @@ def select_hosts(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, .
 
 
 def hostfile_path(options: Options) -> Path | None:
-    """The hostfile to read. The word None means not given, as scripts that generate command lines write it."""
+    """The hostfile to read. The word None means not given, as scripts that generate
+    command lines write it.
+    """
     if options.backend.launcher.is_local:
         if options.hostfile not in (None, "None"):
             raise LaunchError(
@@ -142,7 +144,8 @@ def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Op
 
 
 def choose_hosts(options: Options) -> tuple[tuple[Selected, int | None], ...]:
-    """The hosts that take part, each with its number of slots, or None if the hostfile leaves that to the host.
+    """The hosts that take part, each with its number of slots, or None if the hostfile
+    leaves that to the host.
 
     Nothing is connected to. Without a hostfile it is this machine.
     Errors: LaunchError as read_hostfile() and select().

@@ -116,7 +116,10 @@ def _port_of(attempt: Attempt, first_port: int) -> int:
 
 
 def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
-    """What programs written for torchrun look at besides the numbers of ranks. Without restarts there are 0 of 0."""
+    """What programs written for torchrun look at besides the numbers of ranks.
+
+    Without restarts there are 0 of 0.
+    """
     return {
         "TORCHELASTIC_RESTART_COUNT": str(attempt.num_restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(options.restart.max_restarts if options.restart.is_on else 0),

@@ -95,7 +95,8 @@ def _warn_of_overruled(plan: Plan, console: Console) -> None:
 
 
 def _run_attempts(options: Options, first: Attempt, console: Console, ended: list[EndedAttempt]) -> None:
-    """Start the job, and again after failures as the options say; each attempt that has ended is added to `ended`.
+    """Start the job, and again after failures as the options say; each attempt that has ended
+    is added to `ended`.
 
     Errors: LaunchError if an attempt cannot be made
     """

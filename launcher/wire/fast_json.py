@@ -1,6 +1,7 @@
 """JSON by the C functions that `json` is made of. Sent to the nodes: standard library only.
 
-`json` itself imports `re`, 3 ms of CPU on every host of a job. Where a Python has no such functions, or others, it is used.
+`json` itself imports `re`, 3 ms of CPU on every host of a job. Where a Python has no such functions, or
+others, it is used.
 """
 
 from __future__ import annotations

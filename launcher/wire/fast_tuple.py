@@ -1,8 +1,8 @@
 """Named tuples whose classes are made fast. Sent to the nodes: standard library only.
 
-`typing.NamedTuple` writes and compiles a program for each class, and importing `typing` takes as long as ten of them: 9 ms
-of CPU on every host of a job, of 37 until an agent was up. Classes that are made of `Record` take microseconds.
-For the type checker a Record is a NamedTuple:
+`typing.NamedTuple` writes and compiles a program for each class, and importing `typing` takes as long as ten
+of them: 9 ms of CPU on every host of a job, of 37 until an agent was up. Classes that are made of `Record`
+take microseconds. For the type checker a Record is a NamedTuple:
 
     TYPE_CHECKING = False
     if TYPE_CHECKING:
@@ -22,7 +22,9 @@ except ImportError:  # another Python
 
 
 class Record(tuple):  # type: ignore[type-arg] # never seen by a type checker
-    """A tuple whose fields are the annotations of its class, in order; a value in the class is a field's default."""
+    """A tuple whose fields are the annotations of its class, in order;
+    a value in the class is a field's default.
+    """
 
     _fields: tuple[str, ...] = ()
     _defaults: dict[str, object] = {}  # noqa: RUF012 - one for each class, never changed

@@ -2,9 +2,9 @@
 
 This module is sent to the nodes together with the agent, so it uses the standard library only.
 
-Text in frames. Arguments, environment values and output are arbitrary bytes. They travel as `str` in which every
-byte that is not UTF-8 stands as a lone surrogate (`surrogateescape`), and the JSON text keeps those surrogates
-(`surrogatepass`): what arrives is equal to what was sent, byte for byte.
+Text in frames. Arguments, environment values and output are arbitrary bytes. They travel as `str` in which
+every byte that is not UTF-8 stands as a lone surrogate (`surrogateescape`), and the JSON text keeps those
+surrogates (`surrogatepass`): what arrives is equal to what was sent, byte for byte.
 """
 
 from __future__ import annotations
@@ -182,7 +182,10 @@ class Stacks(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A worker has got so far; `at` is on the node's monotonic clock, seconds. Only if the job asks for it."""
+    """A worker has got so far; `at` is on the node's monotonic clock, seconds.
+
+    Only if the job asks for it.
+    """
 
     rank: int
     name: str
@@ -241,7 +244,9 @@ FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def fits_of(declared: str, base: dict[str, Callable[[Any], bool]] = FITS) -> Callable[[Any], bool]:
-    """What says whether a value that JSON gave has the type that is declared: those of `base`, lists of them, or None."""
+    """What says whether a value that JSON gave has the type that is declared: those of `base`,
+    lists of them, or None.
+    """
     if declared.endswith(" | None"):
         fits = fits_of(declared[:-7], base)
         return lambda value: value is None or fits(value)

@@ -1,6 +1,7 @@
 """The job as a node gets it: what is to be started there, and how. Sent to the nodes: standard library only.
 
-It travels as JSON objects: their keys are the fields below, no more and no fewer, and each value has the type declared here.
+It travels as JSON objects: their keys are the fields below, no more and no fewer,
+and each value has the type declared here.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def as_json(value: Any) -> Any:
 
 
 def read_record(kind: Callable[..., Kind], given: Any, what: str, **inner: Any) -> Kind:
-    """The record that `as_json` made an object of. `inner`: which of its fields are lists of records, and of which.
+    """The record that `as_json` made an object of.
+
+    `inner`: which of its fields are lists of records, and of which.
 
     Errors: WrongForm that names what is missing, unknown or of another type
     """

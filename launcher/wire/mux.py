@@ -2,9 +2,9 @@
 
 This module is sent to the gateways together with the relay, so it uses the standard library only.
 
-Nine bytes of head (kind, number of the stream, length of what follows), then the bytes. Neither side sends more DATA on
-a stream than the other has granted, WINDOW_BYTES at first: so both always read, and a stream that is not read holds
-up no other and takes no more memory than that.
+Nine bytes of head (kind, number of the stream, length of what follows), then the bytes. Neither side sends
+more DATA on a stream than the other has granted, WINDOW_BYTES at first: so both always read, and a stream
+that is not read holds up no other and takes no more memory than that.
 """
 
 from __future__ import annotations

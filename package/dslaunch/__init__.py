@@ -1,6 +1,7 @@
 """dslaunch: start one training job on many machines and train it with ZeRO.
 
-The names below are the public API. Those that need torch are loaded on first use, so `import dslaunch` is cheap.
+The names below are the public API. Those that need torch are loaded on first use,
+so `import dslaunch` is cheap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Activation checkpointing under DeepSpeed's names: `dslaunch.checkpointing`.
 
-A checkpointed function keeps its inputs alone; what autograd needs beside them is computed again in the backward. That, and
-the random numbers being the same again, is torch.utils.checkpoint's work, of the kind without a backward inside the backward.
-Here is what DeepSpeed adds: inputs that wait in host memory, a tracker of random states, and the settings for all that.
+A checkpointed function keeps its inputs alone; what autograd needs beside them is computed again in the
+backward. That, and the random numbers being the same again, is torch.utils.checkpoint's work, of the kind
+without a backward inside the backward. Here is what DeepSpeed adds: inputs that wait in host memory, a
+tracker of random states, and the settings for all that.
 """
 
 from __future__ import annotations
@@ -84,10 +85,11 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Set what `checkpoint()` does in this process, from now on and whatever a ds_config says that initialize() is given.
+    """Set what `checkpoint()` does in this process, from now on and whatever a ds_config says that
+    initialize() is given.
 
-    `mpu_` is None or tells this rank's place in its model-parallel group. What is given by name goes before the section
-    activation_checkpointing of `deepspeed_config`; what neither names is off.
+    `mpu_` is None or tells this rank's place in its model-parallel group. What is given by name goes before
+    the section activation_checkpointing of `deepspeed_config`; what neither names is off.
     Errors: ConfigError for values of the wrong type, and for partition_activations in a model-parallel group
     Source: DeepSpeed 0.19.8 runtime/activation_checkpointing/checkpointing.py, `configure`
     """
@@ -111,8 +113,8 @@ def configure(
     rank, size = _model_parallel_place(mpu_)
     if config.partition_activations and size > 1:
         raise ConfigError(
-            f"checkpointing.configure(partition_activations=True) in a model-parallel group of {size} ranks is not available; "
-            "leave it out, or use checkpoint_in_cpu=True"
+            f"checkpointing.configure(partition_activations=True) in a model-parallel group of {size} ranks "
+            "is not available; leave it out, or use checkpoint_in_cpu=True"
         )
     _PROCESS.model_parallel_rank = rank
     _PROCESS.is_explicit = True
@@ -126,15 +128,17 @@ def is_configured() -> bool:
 
 @_disable_dynamo  # as torch's own; torch.compiler.disable would load the compiler with this file
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return `function(*args, **kwargs)`, and keep of it only the tensors among its arguments, those in containers too.
+    """Return `function(*args, **kwargs)`, and keep of it only the tensors among its arguments,
+    those in containers too.
 
-    The backward calls `function` again, with the same random numbers. It may return anything, and need not use tensors
-    that require a gradient. Inside torch.compile it is a break of the graph.
+    The backward calls `function` again, with the same random numbers. It may return anything, and need not
+    use tensors that require a gradient. Inside torch.compile it is a break of the graph.
     """
     process = _PROCESS
     process.was_called = True
     leaves, structure = tree_flatten((args, kwargs))
-    # The backward of what is computed again uses parameters among the arguments past everything that would bring them.
+    # The backward of what is computed again uses parameters among the arguments past everything
+    # that would bring them.
     homes = [home for leaf in leaves if (home := _sharded_home(leaf)) is not None]
 
     def run(*leaves: Any) -> Any:
@@ -168,7 +172,9 @@ def get_cuda_rng_tracker() -> RngTracker:
 
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seed the device with `seed`, and the tracker's default state differently on each rank of a model-parallel group."""
+    """Seed the device with `seed`, and the tracker's default state differently on each rank of a
+    model-parallel group.
+    """
     device_random().manual_seed(seed)
     _PROCESS.tracker.reset()
     _PROCESS.tracker.add(DEFAULT_NAME, seed + _SEED_OFFSET + _PROCESS.model_parallel_rank)
@@ -184,15 +190,17 @@ def configure_from(config: ActivationConfig | None) -> None:
 
 
 def warn_if_never_called(config: ActivationConfig | None) -> None:
-    """Warn, once, of a ds_config that asks for what no `checkpoint()` has done: DeepSpeed ignores it silently."""
+    """Warn, once, of a ds_config that asks for what no `checkpoint()` has done:
+    DeepSpeed ignores it silently.
+    """
     if config is None or not config.asks_for_something or _PROCESS.was_called or _PROCESS.is_warned:
         return
     _PROCESS.is_warned = True
     if _rank() == 0:
         _log.warning(
-            "activation_checkpointing is configured, but a whole step has passed without dslaunch.checkpointing.checkpoint(), "
-            "so nothing of it has an effect; call that in the model in place of torch.utils.checkpoint.checkpoint(), or leave "
-            "the section out"
+            "activation_checkpointing is configured, but a whole step has passed without "
+            "dslaunch.checkpointing.checkpoint(), so nothing of it has an effect; call that in the model in "
+            "place of torch.utils.checkpoint.checkpoint(), or leave the section out"
         )
 
 
@@ -235,7 +243,10 @@ class _Boundary:
 
 
 class HostCopy(NamedTuple):
-    """An input that waits for the backward. The copy is made on a CPU too, where the tensor's own memory may go."""
+    """An input that waits for the backward.
+
+    The copy is made on a CPU too, where the tensor's own memory may go.
+    """
 
     values: Tensor  # in host memory, pinned where the device is a GPU
     device: torch.device

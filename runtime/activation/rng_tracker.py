@@ -1,4 +1,6 @@
-"""Random numbers that differ between the ranks of a model-parallel group, beside those that must be equal there."""
+"""Random numbers that differ between the ranks of a model-parallel group,
+beside those that must be equal there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ DEFAULT_NAME = "model-parallel-rng"
 class RngTracker:
     """Named states of this device's generator, which is the CPU's where there is no GPU.
 
-    Source: DeepSpeed 0.19.8 runtime/activation_checkpointing/checkpointing.py, `CudaRNGStatesTracker`; the same methods
+    Source: DeepSpeed 0.19.8 runtime/activation_checkpointing/checkpointing.py,
+            `CudaRNGStatesTracker`; the same methods
     """
 
     def __init__(self) -> None:
@@ -86,5 +89,7 @@ class Replay:
 
 
 def device_random() -> Any:
-    """The module whose `get_rng_state`, `set_rng_state` and `manual_seed` are those of this process's device."""
+    """The module whose `get_rng_state`, `set_rng_state` and `manual_seed` are those of
+    this process's device.
+    """
     return torch.cuda if torch.cuda.is_available() else torch.random

@@ -1,11 +1,14 @@
-"""Loading: every rank reads the boxes that its shards need anything of. Only parameters that are whole here are gathered.
+"""Loading: every rank reads the boxes that its shards need anything of.
+
+Only parameters that are whole here are gathered.
 
 All or nothing
 --------------
-A failed load leaves the engine as it was, on all ranks. Before the first value is written every rank has read all that it needs once and
-compared it with its digests, has taken over what is no tensor of the model (which can be taken back), and knows that all others have.
-Then it reads again and writes in place: no second copy of a shard is in memory, and what is read again comes from the page cache.
-A read that fails then is tried again. If it goes on failing, no copy of the values from before is left: the engine is barred on all ranks, so
+A failed load leaves the engine as it was, on all ranks. Before the first value is written every rank has read
+all that it needs once and compared it with its digests, has taken over what is no tensor of the model (which
+can be taken back), and knows that all others have. Then it reads again and writes in place: no second copy of
+a shard is in memory, and what is read again comes from the page cache. A read that fails then is tried again.
+If it goes on failing, no copy of the values from before is left: the engine is barred on all ranks, so
 whatever would use or save its values says so by name, until another load has succeeded.
 """
 
@@ -82,12 +85,15 @@ def load_checkpoint(
     *,
     take_module: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[OpenCheckpoint, dict[str, Any]] | None:
-    """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt; None if there is none and may be.
+    """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt; None if
+    there is none and may be.
 
-    Without a tag it is the one that `latest` names, and if that is damaged, the newest one that is not, with a warning. See "All or
-    nothing". `take_module` gets the module's whole state_dict, where the plan leaves that out.
+    Without a tag it is the one that `latest` names, and if that is damaged, the newest one that is not,
+    with a warning. See "All or nothing". `take_module` gets the module's whole state_dict, where the
+    plan leaves that out.
     Order:  every rank must call this
-    Errors: CheckpointError, on every rank, if they ask for different things, one of them cannot read it, or it does not fit
+    Errors: CheckpointError, on every rank, if they ask for different things, one of them cannot read it,
+            or it does not fit
     """
     candidates = _candidates(training, store, tag, plan)
     if not candidates:
@@ -129,8 +135,8 @@ def _check_asked(asked: list[dict[str, Any]]) -> None:
         for name, value in asked[0].items():
             if other[name] != value:
                 raise CheckpointError(
-                    f"load_checkpoint() was given {name}={value!r} on rank 0 and {name}={other[name]!r} on rank {rank}; "
-                    "give all ranks the same"
+                    f"load_checkpoint() was given {name}={value!r} on rank 0 and {name}={other[name]!r} on "
+                    f"rank {rank}; give all ranks the same"
                 )
 
 
@@ -147,8 +153,8 @@ def _look(store: Store, plan: LoadPlan) -> list[str]:
         return []
     if latest is None:
         raise CheckpointError(
-            f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a tag: the "
-            f"folder holds {', '.join(tags) or 'no checkpoint'}"
+            f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a "
+            f"tag: the folder holds {', '.join(tags) or 'no checkpoint'}"
         )
     if not is_tag(latest):  # damaged, too
         text = f"{store.where}/{LATEST} holds {latest!r}, which is no name of a checkpoint"
@@ -228,7 +234,8 @@ class _Load:
         training, plan = self._training, self._plan
         if not self._tag:
             raise _Unfit(
-                f"tag {self._tag!r} is no name of a checkpoint; give one, or None for the one that {LATEST} names"
+                f"tag {self._tag!r} is no name of a checkpoint; give one, or None for the "
+                f"one that {LATEST} names"
             )
         self.reader = open_checkpoint(self._store, self._tag, groups=_group_names(training))
         self.saved = self.reader.training()
@@ -261,8 +268,8 @@ class _Load:
         was = offloaded.barred
         offloaded.barred = None  # of a load before; this one replaces all that it has left
         why = (
-            f"load_checkpoint() of {self._store.where}/{self._tag} has failed in the middle, so parameters and optimizer states are of no "
-            "one state; load a checkpoint, or make a new engine"
+            f"load_checkpoint() of {self._store.where}/{self._tag} has failed in the middle, so parameters "
+            "and optimizer states are of no one state; load a checkpoint, or make a new engine"
         )
         try:
             yield
@@ -324,8 +331,8 @@ def _check_scheduler(scheduler: Any, saved: dict[str, Any] | None) -> None:
     ours = set(scheduler.state_dict())
     if ours and ours.isdisjoint(saved):
         raise _Unfit(
-            f"the checkpoint's scheduler remembers {_listed(set(saved))}, this run's {type(scheduler).__name__} "
-            f"{_listed(ours)}; load with load_lr_scheduler_states=False"
+            f"the checkpoint's scheduler remembers {_listed(set(saved))}, this run's "
+            f"{type(scheduler).__name__} {_listed(ours)}; load with load_lr_scheduler_states=False"
         )
 
 
@@ -346,7 +353,8 @@ def _check_optimizer(
         )
     if len(saved["groups"]) != len(optimizer.param_groups):
         raise _Unfit(
-            f"the checkpoint has {len(saved['groups'])} optimizer groups, this run {len(optimizer.param_groups)}; {advice}"
+            f"the checkpoint has {len(saved['groups'])} optimizer groups, this run "
+            f"{len(optimizer.param_groups)}; {advice}"
         )
     kinds = [name[len(STATE) :].rpartition(".") for name in shapes if name.startswith(STATE)]
     remembered = {name for name, _, kind in kinds if kind != MASTER} | set(saved["beside"])
@@ -471,7 +479,9 @@ class _Sources:
 
 
 class _Beside(dict[str, dict[str, Any]]):
-    """What an optimizer remembers beside its states, whose tensors are read when the parameter is asked for."""
+    """What an optimizer remembers beside its states, whose tensors are read when the
+    parameter is asked for.
+    """
 
     def __init__(self, reader: OpenCheckpoint, plain: Mapping[str, dict[str, Any]], kept: set[str]) -> None:
         super().__init__(plain)

@@ -33,10 +33,14 @@ class OpenCheckpoint(Protocol):
         """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
 
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
-        """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor; for names see shelf.py."""
+        """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor;
+        for names see shelf.py.
+        """
 
     def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
-        """See that what `read` of these, and `tensor` of these names, will read is there and as it was written; nothing is kept of it."""
+        """See that what `read` of these, and `tensor` of these names, will read is there and as it was
+        written; nothing is kept of it.
+        """
 
     def read(self, shelves: Iterable[Shelf]) -> None:
         """Fill the runs of these; of a tensor of another dtype, with rounded values."""
@@ -49,7 +53,9 @@ class OpenCheckpoint(Protocol):
 
 
 def latest_tag(store: Store) -> str | None:
-    """Return what `latest` names; without that file, what DeepSpeed's converter to universal checkpoints left."""
+    """Return what `latest` names; without that file, what DeepSpeed's converter to
+    universal checkpoints left.
+    """
     found = store.latest()
     return store.named_by(_UNIVERSAL) if found is None else found
 
@@ -62,8 +68,8 @@ def is_checkpoint(store: Store) -> bool:
 def open_checkpoint(store: Store, tag: str, *, groups: Sequence[Sequence[str]] = ()) -> OpenCheckpoint:
     """Return the checkpoint `tag`, dslaunch's or DeepSpeed's.
 
-    `groups`: the names of the parameters in each group of this run's optimizer, in order. DeepSpeed's checkpoints of stage 0
-    number parameters only.
+    `groups`: the names of the parameters in each group of this run's optimizer, in order. DeepSpeed's
+    checkpoints of stage 0 number parameters only.
     Errors: CheckpointError if it is not there, or damaged
     """
     folder = store.folder_of(tag)
@@ -79,6 +85,6 @@ def _open_deepspeed(path: Path, groups: Sequence[Sequence[str]]) -> DeepSpeedRea
         return DeepSpeedReader(path, groups=groups)
     except (KeyError, IndexError, TypeError, AttributeError) as error:  # its files say other than 0.19.8's
         raise CheckpointError(
-            f"{path} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; load it with the DeepSpeed "
-            "that wrote it, and save it with that of today"
+            f"{path} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; load it "
+            "with the DeepSpeed that wrote it, and save it with that of today"
         ) from error

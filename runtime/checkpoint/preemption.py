@@ -1,7 +1,8 @@
-"""A last checkpoint when the machine is about to be taken away: SIGTERM asks for it, and the next step saves and ends.
+"""A last checkpoint when the machine is about to be taken away: SIGTERM asks for it,
+and the next step saves and ends.
 
-A batch system or cloud sends SIGTERM some time before it kills. Ranks may get it at different steps, or one of them only: so each
-step asks all of them.
+A batch system or cloud sends SIGTERM some time before it kills. Ranks may get it at different steps, or one
+of them only: so each step asks all of them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Preemption:
             self._before = signal.signal(signal.SIGTERM, self._hear)
         else:
             _log.warning(
-                "checkpoint.preemption_save_dir has no effect: initialize() was not called in the main thread, which alone gets "
-                "signals"
+                "checkpoint.preemption_save_dir has no effect: initialize() was not called in the main "
+                "thread, which alone gets signals"
             )
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
@@ -58,4 +59,7 @@ class Preemption:
 
 def last_words(where: str) -> str:
     """Return what is said before the end."""
-    return f"SIGTERM: training is saved in {where}, and ends; start it again, and load_checkpoint() goes on from there"
+    return (
+        f"SIGTERM: training is saved in {where}, and ends; start it again, and "
+        "load_checkpoint() goes on from there"
+    )

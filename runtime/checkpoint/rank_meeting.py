@@ -1,7 +1,8 @@
-"""How the ranks of one save find out about each other without a collective: notes in the store of the process group.
+"""How the ranks of one save find out about each other without a collective:
+notes in the store of the process group.
 
-A save beside training must not send anything between the collectives of training, and has to end well when the program destroys its
-process groups meanwhile. The store lives as long as one rank holds it.
+A save beside training must not send anything between the collectives of training, and has to end well when
+the program destroys its process groups meanwhile. The store lives as long as one rank holds it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class Meeting:
         return [own if rank == self._rank else self.hear(what, rank) for rank in range(self._world_size)]
 
     def part(self) -> None:
-        """Let rank 0 stay until the others have heard the last of it: its process may serve the store, and end next."""
+        """Let rank 0 stay until the others have heard the last of it: its process may serve the
+        store, and end next.
+        """
         with suppress(RuntimeError, CheckpointError):  # a rank is gone, and all is said
             if self._rank == 0:
                 self.hear_all("heard", None)

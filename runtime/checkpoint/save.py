@@ -129,8 +129,8 @@ class Prepared:
                 prune(store, keep_last=self.keep_last)
             except (OSError, CheckpointError) as error:
                 _log.warning(
-                    "%s is there, but older checkpoints than keep_last allows could not be removed: %s; remove them with "
-                    "`dslaunch checkpoint prune`",
+                    "%s is there, but older checkpoints than keep_last allows could not be removed: %s; "
+                    "remove them with `dslaunch checkpoint prune`",
                     self.where,
                     error,
                 )
@@ -152,7 +152,9 @@ def _read_written(found: Sequence[Any]) -> Written:
 
 
 def prune(store: Store, *, keep_last: int) -> list[str]:
-    """Remove all checkpoints but the newest ones, and the one that `latest` names; return what was removed."""
+    """Remove all checkpoints but the newest ones, and the one that `latest` names;
+    return what was removed.
+    """
     tags = doomed(store, keep_last=keep_last)
     for tag in tags:
         store.remove(tag)
@@ -229,8 +231,8 @@ def _problem(error: Exception, rank: int) -> str:
     if isinstance(error, CheckpointError):
         return str(error)
     return (
-        f"the checkpoint cannot be put together on rank {rank}: {type(error).__name__}: {error}; look at client_state, and at "
-        "what state_dict() of the scheduler and of the data loader returns"
+        f"the checkpoint cannot be put together on rank {rank}: {type(error).__name__}: {error}; look at "
+        "client_state, and at what state_dict() of the scheduler and of the data loader returns"
     )
 
 
@@ -252,7 +254,8 @@ def _check_tags(training: Training, tags: Sequence[str], *, is_latest: bool) -> 
         )
     if is_latest and tags[0] == LATEST:
         raise CheckpointError(
-            f"tag {LATEST!r} is the name of the file that says which checkpoint is the newest; give another tag, or save_latest=False"
+            f"tag {LATEST!r} is the name of the file that says which checkpoint is the newest; give another "
+            "tag, or save_latest=False"
         )
     validation = training.config.checkpoint.tag_validation
     other = next((rank for rank, theirs in enumerate(tags) if theirs != tags[0]), None)
@@ -284,11 +287,14 @@ def _describe(
     others: Mapping[str, Any],
     left_out: frozenset[str],
 ) -> dict[str, Any]:
-    """Return what is in training.pt, but for random numbers and what the optimizer remembers beside its states."""
+    """Return what is in training.pt, but for random numbers and what the optimizer remembers
+    beside its states.
+    """
     client_state = {} if client_state is None else client_state
     if not isinstance(client_state, Mapping):
         raise CheckpointError(
-            f"save_checkpoint(client_state={show(client_state)}): must be a dict of names and values, as load_checkpoint() "
+            f"save_checkpoint(client_state={show(client_state)}): must be a dict of names and values, "
+            "as load_checkpoint() "
             'returns it; give e.g. {"epoch": 3}'
         )
     client_state = dict(client_state)

@@ -1,8 +1,9 @@
 """Saving, at once or beside training: one checkpoint under way at most.
 
-What the program may change at any time, whole parameters and buffers, is copied at once. Shards, masters and optimizer states
-change in steps, and where `ShardedModel.before_change` is called: they are copied while the next forward and backward run, and
-code that is about to change them waits for what is left of that. Files are written from the copies, whose memory stays for the next save.
+What the program may change at any time, whole parameters and buffers, is copied at once. Shards, masters and
+optimizer states change in steps, and where `ShardedModel.before_change` is called: they are copied while the
+next forward and backward run, and code that is about to change them waits for what is left of that. Files are
+written from the copies, whose memory stays for the next save.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Saver:
         weakref.finalize(self, self._current.tell_failure)  # at exit, too, when the thread has ended
 
     def save(self, prepared: Prepared, *, is_async: bool, begun_at: float) -> None:
-        """Write it; `is_async`: return as soon as training may go on. `begun_at` is when training began to wait, by perf_counter.
+        """Write it; `is_async`: return as soon as training may go on.
+
+        `begun_at` is when training began to wait, by perf_counter.
 
         Order:  a collective
         Errors: CheckpointError, on every rank; also of a save before, which is waited for

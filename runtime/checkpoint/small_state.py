@@ -1,4 +1,7 @@
-"""What a load takes over beside tensors of the model and the optimizer. All of it is small, and can be taken back."""
+"""What a load takes over beside tensors of the model and the optimizer.
+
+All of it is small, and can be taken back.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,8 @@ def _take_rng(training: Training, states: Sequence[dict[str, Any]]) -> None:
         restore_rng_state(states[world.index])
     elif states and world.index == 0:  # DeepSpeed's have none
         _log.warning(
-            "the checkpoint was written by %d ranks and is read by %d: random numbers do not continue where they were",
+            "the checkpoint was written by %d ranks and is read by %d: random numbers do not "
+            "continue where they were",
             len(states),
             world.size,
         )

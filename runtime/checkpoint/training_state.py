@@ -33,7 +33,9 @@ class Training:
     comm: Collectives
 
     def beside_units(self) -> dict[str, Any]:
-        """Return what of the module's state_dict lies in no unit: buffers, integer parameters, extra state."""
+        """Return what of the module's state_dict lies in no unit: buffers,
+        integer parameters, extra state.
+        """
         in_units = {
             name
             for name, param in self.module.named_parameters(remove_duplicate=False)

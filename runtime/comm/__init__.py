@@ -1,1 +1,4 @@
-"""Process groups, the mesh of ranks, and the collectives that the units use. It may import config and what stands below it."""
+"""Process groups, the mesh of ranks, and the collectives that the units use.
+
+It may import config and what stands below it.
+"""

@@ -8,8 +8,8 @@ from zlib import crc32
 class Meter:
     """Counts the bytes of each kind of collective and keeps a rolling hash of their order.
 
-    Units: bytes that this rank sends by the ring formulas: (N-1)/N of the whole buffer for a reduce_scatter or an
-           all_gather, twice that for an all_reduce. gloo and NCCL may send a little more or less.
+    Units: bytes that this rank sends by the ring formulas: (N-1)/N of the whole buffer for a reduce_scatter
+           or an all_gather, twice that for an all_reduce. gloo and NCCL may send a little more or less.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,8 @@ class Meter:
     def record(
         self, kind: str, what: str, *, nbytes: int, sent_bytes: int | None = None, lane: int = 0
     ) -> None:
-        """Note one collective of `what`, over `nbytes`, of which this rank sends `sent_bytes`; None: that is unknown.
+        """Note one collective of `what`, over `nbytes`, of which this rank sends `sent_bytes`;
+        None: that is unknown.
 
         A lane is a communicator of its own: what the two send may pass each other in any way.
         """

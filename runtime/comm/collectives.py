@@ -2,10 +2,11 @@
 
 How gloo reduces
 ----------------
-gloo has no reduce_scatter: torch emulates it with a clone and an all_reduce, at twice the bytes. Here each rank
-sends every other rank its chunk (all_to_all) and adds what it gets in rank order, in fp32 whatever the dtype, then
-rounds once. The bytes are those of a true reduce_scatter, and the result depends on nothing but the ranks' values.
-An all_reduce is that plus an all_gather, so a buffer reduced along either axis gets the same bits.
+gloo has no reduce_scatter: torch emulates it with a clone and an all_reduce, at twice the bytes. Here each
+rank sends every other rank its chunk (all_to_all) and adds what it gets in rank order, in fp32 whatever
+the dtype, then rounds once. The bytes are those of a true reduce_scatter, and the result depends on
+nothing but the ranks' values. An all_reduce is that plus an all_gather, so a buffer reduced along either
+axis gets the same bits.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class Collectives:
     """
 
     def __init__(self, mesh: Mesh, *, gather_axis: Axis | None = None) -> None:
-        """`gather_axis` is the shard axis once more: what gather_from() sends goes beside the rest, in its own order."""
+        """`gather_axis` is the shard axis once more: what gather_from()
+        sends goes beside the rest, in its own order.
+        """
         self.mesh = mesh
         self.meter = Meter()
         self.recorder = FlightRecorder()
@@ -71,7 +74,9 @@ class Collectives:
         self.before_gather: Callable[[str], None] = nothing_before
 
     def close(self) -> None:
-        """Give up the process groups that are this engine's own: only what goes to all ranks can be sent from then on."""
+        """Give up the process groups that are this engine's own: only what goes to all ranks can be
+        sent from then on.
+        """
         if self._own_gather_axis is not None:
             self._own_gather_axis = self._own_gather_axis.without_group()
         self.mesh = self.mesh.without_groups()
@@ -93,7 +98,9 @@ class Collectives:
         return Pending(self._gather_from_steps(shard, flat, what))
 
     def gather_states(self, own: Tensor, *, what: str) -> Tensor:
-        """Return the whole of a value of which each rank has its shard, as of gradients, masters and states."""
+        """Return the whole of a value of which each rank has its shard, as of gradients,
+        masters and states.
+        """
         mesh = self.mesh
         for axis in (mesh.replicate, mesh.shard) if mesh.states_by_chunk else (mesh.shard,):
             if not axis.is_alone:
@@ -104,7 +111,9 @@ class Collectives:
         return own
 
     def spread_chunk(self, shard: Tensor, *, what: str) -> Pending:
-        """Fill this rank's parameter shard from the chunks of it that the ranks of the replicate axis have updated."""
+        """Fill this rank's parameter shard from the chunks of it that the ranks of the replicate
+        axis have updated.
+        """
         if not self.mesh.states_by_chunk:
             return Pending.done()
         return Pending(self._all_gather_steps(shard, self.mesh.replicate, what))
@@ -137,7 +146,9 @@ class Collectives:
         return gathered, Pending(self._all_gather_number_steps(value, gathered, what))
 
     def gather_to_first(self, shard: Tensor, *, what: str) -> Tensor | None:
-        """Return the whole of a value of which each rank has its shard (see `gather_states`) on rank 0, None elsewhere."""
+        """Return the whole of a value of which each rank has its shard (see `gather_states`)
+        on rank 0, None elsewhere.
+        """
         mesh = self.mesh
         own: Tensor | None = shard
         if mesh.states_by_chunk:
@@ -290,7 +301,9 @@ def _no_steps() -> _Steps:
 
 
 def _is_native(flat: Tensor) -> bool:
-    """Whether the backend of the tensor's device reduces by itself: NCCL does, gloo does not (see the title)."""
+    """Whether the backend of the tensor's device reduces by itself: NCCL does,
+    gloo does not (see the title).
+    """
     return flat.is_cuda
 
 

@@ -2,13 +2,15 @@
 
 How they are timed
 ------------------
-A collective that is timed blocks: the device is waited for, the message is sent and waited for, and the device is waited for again. So
-nothing runs beside it, which costs speed, and the time is that of this message alone, with the wait for the last rank. What gloo adds
-up after a message (see collectives.py) is not part of it, and its messages have the names of our collectives: an all_reduce over gloo
-is a reduce_scatter and an all_gather.
-Bandwidths are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md). Algorithm bandwidth is the whole buffer's size by the time. Bus
-bandwidth is what a rank sends by the time: (N-1)/N of the buffer for a reduce_scatter or an all_gather among N ranks, twice that for
-an all_reduce, all of it for a broadcast. Where one of the two is not known, as of pickled objects, it is left out.
+A collective that is timed blocks: the device is waited for, the message is sent and waited for, and the
+device is waited for again. So nothing runs beside it, which costs speed, and the time is that of this
+message alone, with the wait for the last rank. What gloo adds up after a message (see collectives.py) is not
+part of it, and its messages have the names of our collectives: an all_reduce over gloo is a reduce_scatter
+and an all_gather.
+Bandwidths are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md). Algorithm bandwidth is the whole buffer's
+size by the time. Bus bandwidth is what a rank sends by the time: (N-1)/N of the buffer for a reduce_scatter
+or an all_gather among N ranks, twice that for an all_reduce, all of it for a broadcast. Where one of the two
+is not known, as of pickled objects, it is left out.
 """
 
 from __future__ import annotations
@@ -104,8 +106,8 @@ class CommsLog:
         row.bus_bytes = None if row.bus_bytes is None or bus_bytes is None else row.bus_bytes + bus_bytes
         if self.config.verbose and dist.get_rank() == 0:
             print(
-                f"comm op: {name} | time (ms): {took_s * 1e3:.3f} | msg size: {_size(nbytes)} | "
-                f"algbw (Gbps): {_shown(_gbps(nbytes, took_s))} | busbw (Gbps): {_shown(_gbps(bus_bytes, took_s))}",
+                f"comm op: {name} | time (ms): {took_s * 1e3:.3f} | msg size: {_size(nbytes)} | algbw "
+                f"(Gbps): {_shown(_gbps(nbytes, took_s))} | busbw (Gbps): {_shown(_gbps(bus_bytes, took_s))}",
                 flush=True,
             )
 
@@ -142,14 +144,17 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Change what is timed from now on; None leaves a setting as it is. `initialize()` reads the ds_config's section by itself.
+    """Change what is timed from now on; None leaves a setting as it is.
+
+    `initialize()` reads the ds_config's section by itself.
 
     Errors: ConfigError for a name in `prof_ops` that is no collective of ours, and for `deepspeed_config`
     Source: DeepSpeed 0.19.8 comm/comm.py, `configure`
     """
     if deepspeed_config is not None:
         raise ConfigError(
-            "comm.configure(deepspeed_config=...): initialize() reads the ds_config's comms_logger; leave it out"
+            "comm.configure(deepspeed_config=...): initialize() reads the ds_config's "
+            "comms_logger; leave it out"
         )
     given = {
         "enabled": enabled,
@@ -174,10 +179,11 @@ def reset_log() -> None:
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
-    """Print on rank 0 what the collectives took on it; return that as a dict, on each rank its own, if `return_dict`.
+    """Print on rank 0 what the collectives took on it; return that as a dict,
+    on each rank its own, if `return_dict`.
 
-    `show_straggler`: beside, what of it was the wait for other ranks. Of each collective the rank that came last has
-    did not wait, so the least time of all ranks is the message's.
+    `show_straggler`: beside, what of it was the wait for other ranks. Of each collective the rank that came
+    last has did not wait, so the least time of all ranks is the message's.
     Units:  milliseconds; gigabits (1e9 bits) per second
     Order:  with `show_straggler` every rank must call this
     Source: DeepSpeed 0.19.8 comm/comm.py, `log_summary`: the same dict, with None for what is not known

@@ -100,7 +100,10 @@ class Flight:
         self._is_over = True
         waited_s = time.monotonic() - self.began
         print(
-            f"dslaunch: rank {dist.get_rank()}: {self.label} (step {self.label.step}) failed after {waited_s:.1f} s:",
+            (
+                f"dslaunch: rank {dist.get_rank()}: {self.label} (step {self.label.step}) failed "
+                f"after {waited_s:.1f} s:"
+            ),
             file=sys.stderr,
             flush=True,
         )

@@ -1,10 +1,11 @@
 """The ranks as a 2-D mesh: values are sharded along one axis and replicated along the other.
 
-With `states_by_chunk` only parameters are. Of gradients and optimizer states each rank holds, of the shard that its line
-shares, a part of its own: 1/world of the whole, which is its chunk. So the chunks of one shard lie along a replicate axis.
+With `states_by_chunk` only parameters are. Of gradients and optimizer states each rank holds, of the shard
+that its line shares, a part of its own: 1/world of the whole, which is its chunk. So the chunks of one shard
+lie along a replicate axis.
 
-Rank r sits at (replicate, shard) = (r // shard_size, r % shard_size), so ranks of one host share a shard axis as
-long as they have consecutive numbers. RANK alone decides; LOCAL_RANK may be any rotation of it.
+Rank r sits at (replicate, shard) = (r // shard_size, r % shard_size), so ranks of one host share a shard axis
+as long as they have consecutive numbers. RANK alone decides; LOCAL_RANK may be any rotation of it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class Axis:
     index: int  # of this rank
     group: dist.ProcessGroup | None  # None: the default group, see below
 
-    # The default group is never held. gloo's threads end with the last reference to it, and one that is still alive
-    # while the interpreter shuts down may take the process with it; destroy_process_group() must be the end of it.
+    # The default group is never held. gloo's threads end with the last reference to it, and one that is
+    # still alive while the interpreter shuts down may take the process with it; destroy_process_group()
+    # must be the end of it.
 
     @property
     def is_alone(self) -> bool:
@@ -33,7 +35,9 @@ class Axis:
         return self.size == 1
 
     def without_group(self) -> Axis:
-        """Destroy its group, if it has one of its own: the group's threads and sockets end with the last reference to it."""
+        """Destroy its group, if it has one of its own: the group's threads and sockets end with the
+        last reference to it.
+        """
         if self.group is not None:
             dist.destroy_process_group(self.group)
         return replace(self, group=None)
@@ -50,7 +54,9 @@ class Mesh:
 
     @property
     def places(self) -> Mesh:
-        """The same axes without their groups: for arithmetic, since a group lives as long as it is referred to."""
+        """The same axes without their groups: for arithmetic, since a group lives as long as
+        it is referred to.
+        """
         return replace(
             self,
             replicate=replace(self.replicate, group=None),

@@ -1,11 +1,11 @@
 """Whether all ranks did the same collectives in the same order.
 
-Ranks that gather units of one size in different orders get each other's values, and nothing stops them. So a fingerprint of the
-order travels with the gradient norm, before a step changes anything; forwards without gradients send it beside the next forward.
-DSLAUNCH_DEBUG=collectives also asks after every step.
+Ranks that gather units of one size in different orders get each other's values, and nothing stops them. So a
+fingerprint of the order travels with the gradient norm, before a step changes anything; forwards without
+gradients send it beside the next forward. DSLAUNCH_DEBUG=collectives also asks after every step.
 
-The ranks agree on what to say through the job's store, not by a collective: of ranks that went apart, none need ever meet in
-one again.
+The ranks agree on what to say through the job's store, not by a collective: of ranks that went apart, none
+need ever meet in one again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class OrderCheck:
         """At a step's end, ask whether the step was the same on all ranks.
 
         Order:  every rank must call this at each step's end
-        Errors: CollectiveError, on every rank, that names the first collective that was not; or a rank that did not come
+        Errors: CollectiveError, on every rank, that names the first collective that was not;
+                or a rank that did not come
         """
         before, self._num_compared = self._num_compared, self._comm.recorder.issued
         order_hash = str(self._comm.meter.order_hash)
@@ -106,7 +107,9 @@ class OrderCheck:
         return self._agree(json.dumps(recent), compare, grace=self._grace)
 
     def _agree(self, own: str, decide: Callable[[list[str]], str], *, grace: timedelta | None = None) -> str:
-        """Return what rank 0 makes of every rank's text; a rank that does not come within `grace` has said ""."""
+        """Return what rank 0 makes of every rank's text; a rank that does not come within
+        `grace` has said "".
+        """
         self._num_asked += 1
         place = f"{self._prefix}/{self._num_asked}"
         self._store.set(f"{place}/{self._rank}", own)
@@ -130,17 +133,23 @@ class OrderCheck:
             if not is_needed:
                 return ""
             raise CollectiveError(
-                f"rank {rank} has not come to the end of step {self._comm.recorder.step}, at which rank {self._rank} has waited "
-                f"{self._timeout.total_seconds():.0f} s for it to compare their collectives; see what it does instead"
+                f"rank {rank} has not come to the end of step {self._comm.recorder.step}, at which rank "
+                f"{self._rank} has waited {self._timeout.total_seconds():.0f} s for it to compare their "
+                "collectives; see what it does instead"
             ) from None
         return str(self._store.get(key).decode())
 
 
-_ADVICE = "every rank must use the same units of the model, in the same order; look for a branch that depends on the rank or its data"
+_ADVICE = (
+    "every rank must use the same units of the model, in the same order; look for a branch that depends on "
+    "the rank or its data"
+)
 
 
 def _first_difference(told: Sequence[list[Any] | None], step: int) -> str:
-    """Name it, as seen by rank 0 and the first rank that has another; each told its collectives since the last step."""
+    """Name it, as seen by rank 0 and the first rank that has another;
+    each told its collectives since the last step.
+    """
     orders = [None if one is None else [Collective(*label) for label in one] for one in told]
     first = orders[0]
     if first is None:
@@ -154,14 +163,14 @@ def _first_difference(told: Sequence[list[Any] | None], step: int) -> str:
             for place, (theirs, ours) in enumerate(pairs, start=1):
                 if theirs is None or ours is None or theirs.identity != ours.identity:
                     return (
-                        f"rank {rank}'s collective {place} of step {step} was {_named(theirs, ours)}, rank 0's was "
-                        f"{_named(ours, theirs)}: {_ADVICE}"
+                        f"rank {rank}'s collective {place} of step {step} was {_named(theirs, ours)}, rank "
+                        f"0's was {_named(ours, theirs)}: {_ADVICE}"
                     )
     if None in orders:
         last = ", ".join(map(str, first[-_NUM_NAMED:])) or "none at all"
         return (
-            f"rank {orders.index(None)} did other collectives than rank 0 in step {step} and has not come to tell which; "
-            f"rank 0's last were {last}: {_ADVICE}"
+            f"rank {orders.index(None)} did other collectives than rank 0 in step {step} and has not come to "
+            f"tell which; rank 0's last were {last}: {_ADVICE}"
         )
     return f"the ranks' collectives differ, but not in the last {len(first)} of step {step}"
 

@@ -8,7 +8,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group: its default arguments would hold it for ever
+
+# before there is a group: its default arguments would hold it for ever
+import torch.distributed.nn.functional
 
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError, UserError
@@ -25,14 +27,15 @@ def start_process_group(
 ) -> None:
     """Make the default process group unless there is one: NCCL with GPUs, else gloo.
 
-    Without RANK and WORLD_SIZE, or arguments instead of them, the group is this process alone and opens no port.
-    `timeout` goes before DEEPSPEED_TIMEOUT. Collectives of all our groups have it.
+    Without RANK and WORLD_SIZE, or arguments instead of them, the group is this process alone and opens no
+    port. `timeout` goes before DEEPSPEED_TIMEOUT. Collectives of all our groups have it.
     Order:  every rank must call this
     Errors: ConfigError for a LOCAL_RANK without a GPU, or a timeout that is none
     """
     if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
         raise ConfigError(
-            f"init_distributed(timeout={timeout!r}): must be a datetime.timedelta above 0, such as timedelta(minutes=30)"
+            f"init_distributed(timeout={timeout!r}): must be a datetime.timedelta above 0, such as "
+            "timedelta(minutes=30)"
         )
     if dist.is_initialized():
         return
@@ -57,7 +60,8 @@ def start_process_group(
 
 
 def group_timeout() -> timedelta | None:
-    """How long a collective of the default group may take, whichever program made that; None if the backend does not tell.
+    """How long a collective of the default group may take, whichever program made that;
+    None if the backend does not tell.
 
     torch gives groups made by new_group() its own default instead, unless told.
     """
@@ -72,7 +76,8 @@ def group_timeout() -> timedelta | None:
 def choose_device(
     env: WorkerEnvironment, *, backend: str | None = None, index: int | None = None
 ) -> torch.device:
-    """Return this worker's device, and make it current if it is a GPU: that of `index`, or the one that LOCAL_RANK counts to.
+    """Return this worker's device, and make it current if it is a GPU: that of `index`, or the one that
+    LOCAL_RANK counts to.
 
     A worker that is shown a single GPU takes it, whatever its LOCAL_RANK.
     Errors: ConfigError if there is no such GPU
@@ -83,13 +88,15 @@ def choose_device(
     num_devices = torch.cuda.device_count()
     if index is not None and not 0 <= index < num_devices:
         raise ConfigError(
-            f"args.device_rank={index}: this host shows {num_devices} GPUs; give one from 0 to {num_devices - 1}"
+            f"args.device_rank={index}: this host shows {num_devices} GPUs; give one from 0 to "
+            f"{num_devices - 1}"
         )
     if index is None:
         index = env.local_rank if num_devices > 1 else 0
     if index >= num_devices:
         raise ConfigError(
-            f"LOCAL_RANK={env.local_rank}: this host shows {num_devices} GPUs; start at most {num_devices} workers on it"
+            f"LOCAL_RANK={env.local_rank}: this host shows {num_devices} GPUs; start at most {num_devices} "
+            "workers on it"
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -98,9 +105,10 @@ def choose_device(
 def _end_process_group() -> None:
     """End gloo's threads while the interpreter is still whole.
 
-    A thread that lets go of a finished collective's tensors during the shutdown ends the process with SIGABRT: seen in 5
-    of 30 processes whose last act was a step. Ending the group waits for what is in flight, so an error in the middle
-    of things, which the other ranks know nothing of, must not do it; a UserError has nothing in flight.
+    A thread that lets go of a finished collective's tensors during the shutdown ends the process with
+    SIGABRT: seen in 5 of 30 processes whose last act was a step. Ending the group waits for what is in
+    flight, so an error in the middle of things, which the other ranks know nothing of, must not do it; a
+    UserError has nothing in flight.
     """
     error = getattr(sys, "last_value", None)  # the uncaught exception, if that is why we end
     if dist.is_initialized() and (error is None or isinstance(error, UserError)):

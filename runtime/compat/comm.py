@@ -1,7 +1,8 @@
 """Collectives for programs, as `import deepspeed.comm as dist` has them, over torch.distributed.
 
-Groups, works and reduce ops are torch's own, and a group is left out for all ranks. What gloo has not in every version of
-torch is put together from what it has (host_reduction.py). Every rank of a group must call the same in the same order.
+Groups, works and reduce ops are torch's own, and a group is left out for all ranks. What gloo has not in
+every version of torch is put together from what it has (host_reduction.py). Every rank of a group must call
+the same in the same order.
 Source: DeepSpeed 0.19.8 comm/comm.py: its names, the order of arguments, their names and defaults
 """
 
@@ -43,7 +44,10 @@ def is_initialized() -> bool:
 
 
 def new_group(ranks: Sequence[int] | range) -> Any:
-    """Make a group of these ranks, whose collectives may take as long as the default group's. All ranks of the job must call this."""
+    """Make a group of these ranks, whose collectives may take as long as the default group's.
+
+    All ranks of the job must call this.
+    """
     return dist.new_group(list(ranks), timeout=group_timeout())
 
 
@@ -201,8 +205,8 @@ def reduce_scatter_tensor(
     size = dist.get_world_size(group)
     if tensor.numel() != size * output_tensor.numel():
         raise ConfigError(
-            f"reduce_scatter_tensor() of {tensor.numel()} elements into {output_tensor.numel()}: must be as many for each of "
-            f"the {size} ranks"
+            f"reduce_scatter_tensor() of {tensor.numel()} elements into {output_tensor.numel()}: must be as "
+            f"many for each of the {size} ranks"
         )
     parts = [part.view(output_tensor.shape) for part in tensor.reshape(-1).chunk(size)]
     return reduce_scatter(output_tensor, parts, op, group, async_op)
@@ -279,7 +283,9 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """Send each rank its part of `tensor`, and put what comes from each into its part of `output`; equal parts, or these sizes."""
+    """Send each rank its part of `tensor`, and put what comes from each into its part of `output`; equal
+    parts, or these sizes.
+    """
     return dist.all_to_all_single(
         output, tensor, output_split_sizes, input_split_sizes, group=group, async_op=async_op
     )

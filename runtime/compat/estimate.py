@@ -1,9 +1,9 @@
 """Memory that parameters, gradients and optimizer states of a model would take, by DeepSpeed's arithmetic.
 
-That is Adam in mixed precision, with DeepSpeed's flat float32 gradients: 2 bytes a parameter in 16 bits, and 18 more for its
-gradients (2 + 4), its master (4) and two moments (8). Activations and buffers are in none of it; `additional_buffer_factor`
-is a surcharge on host memory. Numbers are DeepSpeed's, so that its plans can be compared; what an engine of ours takes is
-measured in docs/train/zero.md and docs/train/offload.md.
+That is Adam in mixed precision, with DeepSpeed's flat float32 gradients: 2 bytes a parameter in 16 bits, and
+18 more for its gradients (2 + 4), its master (4) and two moments (8). Activations and buffers are in none of
+it; `additional_buffer_factor` is a surcharge on host memory. Numbers are DeepSpeed's, so that its plans can
+be compared; what an engine of ours takes is measured in docs/train/zero.md and docs/train/offload.md.
 Units:  bytes; GiB where they are printed
 Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py, functions of the same names
 """
@@ -72,9 +72,11 @@ def estimate_zero3_model_states_mem_needs(
     zero_init: bool = True,
     additional_buffer_factor: float = 1.5,
 ) -> tuple[int, int, int]:
-    """Return the bytes of host memory a node and of GPU memory a GPU would need at stage 3, and those of the largest layer.
+    """Return the bytes of host memory a node and of GPU memory a GPU would need at stage 3,
+    and those of the largest layer.
 
-    Without `zero_init` every rank makes the whole model in host memory first. `cpu_offload_params` counts with `cpu_offload` only.
+    Without `zero_init` every rank makes the whole model in host memory first. `cpu_offload_params` counts
+    with `cpu_offload` only.
     """
     num_gpus = num_gpus_per_node * num_nodes
     largest_layer = 4 * largest_layer_params
@@ -130,7 +132,9 @@ def estimate_zero3_model_states_mem_needs_all_cold(
 
 
 def count_params(model: nn.Module) -> tuple[int, int]:
-    """Return the elements of all parameters, of tied ones once, and those of the largest module without its children."""
+    """Return the elements of all parameters, of tied ones once, and those of the largest module
+    without its children.
+    """
     total, seen = 0, set()
     for param in model.parameters():  # each object once
         place = param.data_ptr()

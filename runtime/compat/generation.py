@@ -15,10 +15,11 @@ M = TypeVar("M", bound=nn.Module)
 
 @contextmanager
 def unwrap_model_for_generation(model: M) -> Iterator[M]:
-    """Inside the block every rank has the engine's parameters whole, to be read: generating many tokens gathers them once.
+    """Inside the block every rank has the engine's parameters whole, to be read: generating many tokens
+    gathers them once.
 
-    Hooks have nothing to gather or free meanwhile, so each rank may run the model as often as it likes. Works at every stage. After the
-    block, on errors too, parameters are sharded as before.
+    Hooks have nothing to gather or free meanwhile, so each rank may run the model as often as it likes. Works
+    at every stage. After the block, on errors too, parameters are sharded as before.
     Order:  a collective at both ends
     Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, `unwrap_model_for_generation`
     """

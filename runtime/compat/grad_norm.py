@@ -1,4 +1,6 @@
-"""Norms of gradients, for loops that clip on their own: an engine's step() clips what `gradient_clipping` says."""
+"""Norms of gradients, for loops that clip on their own: an engine's step()
+clips what `gradient_clipping` says.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _INVALID = -1.0
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2, mpu: object | None = None
 ) -> Tensor:
-    """Scale the gradients down to `max_norm`, if their norm is above it; returns the norm they had, on their device.
+    """Scale the gradients down to `max_norm`, if their norm is above it;
+    returns the norm they had, on their device.
 
     The norm is averaged over the ranks, whose gradients should be the same.
     Order:  every rank must call this, if there are several
@@ -32,8 +35,9 @@ def clip_grad_norm_(
     engines = next((home for home in map(home_of, given) if home is not None), None)
     if engines is not None:
         raise ConfigError(
-            f"clip_grad_norm_() of '{engines.name}', which an engine has: its gradients are whole in step() only; set "
-            "gradient_clipping in the ds_config, and call engine.get_global_grad_norm() for the norm"
+            f"clip_grad_norm_() of '{engines.name}', which an engine has: its gradients are whole in "
+            "step() only; set gradient_clipping in the ds_config, and call "
+            "engine.get_global_grad_norm() for the norm"
         )
     grads = [param.grad for param in given if param.grad is not None]
     device = grads[0].device if grads else torch.device("cpu")
@@ -48,7 +52,9 @@ def clip_grad_norm_(
 
 
 def get_global_norm(norm_list: Iterable[float | Tensor]) -> float:
-    """Return the 2-norm of all, given that of each part; infinity if one is negative, infinite or not a number."""
+    """Return the 2-norm of all, given that of each part; infinity if one is negative,
+    infinite or not a number.
+    """
     norms = [float(norm) for norm in norm_list]
     if any(is_invalid_grad_norm(norm) for norm in norms):
         return math.inf
@@ -62,7 +68,9 @@ def get_global_norm_of_tensors(
     mpu: object | None = None,
     moe_ep_group: object | None = None,
 ) -> Tensor:
-    """Return the norm of all these tensors of this rank as one vector, float32; -1 if it is infinite or not a number."""
+    """Return the norm of all these tensors of this rank as one vector, float32;
+    -1 if it is infinite or not a number.
+    """
     _refuse_mpu("get_global_norm_of_tensors", mpu if moe_ep_group is None else moe_ep_group)
     norm = _norm(input_tensors, norm_type, input_tensors[0].device)
     return norm.masked_fill_(~norm.isfinite(), _INVALID)
@@ -76,7 +84,9 @@ def clip_tensors_by_global_norm(
     mpu: object | None = None,
     eps: float = _EPS,
 ) -> float | Tensor:
-    """Scale the tensors down to `max_norm`, if their norm, or `global_norm`, is above it; returns that norm."""
+    """Scale the tensors down to `max_norm`, if their norm, or `global_norm`, is above it;
+    returns that norm.
+    """
     _refuse_mpu("clip_tensors_by_global_norm", mpu)
     norm = get_global_norm_of_tensors(input_tensors) if global_norm is None else global_norm
     scale = max_norm / (norm + eps)
@@ -87,7 +97,9 @@ def clip_tensors_by_global_norm(
 
 
 def has_inf_or_nan(x: Tensor) -> Tensor:
-    """Whether an element is infinite or not a number, [] bool on its device; of a sparse tensor those that it has."""
+    """Whether an element is infinite or not a number, [] bool on its device;
+    of a sparse tensor those that it has.
+    """
     values = x._values() if x.is_sparse else x
     return ~values.detach().isfinite().all()
 

@@ -1,6 +1,8 @@
-"""Which ranks share what. All ranks train on data of their own, and no layer, sequence or expert is divided between them.
+"""Which ranks share what. All ranks train on data of their own, and no layer,
+sequence or expert is divided between them.
 
-Source: DeepSpeed 0.19.8 utils/groups.py: what its functions return without tensor, sequence or expert parallelism
+Source: DeepSpeed 0.19.8 utils/groups.py: what its functions return without tensor,
+        sequence or expert parallelism
 """
 
 from __future__ import annotations
@@ -66,5 +68,6 @@ def sequence_parallel_group() -> NoReturn:
     Errors: KeyError, as DeepSpeed's callers expect it
     """
     raise KeyError(
-        "no sequence is divided between ranks here, so there is no group of them; leave sequence parallelism out"
+        "no sequence is divided between ranks here, so there is no group of them; leave "
+        "sequence parallelism out"
     )

@@ -1,4 +1,5 @@
-"""Reductions of tensors in host memory that gloo has not in every version of torch since 2.6: AVG, and reduce_scatter.
+"""Reductions of tensors in host memory that gloo has not in every version of torch since 2.6: AVG,
+and reduce_scatter.
 
 See "How gloo reduces" in collectives.py: what a rank is to reduce is sent to it, and added up in rank order.
 """
@@ -30,7 +31,9 @@ _IN_FP32 = (torch.bfloat16, torch.float16)
 
 
 def is_torchs(tensor: Tensor, group: dist.ProcessGroup | None) -> bool:
-    """Whether torch is to do it: of a GPU's tensor, or for a rank outside of the group, which it warns and leaves alone."""
+    """Whether torch is to do it: of a GPU's tensor, or for a rank outside of the group,
+    which it warns and leaves alone.
+    """
     return tensor.is_cuda or dist.get_rank(group) < 0
 
 
@@ -69,8 +72,9 @@ def reduce_scatter(
     own = inputs[dist.get_rank(group)]
     if own.shape != output.shape or any(one.dtype != output.dtype for one in inputs):
         raise ConfigError(
-            f"reduce_scatter() into {tuple(output.shape)} of {output.dtype}: this rank's input is {tuple(own.shape)} of "
-            f"{own.dtype}; give all the dtype of the output, and each the shape of its rank's"
+            f"reduce_scatter() into {tuple(output.shape)} of {output.dtype}: this rank's input "
+            f"is {tuple(own.shape)} of {own.dtype}; give all the dtype of the output, and each "
+            "the shape of its rank's"
         )
     sent = torch.cat([one.reshape(-1) for one in inputs])
     received = output.new_empty(size * output.numel())

@@ -30,8 +30,8 @@ def map_nested(function: Callable[[Any], Any], item: Any) -> Any:
 def clone_tensors_for_torch_save(item: Any, device: torch.device | str = torch.device("cpu")) -> Any:  # noqa: B008  (DeepSpeed's)
     """Return `item` with copies of its tensors on the device.
 
-    A copy has memory for its own elements alone: torch.save would write the whole memory that a view is of. Of tied tensors each
-    gets a copy.
+    A copy has memory for its own elements alone: torch.save would write the whole memory that a view is of.
+    Of tied tensors each gets a copy.
     """
     target = torch.device(device)
 
@@ -52,7 +52,9 @@ def copy_to_device(item: Any, device: torch.device | str, criterion_func: Callab
 def move_to_device(
     item: Any, device: torch.device | str, criterion_func: Callable[[Any], bool] | None = None
 ) -> Any:
-    """Return `item` with everything sent to the device; a tensor that `criterion_func` is true of stays the same object."""
+    """Return `item` with everything sent to the device; a tensor that `criterion_func` is true of
+    stays the same object.
+    """
 
     def moved(value: Any) -> Any:
         sent = value.to(device)

@@ -1,4 +1,6 @@
-"""`with OnDevice(dtype=torch.bfloat16, device="meta"):` a model that is made inside has its parameters there."""
+"""`with OnDevice(dtype=torch.bfloat16, device="meta"):` a model that is made inside has
+its parameters there.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ _MAKERS: frozenset[Callable[..., Any]] = frozenset({torch.empty, torch.full, tor
 
 
 class OnDevice(TorchFunctionMode):
-    """Inside it torch.empty, zeros, ones and full make their tensors on `device`, and those with fractions in `dtype`.
+    """Inside it torch.empty, zeros, ones and full make their tensors on `device`,
+    and those with fractions in `dtype`.
 
-    torch's modules make their parameters by these. What others make (arange, tensor, randn) stays where it is without the
-    context, so tables that a model computes have their values on "meta", too; a device that is given in a call is kept.
-    torch.Tensor(sizes) is not seen: write torch.empty(sizes).
+    torch's modules make their parameters by these. What others make (arange, tensor, randn) stays where it is
+    without the context, so tables that a model computes have their values on "meta", too; a device that is
+    given in a call is kept. torch.Tensor(sizes) is not seen: write torch.empty(sizes).
     Source: DeepSpeed 0.19.8 utils/init_on_device.py, `OnDevice`
     """
 

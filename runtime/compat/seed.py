@@ -9,7 +9,8 @@ import torch
 
 
 def set_random_seed(seed: int) -> None:
-    """Seed Python's generator, torch's of all devices, and numpy's if it is installed, which takes the lower 32 bits.
+    """Seed Python's generator, torch's of all devices, and numpy's if it is installed,
+    which takes the lower 32 bits.
 
     Source: DeepSpeed 0.19.8 runtime/utils.py, `set_random_seed`: the same seeds
     """

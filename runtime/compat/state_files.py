@@ -1,8 +1,9 @@
-"""Files with what a checkpoint says beside its weights, for programs that open DeepSpeed's files by torch.load.
+"""Files with what a checkpoint says beside its weights, for programs that open DeepSpeed's
+files by torch.load.
 
-A checkpoint of DeepSpeed has such files. For one of ours they are made when they are asked for, in a temporary folder of this
-process that goes with it: the checkpoint stays as it was written. Lightning's convert_zero_checkpoint_to_fp32_state_dict()
-reads the stage in one and takes its own entries from the other.
+A checkpoint of DeepSpeed has such files. For one of ours they are made when they are asked for, in a
+temporary folder of this process that goes with it: the checkpoint stays as it was written. Lightning's
+convert_zero_checkpoint_to_fp32_state_dict() reads the stage in one and takes its own entries from the other.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _Where = str | os.PathLike[str]
 
 
 def get_optim_files(checkpoint_dir: _Where) -> list[str]:
-    """Return the files that tell of the optimizer: DeepSpeed's, one a rank, or one with its `zero_stage` and the ds_config.
+    """Return the files that tell of the optimizer: DeepSpeed's, one a rank,
+    or one with its `zero_stage` and the ds_config.
 
     Errors: CheckpointError if the folder holds no checkpoint
     """
@@ -59,8 +61,9 @@ def get_model_state_file(checkpoint_dir: _Where, zero_stage: int) -> str:
     is_sharded, is_wanted = path.name.startswith(_SHARDED_PREFIX), _is_per_rank(int(zero_stage))
     if is_sharded != is_wanted:
         raise CheckpointError(
-            f"get_model_state_file({str(checkpoint_dir)!r}, zero_stage={int(zero_stage)}): the checkpoint is of "
-            f"{'stage 3' if is_sharded else 'a stage below 3'}; give the zero_stage that get_optim_files() tells"
+            f"get_model_state_file({str(checkpoint_dir)!r}, zero_stage={int(zero_stage)}): the checkpoint is "
+            f"of {'stage 3' if is_sharded else 'a stage below 3'}; give the zero_stage that "
+            "get_optim_files() tells"
         )
     return str(path)
 

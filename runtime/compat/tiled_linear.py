@@ -1,6 +1,7 @@
 """A linear layer in tiles, so that stage 3 need never have the whole weight here at once.
 
-Source: DeepSpeed 0.19.8 runtime/zero/tiling.py, `TiledLinear` and `TiledLinearReturnBias`: the same arguments, attributes, names of
+Source: DeepSpeed 0.19.8 runtime/zero/tiling.py, `TiledLinear` and `TiledLinearReturnBias`: the same
+        arguments, attributes, names of
 parameters and methods to override
 """
 
@@ -18,7 +19,9 @@ from ..zero.gathered_parameters import GatheredParameters
 
 
 class TiledLinear(nn.Module):
-    """As torch.nn.Linear, computed tile by tile: `linears[i][j]` makes part i of the outputs from part j of the inputs."""
+    """As torch.nn.Linear, computed tile by tile: `linears[i][j]` makes part i of the outputs from
+    part j of the inputs.
+    """
 
     def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
         self,
@@ -33,7 +36,9 @@ class TiledLinear(nn.Module):
         init_linear: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        """`input_is_already_split`: forward() is given the list of parts. `combine_out_splits` False: it returns such a list.
+        """`input_is_already_split`: forward() is given the list of parts.
+
+        `combine_out_splits` False: it returns such a list.
 
         `kwargs` go to each `linear_cls`; the values of `init_linear` are taken over.
         Errors: RuntimeError for more splits than features, or none
@@ -42,7 +47,8 @@ class TiledLinear(nn.Module):
         for name, splits, features in (("in", in_splits, in_features), ("out", out_splits, out_features)):
             if not 1 <= splits <= features:
                 raise RuntimeError(
-                    f"TiledLinear({name}_splits={splits}): must be from 1 to {name}_features, {features}; give a number of tiles"
+                    f"TiledLinear({name}_splits={splits}): must be from 1 to {name}_features, {features}; "
+                    "give a number of tiles"
                 )
         self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
         self.in_splits, self.out_splits = in_splits, out_splits
@@ -88,7 +94,8 @@ class TiledLinear(nn.Module):
             return self._split_global_input(input_, [right - left for left, right in pairwise(self.in_parts)])
         if len(input_) != self.in_splits:
             raise ConfigError(
-                f"TiledLinear was given {len(input_)} parts of inputs, and in_splits is {self.in_splits}; give as many parts"
+                f"TiledLinear was given {len(input_)} parts of inputs, and in_splits is {self.in_splits}; "
+                "give as many parts"
             )
         parts: Sequence[Any] = input_
         return parts
@@ -108,7 +115,8 @@ class TiledLinear(nn.Module):
 
     @torch.no_grad()
     def copy_params_from(self, other: nn.Module) -> None:
-        """Take over weight and bias of a linear layer; at stage 3, and inside zero.Init, all ranks get rank 0's.
+        """Take over weight and bias of a linear layer; at stage 3, and inside zero.Init,
+        all ranks get rank 0's.
 
         Order:  a collective at stage 3
         Errors: ConfigError for another shape, or a bias on one side only
@@ -116,7 +124,8 @@ class TiledLinear(nn.Module):
         weight, bias = other.weight, other.bias
         if not isinstance(weight, Tensor) or (bias is not None) is not self.use_bias:
             raise ConfigError(
-                f"TiledLinear(bias={self.use_bias}).copy_params_from({other}): both need a bias, or neither; change bias"
+                f"TiledLinear(bias={self.use_bias}).copy_params_from({other}): both need a bias, or "
+                "neither; change bias"
             )
         if tuple(weight.shape) != (self.out_features, self.in_features):
             raise ConfigError(
@@ -134,7 +143,9 @@ class TiledLinear(nn.Module):
 
 
 class TiledLinearReturnBias(TiledLinear):
-    """For layers that return (output, bias) and leave adding the bias to their caller, as Megatron-LM's do."""
+    """For layers that return (output, bias) and leave adding the bias to their caller,
+    as Megatron-LM's do.
+    """
 
     def _reduce_local_output(self, in_id: int, out_id: int, current_out: Any, new_out: Any) -> Any:
         output, bias = new_out
@@ -149,6 +160,8 @@ class TiledLinearReturnBias(TiledLinear):
 
 
 def _bounds(features: int, splits: int) -> list[int]:
-    """Return where each part begins, and the end: the first parts are one longer where it does not come out even."""
+    """Return where each part begins, and the end: the first parts are one longer where it does
+    not come out even.
+    """
     even, rest = divmod(features, splits)
     return [0, *accumulate(even + (place < rest) for place in range(splits))]

@@ -1,4 +1,6 @@
-"""DeepSpeed's functions that make weights of a checkpoint, and the command lines of the scripts beside checkpoints."""
+"""DeepSpeed's functions that make weights of a checkpoint, and the command lines of the scripts
+beside checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,11 @@ def get_fp32_state_dict_from_zero_checkpoint(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, Any]:
-    """Return the weights of a checkpoint by name, in host memory: masters where there are any; tied ones are one tensor.
+    """Return the weights of a checkpoint by name, in host memory: masters where there are any;
+    tied ones are one tensor.
 
-    Floating-point numbers are float32; integers stay integers. `lazy_mode`: with LazyTensor in place of tensors.
+    Floating-point numbers are float32; integers stay integers. `lazy_mode`:
+    with LazyTensor in place of tensors.
     Errors: CheckpointError if there is none, or it is damaged
     """
     source = open_source(checkpoint_dir, tag)
@@ -84,12 +88,14 @@ def convert_zero_checkpoint_to_state_dict(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> OutputPlan:
-    """Write the weights of a checkpoint into the folder `output_dir`, as from_pretrained() of transformers reads them.
+    """Write the weights of a checkpoint into the folder `output_dir`, as from_pretrained()
+    of transformers reads them.
 
-    That is pytorch_model.bin, or model.safetensors with `safe_serialization`, in several files with an index if there is more than
-    `max_shard_size`. `dtype` is that of floating-point numbers, as torch's or by its name; integers stay integers.
-    Memory: a file of .bin at a time, or a tensor of safetensors.
-    Errors: CheckpointError for another dtype, if there is no checkpoint, it is damaged, or the files cannot be written
+    That is pytorch_model.bin, or model.safetensors with `safe_serialization`, in several files with an index
+    if there is more than `max_shard_size`. `dtype` is that of floating-point numbers, as torch's or by its
+    name; integers stay integers. Memory: a file of .bin at a time, or a tensor of safetensors.
+    Errors: CheckpointError for another dtype, if there is no checkpoint, it is damaged,
+            or the files cannot be written
     """
     options = ExportOptions(
         dtype=_output_dtype(dtype),
@@ -139,8 +145,8 @@ def load_state_dict_from_zero_checkpoint(
     """
     if any(hasattr(param, "ds_id") for param in model.parameters()):
         raise CheckpointError(
-            "load_state_dict_from_zero_checkpoint() was given a model that is divided over ranks; give a plain one, or call "
-            "engine.load_checkpoint()"
+            "load_state_dict_from_zero_checkpoint() was given a model that is divided over ranks; give a "
+            "plain one, or call engine.load_checkpoint()"
         )
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     model = model.cpu()
@@ -156,13 +162,19 @@ def load_state_dict_from_zero_checkpoint(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the script zero_to_fp32.py that lies beside checkpoints. The program ends with 0, or 2 and one line."""
+    """Run the script zero_to_fp32.py that lies beside checkpoints.
+
+    The program ends with 0, or 2 and one line.
+    """
     parser = _parser("zero_to_fp32.py", "Write the float32 weights of a checkpoint")
     _convert(parser, parser.parse_args(argv), torch.float32)
 
 
 def main_with_dtype(argv: Sequence[str] | None = None) -> None:
-    """Run the script zero_to_torch.py, which is told the dtype. The program ends with 0, or 2 and one line."""
+    """Run the script zero_to_torch.py, which is told the dtype.
+
+    The program ends with 0, or 2 and one line.
+    """
     parser = _parser("zero_to_torch.py", "Write the weights of a checkpoint in a dtype")
     parser.add_argument("--dtype", required=True, choices=sorted(_DTYPES), help="of floating-point numbers")
     given = parser.parse_args(argv)

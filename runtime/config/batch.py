@@ -62,8 +62,8 @@ def resolve_batch(train: int | None, micro: int | None, steps: int | None, *, wo
         steps = train // unit
     if train != unit * steps:
         raise ValueError(
-            f"{TRAIN} {train} is not {MICRO} {micro} * {STEPS} {steps} * world_size {world_size} = {unit * steps}; "
-            f"write {unit * steps}, or leave one of the three out"
+            f"{TRAIN} {train} is not {MICRO} {micro} * {STEPS} {steps} * world_size {world_size} = "
+            f"{unit * steps}; write {unit * steps}, or leave one of the three out"
         )
     return Batch(train_batch_size=train, micro_batch_size=micro, gradient_accumulation_steps=steps)
 

@@ -33,7 +33,9 @@ class Origin:
     name: str = field(compare=False)
     """For messages: a path, or "ds_config" for a dict."""
     given: dict[str, Any] = field(compare=False, repr=False)
-    """What was read there, as dicts, lists and scalars; without what says "auto" where the reader was lenient."""
+    """What was read there, as dicts, lists and scalars; without what says "auto" where the
+    reader was lenient.
+    """
     is_lenient: bool = field(default=False, compare=False)
     """Whether the program was written for DeepSpeed, see `load_config`."""
 
@@ -86,5 +88,7 @@ class Config(Section):
         return self.bf16.check_grad_overflow or not self.bf16.enabled
 
     def describe(self) -> dict[str, Any]:
-        """The configuration in effect, in DeepSpeed's spellings; `load_config` reads it back as the same Config."""
+        """The configuration in effect, in DeepSpeed's spellings; `load_config` reads it back
+        as the same Config.
+        """
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

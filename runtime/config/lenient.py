@@ -10,7 +10,9 @@ from .strict import Sifted, leave_out_autos
 
 
 def relax(values: dict[str, Any], sifted: Sifted, *, has_optimizer: bool) -> dict[str, Any]:
-    """`values` without what DeepSpeed leaves aside; `has_optimizer`: the program brings one, which goes before the ds_config's."""
+    """`values` without what DeepSpeed leaves aside; `has_optimizer`: the program brings one, which goes
+    before the ds_config's.
+    """
     values = leave_out_autos(values, sifted)
     if has_optimizer:
         values = _without(values, "optimizer", "max_grad_norm", sifted.unmet)

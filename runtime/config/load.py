@@ -63,13 +63,16 @@ def _optimizer_type(values: dict[str, Any], problems: dict[str, str]) -> str | N
     if spelled is None:
         names = optimizer.optimizer_names()
         problems["optimizer.type"] = (
-            f"optimizer.type {show(name)} is not a known optimizer; {_did_you_mean(name, names)}known: {', '.join(names)}"
+            f"optimizer.type {show(name)} is not a known optimizer; "
+            f"{_did_you_mean(name, names)}known: {', '.join(names)}"
         )
     return spelled
 
 
 def _scheduler_type(values: dict[str, Any], problems: dict[str, str]) -> tuple[str | None, dict[str, bool]]:
-    """The scheduler's type, if it is available; for one of torch its parameters and whether each must be given."""
+    """The scheduler's type, if it is available; for one of torch its parameters and whether
+    each must be given.
+    """
     if (name := _type_of(values, "scheduler", problems)) is None or name in scheduler.PARAMS_OF:
         return name, {}
     try:
@@ -80,7 +83,8 @@ def _scheduler_type(values: dict[str, Any], problems: dict[str, str]) -> tuple[s
     if found is None:
         names = (*scheduler.PARAMS_OF, *torch_scheduler_names())
         problems["scheduler.type"] = (
-            f"scheduler.type {show(name)} is not a known scheduler; {_did_you_mean(name, names)}known: {', '.join(names)}"
+            f"scheduler.type {show(name)} is not a known scheduler; "
+            f"{_did_you_mean(name, names)}known: {', '.join(names)}"
         )
         return None, {}
     return name, torch_scheduler_params(found)
@@ -150,13 +154,15 @@ def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
     for section in ("bf16", "fp16"):
         if is_on("torch_autocast") and is_on(section):
             problems["torch_autocast.enabled"] = (
-                f"torch_autocast.enabled true contradicts {section}.enabled true: one keeps float32 parameters, the other "
-                "makes 16-bit ones; keep one of them"
+                f"torch_autocast.enabled true contradicts {section}.enabled true: one keeps float32 "
+                "parameters, the other makes 16-bit ones; keep one of them"
             )
 
 
 def _finish(name: str, sifted: Sifted, *, is_lenient: bool) -> None:
-    """Raise what is wrong, one line for each; else say in one line what needs nothing, and in one what is not done."""
+    """Raise what is wrong, one line for each; else say in one line what needs nothing,
+    and in one what is not done.
+    """
     autos = {f"{key} is missing" for key in sifted.autos}  # what is left out of the check is not missing
     lines = [] if is_lenient else list(sifted.unknown.values())
     lines += [line for line in sifted.problems.values() if line not in autos]
@@ -194,9 +200,10 @@ def load_config(
 ) -> Config:
     """The configuration that `source` gives `world_size` ranks: a path, a dict, or base64 of JSON.
 
-    A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is for programs
-    that were written for DeepSpeed: a warning names the keys that are not known, or still say "auto", and they count as left
-    out; gradient_clipping that is left out is 1.0, as there. `has_optimizer`: the program brings one.
+    A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is
+    for programs that were written for DeepSpeed: a warning names the keys that are not known, or still say
+    "auto", and they count as left out; gradient_clipping that is left out is 1.0, as there. `has_optimizer`:
+    the program brings one.
     Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """

@@ -1,4 +1,6 @@
-"""What watches a run: monitors, the log of collectives, the profile of floating-point operations, the throughput."""
+"""What watches a run: monitors, the log of collectives, the profile of floating-point
+operations, the throughput.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""zero_optimization.offload_optimizer and offload_param, and aio: what leaves the memory of the device that computes, and how."""
+"""zero_optimization.offload_optimizer and offload_param, and aio: what leaves the memory of the device
+that computes, and how.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class OffloadParamConfig(Section):
 
 
 class DelayedUpdateConfig(Section):
-    """The step beside the forward and backward after it, which see parameters from before it: other numbers."""
+    """The step beside the forward and backward after it, which see parameters from before
+    it: other numbers.
+    """
 
     enabled: Bool = False
     warmup_steps: Count = 40
@@ -72,14 +76,21 @@ class OffloadOptimizerConfig(OffloadParamConfig):
         delayed = self.delayed_update.enabled
         if self.super_offload and delayed:
             return (
-                f"{path}.super_offload true and delayed_update.enabled true are two times for the same step; keep super_offload "
-                "for the numbers of a run without either, delayed_update for the shortest step"
+                f"{path}.super_offload true and delayed_update.enabled true are two times for the "
+                "same step; keep super_offload for the numbers of a run without either, "
+                "delayed_update for the shortest step"
             )
         if (self.super_offload or delayed) and self.device != "cpu":
             key = "super_offload" if self.super_offload else "delayed_update.enabled"
-            return f'{path}.{key} true is for device "cpu", not "{self.device}"; write that device, or leave the key out'
+            return (
+                f'{path}.{key} true is for device "cpu", not "{self.device}"; write that device, or leave '
+                "the key out"
+            )
         if delayed and self.ratio != 1.0:
-            return f"{path}.ratio {self.ratio:g} would delay a part of the step only; write 1, or leave delayed_update out"
+            return (
+                f"{path}.ratio {self.ratio:g} would delay a part of the step only; write 1, or "
+                "leave delayed_update out"
+            )
         return super().fault(path)
 
 

@@ -55,8 +55,8 @@ class AdamParams(Section):
         if self.is_torchs and not self.bias_correction:
             key = "amsgrad" if self.amsgrad else "maximize"
             raise ValueError(
-                f"optimizer.params.{key} true and bias_correction false do not go together: torch's Adam, which has the first, always "
-                "corrects; leave one out"
+                f"optimizer.params.{key} true and bias_correction false do not go together: torch's Adam, "
+                "which has the first, always corrects; leave one out"
             )
         return self
 
@@ -103,7 +103,8 @@ PARAMS_OF: dict[str, type[AdamParams] | type[MuonParams]] = {
     "Muon": MuonParams,
 }
 
-# What optimizers of ours take and an engine has no use for: it refuses these, or says that they have no effect.
+# What optimizers of ours take and an engine has no use for: it refuses these,
+# or says that they have no effect.
 _NOT_FROM_CONFIG = {"amsgrad", "max_grad_norm", "set_grad_none"}
 _REFUSED = {
     "OneBitAdam": _ONE_BIT,

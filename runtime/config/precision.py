@@ -1,4 +1,6 @@
-"""bf16, fp16 and data_types: what parameters, gradients and buffers are; torch_autocast: what operations are."""
+"""bf16, fp16 and data_types: what parameters, gradients and buffers are; torch_autocast:
+what operations are.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Fp16Config(Section):
 
 
 class DataTypesConfig(Section):
-    """In which dtype gradients are added up over micro batches, and what buffers become; None: as they are."""
+    """In which dtype gradients are added up over micro batches, and what buffers become;
+    None: as they are.
+    """
 
     grad_accum_dtype: DtypeName | None = None
     buffer_dtype: DtypeName | None = None

@@ -24,7 +24,8 @@ def read_section(
 ) -> S | None:
     """`values` as a `model`; where it does not fit, None, and a line for each fault in `problems`.
 
-    `path` is where the section stands in the config, "" for the top level; `problems` maps a dotted key to its line.
+    `path` is where the section stands in the config, "" for the top level;
+    `problems` maps a dotted key to its line.
     """
     try:
         return model.model_validate(values)

@@ -1,9 +1,11 @@
-"""Where a config comes from: a JSON, HJSON or YAML file, a dict, or a base64 text; all become plain dicts and lists.
+"""Where a config comes from: a JSON, HJSON or YAML file, a dict, or a base64 text;
+all become plain dicts and lists.
 
 The scalars of YAML
 -------------------
-Unquoted words mean what JSON's words mean: numbers (1e-5 is one, as in YAML 1.2), true, false, null. All other words
-are texts: what YAML 1.1 guesses from yes, 010, 1:30 and 2026-01-01 is never what was meant in a ds_config.
+Unquoted words mean what JSON's words mean: numbers (1e-5 is one, as in YAML 1.2), true, false, null.
+All other words are texts: what YAML 1.1 guesses from yes, 010, 1:30 and 2026-01-01 is never what was
+meant in a ds_config.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def _parse_json(text: str, source: str) -> Any:
 
 
 def _why_not_json(error: hjson.HjsonDecodeError) -> str:
-    """What hjson says, with the character that its message leaves out; a control character stands before the place it tells."""
+    """What hjson says, with the character that its message leaves out; a control character stands before
+    the place it tells.
+    """
     before, here = error.doc[max(0, error.pos - 1) : error.pos], error.doc[error.pos : error.pos + 1]
     if "control character" in error.msg:
         escaped = json.dumps(before)[1:-1]
@@ -95,7 +99,10 @@ def _yaml_value(node: yaml.Node, counted: Iterator[int]) -> Any:
     """What a node says. See "The scalars of YAML"; an alias is a copy, and `counted` counts all values."""
     if next(counted) > _MAX_YAML_VALUES:
         raise yaml.MarkedYAMLError(
-            problem=f"with its aliases written out it has more than {_MAX_YAML_VALUES} values; write fewer aliases",
+            problem=(
+                f"with its aliases written out it has more than {_MAX_YAML_VALUES} "
+                "values; write fewer aliases"
+            ),
             problem_mark=node.start_mark,
         )
     if node.tag not in _YAML_TAGS:
@@ -156,7 +163,8 @@ def _read_base64(text: str) -> dict[str, Any]:
     if not decoded.lstrip().startswith("{"):
         shown = text if len(text) <= 200 else f"{text[:200]}..."
         raise ConfigError(
-            f"{show_name(shown)}: no such file; give the path of a ds_config, a dict, or base64 of a JSON object"
+            f"{show_name(shown)}: no such file; give the path of a ds_config, a dict, or "
+            "base64 of a JSON object"
         )
     return _parse(decoded, _BASE64_NAME, _parse_json)
 

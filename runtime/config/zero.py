@@ -33,7 +33,9 @@ def _hpz_or_none(value: Any) -> int | None:
 
 
 class LeafModuleConfig(Section):
-    """Modules whose parameters are gathered as one at stage 3, whatever is inside; see `zero.set_z3_leaf_modules`."""
+    """Modules whose parameters are gathered as one at stage 3, whatever is inside; see
+    `zero.set_z3_leaf_modules`.
+    """
 
     classes: Texts = ()
     names: Texts = ()
@@ -49,7 +51,9 @@ class ZeroConfig(Section):
     prefetch_bucket_numel: Count = Field(default=50_000_000, alias="stage3_prefetch_bucket_size")
     """Elements that are gathered together, at stage 3."""
     param_persistence_numel: Count = Field(default=100_000, alias="stage3_param_persistence_threshold")
-    """Elements of the largest parameter that stays whole on every rank, with the others of its unit, at stage 3; 0: none does."""
+    """Elements of the largest parameter that stays whole on every rank, with the others of its unit, at
+    stage 3; 0: none does.
+    """
     model_persistence_numel: Count = Field(default=sys.maxsize, alias="stage3_model_persistence_threshold")
     """Elements of all parameters that stay whole, at most."""
     sub_group_numel: Count = Field(default=1_000_000_000, alias="sub_group_size")
@@ -58,7 +62,9 @@ class ZeroConfig(Section):
     offload_param: OffloadParamConfig = OffloadParamConfig()
     leaf_module: LeafModuleConfig = LeafModuleConfig()
     enable_sanity_checks: Bool = False
-    """Whether a program written for DeepSpeed is stopped where it writes to gathered parameters and the write is lost."""
+    """Whether a program written for DeepSpeed is stopped where it writes to gathered parameters and
+    the write is lost.
+    """
     ignore_unused_parameters: Bool = True
     """Whether a step goes on if a trained parameter has got no gradient."""
     mics_shard_size: Annotated[int | None, BeforeValidator(_size_or_none)] = None
@@ -92,8 +98,8 @@ class ZeroConfig(Section):
         if self.offload_param.device == "nvme" and (states.super_offload or states.delayed_update.enabled):
             key = "super_offload" if states.super_offload else "delayed_update"
             faults.append(
-                f'{path}.device "nvme" and zero_optimization.offload_optimizer.{key} do not go together: what the step writes '
-                "would have to be read from the disk first; keep one"
+                f'{path}.device "nvme" and zero_optimization.offload_optimizer.{key} do not go together: '
+                "what the step writes would have to be read from the disk first; keep one"
             )
         for fault in filter(None, faults):
             raise ValueError(fault)
@@ -103,15 +109,18 @@ class ZeroConfig(Section):
     def max_whole_numel(self) -> tuple[int, int]:
         """Elements of a parameter, and of all together, that stay whole on every rank at stage 3; 0: none do.
 
-        Parameters that lie elsewhere between their uses, or are shared by fewer ranks than their states, come and go all the same.
+        Parameters that lie elsewhere between their uses, or are shared by fewer ranks than their states, come
+        and go all the same.
         """
         if self.offload_param.is_on or self.hpz_partition_size is not None:
             return 0, 0
         return self.param_persistence_numel, self.model_persistence_numel
 
     def looks_for_unused(self, *, is_lenient: bool) -> bool:
-        """Return whether ignore_unused_parameters counts; for DeepSpeed's programs (`is_lenient`) with offloaded states only.
+        """Return whether ignore_unused_parameters counts; for DeepSpeed's programs (`is_lenient`) with
+        offloaded states only.
 
-        Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, which alone reads it, and with cpu_offload alone
+        Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, which alone reads it,
+                and with cpu_offload alone
         """
         return not is_lenient or (self.stage in (1, 2) and self.offload_optimizer.is_on)

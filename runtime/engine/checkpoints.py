@@ -1,7 +1,7 @@
 """An engine's checkpoints, and the end of training that is saved.
 
-Who saves or loads first loads torch.distributed.checkpoint: with what it needs, that takes as long as half of torch itself, and many
-jobs end without.
+Who saves or loads first loads torch.distributed.checkpoint: with what it needs, that takes as long as half of
+torch itself, and many jobs end without.
 """
 
 from __future__ import annotations
@@ -60,12 +60,15 @@ class Checkpoints(Weights):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; returns True. See "One checkpoint" in checkpoint/format.py.
+        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; returns True.
 
-        `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save` this returns when training may
-        go on; a failure is then raised by the next step().
+        See "One checkpoint" in checkpoint/format.py.
+
+        `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save`
+        this returns when training may go on; a failure is then raised by the next step().
         Order:  every rank must call this
-        Errors: CheckpointError if it cannot be written, or `client_state` holds other than plain data and tensors
+        Errors: CheckpointError if it cannot be written, or `client_state` holds other than
+                plain data and tensors
         """
         begun_at = perf_counter()
         from ..checkpoint.save import SaveOptions, prepare  # here: see the top of this file
@@ -83,8 +86,9 @@ class Checkpoints(Weights):
         if self._num_partial and self.global_rank == 0:
             steps = self.settings.gradient_accumulation_steps
             _log.warning(
-                "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not saved, and who loads it begins that "
-                "step anew, with the data that follow; save after a step's last micro batch",
+                "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not "
+                "saved, and who loads it begins that step anew, with the data that follow; save after a "
+                "step's last micro batch",
                 self._num_partial,
                 steps,
                 self._progress.global_steps + 1,
@@ -96,11 +100,14 @@ class Checkpoints(Weights):
         return self._num_waiting + self._has_begun_micro_batch
 
     def _start_afresh(self, step: int, *, with_progress: bool) -> None:
-        """Forget the micro batches since the last step, `step` being the one that they were of: the load has dropped their gradients."""
+        """Forget the micro batches since the last step, `step` being the one that they were of: the load
+        has dropped their gradients.
+        """
         if self._num_partial and self.global_rank == 0:
             _log.warning(
-                "load_checkpoint() after %d of %d micro batches of step %d: their gradients, which are of the state before, are dropped "
-                "on all ranks, and the next micro batch begins a step; load after a step's last micro batch",
+                "load_checkpoint() after %d of %d micro batches of step %d: their gradients, which are of "
+                "the state before, are dropped on all ranks, and the next micro batch begins a step; load "
+                "after a step's last micro batch",
                 self._num_partial,
                 self.settings.gradient_accumulation_steps,
                 step,
@@ -120,13 +127,16 @@ class Checkpoints(Weights):
         load_module_only: bool = False,
         custom_load_fn: Callable[..., object] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continue from `load_dir`/`tag`; returns its path and its client_state. Any stage and any number of ranks may have written it.
+        """Continue from `load_dir`/`tag`; returns its path and its client_state.
 
-        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not, with a warning.
-        Where the launcher starts a failed job again (--max_restarts), a folder without any checkpoint is no error: (None, {}).
-        Nor is one without `latest` to programs written for DeepSpeed (`is_lenient`): (None, None), and a warning.
-        Gradients of micro batches that wait for a step are dropped, with a warning: they are of the state before.
-        `custom_load_fn(src=state_dict, dst=module)` takes the weights in place of the engine; every rank then has all of them.
+        Any stage and any number of ranks may have written it.
+
+        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not,
+        with a warning. Where the launcher starts a failed job again (--max_restarts), a folder without any
+        checkpoint is no error: (None, {}). Nor is one without `latest` to programs written for DeepSpeed
+        (`is_lenient`): (None, None), and a warning. Gradients of micro batches that wait for a step are
+        dropped, with a warning: they are of the state before. `custom_load_fn(src=state_dict, dst=module)`
+        takes the weights in place of the engine; every rank then has all of them.
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
         """

@@ -1,6 +1,8 @@
-"""What programs read of `engine._config`, DeepSpeed's object of the settings in effect: the same names, from ours.
+"""What programs read of `engine._config`, DeepSpeed's object of the settings in effect:
+the same names, from ours.
 
-Source: DeepSpeed 0.19.8 runtime/config.py, `DeepSpeedConfig._initialize_params`, and runtime/zero/config.py, `DeepSpeedZeroConfig`
+Source: DeepSpeed 0.19.8 runtime/config.py, `DeepSpeedConfig._initialize_params`, and runtime/zero/config.py,
+        `DeepSpeedZeroConfig`
 """
 
 from __future__ import annotations
@@ -60,8 +62,9 @@ class _View:
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
-            f"{self._of}.{name} = {value!r}: the settings are fixed once initialize() has read the ds_config; set it there, or use "
-            "engine.set_train_batch_size(), engine.set_train_micro_batch_size() or optimizer.clip_grad",
+            f"{self._of}.{name} = {value!r}: the settings are fixed once initialize() has read the "
+            "ds_config; set it there, or use engine.set_train_batch_size(), "
+            "engine.set_train_micro_batch_size() or optimizer.clip_grad",
             name=name,
         )
 
@@ -91,7 +94,9 @@ class DeepSpeedConfig(_View):
 
 
 class SectionView(_View):
-    """A section, by the keys of the ds_config; a section of its own that is off, such as `offload_param`, is None."""
+    """A section, by the keys of the ds_config; a section of its own that is off,
+    such as `offload_param`, is None.
+    """
 
     _of = "a section of engine._config"
 

@@ -1,7 +1,8 @@
-"""What `loss.backward()` means where the engine does not run it: the same as `engine.backward(loss)`, or an error.
+"""What `loss.backward()` means where the engine does not run it: the same as
+`engine.backward(loss)`, or an error.
 
-Autograd's backward knows nothing of micro batches and of fp16's loss scale. Hooks on the parameters make its gradients parts of
-the mean; without the loss scale they would be wrong, so that is an error.
+Autograd's backward knows nothing of micro batches and of fp16's loss scale. Hooks on the parameters make its
+gradients parts of the mean; without the loss scale they would be wrong, so that is an error.
 Source: DeepSpeed 0.19.8 runtime/engine.py, `_backward_prologue_per_tensor`, which does it for stages 1 to 3
 """
 
@@ -40,7 +41,10 @@ class DirectBackward:
         self.watch_if_needed()
 
     def watch_if_needed(self) -> None:
-        """Watch from now on if there may be a factor. It costs a Python call for each parameter in every backward."""
+        """Watch from now on if there may be a factor.
+
+        It costs a Python call for each parameter in every backward.
+        """
         if self._hooks or not (self._has_loss_scale or self._num_parts() > 1):
             return
         self._hooks = [
@@ -99,7 +103,8 @@ class DirectBackward:
             return gradient
         if self._loss_scale() != 1.0:
             raise ConfigError(
-                "backward() of a loss without fp16's loss scale: call engine.backward(loss), or engine.scale(loss).backward()"
+                "backward() of a loss without fp16's loss scale: call engine.backward(loss), or "
+                "engine.scale(loss).backward()"
             )
         num_parts = self._num_parts()
         return gradient / num_parts if num_parts > 1 else gradient

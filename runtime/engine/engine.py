@@ -1,4 +1,6 @@
-"""The engine: a model that trains itself with `engine(batch)`, `engine.backward(loss)` and `engine.step()`."""
+"""The engine: a model that trains itself with `engine(batch)`, `engine.backward(loss)`
+and `engine.step()`.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +63,10 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
     One optimizer step
     ------------------
-    Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then averages the gradients over
-    all ranks, takes their norm, clips, updates this rank's shards, gathers the parameters, sets the gradients to zero
-    and steps the scheduler. Gradients that are infinite or NaN change nothing but the counters.
+    Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then averages the
+    gradients over all ranks, takes their norm, clips, updates this rank's shards, gathers the
+    parameters, sets the gradients to zero and steps the scheduler. Gradients that are infinite or NaN
+    change nothing but the counters.
     """
 
     def __init__(
@@ -95,8 +98,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         is_sharded = self._policy.parameters is Placement.SHARDED
         if optimizer is None and self._policy.optimizer is Placement.SHARDED and not is_sharded:
             raise ConfigError(
-                f"zero_optimization.stage {self._policy.stage} shards an optimizer's states and there is no optimizer; "
-                "name one in the ds_config, or give one to initialize()"
+                f"zero_optimization.stage {self._policy.stage} shards an optimizer's states and there is no "
+                "optimizer; name one in the ds_config, or give one to initialize()"
             )
         shape = self._policy.mesh_shape(
             self.world_size,
@@ -187,7 +190,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         )
         if self.settings.checkpoint.async_save and plan.uses_disk:
             raise ConfigError(
-                'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave one of them out'
+                'checkpoint.async_save with device "nvme" would need the host memory that nvme saves; leave '
+                "one of them out"
             )
         groups = [] if optimizer is None else optimizer.param_groups
         trained = [one for group in groups for one in group["params"] if one.requires_grad]
@@ -222,14 +226,18 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         )
 
     def _foresee(self) -> Update | None:
-        """Return what the coming step does if nothing is clipped; None while a backward runs that ends no step."""
+        """Return what the coming step does if nothing is clipped; None while a backward runs
+        that ends no step.
+        """
         if self.optimizer is None or self._is_in_no_sync or not self.is_gradient_accumulation_boundary():
             return None
         return self.optimizer.next_update(1.0 / self._scaler.scale)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the ds_config as it was given, a dict; `settings` is what it means, typed and with defaults."""
+        """Return the ds_config as it was given, a dict; `settings` is what it means,
+        typed and with defaults.
+        """
         return self.settings.origin.given
 
     # ---- training
@@ -243,7 +251,10 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             return self.module(*args, **kwargs)
 
     def _autocast(self) -> AbstractContextManager[object]:
-        """What `torch_autocast` asks for. Copies in 16 bits are not kept for other uses where parameters come and go."""
+        """What `torch_autocast` asks for.
+
+        Copies in 16 bits are not kept for other uses where parameters come and go.
+        """
         wanted = self.settings.torch_autocast
         if not wanted.enabled:
             return nullcontext()
@@ -251,14 +262,15 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         return torch.autocast(self.device.type, dtype=getattr(torch, wanted.dtype), cache_enabled=is_kept)
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
-        """Add this micro batch's gradients, as parts of the mean over the accumulated ones; return that part of the loss.
+        """Add this micro batch's gradients, as parts of the mean over the accumulated ones;
+        return that part of the loss.
 
         `scale_wrt_gas` False: the loss is such a part already.
         """
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise ConfigError(
-                f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss that the "
-                "model computed, outside torch.no_grad()"
+                f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss "
+                "that the model computed, outside torch.no_grad()"
             )
         if scale_wrt_gas:
             loss = self._share(loss)
@@ -279,7 +291,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss as a part of the mean over the accumulated micro batches, times the loss scale.
 
-        `engine.scale(loss).backward()` does what `engine.backward(loss)` does, for code that calls backward by itself.
+        `engine.scale(loss).backward()` does what `engine.backward(loss)` does,
+        for code that calls backward by itself.
         """
         loss = self._share(loss)
         self._note_loss(loss)
@@ -305,8 +318,9 @@ class Engine(Instruments, Checkpoints, OffloadStates):
     def no_sync(self) -> Iterator[None]:
         """Say that the micro batches inside end no optimizer step: `step()` is an error there.
 
-        Nothing is sent in vain without it either. Replicated gradients (stages 0 and 1) are averaged at the boundary only;
-        sharded ones (stages 2 and 3) are averaged in every backward, here too: to wait would cost the memory that is saved.
+        Nothing is sent in vain without it either. Replicated gradients (stages 0 and 1) are averaged at the
+        boundary only; sharded ones (stages 2 and 3) are averaged in every backward, here too: to wait would
+        cost the memory that is saved.
         """
         was, self._is_in_no_sync = self._is_in_no_sync, True
         try:
@@ -318,8 +332,9 @@ class Engine(Instruments, Checkpoints, OffloadStates):
     def coalesce_grad_reduction(self) -> Iterator[None]:
         """Average the gradients of all backwards inside once, at the end; `step()` is an error until then.
 
-        At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds whole gradients
-        meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0 and 1 the boundary averages anyway.
+        At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds
+        whole gradients meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0
+        and 1 the boundary averages anyway.
         Order:  a collective at the end
         Errors: ConfigError inside another such block
         """
@@ -328,7 +343,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
             yield
 
     def allreduce_gradients(self) -> None:
-        """Average the gradients now, at a boundary, so that `p.grad` is the average where ranks hold whole ones.
+        """Average the gradients now, at a boundary, so that `p.grad` is the average where
+        ranks hold whole ones.
 
         Never needed: `step()` averages. It costs what that costs once more.
         Order: a collective
@@ -340,14 +356,14 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         """End the micro batch; at a boundary, update the parameters. See "One optimizer step".
 
         Order:  a collective at a boundary
-        Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has failed;
-                LossScaleError if fp16's loss scale would have to fall below its minimum; SkippedStepsError after
-                `max_skipped_steps` in a row
+        Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has
+                failed; LossScaleError if fp16's loss scale would have to fall below its minimum;
+                SkippedStepsError after `max_skipped_steps` in a row
         """
         if self._is_in_no_sync:
             raise ConfigError(
-                "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block before the micro "
-                "batch that ends a step"
+                "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block "
+                "before the micro batch that ends a step"
             )
         self._model.offloaded.check_here("engine.step()")
         self._direct_backward.forget()
@@ -378,7 +394,8 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         """Whether the next `step()` updates the parameters."""
         if self._forced_boundary is not None:
             return self._forced_boundary
-        # Since the last one: their number in all says nothing once a program, or a checkpoint, has another number for a step.
+        # Since the last one: their number in all says nothing once a program, or a checkpoint, has another
+        # number for a step.
         return self._num_waiting + 1 >= self.settings.gradient_accumulation_steps
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
@@ -386,15 +403,16 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         self._forced_boundary = is_boundary
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Change the number of samples per optimizer step, by the number of micro batches; call it at a boundary.
+        """Change the number of samples per optimizer step, by the number of micro batches;
+        call it at a boundary.
 
         Errors: ValueError if it is not a multiple of the ranks' micro batches
         """
         unit = self.settings.micro_batch_size * self.world_size
         if train_batch_size < unit or train_batch_size % unit:
             raise ValueError(
-                f"train_batch_size {train_batch_size} is not a multiple of {unit}: {self.settings.micro_batch_size} samples "
-                f"on each of {self.world_size} ranks"
+                f"train_batch_size {train_batch_size} is not a multiple of {unit}: "
+                f"{self.settings.micro_batch_size} samples on each of {self.world_size} ranks"
             )
         self._set_batch(
             train_batch_size=train_batch_size, gradient_accumulation_steps=train_batch_size // unit
@@ -462,7 +480,9 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         return has_overflow(self._model.trained, self._comm)
 
     def _agree_on_norm(self, roll_call: RollCall) -> float:
-        """Return the norm of all gradients, after all ranks are seen to train the same, to have averaged the same, and all of it."""
+        """Return the norm of all gradients, after all ranks are seen to train the same, to have averaged
+        the same, and all of it.
+        """
         trained, check = self._model.trained, self._order_check
         note = [roll_call.note]
         if check is not None:
@@ -509,10 +529,11 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         collate_fn: Any = None,
         num_local_io_workers: int | None = None,
     ) -> DataLoader[Any]:
-        """Return micro batches of this rank's part of `dataset`: shuffled for "train", in order for "eval" and "predict".
+        """Return micro batches of this rank's part of `dataset`: shuffled for "train",
+        in order for "eval" and "predict".
 
-        Checkpoints keep the position of the one that is `engine.training_dataloader`, unless it has a `data_sampler`.
-        `num_local_io_workers` None: this process reads the samples itself.
+        Checkpoints keep the position of the one that is `engine.training_dataloader`, unless it has a
+        `data_sampler`. `num_local_io_workers` None: this process reads the samples itself.
         Errors: ConfigError for another route, and for a dataset without a length
         """
         return load_data(
@@ -535,7 +556,9 @@ class Engine(Instruments, Checkpoints, OffloadStates):
         schedule: object | None = None,
         compiled_autograd_enabled: bool = False,
     ) -> None:
-        """Compile the module with torch.compile; at stage 3, the forward of each block. A second call does nothing.
+        """Compile the module with torch.compile; at stage 3, the forward of each block.
+
+        A second call does nothing.
 
         Errors: ConfigError for DeepCompile's `schedule`, for compiled autograd, or if stage 3 finds no block
         """
@@ -571,8 +594,9 @@ class Engine(Instruments, Checkpoints, OffloadStates):
 
     def _refuse_copy(self) -> NoReturn:
         raise ConfigError(
-            "the engine was given to copy or pickle, and it is bound to this process, its ranks and their connections; take "
-            "engine.module_state_dict() for the weights, or engine.save_checkpoint() for all of it"
+            "the engine was given to copy or pickle, and it is bound to this process, its ranks and their "
+            "connections; take engine.module_state_dict() for the weights, or engine.save_checkpoint() for "
+            "all of it"
         )
 
     def destroy(self) -> None:

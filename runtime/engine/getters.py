@@ -64,7 +64,9 @@ class Readings:
         return self._was_step_applied
 
     def get_global_grad_norm(self) -> float | None:
-        """Return the last step's gradient norm, before clipping, the same on all ranks; None only before the first."""
+        """Return the last step's gradient norm, before clipping, the same on all ranks;
+        None only before the first.
+        """
         return self._grad_norm
 
     def get_lr(self) -> list[float]:
@@ -78,10 +80,13 @@ class Readings:
         ]
 
     def get_type(self) -> list[Any]:
-        """Return each parameter group's "type", which a scheduler may have put there; 0.0 where there is none."""
+        """Return each parameter group's "type", which a scheduler may have put there;
+        0.0 where there is none.
+        """
         return [group.get("type", 0.0) for group in self._groups()]
 
-    # With these three the engine is what Lightning's Fabric calls optimizable, so that its optimizer.step() is the engine's.
+    # With these three the engine is what Lightning's Fabric calls optimizable,
+    # so that its optimizer.step() is the engine's.
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -122,7 +127,9 @@ class Readings:
         return None if scheduler is None else scheduler.params.model_dump()
 
     def get_batch_info(self) -> tuple[int, int, int]:
-        """Return `train_batch_size()`, `train_micro_batch_size_per_gpu()` and `gradient_accumulation_steps()`."""
+        """Return `train_batch_size()`, `train_micro_batch_size_per_gpu()` and
+        `gradient_accumulation_steps()`.
+        """
         config = self.settings
         return config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps
 
@@ -192,7 +199,9 @@ class Readings:
         return self.settings.zero.prefetch_bucket_numel
 
     def zero_param_persistence_threshold(self) -> int:
-        """Return the elements of the largest parameter that stays whole with the others of its unit, at stage 3."""
+        """Return the elements of the largest parameter that stays whole with the others of
+        its unit, at stage 3.
+        """
         return self.settings.zero.max_whole_numel[0]
 
     def zero_model_persistence_threshold(self) -> int:

@@ -49,14 +49,16 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     *,
     is_lenient: bool = False,
 ) -> tuple[Engine, FlatOptimizer | None, Loader | None, Any]:
-    """Return (engine, optimizer, dataloader, lr_scheduler); the last three are None where nothing asks for one.
+    """Return (engine, optimizer, dataloader, lr_scheduler); the last three are None where
+    nothing asks for one.
 
-    `config` is a path, a dict or base64 of JSON; `args.deepspeed_config` serves in its place. `args.device_rank` is the GPU,
-    where that is not what LOCAL_RANK counts to. An optimizer or
-    scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on this
-    worker's device and get rank 0's values.
-    `is_lenient` is for programs that were written for DeepSpeed, and get it where they `import deepspeed`: of the ds_config,
-    a warning names what is not known or says "auto", and a folder without a checkpoint is (None, None) to load_checkpoint().
+    `config` is a path, a dict or base64 of JSON; `args.deepspeed_config` serves in its place.
+    `args.device_rank` is the GPU, where that is not what LOCAL_RANK counts to. An optimizer or
+    scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on
+    this worker's device and get rank 0's values.
+    `is_lenient` is for programs that were written for DeepSpeed, and get it where they `import deepspeed`: of
+    the ds_config, a warning names what is not known or says "auto", and a folder without a checkpoint is
+    (None, None) to load_checkpoint().
     Order:  every rank must call this
     Errors: ConfigError; uncaught, it ends the program with one line and exit code 2
     Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `initialize`
@@ -113,15 +115,17 @@ def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
 ) -> None:
     """Make torch.distributed's default process group, unless there is one.
 
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come from the environment, where dslaunch puts them;
-    without them this process is a job of its own. `auto_mpi_discovery`, `distributed_port`, `verbose` and `config`
-    are accepted for DeepSpeed's callers and have no use here: the launcher sets these variables under MPI, too.
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come from the environment, where dslaunch puts
+    them; without them this process is a job of its own. `auto_mpi_discovery`, `distributed_port`, `verbose`
+    and `config` are accepted for DeepSpeed's callers and have no use here: the launcher sets these
+    variables under MPI, too.
     Order:  every rank must call this
     Errors: ConfigError if dist_init_required is False and there is no process group
     """
     if dist_init_required is False and not dist.is_initialized():
         raise ConfigError(
-            "dist_init_required=False but torch.distributed has no process group; make one first, or leave it out"
+            "dist_init_required=False but torch.distributed has no process group; make one "
+            "first, or leave it out"
         )
     start_process_group(
         read_environment(),
@@ -194,7 +198,7 @@ def _choose_scheduler(config: Config, given: ClientScheduler | None, optimizer: 
     groups = getattr(getattr(given, "optimizer", None), "param_groups", optimizer.param_groups)
     if [id(group) for group in groups] != [id(group) for group in optimizer.param_groups]:
         raise ConfigError(
-            f"lr_scheduler {type(given).__name__} was made for another optimizer; give initialize() that optimizer, "
-            "too, or a callable that makes the scheduler from the engine's"
+            f"lr_scheduler {type(given).__name__} was made for another optimizer; give initialize() that "
+            "optimizer, too, or a callable that makes the scheduler from the engine's"
         )
     return given

@@ -1,4 +1,6 @@
-"""What watches an engine's steps: the clock, the throughput, monitors, the profile of one step, the log of collectives."""
+"""What watches an engine's steps: the clock, the throughput, monitors, the profile of one step,
+the log of collectives.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,10 @@ class Instruments(Readings):
             profiler.stop_profile()
 
     def _note_loss(self, part: Tensor) -> None:
-        """Add a micro batch's part of the mean loss of a step. It stays on the device until the step has ended."""
+        """Add a micro batch's part of the mean loss of a step.
+
+        It stays on the device until the step has ended.
+        """
         if self._skipped is not None:
             self._skipped.note_loss(part)
         if self._writes_events:
@@ -144,7 +149,9 @@ class Instruments(Readings):
     # ---- what can be asked
 
     def get_wall_clock_timers(self) -> dict[str, float]:
-        """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without wall_clock_breakdown."""
+        """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without
+        wall_clock_breakdown.
+        """
         return {
             _TIMER_OF[name]: s * 1e3
             for name, s in self._last_times_s.items()

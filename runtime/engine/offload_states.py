@@ -13,7 +13,9 @@ from ..zero.sharded_model import ShardedModel
 
 
 class OffloadStates:
-    """Not collectives: every rank may decide for itself, and later no rank goes on before all have everything again."""
+    """Not collectives: every rank may decide for itself, and later no rank goes on before all
+    have everything again.
+    """
 
     device: torch.device
     _model: ShardedModel
@@ -25,15 +27,19 @@ class OffloadStates:
         pin_memory: bool = True,
         non_blocking: bool = False,
     ) -> None:
-        """Move these states, default all, to host memory until `reload_states()`, and give up their memory on the device.
+        """Move these states, default all, to host memory until `reload_states()`,
+        and give up their memory on the device.
 
-        For the time between a step and the next forward. Without an accelerator they only lie elsewhere in host memory.
-        Parameters that are gone refuse to be used, and the engine refuses whatever needs the rest.
-        Errors: ConfigError for other states or devices than there are, or while gathered parameters are in use
+        For the time between a step and the next forward. Without an accelerator they only lie
+        elsewhere in host memory. Parameters that are gone refuse to be used, and the engine refuses
+        whatever needs the rest.
+        Errors: ConfigError for other states or devices than there are, or while gathered
+                parameters are in use
         """
         if device != OffloadDeviceEnum.cpu:
             raise ConfigError(
-                f'offload_states(device={device!r}): states can go to host memory only; write "cpu", or leave it out'
+                f'offload_states(device={device!r}): states can go to host memory only; write "cpu", or '
+                "leave it out"
             )
         self._model.check_averaged()
         self._model.offload(read_kinds(include), pin_memory=pin_memory, non_blocking=non_blocking)
@@ -43,7 +49,9 @@ class OffloadStates:
         self._model.reload(non_blocking=non_blocking)
 
     def empty_partition_cache(self) -> None:
-        """Give up memory that is kept for the next use: parameters that were gathered early, and what the allocator holds."""
+        """Give up memory that is kept for the next use: parameters that were gathered early,
+        and what the allocator holds.
+        """
         self._model.free_idle()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,8 +1,10 @@
-"""Whether the engine still trains what plain torch would train: asked at every step, of the model and of the optimizer's groups.
+"""Whether the engine still trains what plain torch would train: asked at every step, of the model and of the
+optimizer's groups.
 
-Flat buffers are laid out once, by what `initialize()` was given. A program may change its model or its optimizer later. To take
-requires_grad away and to give it back is followed, see zero/freezing.py. All else is told: what plain torch would train and the
-engine cannot, in an error on all ranks; what plain torch would not train either, though the program may expect it, in a warning.
+Flat buffers are laid out once, by what `initialize()` was given. A program may change its model or its
+optimizer later. To take requires_grad away and to give it back is followed, see zero/freezing.py. All else is
+told: what plain torch would train and the engine cannot, in an error on all ranks; what plain torch would not
+train either, though the program may expect it, in a warning.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _log = logging.getLogger("dslaunch")
 _LISTED = 5
 _VALUES = methodcaller("values")  # the tables of a ScriptModule are no dicts
 _FREEZE = (
-    "set requires_grad before initialize(), and call requires_grad_(False) until it is to be trained, which is followed; or call "
-    "initialize() again"
+    "set requires_grad before initialize(), and call requires_grad_(False) until it is to be trained, which "
+    "is followed; or call initialize() again"
 )
 
 
@@ -63,7 +65,9 @@ class RollCall:
 
     @property
     def note(self) -> float:
-        """A number that is 0 where all is as it was at the start, and that ranks on which the same has changed have in common."""
+        """A number that is 0 where all is as it was at the start, and that ranks on which the same has
+        changed have in common.
+        """
         told = (*self.freezing.names, "", *self._untrained, "", self._complaint)
         return float(crc32("\n".join(told).encode())) if any(told) else 0.0
 
@@ -80,8 +84,9 @@ class RollCall:
         unused = [] if self._unused is None else self._unused.take()
         if unused and not self._complaint:
             self._complaint = (
-                f"no backward of this step gave {_listed(unused)} a gradient, and zero_optimization.ignore_unused_parameters is false; "
-                "call requires_grad_(False) on what is not trained, or leave the key out: such a gradient is zero then"
+                f"no backward of this step gave {_listed(unused)} a gradient, and "
+                "zero_optimization.ignore_unused_parameters is false; call requires_grad_(False) on what is "
+                "not trained, or leave the key out: such a gradient is zero then"
             )
 
     def close(self) -> None:
@@ -106,8 +111,8 @@ class RollCall:
             different = {*frozen, *untrained} ^ {*everywhere[0][1], *everywhere[0][2]}
             if different:
                 raise ConfigError(
-                    f"rank {rank} and rank 0 do not train the same: {_listed(sorted(different))} was frozen, or added, on one of them "
-                    "only; change requires_grad and the model on all ranks alike"
+                    f"rank {rank} and rank 0 do not train the same: {_listed(sorted(different))} was frozen, "
+                    "or added, on one of them only; change requires_grad and the model on all ranks alike"
                 )
 
     # ---- the model
@@ -129,8 +134,9 @@ class RollCall:
         self._about_model = ""
         if gone and strange:
             self._about_model = (
-                f"the model no longer has {_listed(gone)}, and now has {_listed(strange)}, which initialize() has not seen, with requires_grad: "
-                "the optimizer has the old ones; replace parameters before initialize(), or write new values into those that are there"
+                f"the model no longer has {_listed(gone)}, and now has {_listed(strange)}, which "
+                "initialize() has not seen, with requires_grad: the optimizer has the old ones; replace "
+                "parameters before initialize(), or write new values into those that are there"
             )
         elif gone:
             self._warn(
@@ -145,8 +151,8 @@ class RollCall:
         in_groups = [member.name for member in unfrozen if member.group != NO_GROUP]
         if in_groups:
             self._complaint = (
-                f"the optimizer has {_listed(in_groups)}, with requires_grad now and without it at initialize(), which has laid out gradients "
-                f"and states for what had it: {_FREEZE}"
+                f"the optimizer has {_listed(in_groups)}, with requires_grad now and without it at "
+                f"initialize(), which has laid out gradients and states for what had it: {_FREEZE}"
             )
         self._tell_untrained([member.name for member in unfrozen if member.group == NO_GROUP])
 
@@ -156,8 +162,8 @@ class RollCall:
             return
         self._untrained = (*self._untrained, *new)
         self._warn(
-            "no group of the optimizer has %s, though requires_grad is set: what no group has is not trained; give it to the optimizer "
-            "before initialize(), or call requires_grad_(False) on it",
+            "no group of the optimizer has %s, though requires_grad is set: what no group has is not "
+            "trained; give it to the optimizer before initialize(), or call requires_grad_(False) on it",
             new,
         )
 
@@ -181,8 +187,9 @@ class RollCall:
             if number
         ]
         return (
-            f"the optimizer's param_groups have changed since initialize(): {' and '.join(changes) or 'parameters were moved'}; give "
-            "initialize() all groups, and call requires_grad_(False) on what is not to be trained for a while"
+            "the optimizer's param_groups have changed since initialize(): "
+            f"{' and '.join(changes) or 'parameters were moved'}; give initialize() all groups, and call "
+            "requires_grad_(False) on what is not to be trained for a while"
         )
 
 

@@ -1,8 +1,9 @@
 """Steps that are skipped because gradients are infinite or NaN: which parts are told what.
 
-A step is told in one line, with what rank 0 can know without slowing down those that are not skipped: the norm has said that a
-gradient is not finite; where, each rank looks up in its part of the averages. Whose it was is known if that rank's loss was not
-finite either. Else the ranks look at their own gradients in the steps that follow, until one is applied.
+A step is told in one line, with what rank 0 can know without slowing down those that are not skipped: the
+norm has said that a gradient is not finite; where, each rank looks up in its part of the averages. Whose it
+was is known if that rank's loss was not finite either. Else the ranks look at their own gradients in the
+steps that follow, until one is applied.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class SkippedSteps:
         self._losses.clear()
 
     def end_step(self, step: int, *, is_finite: bool, is_applied: bool, loss_scale: float) -> None:
-        """The step's gradients are known, and still there. `step` counts from 1; one that is not finite may be applied all the same.
+        """The step's gradients are known, and still there.
+
+        `step` counts from 1; one that is not finite may be applied all the same.
 
         Order: a collective if the step is told
         """
@@ -63,8 +66,8 @@ class SkippedSteps:
         if step % EVERY == 0:
             if self._num_recent > NUM_TOLD:
                 self._say(
-                    f"{self._num_recent} of the last {EVERY} steps had gradients that are infinite or NaN; {self._num_in_a_row} "
-                    f"steps in a row have been skipped; loss scale {loss_scale:g}"
+                    f"{self._num_recent} of the last {EVERY} steps had gradients that are infinite or NaN; "
+                    f"{self._num_in_a_row} steps in a row have been skipped; loss scale {loss_scale:g}"
                 )
             self._num_recent = 0
         for part in self._parts:
@@ -74,14 +77,15 @@ class SkippedSteps:
     def check(self) -> None:
         """After a step.
 
-        Errors: SkippedStepsError if too many in a row were skipped; in programs written for DeepSpeed that is a warning
+        Errors: SkippedStepsError if too many in a row were skipped; in programs written for
+                DeepSpeed that is a warning
         """
         if self._limit == 0 or self._num_in_a_row < self._limit or self._num_in_a_row % self._limit:
             return
         text = (
-            f"{self._num_in_a_row} steps in a row were skipped, because their gradients were infinite or NaN: nothing is trained; "
-            "look at the loss, the learning rate and the data of the step before the first of them, or set max_skipped_steps "
-            "(0: any number)"
+            f"{self._num_in_a_row} steps in a row were skipped, because their gradients were infinite or "
+            "NaN: nothing is trained; look at the loss, the learning rate and the data of the step before "
+            "the first of them, or set max_skipped_steps (0: any number)"
         )
         if not self._is_lenient:
             raise SkippedStepsError(text)
@@ -98,11 +102,14 @@ class SkippedSteps:
         what = "is applied, as bf16.check_grad_overflow is false" if is_applied else "is skipped"
         self._say(
             f"step {step} {what}: gradients are infinite or NaN, {self._first(names)}; "
-            f"{_who([bad for _, bad, _ in everywhere], [bad for _, _, bad in everywhere])}; loss scale {loss_scale:g}"
+            f"{_who([bad for _, bad, _ in everywhere], [bad for _, _, bad in everywhere])}; loss "
+            f"scale {loss_scale:g}"
         )
 
     def _first(self, names: Sequence[str]) -> str:
-        """Return where the backward came first, which goes from the last unit to the first; the root is used anywhere."""
+        """Return where the backward came first, which goes from the last unit to the first;
+        the root is used anywhere.
+        """
         bad = {part: [m.name for m in part.members if m.name in names] for part in self._parts}
         places = [part for part in self._parts if bad[part]]
         if not places:

@@ -1,4 +1,6 @@
-"""What `dump_state` prints at the start: what is trained, on what, in which portions, and the whole configuration."""
+"""What `dump_state` prints at the start: what is trained, on what, in which portions,
+and the whole configuration.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from .engine import Engine
 
 
 def summarize(engine: Engine) -> dict[str, Any]:
-    """Return facts about the run in JSON's types; "ds_config" is what `load_config` reads back as the same Config.
+    """Return facts about the run in JSON's types; "ds_config" is what `load_config` reads back
+    as the same Config.
 
     Units: counts of parameters are elements
     """
@@ -22,8 +25,10 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "num_params": sum(param.numel() for param in parameters),
         "num_trained_params": sum(param.numel() for param in parameters if param.requires_grad),
         "dtypes": sorted({str(param.dtype).removeprefix("torch.") for param in parameters}),
-        "batch": f"{config.train_batch_size} samples for one optimizer step = {config.micro_batch_size} in a micro batch "
-        f"* {config.gradient_accumulation_steps} micro batches * {engine.world_size} ranks",
+        "batch": (
+            f"{config.train_batch_size} samples for one optimizer step = {config.micro_batch_size} in a "
+            f"micro batch * {config.gradient_accumulation_steps} micro batches * {engine.world_size} ranks"
+        ),
         "zero": {
             "stage": engine.zero_optimization_stage(),
             "parameters": _placement(engine.zero_optimization_partition_weights()) + _exceptions(engine),

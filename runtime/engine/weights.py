@@ -36,7 +36,8 @@ class Weights(nn.Module):
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the module's state_dict; where parameters are sharded, with copies of all of them on every rank.
+        """Return the module's state_dict; where parameters are sharded, with copies of all of
+        them on every rank.
 
         Order: a collective where parameters are sharded
         """
@@ -54,7 +55,8 @@ class Weights(nn.Module):
             )
         self._model.offloaded.check_here("load_state_dict()")
         with self._model.gathered():
-            # torch has written what fits when it raises for what does not; and one rank's file may be another's
+            # torch has written what fits when it raises for what does not;
+            # and one rank's file may be another's
             self._check_together("load_state_dict()", lambda: self._try_load_state_dict(state_dict, strict))
             result = self.module.load_state_dict(state_dict, strict)
             self._model.take_edits()
@@ -107,7 +109,8 @@ class Weights(nn.Module):
         strict: bool = True,
         custom_load_fn: Callable[..., object] | None = None,
     ) -> None:
-        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of load_state_dict().
+        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of
+        load_state_dict().
 
         Order:  a collective where parameters are sharded; every rank gives the same weights
         Errors: CheckpointError if there is no "module" in it
@@ -127,7 +130,10 @@ class Weights(nn.Module):
                 self._check_together(what, lambda: custom_load_fn(src=checkpoint["module"], dst=self.module))
             except BaseException:
                 if not self._model.is_sharded:  # shards have not changed
-                    self._model.offloaded.barred = f"{what} has failed in the middle, so parameters are of no one state; load a checkpoint, or make a new engine"
+                    self._model.offloaded.barred = (
+                        f"{what} has failed in the middle, so parameters are of no one state; load a "
+                        "checkpoint, or make a new engine"
+                    )
                 raise
             self._model.take_edits()
 
@@ -138,12 +144,16 @@ class Weights(nn.Module):
         exclude_frozen_parameters: bool = False,
         max_shard_size: int | str | None = None,
     ) -> bool:
-        """Write the weights, in the model's dtypes, for a plain module or transformers' from_pretrained(). Returns True.
+        """Write the weights, in the model's dtypes, for a plain module or transformers' from_pretrained().
+
+        Returns True.
 
         - One file of torch.save by default: rank 0 has all of it in host memory.
-        - `save_filename` ends in .safetensors: unit after unit is written as it arrives, and several files with an index where there is
-          more than `max_shard_size`, default 5GB. A tied parameter is there once, as transformers writes it.
-        - Another name with `max_shard_size`: files of torch.save with an index; rank 0 has one of them in host memory.
+        - `save_filename` ends in .safetensors: unit after unit is written as it arrives, and several files
+          with an index where there is more than `max_shard_size`, default 5GB. A tied parameter is there
+          once, as transformers writes it.
+        - Another name with `max_shard_size`: files of torch.save with an index;
+          rank 0 has one of them in host memory.
 
         Rank 0 writes, whole or not at all; devices hold a unit more than usual.
         Order:  every rank must call this
@@ -173,7 +183,8 @@ class Weights(nn.Module):
     def _consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, Any] | None:
-        """Return the module's state_dict in rank 0's host memory, None on other ranks; unit after unit comes to rank 0.
+        """Return the module's state_dict in rank 0's host memory, None on other ranks;
+        unit after unit comes to rank 0.
 
         Order: every rank must call this
         """

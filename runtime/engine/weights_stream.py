@@ -1,4 +1,6 @@
-"""The weights of a model that is divided over ranks, into files that rank 0 writes while the others send: a unit at a time."""
+"""The weights of a model that is divided over ranks, into files that rank 0 writes while the others
+send: a unit at a time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _log = logging.getLogger("dslaunch")
 
 
 class _Piece(NamedTuple):
-    """What becomes present at once: the parameters of one sub-buffer, or one tensor that lies in none, by its name."""
+    """What becomes present at once: the parameters of one sub-buffer,
+    or one tensor that lies in none, by its name.
+    """
 
     dtype: torch.dtype
     part: SubBuffer | None
@@ -32,7 +36,9 @@ class _Piece(NamedTuple):
 
 
 class WeightsStream:
-    """One pass over all weights. Tensors of 8 bytes an element come first, then those of 4, 2 and 1, as `plan_output` wants them."""
+    """One pass over all weights. Tensors of 8 bytes an element come first, then those of 4, 2 and 1, as
+    `plan_output` wants them.
+    """
 
     def __init__(
         self, module: nn.Module, model: ShardedModel, comm: Collectives, *, left_out: Collection[str]
@@ -106,7 +112,8 @@ def write_weights(
     *,
     max_shard_size: int | str | None,
 ) -> None:
-    """Write them into a folder or URL: one file of that name, or several with an index, each name ending as this one.
+    """Write them into a folder or URL: one file of that name, or several with an index,
+    each name ending as this one.
 
     Order:  every rank must call this
     Errors: CheckpointError, on every rank, if it cannot be written

@@ -1,6 +1,7 @@
 """Numbers as people read them: 1.5 G, 20 ms.
 
-Source: DeepSpeed 0.19.8 profiling/flops_profiler/profiler.py, `number_to_string` and those beside it: the same texts
+Source: DeepSpeed 0.19.8 profiling/flops_profiler/profiler.py, `number_to_string` and those beside
+        it: the same texts
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The floating-point operations of what runs: matrix products, convolutions and attention, by torch's formulas."""
+"""The floating-point operations of what runs: matrix products, convolutions and attention,
+by torch's formulas.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ _HEAVY = re.compile(r"attention|convolution|conv[_\d]|rnn$|rnn_layer|(matmul|lin
 class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts inside its block. Element by element operations, norms and look-ups are not counted.
 
-    torch.utils.flop_counter.FlopCounterMode has the same formulas, but not those of attention on CPUs, and its count by module
-    costs about 100 microseconds for each call of one, which would be in the latencies.
+    torch.utils.flop_counter.FlopCounterMode has the same formulas, but not those of attention on CPUs, and
+    its count by module costs about 100 microseconds for each call of one, which would be in the latencies.
     """
 
     def __init__(self) -> None:
@@ -69,7 +71,9 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def counted() -> Iterator[FlopCount]:
-    """Count in the block. The fast path of torch's transformer layers is closed meanwhile: it is one operation without a formula."""
+    """Count in the block. The fast path of torch's transformer layers is closed meanwhile: it is one
+    operation without a formula.
+    """
     with FlopCount():
         torch.empty(
             0

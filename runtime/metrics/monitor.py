@@ -22,7 +22,8 @@ Event = tuple[str, Any, int]  # its name, a number or a tensor of one, and the s
 
 
 def get_monitor_config(param_dict: Mapping[str, Any]) -> MonitorConfig:
-    """Return the monitors of a ds_config, for a MonitorMaster without an engine; its other keys are not looked at.
+    """Return the monitors of a ds_config, for a MonitorMaster without an engine;
+    its other keys are not looked at.
 
     Errors: ConfigError with a line for each thing that is wrong
     """
@@ -36,7 +37,9 @@ class Monitor(Protocol):
     """One place where events go."""
 
     def write_events(self, event_list: Iterable[Event]) -> None:
-        """Write them. Files have them at once; a run of W&B has them with the next samples, or when it ends."""
+        """Write them. Files have them at once; a run of W&B has them with the next
+        samples, or when it ends.
+        """
 
     def close(self) -> None:
         """Let go of files; write_events() must not be called any more."""
@@ -68,14 +71,19 @@ class TensorBoardMonitor:
 
 
 class CsvMonitor:
-    """A file for each name, `/` and spaces being `_`: rows of samples and value. A run that goes on appends."""
+    """A file for each name, `/` and spaces being `_`: rows of samples and value.
+
+    A run that goes on appends.
+    """
 
     def __init__(self, config: CsvConfig) -> None:
         """Make the folder."""
         self.log_dir = _folder("csv_monitor", config.output_path, config.job_name)
 
     def write_events(self, event_list: Iterable[Event]) -> None:
-        """Add a row for each; in an empty file, below a head: "step", which counts samples, and the end of the name."""
+        """Add a row for each; in an empty file, below a head: "step", which counts samples,
+        and the end of the name.
+        """
         for name, value, samples in event_list:
             path = self.log_dir / f"{name.replace('/', '_').replace(' ', '_')}.csv"
             with path.open("a", newline="", encoding="utf-8") as file:
@@ -89,7 +97,9 @@ class CsvMonitor:
 
 
 class WandbMonitor:
-    """The process's run of Weights & Biases: the one that the program has begun, else a new one. wandb ends it."""
+    """The process's run of Weights & Biases: the one that the program has begun,
+    else a new one. wandb ends it.
+    """
 
     def __init__(self, config: WandbConfig) -> None:
         """Begin the run.
@@ -162,7 +172,8 @@ def _require(package: str) -> None:
     """The package and its section have one name."""
     if find_spec(package) is None:
         raise ConfigError(
-            f"{package}.enabled true needs the package {package}, which is not installed; run: pip install {package}"
+            f"{package}.enabled true needs the package {package}, which is not installed; run: "
+            f"pip install {package}"
         )
 
 
@@ -172,6 +183,7 @@ def _folder(section: str, output_path: str, job_name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{section}.output_path {output_path!r}: {folder} cannot be made a folder: {error.strerror}; give another one"
+            f"{section}.output_path {output_path!r}: {folder} cannot be made a folder: {error.strerror}; "
+            "give another one"
         ) from error
     return folder

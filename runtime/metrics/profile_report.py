@@ -52,9 +52,15 @@ class Report:
         """The whole of it."""
         yield f"-- profile of {self.root.class_name} after step {self.step}, on this rank --"
         yield from (f"{title + ':':<{_TITLE_WIDTH}}{value}" for title, value in self._totals())
-        yield "FLOPs: matrix products, convolutions and attention. Latencies: with the count running, a device waited for at modules."
+        yield (
+            "FLOPs: matrix products, convolutions and attention. Latencies: with the count running, a device "
+            "waited for at modules."
+        )
         if self.run is not None and self.run.is_compiled:
-            yield "The model is compiled, but no compiled code ran here: these latencies are not those of training."
+            yield (
+                "The model is compiled, but no compiled code ran here: these latencies are "
+                "not those of training."
+            )
         for name, times in sorted(self.uncounted.items()):
             yield f"not counted, no formula is known: {name}, {times} times"
         yield ""
@@ -111,7 +117,9 @@ class Report:
 
 
 def aggregated_lines(root: ModuleRow, *, module_depth: int, top_modules: int) -> Iterator[str]:
-    """For each depth, the `top_modules` classes with most parameters, MACs and latency, all modules of a class together."""
+    """For each depth, the `top_modules` classes with most parameters, MACs and latency,
+    all modules of a class together.
+    """
     by_depth: list[dict[str, list[float]]] = []
     _add_up(root, 0, by_depth)
     yield f"the first {top_modules} classes of modules at each depth"
@@ -154,7 +162,8 @@ def write(lines: Iterable[str], output_file: str | None) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"the profile cannot be written to {output_file}: {error.strerror}; set flops_profiler.output_file to another file"
+            f"the profile cannot be written to {output_file}: {error.strerror}; set "
+            "flops_profiler.output_file to another file"
         ) from error
 
 

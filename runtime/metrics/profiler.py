@@ -1,9 +1,12 @@
-"""The profile of a model: what each module computes in a forward, how long that takes, and how many parameters it has.
+"""The profile of a model: what each module computes in a forward, how long that takes, and how many
+parameters it has.
 
-Source: DeepSpeed 0.19.8 profiling/flops_profiler/profiler.py: the same names and arguments. Different on purpose:
-- FLOPs are those of matrix products, convolutions and attention (see flop_count.py), so MACs are half of them; DeepSpeed adds
-  estimates for what works element by element.
-- `ignore_list`, `ignore_modules`: what such modules compute belongs to the module that calls them; DeepSpeed loses some of it.
+Source: DeepSpeed 0.19.8 profiling/flops_profiler/profiler.py: the same names and arguments.
+        Different on purpose:
+- FLOPs are those of matrix products, convolutions and attention (see flop_count.py), so MACs are half of
+  them; DeepSpeed adds estimates for what works element by element.
+- `ignore_list`, `ignore_modules`: what such modules compute belongs to the module that calls them;
+  DeepSpeed loses some of it.
 """
 
 from __future__ import annotations
@@ -53,10 +56,11 @@ class _Reading:
 
 
 class FlopsProfiler:
-    """Measures from start_profile() to stop_profile(), in which the model is called; what was measured stays until end_profile().
+    """Measures from start_profile() to stop_profile(), in which the model is called; what was measured stays
+    until end_profile().
 
-    Latencies are of a forward whose operations are counted, with the device waited for at both ends of every module. Both cost
-    time: about 15 microseconds for an operation, which tells in small models.
+    Latencies are of a forward whose operations are counted, with the device waited for at both ends of every
+    module. Both cost time: about 15 microseconds for an operation, which tells in small models.
     """
 
     def __init__(
@@ -155,7 +159,9 @@ class FlopsProfiler:
         return duration_to_string(duration_s) if as_string else duration_s
 
     def get_total_params(self, as_string: bool = False) -> int | str:
-        """Return the elements of all parameters, of which a rank may have a shard only; a tied one counts once."""
+        """Return the elements of all parameters, of which a rank may have a shard only;
+        a tied one counts once.
+        """
         params = num_params(self.model)
         return params_to_string(params) if as_string else params
 
@@ -170,7 +176,8 @@ class FlopsProfiler:
         """Print the totals, the greatest classes of modules at each depth and, if `detailed`, every module.
 
         The totals are `flops`, `macs` and `params` from then on.
-        `output_file`: write there instead. `module_depth` -1: to the innermost ones. Without a profile, nothing.
+        `output_file`: write there instead. `module_depth` -1: to the innermost ones.
+        Without a profile, nothing.
         Errors: ConfigError if the file cannot be written
         """
         if not self.started:
@@ -189,7 +196,10 @@ class FlopsProfiler:
         )
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print the classes of modules that have most parameters, MACs and latency at each depth. Without a profile, nothing."""
+        """Print the classes of modules that have most parameters, MACs and latency at each depth.
+
+        Without a profile, nothing.
+        """
         if self.started:
             root = self._row(self.model, type(self.model).__name__, name="")
             write(aggregated_lines(root, module_depth=module_depth, top_modules=top_modules), None)
@@ -254,8 +264,9 @@ def get_model_profile(  # noqa: PLR0913  (DeepSpeed's signature)
 ) -> tuple[int | str, int | str, int | str]:
     """Return FLOPs, MACs and parameters of one call of the model, in evaluation and without gradients.
 
-    `input_shape` makes the model's only argument, of zeros in the dtype and on the device of its parameters; else `args` and
-    `kwargs` are its arguments. `mode` "generate" calls `model.generate()`. The model is called `warm_up` times before.
+    `input_shape` makes the model's only argument, of zeros in the dtype and on the device of its parameters;
+    else `args` and `kwargs` are its arguments. `mode` "generate" calls `model.generate()`. The model is
+    called `warm_up` times before.
     Errors: ConfigError for another mode, for a shape that is no tuple, and without arguments
     """
     if mode not in ("forward", "generate"):
@@ -263,7 +274,8 @@ def get_model_profile(  # noqa: PLR0913  (DeepSpeed's signature)
     if input_shape is not None:
         if not isinstance(input_shape, tuple) or not input_shape:
             raise ConfigError(
-                f"get_model_profile(input_shape={input_shape!r}): must be a tuple with a size in it, as (8, 128)"
+                f"get_model_profile(input_shape={input_shape!r}): must be a tuple with a "
+                "size in it, as (8, 128)"
             )
         args = (_zeros_for(model, input_shape),)
     elif not args and not kwargs:

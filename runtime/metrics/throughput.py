@@ -16,8 +16,10 @@ _START_STEP = 2  # the first steps allocate memory, compile kernels and open con
 class ThroughputTimer:
     """Measures from `start()` to `stop()`: what passes between a step and the next forward is not counted.
 
-    The first two steps are not counted either. A GPU is waited for only before the first step that counts and before a line.
-    Units: `batch_size` is the samples of one optimizer step, over all ranks; `steps_per_output` is optimizer steps
+    The first two steps are not counted either. A GPU is waited for only before the first step that counts
+    and before a line.
+    Units: `batch_size` is the samples of one optimizer step, over all ranks;
+           `steps_per_output` is optimizer steps
     Source: DeepSpeed 0.19.8 utils/timer.py, `ThroughputTimer`: the same counters
     """
 
@@ -36,7 +38,8 @@ class ThroughputTimer:
         """
         if monitor_memory:
             raise ConfigError(
-                "ThroughputTimer(monitor_memory=True): no use of memory is printed; leave it out, or call see_memory_usage()"
+                "ThroughputTimer(monitor_memory=True): no use of memory is printed; leave it out, or "
+                "call see_memory_usage()"
             )
         self.enabled = steps_per_output is not None if config.enabled is None else config.enabled
         self.batch_size = batch_size
@@ -69,7 +72,9 @@ class ThroughputTimer:
             self._began_s = time.perf_counter()
 
     def stop(self, global_step: bool = False, report_speed: bool = True) -> None:
-        """End a micro batch and, if `global_step`, an optimizer step; say what was measured where that is due and wanted."""
+        """End a micro batch and, if `global_step`, an optimizer step; say what was measured where that
+        is due and wanted.
+        """
         if not self.enabled or not self._is_running:
             return
         self._is_running = False
@@ -90,8 +95,9 @@ class ThroughputTimer:
         self._open_s = 0.0
         if is_due:
             self._log(
-                f"step={self.global_step_count}, epoch={self.epoch_count}, micro_step={self.micro_step_count}, "
-                f"samples/s={_rate(self._last):.1f}, on average={_rate(self._total):.1f}"
+                f"step={self.global_step_count}, epoch={self.epoch_count}, "
+                f"micro_step={self.micro_step_count}, samples/s={_rate(self._last):.1f}, on "
+                f"average={_rate(self._total):.1f}"
             )
             self._last = (0, 0.0)
 

@@ -16,16 +16,19 @@ class Arrival:
     """A copy under way. What it reads stays alive until it is there.
 
     [Note: memory that a copy uses]
-    The allocator gives freed memory to the next request in the stream that it came from, and a copy is in another one. So the
-    source of a copy to the host is held, and freed by `then`, only when the copy's event has happened; nothing else may free it.
-    The target of a copy to the device needs no holding: before it is freed, it is used, and the stream that it
-    came from has waited for the event by then. Of pinned memory torch knows by itself which copies use it.
+    The allocator gives freed memory to the next request in the stream that it came from, and a copy is in
+    another one. So the source of a copy to the host is held, and freed by `then`, only when the copy's event
+    has happened; nothing else may free it. The target of a copy to the device needs no holding: before it is
+    freed, it is used, and the stream that it came from has waited for the event by then. Of pinned memory
+    torch knows by itself which copies use it.
     """
 
     def __init__(self, source: Tensor, target: Tensor, *, then: Callable[[], None] | None = None) -> None:
-        """Begin to copy; `source` or `target` may be on a GPU, and then the copy comes after all that it was told so far.
+        """Begin to copy; `source` or `target` may be on a GPU, and then the copy comes after all that
+        it was told so far.
 
-        `then` is called when the source has been read: at once, in `wait`, or when a later copy to the host begins.
+        `then` is called when the source has been read: at once, in `wait`,
+        or when a later copy to the host begins.
         """
         self._source: Tensor | None = source
         self._then = then
@@ -71,7 +74,9 @@ class Arrival:
 
 
 class Copier:
-    """The stream of one device's copies, and those to the host whose sources are held; see [Note: memory that a copy uses]."""
+    """The stream of one device's copies, and those to the host whose sources are held; see [Note: memory
+    that a copy uses].
+    """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream

@@ -1,7 +1,9 @@
-"""What becomes of host memory that was freed: by default glibc gives much of it back to the system, page by page.
+"""What becomes of host memory that was freed: by default glibc gives much of it back to the
+system, page by page.
 
-Training on CPUs frees what it needs again at once: gradients after a step, gathered parameters, buffers of collectives. The
-system must then map and zero every page anew, which took up to a quarter of a step (docs/design/flat-units.md).
+Training on CPUs frees what it needs again at once: gradients after a step, gathered parameters, buffers of
+collectives. The system must then map and zero every page anew, which took up to a quarter of a step
+(docs/design/flat-units.md).
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ _USERS_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TO
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Have this process keep what it frees for its next use, but for allocations of 32 MiB and more; return whether it will.
+    """Have this process keep what it frees for its next use, but for allocations of 32 MiB and more;
+    return whether it will.
 
-    Not if the environment says anything about it (mallopt(3), GLIBC_TUNABLES), nor with another C library than glibc.
+    Not if the environment says anything about it (mallopt(3), GLIBC_TUNABLES),
+    nor with another C library than glibc.
     """
     is_users = any(name in environment for name in _USERS_CHOICES)
     if is_users or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
@@ -35,7 +39,9 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Give what this process has freed so far to the system, but for what glibc cannot; it may keep again what it frees later."""
+    """Give what this process has freed so far to the system, but for what glibc cannot; it may keep again
+    what it frees later.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

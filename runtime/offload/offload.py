@@ -111,7 +111,9 @@ class Offload:
         return Spill(self._folders[home], f"{self._num_spills}", tensors)
 
     def begin(self) -> None:
-        """All states are made: what was in memory on the way to a disk goes back to the system, whatever is kept later."""
+        """All states are made: what was in memory on the way to a disk goes back to the system,
+        whatever is kept later.
+        """
         if self._folders:
             give_back_freed_memory()
 

@@ -19,7 +19,9 @@ class Leaving(Protocol):
 
 
 class Outbox:
-    """At most AT_ONCE of them, the oldest first: backward waits for the disk only if that is slower than two units of it."""
+    """At most AT_ONCE of them, the oldest first: backward waits for the disk only if that is slower
+    than two units of it.
+    """
 
     def __init__(self) -> None:
         self._leaving: deque[Leaving] = deque()

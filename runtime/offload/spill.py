@@ -1,7 +1,7 @@
 """The optimizer states of one sub-buffer in files, between their uses.
 
-The tensors stay the same objects. While they are away each is one NaN expanded to its shape, so that a read of it gives
-nothing that looks right.
+The tensors stay the same objects. While they are away each is one NaN expanded to its shape, so that a read
+of it gives nothing that looks right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from .spill_folder import SpillFolder
 
 
 class Spill:
-    """`tensors` returns the states by name; a new set of them may take the place of the old one while they are here."""
+    """`tensors` returns the states by name; a new set of them may take the place of the old one
+    while they are here.
+    """
 
     def __init__(self, folder: SpillFolder, name: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         self._folder, self._name, self._tensors = folder, name, tensors

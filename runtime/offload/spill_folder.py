@@ -16,11 +16,14 @@ from ..comm.collectives import Collectives
 from ..config.offload import AioConfig
 from ..errors import ConfigError
 
-_LOOSE = 2  # how many times what is wanted memory may be that is used again: gradients of 16 bits where states were
+# how many times what is wanted memory may be that is used again: gradients of 16 bits where states were
+_LOOSE = 2
 
 
 class SpillFolder:
-    """Below a user's `nvme_path`, with a name that no other job has. It goes with the process, or when it is closed.
+    """Below a user's `nvme_path`, with a name that no other job has.
+
+    It goes with the process, or when it is closed.
 
     Order:  construction is a collective
     Errors: ConfigError if there can be no such folder

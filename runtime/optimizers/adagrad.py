@@ -17,8 +17,8 @@ from .on_device import as_float
 class AdagradFormula(Formula):
     """Update sum += g * g; p -= lr * g / (sqrt(sum) + eps), with L2 weight decay in g.
 
-    Source: Duchi et al. 2011, "Adaptive subgradient methods"; as torch.optim.Adagrad without maximize, with lr / (1 + (step - 1) * lr_decay)
-            where a group has lr_decay
+    Source: Duchi et al. 2011, "Adaptive subgradient methods"; as torch.optim.Adagrad without maximize, with
+            lr / (1 + (step - 1) * lr_decay) where a group has lr_decay
     """
 
     name = "Adagrad"
@@ -82,7 +82,8 @@ class DeepSpeedCPUAdagrad(FusedOptimizer):
             return super()._dense(param, group, where)
         if group["weight_decay"]:
             raise RuntimeError(
-                f"DeepSpeedCPUAdagrad: group {where} has a sparse gradient and weight_decay={group['weight_decay']}, which would "
-                "move elements that the gradient does not name; set weight_decay to 0 for it"
+                f"DeepSpeedCPUAdagrad: group {where} has a sparse gradient and "
+                f"weight_decay={group['weight_decay']}, which would move elements that the gradient does not "
+                "name; set weight_decay to 0 for it"
             )
         return grad.to_dense()

@@ -13,7 +13,9 @@ from .on_device import as_float
 
 
 class AdamFormula(Formula):
-    """Adam as `torch.optim.AdamW` and `Adam` do it; without bias correction where a group's `bias_correction` is false."""
+    """Adam as `torch.optim.AdamW` and `Adam` do it; without bias correction where a group's
+    `bias_correction` is false.
+    """
 
     kernel = ADAM
 
@@ -54,7 +56,9 @@ FORMULAS = (AdamFormula(adam_w_mode=True), AdamFormula(adam_w_mode=False))
 
 
 class _Adam(FusedOptimizer):
-    """What both have in common. The constructor's mode is every group's `decoupled_weight_decay`, which torch reads there."""
+    """What both have in common. The constructor's mode is every group's `decoupled_weight_decay`, which
+    torch reads there.
+    """
 
     formula = FORMULAS[0]
 
@@ -68,8 +72,8 @@ class _Adam(FusedOptimizer):
         mode = param_group.get("decoupled_weight_decay", self.adam_w_mode)
         if bool(mode) is not self.adam_w_mode:
             raise ValueError(
-                f"{type(self).__name__}: group {len(self.param_groups)} has decoupled_weight_decay={mode!r}, and the constructor "
-                f"said {self.adam_w_mode}; make an optimizer for each"
+                f"{type(self).__name__}: group {len(self.param_groups)} has decoupled_weight_decay={mode!r}, "
+                f"and the constructor said {self.adam_w_mode}; make an optimizer for each"
             )
         super().add_param_group(param_group)
 
@@ -80,7 +84,8 @@ class _Adam(FusedOptimizer):
 
 
 class FusedAdam(_Adam):
-    """AdamW, or Adam with `adam_w_mode=False`, with the arguments of DeepSpeed's FusedAdam, on a GPU or in host memory.
+    """AdamW, or Adam with `adam_w_mode=False`, with the arguments of DeepSpeed's FusedAdam,
+    on a GPU or in host memory.
 
     Its state_dict is torch's: one of `torch.optim.AdamW` or `Adam` can be loaded, and the other way round.
     Source: the arguments are those of DeepSpeed 0.19.8 ops/adam/fused_adam.py, `FusedAdam`
@@ -107,10 +112,11 @@ class FusedAdam(_Adam):
 
 
 class DeepSpeedCPUAdam(_Adam):
-    """AdamW, or Adam with `adamw_mode=False`, with the arguments of DeepSpeed's DeepSpeedCPUAdam, for host memory.
+    """AdamW, or Adam with `adamw_mode=False`, with the arguments of DeepSpeed's
+    DeepSpeedCPUAdam, for host memory.
 
-    `fp32_optimizer_states=False` keeps the moments of a 16-bit parameter in its dtype. Its state_dict is torch's, as that of
-    `FusedAdam`.
+    `fp32_optimizer_states=False` keeps the moments of a 16-bit parameter in its dtype. Its state_dict is
+    torch's, as that of `FusedAdam`.
     Source: the arguments are those of DeepSpeed 0.19.8 ops/adam/cpu_adam.py, `DeepSpeedCPUAdam`
     """
 

@@ -1,7 +1,8 @@
 """Parameters of any shape and stride as the flat float32 arrays that a formula updates.
 
-What is float32 and dense is updated where it lies. Anything else is copied to float32 before the step and rounded back after
-it: a 16-bit parameter, which has no master here, loses in each step what its dtype cannot hold.
+What is float32 and dense is updated where it lies. Anything else is copied to float32 before the step
+and rounded back after it: a 16-bit parameter, which has no master here, loses in each step what its
+dtype cannot hold.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from .formula import FlatArrays, Formula, Run
 
-# What one call copies: 2^20 elements, 4 MiB each of parameters and of states that the kernel does not take as they are; of
-# LAMB's directions, too. An element-wise formula takes large parameters in parts of this size; LAMB takes one at least.
+# What one call copies: 2^20 elements, 4 MiB each of parameters and of states that the kernel does not take as
+# they are; of LAMB's directions, too. An element-wise formula takes large parameters in parts of this size;
+# LAMB takes one at least.
 SCRATCH_NUMEL = 2**20
 
 _OUT = (torch.bfloat16, torch.float16)
@@ -35,7 +37,9 @@ class Update:
 
 @dataclass(slots=True)
 class _Flat:
-    """One update's arrays in one order of elements, [n] each; those of `copied` are not the memory of the update."""
+    """One update's arrays in one order of elements, [n] each; those of `copied` are not the
+    memory of the update.
+    """
 
     param: Tensor
     grad: Tensor
@@ -44,7 +48,8 @@ class _Flat:
 
 
 def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int = SCRATCH_NUMEL) -> None:
-    """Apply one step to all, which are on one device: one call of the formula, or one for so many elements of copies.
+    """Apply one step to all, which are on one device: one call of the formula,
+    or one for so many elements of copies.
 
     Errors: as `Formula.update`; of several calls, those before are done
     """
@@ -93,7 +98,9 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
 
 
 def _usual(update: Update, scratch_numel: int) -> FlatArrays | None:
-    """The usual case, at a fraction of the time: all is contiguous, the states are float32, and one call has room for it."""
+    """The usual case, at a fraction of the time: all is contiguous, the states are float32,
+    and one call has room for it.
+    """
     param, grad = update.param, update.grad
     if not (param.is_contiguous() and grad.is_contiguous()):
         return None

@@ -1,4 +1,5 @@
-"""One step of an optimizer over flat arrays: one kernel call for all of them; torch's kernels where ours cannot be had.
+"""One step of an optimizer over flat arrays: one kernel call for all of them;
+torch's kernels where ours cannot be had.
 
 Letters: n = elements of one array.
 """
@@ -43,7 +44,9 @@ class FlatArrays:
 
 @dataclass(slots=True)
 class Pieces:
-    """What has one group and one step, as lists for torch's foreach functions: runs, each under one piece of gradient."""
+    """What has one group and one step, as lists for torch's foreach functions: runs,
+    each under one piece of gradient.
+    """
 
     group: Group
     step: int
@@ -74,7 +77,9 @@ class Formula(ABC):
         return self.kernel.counts_steps
 
     def for_group(self, group: Group) -> Formula:
-        """Return the formula that this group asks for; the same object for all groups that can be updated in one call."""
+        """Return the formula that this group asks for; the same object for all groups that can be
+        updated in one call.
+        """
         return self
 
     def names_for(self, groups: Iterable[Group]) -> tuple[str, ...]:
@@ -82,7 +87,8 @@ class Formula(ABC):
         return self.state_names
 
     def update(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
-        """Apply one step to all, which are on one device; `grad_scale` is multiplied into the gradients first.
+        """Apply one step to all, which are on one device; `grad_scale` is multiplied into
+        the gradients first.
 
         Errors: ValueError for a hyper-parameter out of range; nothing is written then
         """
@@ -98,7 +104,9 @@ class Formula(ABC):
         self.call(self._shards(arrays), grad_scale)
 
     def update_on_device(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> bool:
-        """Queue one call of our CUDA kernel; False, with nothing written, where it is not wanted or cannot be had."""
+        """Queue one call of our CUDA kernel; False, with nothing written,
+        where it is not wanted or cannot be had.
+        """
 
         def queue(arrays: Sequence[FlatArrays], *, stream: int) -> None:
             self.call_on_device(self._shards(arrays), grad_scale, stream)
@@ -137,14 +145,18 @@ class Formula(ABC):
         self.kernel.step(shards, grad_scale=grad_scale, mode=self.mode)
 
     def call_on_device(self, shards: list[Any], grad_scale: float, stream: int) -> None:
-        """Queue our CUDA kernel on the stream, a `cudaStream_t`; arrays that are held nowhere else may be freed then.
+        """Queue our CUDA kernel on the stream, a `cudaStream_t`; arrays that are held nowhere else
+        may be freed then.
 
         Errors: CudaUnavailable, with nothing written
         """
         cuda.step(self.kernel, shards, grad_scale=grad_scale, mode=self.mode, stream=stream)
 
     def update_with_torch(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
-        """Do that with torch's operations, on any device. Float32 gradients may be overwritten if `grad_scale` is not 1."""
+        """Do that with torch's operations, on any device.
+
+        Float32 gradients may be overwritten if `grad_scale` is not 1.
+        """
         names = self.names_for(run.group for one in arrays for run in one.runs)
         for pieces in _collect(arrays, names, grad_scale):
             self.foreach(pieces)
@@ -203,7 +215,8 @@ def _collect(arrays: Sequence[FlatArrays], names: Sequence[str], grad_scale: flo
     return iter(found.values())
 
 
-# Both corrections are 1 - beta^step: after so many steps beta^step is 0 for every beta below 1, so they are exactly 1.
+# Both corrections are 1 - beta^step: after so many steps beta^step is 0 for every beta below 1,
+# so they are exactly 1.
 ALL_STEPS = 2**62
 
 

@@ -27,8 +27,8 @@ _REFUSED = {
 class FusedOptimizer(torch.optim.Optimizer):
     """An optimizer that updates all parameters of a device in one call.
 
-    Parameters are float32, bfloat16 or float16. One of 16 bits is updated in float32 and rounded to nearest even; what it
-    remembers is float32, or has the parameter's dtype if `fp32_optimizer_states` is false.
+    Parameters are float32, bfloat16 or float16. One of 16 bits is updated in float32 and rounded to nearest
+    even; what it remembers is float32, or has the parameter's dtype if `fp32_optimizer_states` is false.
     """
 
     formula: ClassVar[Formula]
@@ -48,7 +48,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def formula_of(self, group: Group) -> Formula:
-        """Return how this group is updated; the same object for all groups that can be updated in one call."""
+        """Return how this group is updated; the same object for all groups that can be
+        updated in one call.
+        """
         return self.formula.for_group(group)
 
     def make_states(self, param: Tensor, group: Group) -> dict[str, Tensor]:
@@ -121,8 +123,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 missing = [name for name in self.formula.state_names if state and name not in state]
                 if missing:
                     raise ValueError(
-                        f"{type(self).__name__}: the state_dict has {', '.join(map(str, state))} of parameter {number}, without "
-                        f"{' and '.join(missing)}; it is another optimizer's"
+                        f"{type(self).__name__}: the state_dict has {', '.join(map(str, state))} of "
+                        f"parameter {number}, without {' and '.join(missing)}; it is another optimizer's"
                     )
 
         hook = self.register_load_state_dict_pre_hook(see)  # the last one: what other hooks make of it
@@ -169,8 +171,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise AssertionError(f"group {where} has no gradient")
         if grad.layout is not torch.strided:
             raise RuntimeError(
-                f"{type(self).__name__}: group {where} has a gradient of layout {grad.layout}; it takes dense ones: leave "
-                "Embedding(sparse=True) off, or take torch.optim.SparseAdam"
+                f"{type(self).__name__}: group {where} has a gradient of layout {grad.layout}; it takes "
+                "dense ones: leave Embedding(sparse=True) off, or take torch.optim.SparseAdam"
             )
         return grad
 
@@ -179,8 +181,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for what, tensor in (("is", param), ("has a gradient of", grad)):
             if tensor.dtype not in _DTYPES:
                 raise RuntimeError(
-                    f"{name}: group {where} {what} {tensor.dtype}; it takes float32, bfloat16 and float16: convert the "
-                    "parameter, or take an optimizer of torch.optim"
+                    f"{name}: group {where} {what} {tensor.dtype}; it takes float32, bfloat16 and float16: "
+                    "convert the parameter, or take an optimizer of torch.optim"
                 )
         if self.host_only and not param.is_cpu:
             raise RuntimeError(
@@ -189,7 +191,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
         if not param.is_contiguous() and 0 in param.stride():
             raise RuntimeError(
-                f"{name}: group {where} is expanded, so several of its elements are one in memory; pass a clone of it"
+                f"{name}: group {where} is expanded, so several of its elements are one in memory; pass a "
+                "clone of it"
             )
 
     def _check(self, group: Mapping[str, Any], where: str) -> None:

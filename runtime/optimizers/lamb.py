@@ -16,11 +16,13 @@ from .on_device import as_float
 
 
 class LambFormula(Formula):
-    """Update u = exp_avg / (sqrt(exp_avg_sq) + eps) + weight_decay * p; step lr * clamp(|p| / |u|, min_coeff, max_coeff) * u.
+    """Update u = exp_avg / (sqrt(exp_avg_sq) + eps) + weight_decay * p; step lr * clamp(|p| / |u|,
+    min_coeff, max_coeff) * u.
 
     The quotient of the norms is 1 where either is zero. `bias_correction` is Adam's, as a factor of lr.
-    Source: You et al. 2020, "Large batch optimization for deep learning", arXiv 1904.00962, algorithm 2; clamp, defaults and
-            the place of the bias correction as DeepSpeed 0.19.8 ops/lamb/fused_lamb.py, `FusedLamb`
+    Source: You et al. 2020, "Large batch optimization for deep learning", arXiv 1904.00962, algorithm 2;
+            clamp, defaults and the place of the bias correction as DeepSpeed 0.19.8
+            ops/lamb/fused_lamb.py, `FusedLamb`
     """
 
     name = "Lamb"
@@ -126,11 +128,12 @@ class FusedLamb(FusedOptimizer):
         super()._check(group, where)
         if group["max_grad_norm"]:
             raise ValueError(
-                f"FusedLamb: {where} has max_grad_norm={group['max_grad_norm']}, which it does not do; set gradient_clipping in the "
-                "ds_config, or call torch.nn.utils.clip_grad_norm_ before step()"
+                f"FusedLamb: {where} has max_grad_norm={group['max_grad_norm']}, which it does not do; set "
+                "gradient_clipping in the ds_config, or call torch.nn.utils.clip_grad_norm_ before step()"
             )
         low, high = group["min_coeff"], group["max_coeff"]
         if not 0.0 <= low <= high:
             raise ValueError(
-                f"FusedLamb: {where} has min_coeff={low} and max_coeff={high}; min_coeff must be at least 0 and at most max_coeff"
+                f"FusedLamb: {where} has min_coeff={low} and max_coeff={high}; min_coeff must be at least 0 "
+                "and at most max_coeff"
             )

@@ -11,7 +11,8 @@ from .on_device import as_float
 
 
 class LionFormula(Formula):
-    """Every element moves by lr, against the sign of beta1 * exp_avg + (1 - beta1) * grad; weight decay is decoupled.
+    """Every element moves by lr, against the sign of beta1 * exp_avg + (1 - beta1) * grad;
+    weight decay is decoupled.
 
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", arXiv 2302.06675, program 1
     """

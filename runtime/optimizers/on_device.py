@@ -23,8 +23,9 @@ def step_on_device(
 ) -> bool:
     """Queue `step(shards, ...)`, one of `dslaunch.kernels.cuda`, on the current stream of `device`.
 
-    False says that the kernels cannot be had here, and that nothing was written: torch's must do it. Why is logged once.
-    They are used where DSLAUNCH_CUDA_KERNELS is 1: they have not been seen to run on a device yet.
+    False says that the kernels cannot be had here, and that nothing was written: torch's must do it.
+    Why is logged once. They are used where DSLAUNCH_CUDA_KERNELS is 1: they have not been seen to
+    run on a device yet.
     """
     if os.environ.get(SWITCH) != "1":
         return False
@@ -41,7 +42,9 @@ def step_on_device(
 
 
 def squared_norm_on_device(grads: Sequence[Tensor], *, device: torch.device) -> Tensor | None:
-    """Return the sum of squares as a float64 scalar on the device, without waiting for it; None as `step_on_device`."""
+    """Return the sum of squares as a float64 scalar on the device, without waiting for it;
+    None as `step_on_device`.
+    """
     out = torch.empty(cuda.NORM_OUT_NUMEL, dtype=torch.float64, device=device)
 
     def squared_norm(grads: Sequence[Tensor], *, stream: int) -> None:

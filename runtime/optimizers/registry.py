@@ -1,6 +1,8 @@
-"""The optimizers that there are: one row for each, asked by everything that lists optimizers or looks for one.
+"""The optimizers that there are: one row for each, asked by everything that lists
+optimizers or looks for one.
 
-Names alone: torch and the kernels are loaded when a row's classes or formulas are. `import deepspeed` reads this table.
+Names alone: torch and the kernels are loaded when a row's classes or formulas are.
+`import deepspeed` reads this table.
 """
 
 from __future__ import annotations
@@ -100,6 +102,8 @@ def row_of(kind: type) -> Row | None:
 
 
 def config_types_with(param: str) -> tuple[str, ...]:
-    """Return the types of a ds_config, of those that make a class of ours, whose class takes this argument."""
+    """Return the types of a ds_config, of those that make a class of ours,
+    whose class takes this argument.
+    """
     kinds = {name: row.load(row.config_class) for name, row in FROM_CONFIG.items()}
     return tuple(name for name, kind in kinds.items() if param in inspect.signature(kind).parameters)

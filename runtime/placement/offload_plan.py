@@ -85,36 +85,39 @@ def plan_offload(
 ) -> OffloadPlan:
     """Return what `offload_optimizer` and `offload_param` say, for an optimizer of this name.
 
-    `is_lenient`: at a stage that does not shard them these have no effect, as with DeepSpeed, and a warning says so.
-    Errors: ConfigError at a stage that does not shard them, or for an optimizer that does not step part by part
+    `is_lenient`: at a stage that does not shard them these have no effect, as with DeepSpeed,
+    and a warning says so.
+    Errors: ConfigError at a stage that does not shard them, or for an optimizer that does
+            not step part by part
     """
     if is_lenient:
         zero = _without_effect(zero, policy)
     if zero.offload_param.is_on and policy.parameters is not Placement.SHARDED:
         raise ConfigError(
-            f'{_SECTION}.offload_param.device "{zero.offload_param.device}": at stage {policy.stage} every rank has all '
-            "parameters at all times; write stage 3"
+            f'{_SECTION}.offload_param.device "{zero.offload_param.device}": at stage {policy.stage} every '
+            "rank has all parameters at all times; write stage 3"
         )
     states = AT_HOME if optimizer is None else _home("offload_optimizer", zero.offload_optimizer, device)
     asked = zero.offload_optimizer.device
     if optimizer is not None and asked != "none":
         if policy.optimizer is not Placement.SHARDED:
             raise ConfigError(
-                f'{_SECTION}.offload_optimizer.device "{asked}": at stage {policy.stage} every rank has all optimizer states, '
-                "and they stay where they are; write stage 1, 2 or 3"
+                f'{_SECTION}.offload_optimizer.device "{asked}": at stage {policy.stage} every rank has all '
+                "optimizer states, and they stay where they are; write stage 1, 2 or 3"
             )
         if states.is_away and not steps_by_part:
             *names, last = [name for row in ELEMENTWISE for name in row.names]
             raise ConfigError(
                 f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the '
-                f"device in this version, those of {', '.join(names)} and {last} can; leave offload_optimizer out, or choose one of these"
+                f"device in this version, those of {', '.join(names)} and {last} can; leave "
+                "offload_optimizer out, or choose one of these"
             )
     key, step_at = _step_at(zero)
     if step_at is not StepAt.STEP and optimizer is not None:
         if policy.gradients is not Placement.SHARDED:
             raise ConfigError(
-                f"{_SECTION}.offload_optimizer.{key} true: at stage {policy.stage} gradients are averaged after backward, and not "
-                "unit by unit; write stage 2 or 3, or leave it out"
+                f"{_SECTION}.offload_optimizer.{key} true: at stage {policy.stage} gradients are averaged "
+                "after backward, and not unit by unit; write stage 2 or 3, or leave it out"
             )
         if not states.is_away:
             logging.getLogger("dslaunch").warning(

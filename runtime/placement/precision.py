@@ -18,7 +18,9 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """None: as they are; for `sums`, float32 where gradients are sharded, which costs little, else as the parameters are."""
+    """None: as they are; for `sums`, float32 where gradients are sharded, which costs little,
+    else as the parameters are.
+    """
 
     parameters: torch.dtype | None = None
     buffers: torch.dtype | None = None
@@ -30,7 +32,8 @@ def precision_of(config: Config) -> Precision:
     """Return what the ds_config says.
 
     Where gradients are not sharded they are added up in the dtype of the model, or in float32.
-    Errors: ConfigError for sums in another dtype there; of a program written for DeepSpeed a warning, at stage 1
+    Errors: ConfigError for sums in another dtype there; of a program written for DeepSpeed a
+            warning, at stage 1
     """
     parameters: torch.dtype | None = None
     if config.fp16.enabled or config.bf16.enabled:
@@ -42,8 +45,8 @@ def precision_of(config: Config) -> Precision:
     if sums not in (None, torch.float32, model) and policy.gradients is not Placement.SHARDED:
         if not (config.origin.is_lenient and policy.is_sharded):
             raise ConfigError(
-                f"data_types.grad_accum_dtype {sums} is neither float32 nor the model's dtype, {model}; at stage {policy.stage} write "
-                "one of these"
+                f"data_types.grad_accum_dtype {sums} is neither float32 nor the model's dtype, {model}; at "
+                f"stage {policy.stage} write one of these"
             )
         _log.warning(
             "data_types.grad_accum_dtype %s is not done at stage %d: gradients are added up in %s",

@@ -1,8 +1,8 @@
 """The ZeRO stages as rows of a table: which of parameters, gradients and states are sharded.
 
-Nothing outside this file asks for a stage; everything asks a `Policy`. When gradients are reduced follows from where they are: a
-whole buffer of them adds up micro batches and is reduced once for a step, shards are filled in every backward. In which memory
-a value lies is the matter of offload_plan.py.
+Nothing outside this file asks for a stage; everything asks a `Policy`. When gradients are reduced follows
+from where they are: a whole buffer of them adds up micro batches and is reduced once for a step, shards are
+filled in every backward. In which memory a value lies is the matter of offload_plan.py.
 """
 
 from __future__ import annotations
@@ -80,14 +80,15 @@ class Policy:
     def mesh_shape(self, world_size: int, *, group_size: int | None, kept_in: int | None) -> MeshShape:
         """Return over how many ranks values are sharded; the rest of the ranks replicate.
 
-        `group_size`: everything that is sharded over so many ranks, instead of all. `kept_in`: parameters over so many,
-        which then gather them among themselves; gradients and states over all.
+        `group_size`: everything that is sharded over so many ranks, instead of all. `kept_in`: parameters
+        over so many, which then gather them among themselves; gradients and states over all.
         Errors: ConfigError if that has no meaning here
         """
         for key, size in (("mics_shard_size", group_size), ("zero_hpz_partition_size", kept_in)):
             if size is not None and world_size % size:
                 raise ConfigError(
-                    f"zero_optimization.{key} {size} does not divide the {world_size} ranks; write a number that does"
+                    f"zero_optimization.{key} {size} does not divide the {world_size} ranks; "
+                    "write a number that does"
                 )
         if not self.is_sharded:
             return MeshShape(shard_size=1)
@@ -97,8 +98,8 @@ class Policy:
             return MeshShape(shard_size=world_size)
         if self.parameters is not Placement.SHARDED:
             raise ConfigError(
-                f"zero_optimization.zero_hpz_partition_size {kept_in} says how many ranks share parameters, and at stage "
-                f"{self.stage} every rank has all of them; leave it out, or write stage 3"
+                f"zero_optimization.zero_hpz_partition_size {kept_in} says how many ranks share parameters, "
+                f"and at stage {self.stage} every rank has all of them; leave it out, or write stage 3"
             )
         return MeshShape(shard_size=kept_in, states_by_chunk=True)
 
@@ -150,9 +151,11 @@ def keep_small_whole(
 ) -> tuple[Policy, ...]:
     """Return a row for each sub-buffer, which is given by the elements of its parameters.
 
-    A sub-buffer of small parameters stays whole on every rank, as at stage 2: to gather it at each use would take longer than its
-    memory is worth. The first ones do, as long as there are no more than `sizes.whole_model_numel` elements in all.
-    Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py, `mark_persistent_parameters`, parameter by parameter
+    A sub-buffer of small parameters stays whole on every rank, as at stage 2: to gather it at each use would
+    take longer than its memory is worth. The first ones do, as long as there are no more than
+    `sizes.whole_model_numel` elements in all.
+    Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py, `mark_persistent_parameters`,
+            parameter by parameter
     """
     whole = replace(policy, parameters=Placement.REPLICATED, reshard_after_forward=False)
     rows, num_left = [], sizes.whole_model_numel

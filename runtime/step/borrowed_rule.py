@@ -1,9 +1,10 @@
 """Any torch optimizer, on this rank's part of the parameters.
 
-It is given stand-ins for the model's parameters, and steps those. One that treats every element alone gets the run of each
-parameter that the rank's shard holds: nothing travels for it, and what it remembers of each element is sharded. Any other
-gets whole parameters of their true shapes, of which each rank owns some: gradients and values travel to the owners for the
-step and values back, and what it remembers stays with the owner. A rank without peers owns everything.
+It is given stand-ins for the model's parameters, and steps those. One that treats every element alone gets
+the run of each parameter that the rank's shard holds: nothing travels for it, and what it remembers of each
+element is sharded. Any other gets whole parameters of their true shapes, of which each rank owns some:
+gradients and values travel to the owners for the step and values back, and what it remembers stays with the
+owner. A rank without peers owns everything.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ class BorrowedRule:
             loan.states.clear()  # whole tensors, on every rank
 
     def _empty(self, part: SubBuffer, loan_of: Mapping[int, Loan]) -> Iterator[_StandIn]:
-        """One without elements for each group of which the shard has none: so all ranks have the same states."""
+        """One without elements for each group of which the shard has none:
+        so all ranks have the same states.
+        """
         present = {one.part.members[one.place].group for one in self._stand_ins if one.part is part}
         for place, member in enumerate(part.members):
             loan = loan_of[member.group]
@@ -286,7 +289,9 @@ def _local(loan: Loan, part: SubBuffer, place: int) -> Iterator[_StandIn]:
 
 
 def _return_to_master(one: _StandIn, run: slice) -> None:
-    """Let the stand-in lie in the master again if the optimizer has given it other memory, by `p.data = ...`."""
+    """Let the stand-in lie in the master again if the optimizer has given it other memory,
+    by `p.data = ...`.
+    """
     values = one.part.optimizer_shard.master[run]
     if one.param.data_ptr() != values.data_ptr():
         values.copy_(one.param.detach().reshape(-1))
@@ -310,8 +315,8 @@ def _adopt_states(one: _StandIn) -> None:
             continue
         if value.dtype != one.param.dtype:
             raise ConfigError(
-                f"optimizer {type(one.loan.optimizer).__name__} keeps {value.dtype} in its state '{name}'; one that is "
-                "stepped on shards keeps float32: leave out its is_elementwise"
+                f"optimizer {type(one.loan.optimizer).__name__} keeps {value.dtype} in its state '{name}'; "
+                "one that is stepped on shards keeps float32: leave out its is_elementwise"
             )
         place = _state_of(one.part, name)[one.run]
         if value.data_ptr() != place.data_ptr():

@@ -51,7 +51,8 @@ def choose_optimizer(
     module: nn.Module,
     model_parameters: ModelParameters | None,
 ) -> FlatOptimizer | None:
-    """Return the optimizer of this run, without states yet; None if neither the user nor the ds_config names one.
+    """Return the optimizer of this run, without states yet; None if neither the user nor the
+    ds_config names one.
 
     A client's optimizer, or a callable that makes one from the parameters, goes before the ds_config's.
     Errors: ConfigError for an optimizer that cannot be stepped here, by name
@@ -76,7 +77,8 @@ def _call(client: Callable[[Any], torch.optim.Optimizer], groups: Groups) -> tor
     made = client(groups if has_options else groups[0]["params"])
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(
-            f"optimizer={client!r} returned {type(made).__name__}; a callable must return a torch.optim.Optimizer"
+            f"optimizer={client!r} returned {type(made).__name__}; a callable must return a "
+            "torch.optim.Optimizer"
         )
     return made
 
@@ -94,8 +96,8 @@ def _param_groups(module: nn.Module, model_parameters: ModelParameters | None) -
         for item in params:
             if not isinstance(item, torch.Tensor):
                 raise ConfigError(
-                    f"initialize(model_parameters=...) has {item!r}; give parameters, (name, parameter) pairs or groups, as "
-                    "model.parameters() and model.named_parameters() give them"
+                    f"initialize(model_parameters=...) has {item!r}; give parameters, (name, parameter) "
+                    "pairs or groups, as model.parameters() and model.named_parameters() give them"
                 )
         trained = [param for param in params if param.requires_grad]
         if trained:
@@ -140,9 +142,11 @@ def _adam(params: AdamParams, groups: Groups) -> FlatOptimizer:
 
 
 def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimizer:
-    """Muon for matrices in the middle of the model, AdamW for all else; each group of the user's becomes up to two.
+    """Muon for matrices in the middle of the model, AdamW for all else;
+    each group of the user's becomes up to two.
 
-    Source: DeepSpeed 0.19.8 deepspeed/__init__.py `set_optimizer_flags` and runtime/engine.py `_muon_param_groups`
+    Source: DeepSpeed 0.19.8 deepspeed/__init__.py `set_optimizer_flags` and runtime/engine.py
+            `_muon_param_groups`
     """
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(
@@ -187,15 +191,17 @@ def _check_params(optimizer: FlatOptimizer, module: nn.Module) -> None:
     strangers = sum(id(param) not in ours for param in params)
     if strangers:
         raise ConfigError(
-            f"{strangers} of the optimizer's {len(params)} parameters are not the model's; give initialize() the model "
-            "that holds them all, and make the optimizer after anything that replaces parameters"
+            f"{strangers} of the optimizer's {len(params)} parameters are not the model's; give initialize() "
+            "the model that holds them all, and make the optimizer after anything that replaces parameters"
         )
     if not any(param.requires_grad for param in params):
         raise ConfigError("no parameter of the optimizer requires a gradient; set requires_grad on some")
 
 
 def _take_over(client: torch.optim.Optimizer) -> FlatOptimizer:
-    """Return our optimizer with the client's groups: the same dicts, so that a scheduler made for it still works."""
+    """Return our optimizer with the client's groups: the same dicts,
+    so that a scheduler made for it still works.
+    """
     rule = _rule_of(client)
     # torch's schedulers warn if the optimizer they were made for never steps; ours steps in its place.
     client._opt_called = True  # type: ignore[attr-defined]
@@ -214,8 +220,9 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
     is_elementwise = kind in _ELEMENTWISE or getattr(kind, "is_elementwise", False) is True
     if not is_elementwise:
         _log.info(
-            "optimizer %s sees whole parameters, each on one rank: three times their elements travel more for each step; "
-            "if it treats every element alone, say so with a class attribute is_elementwise = True",
+            "optimizer %s sees whole parameters, each on one rank: three times their elements travel more "
+            "for each step; if it treats every element alone, say so with a class attribute "
+            "is_elementwise = True",
             name,
         )
     loan: Loan = lend(client, groups, range(len(groups)), is_elementwise=is_elementwise)
@@ -223,7 +230,9 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
 
 
 def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
-    """Return the rule with a fused kernel that does what this optimizer does; None if there is none, or it has stepped."""
+    """Return the rule with a fused kernel that does what this optimizer does; None if there is none,
+    or it has stepped.
+    """
     kind, groups = type(client), client.param_groups
     if any(group.get(flag) for group in groups for flag in _FLAGS_OURS_LACK):
         return None
@@ -239,7 +248,9 @@ def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
 
 
 def _borrowed_name(kind: type[torch.optim.Optimizer]) -> str:
-    """Return the name by which checkpoints know what is stepped as it is; that torch's Adam has another layout than ours."""
+    """Return the name by which checkpoints know what is stepped as it is;
+    that torch's Adam has another layout than ours.
+    """
     row = row_of(kind)
     if row is not None and len(row.names) == 1:
         return row.names[0]
@@ -254,6 +265,6 @@ def _check_can_step(client: torch.optim.Optimizer, name: str) -> None:
     closure = inspect.signature(type(client).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ConfigError(
-            f"optimizer {name} runs forward and backward itself, in step(closure), which engine.step() has no place for; "
-            "take one that steps from gradients"
+            f"optimizer {name} runs forward and backward itself, in step(closure), which engine.step() has "
+            "no place for; take one that steps from gradients"
         )

@@ -1,6 +1,7 @@
 """The names that programs read on DeepSpeed's ZeRO optimizers and that torch's optimizers do not have.
 
-Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, `DeepSpeedZeroOptimizer`, and stage3.py, `DeepSpeedZeroOptimizer_Stage3`;
+Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, `DeepSpeedZeroOptimizer`, and stage3.py,
+        `DeepSpeedZeroOptimizer_Stage3`;
 runtime/fp16/fused_optimizer.py, `FP16_Optimizer`
 """
 
@@ -16,8 +17,9 @@ from ..errors import CheckpointError, ConfigError
 from .loss_scale import LossScaler
 
 _SHARDS = (
-    "several parameters share a flat unit here, which is cut differently; read and write one parameter's values with "
-    "safe_get_full_fp32_param(), safe_get_full_grad(), safe_get_full_optimizer_state() and the functions beside them"
+    "several parameters share a flat unit here, which is cut differently; read and write one parameter's "
+    "values with safe_get_full_fp32_param(), safe_get_full_grad(), safe_get_full_optimizer_state() and the "
+    "functions beside them"
 )
 _ABSENT = {
     **dict.fromkeys(
@@ -45,7 +47,9 @@ _ABSENT = {
 
 
 class BaseOptimizer(torch.optim.Optimizer):
-    """What `optimizer.optimizer` is where the ds_config names the optimizer: the same groups, and no step of its own."""
+    """What `optimizer.optimizer` is where the ds_config names the optimizer: the same groups,
+    and no step of its own.
+    """
 
     def __init__(self, outer: DeepSpeedNames) -> None:
         super().__init__(outer.param_groups, outer.defaults)
@@ -87,13 +91,20 @@ class DeepSpeedNames(torch.optim.Optimizer):
     _client: torch.optim.Optimizer | None = None
     _look_for_overflow: Callable[[], bool] | None = None
     overflow = False
-    """Whether the last step was skipped, because gradients were infinite or NaN; and what `check_overflow` has found."""
+    """Whether the last step was skipped, because gradients were infinite or NaN;
+    and what `check_overflow` has found.
+    """
     clip_grad: float | None = 0.0
-    """The largest norm of all gradients; None or 0: no limit. What is set here counts from the next step on."""
+    """The largest norm of all gradients; None or 0: no limit.
+
+    What is set here counts from the next step on.
+    """
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The client's optimizer, which has the same groups; for one that the ds_config names, another view of these."""
+        """The client's optimizer, which has the same groups; for one that the ds_config names,
+        another view of these.
+        """
         if self._client is None:
             self._client = BaseOptimizer(self)
         return self._client

@@ -47,7 +47,10 @@ class DelayedSteps(StepSchedule):
         model.before_gather = self.drain_unless_running
 
     def begin(self, update: Update) -> bool:
-        """Start it, from the gradients as they are now, unless it is a step of the warmup. The last one must be finished."""
+        """Start it, from the gradients as they are now, unless it is a step of the warmup.
+
+        The last one must be finished.
+        """
         if self._under_way:
             raise AssertionError(f"step {update.step} begins, and the one before is not finished")
         if update.step <= self._warmup_steps:
@@ -89,9 +92,9 @@ class DelayedSteps(StepSchedule):
             return
         if self._num_forwards or in_backward():
             raise ConfigError(
-                "parameters, masters or optimizer states are used from outside while a forward or backward runs, and "
-                "zero_optimization.offload_optimizer.delayed_update has an update under way; use them between steps, or leave "
-                "delayed_update out"
+                "parameters, masters or optimizer states are used from outside while a forward or backward "
+                "runs, and zero_optimization.offload_optimizer.delayed_update has an update under way; use "
+                "them between steps, or leave delayed_update out"
             )
         self._model.free_idle()
         self.finish()

@@ -1,10 +1,13 @@
-"""The step in the backward before it: each sub-buffer is updated as soon as its gradient has come to host memory.
+"""The step in the backward before it: each sub-buffer is updated as soon as its gradient has
+come to host memory.
 
-The norm of all gradients is not known then, so it is a guess: that nothing has to be clipped, that all is finite, and that no program
-changes anything before the step. Where the guess is wrong for a sub-buffer, its update is dropped and made again in the step. So the
-numbers are those of a run without this, bit for bit.
-Source: SuperOffload (arXiv 2509.21271), "speculation-then-validation". DeepSpeed 0.19.8 updates in place and computes a wrong guess
-backwards (csrc/adam, `ds_adam_rollback`), which leaves other bits than there were; here nothing has to be put back.
+The norm of all gradients is not known then, so it is a guess: that nothing has to be clipped, that all is
+finite, and that no program changes anything before the step. Where the guess is wrong for a sub-buffer, its
+update is dropped and made again in the step. So the numbers are those of a run without this, bit for bit.
+Source: SuperOffload (arXiv 2509.21271), "speculation-then-validation". DeepSpeed 0.19.8 updates in place and
+        computes a wrong guess
+backwards (csrc/adam, `ds_adam_rollback`), which leaves other bits than there were;
+here nothing has to be put back.
 """
 
 from __future__ import annotations

@@ -18,16 +18,16 @@ from .loss_scale import LossScaler
 from .rule import AfterPart, PartRule, Rule, hyper_parameters
 from .trl_hooks import Hooks
 
-# torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on the first
-# call: more than a second in every rank of a job that compiles nothing.
+# torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on
+# the first call: more than a second in every rank of a job that compiles nothing.
 _ADD_PARAM_GROUP = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
 class FlatOptimizer(DeepSpeedNames):
     """A torch optimizer whose states are one tensor per sub-buffer and rank.
 
-    `param_groups` hold the user's parameters and hyper-parameters; schedulers and users change lr there. Parameters
-    that no group contains, and frozen ones, are left alone.
+    `param_groups` hold the user's parameters and hyper-parameters; schedulers and users change lr there.
+    Parameters that no group contains, and frozen ones, are left alone.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class FlatOptimizer(DeepSpeedNames):
         grad_scale: float | None = None,
         after_part: AfterPart | None = None,
     ) -> None:
-        """Update this rank's shards from reduced gradients; `after_part` is called as each sub-buffer is done.
+        """Update this rank's shards from reduced gradients; `after_part` is called as each
+        sub-buffer is done.
 
         Errors: ConfigError when called by a user: gradients would not be reduced, nor parameters gathered
         """
@@ -112,7 +113,9 @@ class FlatOptimizer(DeepSpeedNames):
             part.gradients.zero()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group while the optimizer is being built; afterwards the flat buffers are laid out for good."""
+        """Add a group while the optimizer is being built; afterwards the flat buffers are
+        laid out for good.
+        """
         if getattr(self, "parts", ()):
             raise ConfigError(
                 "add_param_group() after initialize() is not supported; give initialize() all groups"
@@ -120,7 +123,9 @@ class FlatOptimizer(DeepSpeedNames):
         _ADD_PARAM_GROUP(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups with their hyper-parameters, for who looks at them; "state" refuses to be read: a rank holds shards only."""
+        """Return the groups with their hyper-parameters, for who looks at them; "state" refuses to be
+        read: a rank holds shards only.
+        """
         groups = [hyper_parameters(group) for group in self.param_groups]
         return {"state": _ShardedStates(), "param_groups": groups}
 
@@ -130,7 +135,9 @@ class FlatOptimizer(DeepSpeedNames):
 
 
 class _ShardedStates(Mapping[Any, Any]):
-    """In the place of states. A program that gathers or saves state_dicts without need goes on; one that reads this one is told so."""
+    """In the place of states. A program that gathers or saves state_dicts without need goes on; one that
+    reads this one is told so.
+    """
 
     def __getitem__(self, key: object) -> NoReturn:
         self._refuse()
@@ -142,7 +149,9 @@ class _ShardedStates(Mapping[Any, Any]):
         self._refuse()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """In a pickle it is what it is here: a program may save all that it has, and what was loaded refuses to be read."""
+        """In a pickle it is what it is here: a program may save all that it has, and what was loaded
+        refuses to be read.
+        """
         return type(self), ()
 
     def _refuse(self) -> NoReturn:

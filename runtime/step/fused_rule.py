@@ -42,7 +42,9 @@ class FusedRule:
                     self._begin(part)
 
     def beside(self) -> ByName:
-        """The steps that parameters have missed while they were frozen, if any has; all others are the engine's."""
+        """The steps that parameters have missed while they were frozen, if any has;
+        all others are the engine's.
+        """
         if not any(part.optimizer_shard.missed for part in self._parts):
             return {}
         return {

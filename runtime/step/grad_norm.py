@@ -1,8 +1,8 @@
 """The one gradient norm and the one clip factor, the same for every ZeRO stage.
 
-Each rank adds the squares of its 1/world of the reduced gradients in float64, wherever the stage would let it see
-more; the partial sums of all ranks are added in the order of the chunks. So the norm has the same bits at every
-stage, and every rank has the same norm.
+Each rank adds the squares of its 1/world of the reduced gradients in float64, wherever the stage would let it
+see more; the partial sums of all ranks are added in the order of the chunks. So the norm has the same bits at
+every stage, and every rank has the same norm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the n
 def global_grad_norm(
     parts: Sequence[SubBuffer], comm: Collectives, *, note: Sequence[float] = ()
 ) -> tuple[float, list[list[float]]]:
-    """Return the 2-norm of all reduced gradients, before clipping, infinite or NaN if any gradient is; and every rank's note.
+    """Return the 2-norm of all reduced gradients, before clipping, infinite or NaN if any gradient is; and
+    every rank's note.
 
     The norm is infinite or NaN if any gradient is.
     Order: a collective
@@ -48,7 +49,9 @@ def global_grad_norm(
 
 
 def clip_factor(norm: float, *, max_norm: float) -> float:
-    """Return what gradients must be multiplied with so that their norm is at most `max_norm`; 0 means no limit."""
+    """Return what gradients must be multiplied with so that their norm is at most
+    `max_norm`; 0 means no limit.
+    """
     if max_norm <= 0.0:
         return 1.0
     return min(1.0, max_norm / (norm + _CLIP_EPS))

@@ -1,8 +1,9 @@
 """Updates of sub-buffers in a thread of their own, beside what the device computes.
 
-[Note: aside] Such an update leaves the parameters as they are until it is published: what it computes of them waits in host memory.
-Where it may come to nothing, it works on copies of master and states, too, so that nothing has to be put back: to take it over, the
-copies and the originals change places, and to drop it, the copies are not read.
+[Note: aside] Such an update leaves the parameters as they are until it is published: what it computes of them
+waits in host memory. Where it may come to nothing, it works on copies of master and states, too, so that
+nothing has to be put back: to take it over, the copies and the originals change places, and to drop it, the
+copies are not read.
 """
 
 from __future__ import annotations

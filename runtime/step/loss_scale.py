@@ -1,7 +1,7 @@
 """The factor that keeps float16 gradients out of the range where they become zero.
 
-The loss is multiplied by it before backward, and the gradients are divided by the same number at the step. A step whose
-gradients are not finite is skipped; what becomes of the scale then is here.
+The loss is multiplied by it before backward, and the gradients are divided by the same number at the step. A
+step whose gradients are not finite is skipped; what becomes of the scale then is here.
 Source: DeepSpeed 0.19.8 runtime/fp16/loss_scaler.py, `DynamicLossScaler`: the same sequence of scales
 """
 
@@ -17,7 +17,8 @@ from ..errors import ConfigError, LossScaleError
 class LossScaler:
     """Constant if the config says a loss_scale above 0, and 1 without fp16; else it follows the gradients.
 
-    Programs read it as `optimizer.loss_scaler`, and without ZeRO as `optimizer.loss_scale_config`, by DeepSpeed's names for either.
+    Programs read it as `optimizer.loss_scaler`, and without ZeRO as `optimizer.loss_scale_config`, by
+    DeepSpeed's names for either.
     """
 
     scale_factor = 2.0
@@ -131,8 +132,9 @@ class LossScaler:
             return
         if self.scale <= config.min_loss_scale:
             raise LossScaleError(
-                f"Current loss scale already at minimum ({config.min_loss_scale:g}), and the gradients are still not finite; "
-                "lower the learning rate, look for inf and NaN in the data, or train in bf16"
+                f"Current loss scale already at minimum ({config.min_loss_scale:g}), and the "
+                "gradients are still not finite; lower the learning rate, look for inf and NaN in the "
+                "data, or train in bf16"
             )
         self.scale = max(self.scale / self.scale_factor, config.min_loss_scale)
 

@@ -1,9 +1,10 @@
 """Learning rate schedules, equal to DeepSpeed's step by step.
 
 [Note: two steps at the first rate]
-t is `last_batch_iteration`, -1 at first; each step() adds 1. The constructor already sets the rates for t = -1, and the
-first step() those for t = 0. A trainer calls step() after the optimizer's step, so the first optimizer step uses the
-rates of t = -1 and the second those of t = 0. For the warm-ups both are the lowest rate.
+t is `last_batch_iteration`, -1 at first; each step() adds 1. The constructor already sets the rates
+for t = -1, and the first step() those for t = 0. A trainer calls step() after the optimizer's step, so
+the first optimizer step uses the rates of t = -1 and the second those of t = 0. For the warm-ups both
+are the lowest rate.
 
 Source: DeepSpeed 0.19.6 runtime/lr_schedules.py; traces of it are the tests.
 """
@@ -55,8 +56,9 @@ def check_metric(scheduler: object, lr_kwargs: Mapping[str, Any]) -> None:
     """
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and "metrics" not in lr_kwargs:
         raise ConfigError(
-            'lr_scheduler ReduceLROnPlateau follows a metric, and engine.step() was given none; write engine.step(lr_kwargs={"metrics": '
-            "loss}), or give initialize() no lr_scheduler and call scheduler.step(loss) when the metric is known"
+            "lr_scheduler ReduceLROnPlateau follows a metric, and engine.step() was given none; write "
+            'engine.step(lr_kwargs={"metrics": loss}), or give initialize() no lr_scheduler and call '
+            "scheduler.step(loss) when the metric is known"
         )
 
 
@@ -106,8 +108,8 @@ class _Schedule:
             return [value] * num_groups
         if len(value) != num_groups:
             raise ConfigError(
-                f"scheduler.params.{name} {show(value)} has {len(value)} numbers, the optimizer has {num_groups} "
-                "parameter groups; write one number, or one for each group"
+                f"scheduler.params.{name} {show(value)} has {len(value)} numbers, the optimizer has "
+                f"{num_groups} parameter groups; write one number, or one for each group"
             )
         return list(value)
 
@@ -125,7 +127,8 @@ def _checked(kind: type[_P], name: str, **given: Any) -> _P:
 
 
 def _known_warmup_type(given: object, name: str) -> str:
-    """Return the form of a warm-up that a program has given by itself; what is none is told and counts as "log".
+    """Return the form of a warm-up that a program has given by itself;
+    what is none is told and counts as "log".
 
     Source: DeepSpeed 0.19.8 runtime/lr_schedules.py, where another case of a known word is unknown too
     """
@@ -344,7 +347,10 @@ class OneCycle(_Schedule):
         super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
 
     def _height(self, b: int) -> float:
-        """Where in the cycle step b is: 0 at its ends, 1 at its top. Stairs hold a height for several steps."""
+        """Where in the cycle step b is: 0 at its ends, 1 at its top.
+
+        Stairs hold a height for several steps.
+        """
         within = b % (self.first_size + self.second_size)
         if within <= self.first_size:
             steps, size, stairs = within, self.first_size, self.first_stairs
@@ -435,7 +441,8 @@ class LRRangeTest(_Schedule):
 def _warn_if_shorter(total_num_steps: int, warmup_num_steps: int) -> None:
     if total_num_steps < warmup_num_steps:
         _log.warning(
-            "scheduler.params.total_num_steps %d is below warmup_num_steps %d: the warm-up lasts longer than training",
+            "scheduler.params.total_num_steps %d is below warmup_num_steps %d: the warm-up lasts "
+            "longer than training",
             total_num_steps,
             warmup_num_steps,
         )

@@ -12,7 +12,8 @@ from ..zero.sub_buffer import SubBuffer
 
 
 def has_overflow(parts: Sequence[SubBuffer], comm: Collectives) -> bool:
-    """Return whether any rank has gradients that are not finite: what it has made itself, or its shard of the averages.
+    """Return whether any rank has gradients that are not finite: what it has made itself,
+    or its shard of the averages.
 
     Order: a collective
     """

@@ -1,8 +1,8 @@
 """One optimizer step over many shards, of which some have their states in host memory or on a disk.
 
-While one shard is updated, the next one's states and gradients are read, or its gradients copied to the host, and the last
-one's states are written. So the states of three shards at most are in host memory, the gradients of two, and the device waits for
-the first copies only.
+While one shard is updated, the next one's states and gradients are read, or its gradients copied to the host,
+and the last one's states are written. So the states of three shards at most are in host memory, the gradients
+of two, and the device waits for the first copies only.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ ByName = dict[str, dict[str, Any]]  # parameter name -> state name -> value
 class Rule(Protocol):
     """One update formula and its states.
 
-    A state that has one number for each element lies in `SubBuffer.states`, sharded like the master. What else an optimizer
-    remembers of a parameter is beside it.
+    A state that has one number for each element lies in `SubBuffer.states`, sharded like the master. What
+    else an optimizer remembers of a parameter is beside it.
     """
 
     name: str

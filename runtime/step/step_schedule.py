@@ -1,4 +1,6 @@
-"""When the host updates what is in its memory: in the step, in the backward before it, or beside the one after it."""
+"""When the host updates what is in its memory: in the step, in the backward before it,
+or beside the one after it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ class StepSchedule:
         """
 
     def begin(self, update: Update) -> bool:
-        """The gradients of a step are known, and what it does. Return whether the update is under way; else it is to be made."""
+        """The gradients of a step are known, and what it does.
+
+        Return whether the update is under way; else it is to be made.
+        """
         return False
 
     def forward(self) -> AbstractContextManager[object]:

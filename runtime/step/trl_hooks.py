@@ -9,10 +9,12 @@ from torch import nn
 
 
 class Hooks:
-    """Takes part in TRL's removing and adding of hooks around a generation, inside GatheredParameters of all parameters.
+    """Takes part in TRL's removing and adding of hooks around a generation,
+    inside GatheredParameters of all parameters.
 
-    DeepSpeed's would gather and free parameters there. Ours (zero/access.py) have nothing to do while parameters are held, and
-    notice those that are not: so they stay, and there are none to remove, and no parameters whose users were to be forgotten.
+    DeepSpeed's would gather and free parameters there. Ours (zero/access.py) have nothing to do while
+    parameters are held, and notice those that are not: so they stay, and there are none to remove, and no
+    parameters whose users were to be forgotten.
     Source: trl 1.16.0 models/utils.py, `remove_hooks` and `add_hooks`
     """
 

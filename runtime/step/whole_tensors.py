@@ -1,7 +1,9 @@
-"""Parameters that an optimizer wants to see whole, though they are sharded: each belongs to one rank of the shard axis.
+"""Parameters that an optimizer wants to see whole, though they are sharded:
+each belongs to one rank of the shard axis.
 
-What is to be whole travels from all shards to the owners in one all_to_all, and back in another. Owners are chosen so that
-ranks own about equally many elements; one parameter is never cut, so a very large one makes its owner's part larger.
+What is to be whole travels from all shards to the owners in one all_to_all, and back in another. Owners are
+chosen so that ranks own about equally many elements; one parameter is never cut, so a very large one makes
+its owner's part larger.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _Pieces = list[tuple[int, Fragment]]  # number of a parameter, and which part of
 
 
 def choose_owners(numels: Sequence[int], num_ranks: int) -> tuple[int, ...]:
-    """Return the rank that owns each parameter: the largest first, each to the rank that owns least so far."""
+    """Return the rank that owns each parameter: the largest first, each to the rank that
+    owns least so far.
+    """
     load = [0] * num_ranks
     owners = [0] * len(numels)
     for index in sorted(range(len(numels)), key=lambda index: (-numels[index], index)):

@@ -1,1 +1,4 @@
-"""ZeRO as a table: units of flat buffers, and where each of their parts lives. It may import offload and what stands below it."""
+"""ZeRO as a table: units of flat buffers, and where each of their parts lives.
+
+It may import offload and what stands below it.
+"""

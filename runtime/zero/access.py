@@ -1,14 +1,17 @@
 """Parameters are here when they are used: four nets, each of which catches what the others let through.
 
-1. Modules. The forward of every module brings its unit, unless one of the same unit is under way. This is the usual way; it
-   serves modules that are called past the one that owns them, and checkpoints that compute a part of a unit again.
+1. Modules. The forward of every module brings its unit, unless one of the same unit is under way. This is the
+   usual way; it serves modules that are called past the one that owns them, and checkpoints that compute a
+   part of a unit again.
 2. Outputs. A gradient that reaches what a unit returned brings the unit, before its own operations run.
-3. Saved values. What autograd saves of a unit's memory is noted as a place in it, and read again when it is needed: so the
-   memory may go meanwhile, and operations that no output leads to (views changed in place, tensors in objects) find it.
-4. Attributes. `module.weight` brings the unit of a parameter that is used outside its module, while a forward runs.
+3. Saved values. What autograd saves of a unit's memory is noted as a place in it, and read again when it is
+   needed: so the memory may go meanwhile, and operations that no output leads to (views changed in place,
+   tensors in objects) find it.
+4. Attributes. `module.weight` brings the unit of a parameter that is used outside its module,
+   while a forward runs.
 
-Nets 2 and 3 bring the values only: autograd reads them where they lie. A parameter that a hook of the backward uses has them from
-then on, see placeholder.py.
+Nets 2 and 3 bring the values only: autograd reads them where they lie. A parameter that a hook of the
+backward uses has them from then on, see placeholder.py.
 Nothing of this is installed where no parameter is sharded.
 """
 
@@ -102,7 +105,8 @@ class Access:
                 one._parameters = dict(one._parameters)
 
     def compile(self, options: Mapping[str, Any]) -> int:
-        """Compile the forward of every module that has a whole unit's parameters here when it runs; return how many.
+        """Compile the forward of every module that has a whole unit's parameters here when it
+        runs; return how many.
 
         Not the root's: in it the other units come and go, which compiled code cannot make happen.
         """
@@ -120,7 +124,10 @@ class Access:
     # ---- 1: modules
 
     def _call(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
-        """A forward of the unit, where none is under way. If another one has just come to it, nothing comes, and nothing goes."""
+        """A forward of the unit, where none is under way.
+
+        If another one has just come to it, nothing comes, and nothing goes.
+        """
         if not (is_top and self._prefetcher.is_at(unit) and _is_ours(_top_hooks(True))):
             return self._call_first(unit, is_top, forward, args, kwargs)
         unit.num_forwards += 1
@@ -134,8 +141,8 @@ class Access:
 
     def _call_first(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
         """A forward that comes to the unit."""
-        # A checkpoint counts what is saved when it computes again: there must be as many of our places as the first time, when
-        # the module was called by itself, or inside a forward of its unit.
+        # A checkpoint counts what is saved when it computes again: there must be as many of our places as the
+        # first time, when the module was called by itself, or inside a forward of its unit.
         is_part_of_checkpoint = in_backward() and not is_top
         forward.was_alone = forward.was_alone or not is_part_of_checkpoint
         net = self.saved_values() if forward.was_alone else nullcontext()
@@ -152,7 +159,8 @@ class Access:
             raise
         finally:
             self._prefetcher.leave(unit)
-        # What the root returns, another unit has returned just before, and that one's values are needed first.
+        # What the root returns, another unit has returned just before, and that one's
+        # values are needed first.
         if torch.is_grad_enabled() and not is_part_of_checkpoint and unit is not self._root:
             self._last_output = unit, output
         if not self._prefetcher.num_forwards:
@@ -180,7 +188,9 @@ class Access:
     # ---- 3: saved values
 
     def saved_values(self) -> AbstractContextManager[object]:
-        """Have autograd save the places of what lies in a unit's memory, and bring the unit where it needs the values."""
+        """Have autograd save the places of what lies in a unit's memory,
+        and bring the unit where it needs the values.
+        """
         below = _top_hooks(True)
         if _is_ours(below):
             return nullcontext()
@@ -188,7 +198,9 @@ class Access:
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def _make_hooks(self) -> tuple[_Pack, _Unpack]:
-        """They run for every saved tensor, and most of those lie elsewhere: hence nothing but one look for these."""
+        """They run for every saved tensor, and most of those lie elsewhere:
+        hence nothing but one look for these.
+        """
         part_at = self._part_at
 
         def pack(tensor: Tensor) -> Any:
@@ -242,7 +254,9 @@ class Access:
 
 
 class _Forward:
-    """What a module's `forward` is: the same signature, inside `call` unless a forward of the module's unit is under way."""
+    """What a module's `forward` is: the same signature, inside `call` unless a forward of the module's
+    unit is under way.
+    """
 
     def __init__(self, module: nn.Module, call: Callable[..., Any], unit: Unit) -> None:
         self._module = module
@@ -268,8 +282,8 @@ class _Forward:
 
     def __reduce__(self) -> Any:
         raise ConfigError(
-            "a module whose parameters are sharded over the ranks cannot be pickled; write engine.state_dict(), or use "
-            "engine.save_checkpoint()"
+            "a module whose parameters are sharded over the ranks cannot be pickled; write "
+            "engine.state_dict(), or use engine.save_checkpoint()"
         )
 
 
@@ -299,14 +313,18 @@ def _check_not_compiled(module: nn.Module) -> None:
         if one._compiled_call_impl is not None:
             shown = f"'{name}'" if name else "the model"
             raise ConfigError(
-                f"{shown} was compiled with compile(), which stage 3 does not support: the compiled code would have to gather "
-                "parameters; call engine.compile() after initialize() instead, which compiles the forward of each block, or compile "
-                "some before: block.forward = torch.compile(block.forward)"
+                f"{shown} was compiled with compile(), which stage 3 does not support: the compiled code "
+                "would have to gather parameters; call engine.compile() after initialize() instead, which "
+                "compiles the forward of each block, or compile some before: block.forward = "
+                "torch.compile(block.forward)"
             )
 
 
 def _modules_of(units: Sequence[Unit]) -> Iterator[tuple[nn.Module, Unit, bool]]:
-    """Every module once, with its unit, and whether it is one of the unit's tops. The last unit is the root."""
+    """Every module once, with its unit, and whether it is one of the unit's tops.
+
+    The last unit is the root.
+    """
     seen: set[int] = set()
     for unit in units:
         for top in unit.modules:
@@ -333,9 +351,9 @@ def _saved_in(unit: Unit, part: SubBuffer, tensor: Tensor) -> _Place | Tensor:
 def _no_transform() -> ConfigError:
     """What torch.func says is about hooks that the program knows nothing of."""
     return ConfigError(
-        "torch.func.grad, vjp, jacrev and hessian cannot differentiate through modules whose parameters are sharded: they refuse the "
-        "hooks that find a parameter which autograd has saved; take the derivative with torch.autograd.grad(create_graph=True), or "
-        "torch.func.jvp, or use ZeRO stage 2"
+        "torch.func.grad, vjp, jacrev and hessian cannot differentiate through modules whose parameters are "
+        "sharded: they refuse the hooks that find a parameter which autograd has saved; take the derivative "
+        "with torch.autograd.grad(create_graph=True), or torch.func.jvp, or use ZeRO stage 2"
     )
 
 
@@ -343,6 +361,6 @@ def _out_of_date(name: str) -> ConfigError:
     """What torch says of a graph whose saved tensors were written in place."""
     return ConfigError(
         f"this backward needs parameter '{name}' as it was in the forward, and engine.step(), a load or "
-        "GatheredParameters(modifier_rank=...) has changed it since: its gradients would be of no one state; run the forward again "
-        "after that, or call backward() before it"
+        "GatheredParameters(modifier_rank=...) has changed it since: its gradients would be of no one state; "
+        "run the forward again after that, or call backward() before it"
     )

@@ -1,4 +1,6 @@
-"""Gradients of which each rank keeps a shard in a file, from the moment the ranks have averaged it until it is used."""
+"""Gradients of which each rank keeps a shard in a file, from the moment the ranks have averaged
+it until it is used.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,11 @@ class DiskGradients(ShardedGradients):
 
     One micro batch
     ---------------
-    The shard lands in host memory; what the file holds of earlier micro batches has been read meanwhile and is added; the squares
-    are summed while all is there, since only the last sum of them is the norm's and which is the last is not known before; it is
-    written, and the memory is given back when it must be, see `Outbox`. A first micro batch is written in the dtype in which it
-    was sent, a sum in the other one, to a file of its own.
+    The shard lands in host memory; what the file holds of earlier micro batches has been read meanwhile
+    and is added; the squares are summed while all is there, since only the last sum of them is the norm's
+    and which is the last is not known before; it is written, and the memory is given back when it must be,
+    see `Outbox`. A first micro batch is written in the dtype in which it was sent, a sum in the other one,
+    to a file of its own.
     """
 
     is_on_host = True

@@ -1,8 +1,10 @@
-"""The attributes by which DeepSpeed's callers know a sharded parameter, and read it: `p.ds_id`, `p.ds_shape` and so on.
+"""The attributes by which DeepSpeed's callers know a sharded parameter, and read it: `p.ds_id`,
+`p.ds_shape` and so on.
 
-They are the one thing that is attached to parameters: plain attributes, there from the moment a parameter is sharded until
-`destroy()`, and not in a pickle or a copy. Properties of a subclass would attach nothing, but while a parameter is here it must
-be an nn.Parameter exactly: torch.compile of torch 2.6 traces no other class.
+They are the one thing that is attached to parameters: plain attributes, there from the moment a parameter
+is sharded until `destroy()`, and not in a pickle or a copy. Properties of a subclass would attach
+nothing, but while a parameter is here it must be an nn.Parameter exactly: torch.compile of torch 2.6
+traces no other class.
 Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `_convert_to_deepspeed_param`
 """
 
@@ -27,7 +29,8 @@ _ID_OF: Any = WeakTensorKeyDictionary()  # parameter -> its id, which zero.Init 
 
 
 def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, axis: Axis) -> None:
-    """Describe a parameter of which this rank keeps `shard`, 1-D; without elements where others have them all.
+    """Describe a parameter of which this rank keeps `shard`, 1-D; without elements where
+    others have them all.
 
     `axis` has the ranks that share it.
 
@@ -45,7 +48,8 @@ def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, axis: Axis) 
         ds_process_group=axis.group,  # None: the default group, which may not be held (see mesh.py)
         ds_zero_partition_rank=axis.index,
         ds_zero_partition_world_size=axis.size,
-        ds_active_sub_modules=set(),  # hooks of DeepSpeed's note users there; ours have other ways, see access.py
+        # hooks of DeepSpeed's note users there; ours have other ways, see access.py
+        ds_active_sub_modules=set(),
         all_gather=handle.all_gather,
         partition=handle.partition,
         partition_numel=handle.partition_numel,
@@ -104,8 +108,8 @@ class _Handle:
         """
         if not free_data:
             raise ConfigError(
-                "partition(free_data=False) would leave the parameter's values here while it counts as sharded; leave it out, and "
-                "call partition() when the values are no longer needed"
+                "partition(free_data=False) would leave the parameter's values here while it counts as "
+                "sharded; leave it out, and call partition() when the values are no longer needed"
             )
         if param_list is not None:
             for one in param_list:

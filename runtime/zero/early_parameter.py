@@ -84,7 +84,9 @@ class EarlyParameter:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the module that has registered it has another in its place, as parametrizations do; not a collective."""
+        """Whether the module that has registered it has another in its place,
+        as parametrizations do; not a collective.
+        """
         owner = None if self._owner is None else self._owner()
         return owner is not None and not any(one is self.param for one in owner._parameters.values())
 
@@ -142,7 +144,9 @@ class EarlyParameter:
         return sharded_until("while the module that owns it runs, after initialize()")
 
     def bring(self, leaves: Iterable[Any]) -> None:
-        """Have it here, and the others among these, if their zero.Init is open; not a collective if it is not."""
+        """Have it here, and the others among these, if their zero.Init is open;
+        not a collective if it is not.
+        """
         self.init.bring(leaves)
 
     def note_copy(self, copy: nn.Parameter) -> None:

@@ -13,7 +13,8 @@ from .layout import FlatLayout
 class FlatBuffer:
     """Storage and views. Everything is zero at first, and the padding stays zero for good.
 
-    A residence other than the device that computes will change where `flat` is allocated, and nothing else here.
+    A residence other than the device that computes will change where `flat` is allocated,
+    and nothing else here.
     """
 
     def __init__(self, layout: FlatLayout, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -42,7 +43,8 @@ class FlatBuffer:
     def free_unless_referred_to(self) -> bool:
         """Give the memory back, unless tensors other than ours lie in it; return whether it is gone.
 
-        Autograd and checkpoints of activations may hold some, and to read memory that was given back ends the process.
+        Autograd and checkpoints of activations may hold some, and to read memory that was given
+        back ends the process.
         """
         is_free = num_users(self.flat) <= self._num_references
         if is_free:
@@ -52,7 +54,8 @@ class FlatBuffer:
     def allocate(self) -> None:
         """Take memory again; what is in it is to be overwritten.
 
-        A tensor of the program's that lies in what could not be given back keeps that memory and its values: ours is new then.
+        A tensor of the program's that lies in what could not be given back keeps that memory and its
+        values: ours is new then.
         """
         if num_users(self.flat) > self._num_references:
             was = self.place

@@ -1,9 +1,10 @@
 """What a parameter is while its values are elsewhere: of its true shape and dtype, and loud when it is used.
 
-A freed parameter keeps its identity. Its data is one NaN that is expanded to its shape, so it costs no memory, and its
-class becomes FreedParameter, which lets its description be asked for and refuses everything else. So a mistake is one
-sentence, and neither wrong numbers nor a crash in memory that was given back. In a backward the values may have come while the
-parameter is a placeholder still: then its use gives it the values.
+A freed parameter keeps its identity. Its data is one NaN that is expanded to its shape, so it costs no
+memory, and its class becomes FreedParameter, which lets its description be asked for and refuses
+everything else. So a mistake is one sentence, and neither wrong numbers nor a crash in memory that was
+given back. In a backward the values may have come while the parameter is a placeholder still: then its use
+gives it the values.
 """
 
 from __future__ import annotations
@@ -92,10 +93,11 @@ _VIEWS = frozenset([Tensor.detach, Tensor.view, Tensor.__getitem__])
 
 
 class FreedValues(Tensor):
-    """What a freed parameter's `detach()` gives, as in the module's own state_dict: its description, loud when it is used.
+    """What a freed parameter's `detach()` gives, as in the module's own state_dict: its description,
+    loud when it is used.
 
-    Programs look through a state_dict for names, shapes and tied weights: transformers does in from_pretrained() under zero.Init,
-    and in save_pretrained() on the ranks that write nothing.
+    Programs look through a state_dict for names, shapes and tied weights: transformers does in
+    from_pretrained() under zero.Init, and in save_pretrained() on the ranks that write nothing.
     """
 
     _refuse: Callable[[str], None]  # says which parameter it was
@@ -175,7 +177,10 @@ class Keeper(Protocol):
         """Where the values are, and when they can be used: the end of a sentence about the parameter."""
 
     def bring(self, leaves: Sequence[Any]) -> None:
-        """Give the parameter its values, if they can be had now. An operation is about to use it, and the others of `leaves`."""
+        """Give the parameter its values, if they can be had now.
+
+        An operation is about to use it, and the others of `leaves`.
+        """
 
     @property
     def convert(self) -> Callable[[torch.dtype], None] | None:
@@ -186,7 +191,10 @@ class Keeper(Protocol):
 
 
 class Placeholder:
-    """One parameter's data while it is freed, and whether it has been written to. It keeps neither parameter nor keeper alive."""
+    """One parameter's data while it is freed, and whether it has been written to.
+
+    It keeps neither parameter nor keeper alive.
+    """
 
     def __init__(
         self, name: str, param: nn.Parameter, keeper: Keeper, *, dtype: torch.dtype, device: torch.device
@@ -201,7 +209,9 @@ class Placeholder:
         _PLACEHOLDERS[param] = self
 
     def put(self, param: nn.Parameter) -> None:
-        """Let it stand for the values; the caller gives the parameter, which a placeholder does not keep alive."""
+        """Let it stand for the values; the caller gives the parameter,
+        which a placeholder does not keep alive.
+        """
         put_all((self,), (param,))
 
     def take_away(self, param: nn.Parameter, values: Tensor) -> None:
@@ -212,7 +222,8 @@ class Placeholder:
         take_away_all((self,), (param,), (values,))
 
 
-# The two that follow run for every parameter in every pass: hence loops without calls, over what was looked up before.
+# The two that follow run for every parameter in every pass: hence loops without calls,
+# over what was looked up before.
 
 
 def put_all(placeholders: Sequence[Placeholder], params: Sequence[nn.Parameter]) -> None:
@@ -244,8 +255,9 @@ def take_away_all(
         param.__dict__["ds_status"] = status
     if written is not None:
         raise ConfigError(
-            f"parameter '{written.name}' was written while its values were sharded over the ranks or offloaded, so that is lost; "
-            "write inside `with dslaunch.zero.GatheredParameters([param], modifier_rank=0):`"
+            f"parameter '{written.name}' was written while its values were sharded over the ranks or "
+            "offloaded, so that is lost; write inside `with "
+            "dslaunch.zero.GatheredParameters([param], modifier_rank=0):`"
         )
 
 
@@ -259,8 +271,8 @@ def _values_of(param: Tensor, dtype: torch.dtype) -> FreedValues:
 def _moved(func: Callable[..., Any], param: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
     """What `module.to()` gets for a freed parameter; None if it cannot be.
 
-    Values that are elsewhere lie where the engine wants them, so another device changes nothing. Another dtype does, before
-    initialize(), once it is set.
+    Values that are elsewhere lie where the engine wants them, so another device changes nothing. Another
+    dtype does, before initialize(), once it is set.
     """
     if type(param) is not FreedParameter:
         return None
@@ -284,7 +296,9 @@ def _take(param: Tensor, given: Tensor) -> bool:
 
 
 def _bring(freed: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
-    """Let freed parameters have their values where a backward has brought those, or zero.Init does; return whether all have them."""
+    """Let freed parameters have their values where a backward has brought those, or zero.Init does; return
+    whether all have them.
+    """
     for param in freed:
         keeper = _keeper_of(param)
         if keeper is not None and type(param) is FreedParameter:

@@ -1,7 +1,9 @@
-"""Trained parameters that do not require a gradient for a while, and what a step leaves alone because of that.
+"""Trained parameters that do not require a gradient for a while, and what a step leaves
+alone because of that.
 
-torch's optimizers leave alone a parameter that has no gradient: neither momentum nor weight decay moves it, and it does not count
-the step. Here all gradients of a sub-buffer are one tensor, so it is said by place which elements have none.
+torch's optimizers leave alone a parameter that has no gradient: neither momentum nor weight decay moves it,
+and it does not count the step. Here all gradients of a sub-buffer are one tensor, so it is said by place
+which elements have none.
 """
 
 from __future__ import annotations

@@ -24,12 +24,13 @@ _SAY_WHOSE = "say whose values count: GatheredParameters(params, modifier_rank=0
 class GatheredParameters:
     """Inside `with GatheredParameters(params):` every rank has these parameters whole, to be read.
 
-    With `modifier_rank=r` they may also be written, all ranks get rank r's values at the end, and so do the optimizer's
-    float32 masters. Parameters that neither an engine nor zero.Init has are left alone, and so is what is no tensor. May be
-    nested.
+    With `modifier_rank=r` they may also be written, all ranks get rank r's values at the end, and so do the
+    optimizer's float32 masters. Parameters that neither an engine nor zero.Init has are left alone, and so is
+    what is no tensor. May be nested.
     Order:  a collective at both ends
-    Errors: ConfigError if sharded parameters were written without a modifier_rank. In programs written for DeepSpeed such a
-            write is lost, as there, and a warning says so, unless the ds_config's `enable_sanity_checks` is true.
+    Errors: ConfigError if sharded parameters were written without a modifier_rank. In programs written for
+            DeepSpeed such a write is lost, as there, and a warning says so, unless the ds_config's
+            `enable_sanity_checks` is true.
     Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `GatheredParameters`
     """
 
@@ -136,8 +137,8 @@ class GatheredParameters:
         if not written:
             return
         logger.warning(
-            "parameter '%s' was written inside GatheredParameters without modifier_rank, so what was written is lost, as with "
-            "DeepSpeed; %s",
+            "parameter '%s' was written inside GatheredParameters without modifier_rank, so what was written "
+            "is lost, as with DeepSpeed; %s",
             written[0],
             _SAY_WHOSE,
         )
@@ -146,7 +147,8 @@ class GatheredParameters:
 
     def _check_unchanged(self) -> None:
         written = self._written()
-        # All ranks must know, or those that saw nothing would go on to a collective and wait for the others there.
+        # All ranks must know, or those that saw nothing would go on to a collective and wait
+        # for the others there.
         comms = {home.model.comm: home.part.device for home in self._homes if home.part.is_sharded}
         comms |= {early.init.comm: early.init.device for early in self._early}
         flags = [
@@ -159,8 +161,8 @@ class GatheredParameters:
         if any(bool(flag.any()) for flag in flags):
             which = f"parameter '{written[0]}' was" if written else "parameters were"
             raise ConfigError(
-                f"{which} written inside GatheredParameters without modifier_rank: of such an in-place modification each rank "
-                f"would keep what it wrote to its own shard; {_SAY_WHOSE}"
+                f"{which} written inside GatheredParameters without modifier_rank: of such an in-place "
+                f"modification each rank would keep what it wrote to its own shard; {_SAY_WHOSE}"
             )
 
     @torch.no_grad()

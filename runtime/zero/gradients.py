@@ -1,8 +1,8 @@
 """The gradients of one sub-buffer: where autograd leaves them, and what is kept of them between backwards.
 
-A rank that is alone has what autograd makes, and no copy of it. Replicated gradients are one flat buffer for good, into whose views
-autograd adds; where their sum is to be float32 and they are not, each is handed in and added. For sharded ones see
-sharded_gradients.py.
+A rank that is alone has what autograd makes, and no copy of it. Replicated gradients are one flat buffer for
+good, into whose views autograd adds; where their sum is to be float32 and they are not, each is handed in and
+added. For sharded ones see sharded_gradients.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class HostSums(Protocol):
     """Sums of gradients in host memory, from which an optimizer may step while a backward goes on."""
 
     def watch(self, *, before_change: Callable[[], None], landed: Callable[[], None]) -> None:
-        """Have these called from now on: before the sum changes, and when a backward's part of it is on its way here."""
+        """Have these called from now on: before the sum changes, and when a backward's part of it
+        is on its way here.
+        """
 
     def take(self) -> Tensor:
         """Return the sum, [shard], as the caller's own, and be zero."""
@@ -45,7 +47,9 @@ class Gradients(ABC):
         self._watches_own = self.was_own_bad = False
 
     def watch_own(self, is_on: bool) -> None:
-        """From now on, look whether what this rank makes is finite before the ranks average it, or not; it costs a pass."""
+        """From now on, look whether what this rank makes is finite before the ranks average it,
+        or not; it costs a pass.
+        """
         self._watches_own, self.was_own_bad = is_on, False
 
     def look_at_own(self) -> None:  # noqa: B027  # a rank without peers makes the average
@@ -53,10 +57,14 @@ class Gradients(ABC):
 
     @abstractmethod
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """This rank's part of the average, from `start` to `stop` in its shard: 1-D tensors in order, and where each begins."""
+        """This rank's part of the average, from `start` to `stop` in its shard: 1-D tensors in order, and
+        where each begins.
+        """
 
     def squares(self) -> Sequence[float] | None:
-        """Sums of squares of the pieces that the norm takes, where they were made in time; None: read the pieces."""
+        """Sums of squares of the pieces that the norm takes, where they were made in time;
+        None: read the pieces.
+        """
         return None
 
     @property
@@ -104,7 +112,9 @@ class Gradients(ABC):
 
     @abstractmethod
     def take_off(self) -> Sequence[Tensor]:
-        """What holds the gradients between steps; no `p.grad` leads there until `put_on`, so its memory may go."""
+        """What holds the gradients between steps; no `p.grad` leads there until `put_on`,
+        so its memory may go.
+        """
 
     @abstractmethod
     def put_on(self) -> None:
@@ -118,8 +128,8 @@ class Gradients(ABC):
     def _check_here(self) -> None:
         if not self._is_here:
             raise ConfigError(
-                f"the gradient of '{self._names[0]}' is in host memory, where engine.offload_states() has put it; call "
-                "engine.reload_states() first"
+                f"the gradient of '{self._names[0]}' is in host memory, where engine.offload_states() has "
+                "put it; call engine.reload_states() first"
             )
 
     @abstractmethod
@@ -262,7 +272,8 @@ class ReplicatedGradients(FlatGradients):
 
     def replace_own(self, place: int, value: Tensor) -> None:
         raise ConfigError(
-            f"the gradient of '{self._names[place]}' is whole on every rank at this ZeRO stage; use safe_set_full_grad()"
+            f"the gradient of '{self._names[place]}' is whole on every rank at this ZeRO stage; use "
+            "safe_set_full_grad()"
         )
 
     def take_off(self) -> Sequence[Tensor]:
@@ -290,7 +301,9 @@ class ReplicatedGradients(FlatGradients):
 
 
 class AccumulatedGradients(ReplicatedGradients):
-    """`p.grad` is None outside a backward; the sum over micro batches, and what the ranks average, is float32."""
+    """`p.grad` is None outside a backward; the sum over micro batches,
+    and what the ranks average, is float32.
+    """
 
     def __init__(
         self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer, *, shard: Tensor

@@ -2,16 +2,17 @@
 
 How the context follows a model's construction
 ----------------------------------------------
-torch tells a hook of ours whenever a module registers a parameter or a module; nothing is patched. When one is registered,
-the parameters that other modules registered before are sharded: so one module's own parameters are whole at a time. Code
-that reads or writes one of those (an `__init__` that goes on after its children, `self.apply(init)`) finds it whole all the
-same: every use of a placeholder comes by its `__torch_function__`, which brings the values back and lets those go that were
-here. What has been here is sharded anew, since it may have been written. So the end of an `__init__` need not be known,
-and to wrap those of all classes would not do: it is the parents' code that writes to children.
+torch tells a hook of ours whenever a module registers a parameter or a module; nothing is patched. When one
+is registered, the parameters that other modules registered before are sharded: so one module's own parameters
+are whole at a time. Code that reads or writes one of those (an `__init__` that goes on after its children,
+`self.apply(init)`) finds it whole all the same: every use of a placeholder comes by its `__torch_function__`,
+which brings the values back and lets those go that were here. What has been here is sharded anew, since it
+may have been written. So the end of an `__init__` need not be known, and to wrap those of all classes would
+not do: it is the parents' code that writes to children.
 
-Only memory that has an alias must stay, for the alias may be written to: `new.data.copy_(old.data)` brings `old` while the
-alias of `new` is at hand. torch counts who uses a storage. Each rank might count otherwise (garbage is collected at any
-time), so rank 0 decides.
+Only memory that has an alias must stay, for the alias may be written to: `new.data.copy_(old.data)` brings
+`old` while the alias of `new` is at hand. torch counts who uses a storage. Each rank might count otherwise
+(garbage is collected at any time), so rank 0 decides.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ _ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 class Init:
     """Inside it, and with `module` at once, parameters get rank 0's values, and each rank keeps 1/N of each.
 
-    They have their values while they are used inside, later in GatheredParameters, and as soon as `initialize()` has taken
-    the model over, which it does unit by unit at stage 3. Buffers and integers stay as they are. Of contexts inside each
-    other the outermost counts; when an inner one ends, what was made in it is sharded. A rank that is alone shards nothing.
+    They have their values while they are used inside, later in GatheredParameters, and as soon as
+    `initialize()` has taken the model over, which it does unit by unit at stage 3. Buffers and integers stay
+    as they are. Of contexts inside each other the outermost counts; when an inner one ends, what was made in
+    it is sharded. A rank that is alone shards nothing.
     Order:  every rank must make the same model; all inside is a collective
     Errors: ConfigError for arguments that have no meaning here
     Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py, `Init`
@@ -75,10 +77,11 @@ class Init:
         sequence_data_parallel_group: object | None = None,
         param_swapper: object | None = None,
     ) -> None:
-        """`dtype` is what parameters become; None keeps theirs, since it is initialize() that rounds to a ds_config's precision.
+        """`dtype` is what parameters become; None keeps theirs, since it is initialize() that rounds to a
+        ds_config's precision.
 
-        With a ds_config whose stage does not shard parameters this does nothing. `mem_efficient_linear` has nothing to choose: torch's own
-        linear keeps no copies here.
+        With a ds_config whose stage does not shard parameters this does nothing. `mem_efficient_linear` has
+        nothing to choose: torch's own linear keeps no copies here.
         """
         section = _zero_section(config_dict_or_path, config)
         self.is_enabled = enabled and _asks_for_sharding(section)
@@ -249,7 +252,9 @@ def _zero_section(*configs: _ConfigSource | None) -> Mapping[str, Any] | None:
 
 
 def _asks_for_sharding(section: Mapping[str, Any] | None) -> bool:
-    """What the section says beside that is initialize()'s to judge; a trainer may still have to fill in parts of it."""
+    """What the section says beside that is initialize()'s to judge; a trainer may still have to
+    fill in parts of it.
+    """
     if section is None:
         return True
     try:
@@ -272,6 +277,6 @@ def _check_not_shared(params: Iterable[EarlyParameter]) -> None:
         other = at.setdefault(early.param.data_ptr(), early)
         if other is not early:
             raise ConfigError(
-                f"parameters '{other.name}' and '{early.name}' share their storage but are two objects; tie them by "
-                "assigning one nn.Parameter to both modules"
+                f"parameters '{other.name}' and '{early.name}' share their storage but are two objects; tie "
+                "them by assigning one nn.Parameter to both modules"
             )

@@ -1,12 +1,15 @@
-"""Where each parameter lies in a flat buffer, and what of it a shard holds. Arithmetic only: no tensors, no ranks.
+"""Where each parameter lies in a flat buffer, and what of it a shard holds.
+
+Arithmetic only: no tensors, no ranks.
 
 Layout of a flat buffer
 -----------------------
-Parameters lie one after another, ordered by optimizer group (a stable sort, so definition order inside a group).
-Each starts at a multiple of SLOT_BYTES, so that kernels meet no misaligned vector, and the whole is padded so that
-it divides into `num_shards` equal shards of a multiple of SHARD_BYTES. A shard may cut a parameter anywhere: the
-layout is element-flat. Optimizers that need whole rows or whole tensors want another `plan_layout` that places the
-slots by rows; nothing below it would change, since all code asks for slots, segments and fragments.
+Parameters lie one after another, ordered by optimizer group (a stable sort, so definition order inside a
+group). Each starts at a multiple of SLOT_BYTES, so that kernels meet no misaligned vector, and the whole is
+padded so that it divides into `num_shards` equal shards of a multiple of SHARD_BYTES. A shard may cut a
+parameter anywhere: the layout is element-flat. Optimizers that need whole rows or whole tensors want another
+`plan_layout` that places the slots by rows; nothing below it would change, since all code asks for slots,
+segments and fragments.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of elements of one shard that belong to one optimizer group; `offset` counts from the shard's start.
+    """A run of elements of one shard that belong to one optimizer group;
+    `offset` counts from the shard's start.
 
     `missed` counts the optimizer steps that have left it alone.
     """
@@ -60,7 +64,9 @@ class FlatLayout:
     num_shards: int
 
     def shard_range(self, index: int, *, num_shards: int | None = None) -> tuple[int, int]:
-        """Return [start, stop) of shard `index`; `num_shards` may be any divisor of the layout's own number."""
+        """Return [start, stop) of shard `index`; `num_shards` may be any divisor of the
+        layout's own number.
+        """
         count = self.num_shards if num_shards is None else num_shards
         if self.num_shards % count != 0 or not 0 <= index < count:
             raise AssertionError(f"shard {index} of {count} does not exist in a layout of {self.num_shards}")
@@ -68,7 +74,9 @@ class FlatLayout:
         return index * size, (index + 1) * size
 
     def segments(self, index: int, *, num_shards: int | None = None) -> tuple[Segment, ...]:
-        """Return the shard's runs of equal optimizer group; padding between two slots of a group belongs to it."""
+        """Return the shard's runs of equal optimizer group; padding between two slots of a
+        group belongs to it.
+        """
         start, stop = self.shard_range(index, num_shards=num_shards)
         found: list[Segment] = []
         for group, (first, last) in sorted(self._group_ranges().items()):
@@ -80,7 +88,9 @@ class FlatLayout:
     def segments_of(
         self, index: int, *, num_shards: int, frozen: frozenset[int], missed: Mapping[int, int]
     ) -> tuple[Segment, ...]:
-        """Return `segments` without the slots at places in `frozen`, and apart those that have `missed` steps, by place."""
+        """Return `segments` without the slots at places in `frozen`, and apart those that have
+        `missed` steps, by place.
+        """
         start, _ = self.shard_range(index, num_shards=num_shards)
         apart = sorted({*frozen, *missed}, key=lambda place: self.slots[place].offset)
         found: list[Segment] = []

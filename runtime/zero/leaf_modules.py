@@ -1,4 +1,6 @@
-"""Modules that are gathered as one, whatever is inside: mixtures of experts, where each rank may use other ones."""
+"""Modules that are gathered as one, whatever is inside: mixtures of experts,
+where each rank may use other ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Class = type[nn.Module] | str  # a class, or its name with or without its module
 def set_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: Sequence[Class], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Have every module of these classes gathered as one at stage 3; returns them. Call it before `initialize()`.
+    """Have every module of these classes gathered as one at stage 3; returns them.
+
+    Call it before `initialize()`.
 
     Errors: ValueError if the model has none, with `raise_if_not_found`
     Source: DeepSpeed 0.19.8 utils/z3_leaf_module.py, as all here
@@ -43,7 +47,8 @@ def unset_z3_leaf_modules(
 def set_z3_leaf_modules_by_name(
     model: nn.Module, module_names: Sequence[str], flag: bool = True, raise_if_not_found: bool = True
 ) -> tuple[list[nn.Module], list[str]]:
-    """Mark the modules that named_modules() has by these names, or undo it; returns them, and the names that it has not.
+    """Mark the modules that named_modules() has by these names, or undo it; returns them,
+    and the names that it has not.
 
     Errors: ValueError if there are such names, with `raise_if_not_found`
     """
@@ -84,7 +89,9 @@ def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def mark_configured(model: nn.Module, config: LeafModuleConfig) -> None:
-    """Mark the modules that the ds_config names; where it names no classes, the blocks of experts in `_EXPERTS`."""
+    """Mark the modules that the ds_config names; where it names no classes,
+    the blocks of experts in `_EXPERTS`.
+    """
     classes = config.classes if "classes" in config.model_fields_set else _EXPERTS
     _MARKED.update(
         module

@@ -33,8 +33,8 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
     sent = torch.float32 if is_added_up_wider else (precision.sent or dtype)
     if sent.itemsize < dtype.itemsize and not is_sharded:
         raise ConfigError(
-            f"communication_data_type is narrower than parameter '{names[0]}', which is {dtype}: micro batches would be added "
-            "up in it, too; write stage 2 or 3, where they are not, or leave it out"
+            f"communication_data_type is narrower than parameter '{names[0]}', which is {dtype}: micro "
+            "batches would be added up in it, too; write stage 2 or 3, where they are not, or leave it out"
         )
     whole = FlatBuffer(layout, dtype=sent, device=device)
     if is_sharded:
@@ -44,7 +44,8 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
             pin_memory=home.pins_states,
         )
         if home.has_grads_on_disk:
-            # A rank without peers takes the norm parameter by parameter, wherever it has gradients as autograd made them.
+            # A rank without peers takes the norm parameter by parameter, wherever it has gradients as
+            # autograd made them.
             by_slot = sorted((slot.offset, slot.offset + slot.numel) for slot in layout.slots)
             disk = DiskPlace(
                 partial(offload.make_disk_spill, home.states),

@@ -17,7 +17,10 @@ class OffloadDeviceEnum(str, Enum):
 
 
 class OffloadStateTypeEnum(str, Enum):
-    """What an engine holds between steps. The names say "high" and "low precision": float32 and the model's dtype."""
+    """What an engine holds between steps.
+
+    The names say "high" and "low precision": float32 and the model's dtype.
+    """
 
     optim_states = "optim_states"  # Adam's moments, for example
     hp_params = "hp_params"  # float32 masters; nothing where the parameters are float32 themselves

@@ -34,7 +34,8 @@ class OptimizerShard:
         self._plan, self._params, self._master = plan, params, master
         self.states: dict[str, Tensor] = {}  # [shard] float32 by name, beside the master
         self.spill: Spill | None = offload.make_spill(plan.home.states, self._stored)
-        # place -> states by name, of members that the optimizer sees whole; empty on ranks that do not own the member
+        # place -> states by name, of members that the optimizer sees whole;
+        # empty on ranks that do not own the member
         self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
         # places of members that the coming step leaves alone, and how many steps have done so before
         self.frozen: frozenset[int] = frozenset()
@@ -43,7 +44,9 @@ class OptimizerShard:
 
     @property
     def master(self) -> Tensor:
-        """[shard] float32, what the optimizer updates; float32 parameters in the same memory are their own master."""
+        """[shard] float32, what the optimizer updates; float32 parameters in the same memory
+        are their own master.
+        """
         return self._params.own if self._master is None else self._master
 
     @property
@@ -52,7 +55,9 @@ class OptimizerShard:
         return self._master is not None
 
     def make_param_out(self) -> Tensor | None:
-        """Return memory, [shard], for the rounded parameters where the optimizer steps; None if the master is the parameter."""
+        """Return memory, [shard], for the rounded parameters where the optimizer steps;
+        None if the master is the parameter.
+        """
         if not self.has_separate_master:
             return None
         own, pinned = self._params.own, self._plan.home.pins_states
@@ -70,7 +75,8 @@ class OptimizerShard:
     def refresh_master(self, *, keeps_rest: bool = False) -> None:
         """Take the parameters' values into the master, if it is a copy; what lies on a disk must be here.
 
-        `keeps_rest`: elements that are equal but for the rounding keep the bits that the parameter has no room for.
+        `keeps_rest`: elements that are equal but for the rounding keep the bits that the
+        parameter has no room for.
         """
         if self._master is None:
             return

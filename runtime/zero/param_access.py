@@ -1,8 +1,10 @@
-"""One parameter's float32 value, gradient and optimizer states: whole, or this rank's own part; to read or to write.
+"""One parameter's float32 value, gradient and optimizer states: whole, or this rank's own part;
+to read or to write.
 
-They work at every stage. Of a parameter that no engine trains the getters return None. Those with `full` are collectives: all
-ranks must call them, in the same order, and each moves the parameter's whole sub-buffer once. Those with `local` are not; a
-rank's part is 1-D, the run of the parameter's elements that its shard holds, which may be none.
+They work at every stage. Of a parameter that no engine trains the getters return None. Those with `full` are
+collectives: all ranks must call them, in the same order, and each moves the parameter's whole sub-buffer
+once. Those with `local` are not; a rank's part is 1-D, the run of the parameter's elements that its shard
+holds, which may be none.
 Source: DeepSpeed 0.19.8 utils/tensor_fragment.py, of the same names
 """
 
@@ -60,19 +62,21 @@ def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
 def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     """Set this rank's part of it, at stage 3.
 
-    Order:  a collective where the parameter stays whole on every rank (stage3_param_persistence_threshold), for the others
-            must have this rank's part too
-    Errors: ConfigError if no engine trains it, the rank's part has another size, or the stage shards no parameters
+    Order:  a collective where the parameter stays whole on every rank (stage3_param_persistence_threshold),
+            for the others must have this rank's part too
+    Errors: ConfigError if no engine trains it, the rank's part has another size,
+            or the stage shards no parameters
     """
     home = _to_write_locally(param, value)
     if home.model.policy.parameters is not Placement.SHARDED:
         raise ConfigError(
-            f"parameter '{home.name}' is whole on every rank at this ZeRO stage; use safe_set_full_fp32_param()"
+            f"parameter '{home.name}' is whole on every rank at this ZeRO stage; use "
+            "safe_set_full_fp32_param()"
         )
     if home.part.is_sharded and home.part.param_shard.kept.numel() > home.part.param_shard.own.numel():
         raise ConfigError(
-            f"parameter '{home.name}' is kept by more than one rank (zero_hpz_partition_size), which would then differ; use "
-            "safe_set_full_fp32_param()"
+            f"parameter '{home.name}' is kept by more than one rank (zero_hpz_partition_size), which would "
+            "then differ; use safe_set_full_fp32_param()"
         )
     with home.part.here(is_written=True):
         for shard in (home.part.optimizer_shard.master, home.part.param_shard.own):
@@ -138,7 +142,9 @@ def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_sta
 
 @torch.no_grad()
 def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
-    """A float32 copy of the average over all ranks of what the micro batches so far gave, of the parameter's shape."""
+    """A float32 copy of the average over all ranks of what the micro batches so far gave, of the
+    parameter's shape.
+    """
     home = _trained(param)
     return None if home is None else _averages(home, [home.place])[0]
 
@@ -157,8 +163,8 @@ def safe_update_full_grad_vectorized(
 ) -> None:
     """Set the averages of these to `update_func(average, param)`, float32, of the parameter's shape.
 
-    Parameters that share a sub-buffer travel together, so one call for many costs less than a getter and a setter for each.
-    Parameters that no engine trains are left alone. Order: every rank gives the same list
+    Parameters that share a sub-buffer travel together, so one call for many costs less than a getter and a
+    setter for each. Parameters that no engine trains are left alone. Order: every rank gives the same list
     """
     homes = [home for home in map(_trained, param_list) if home is not None]
     for part in dict.fromkeys(home.part for home in homes):
@@ -238,8 +244,8 @@ def _state(home: Home, key: str) -> Tensor:
     states = home.part.optimizer_shard.states
     if home.place in home.part.optimizer_shard.states_of_whole:
         raise ConfigError(
-            f"the optimizer sees parameter '{home.name}' whole, on one rank, so no rank has a part of its states; use "
-            "safe_get_full_optimizer_state() or safe_set_full_optimizer_state()"
+            f"the optimizer sees parameter '{home.name}' whole, on one rank, so no rank has a part of its "
+            "states; use safe_get_full_optimizer_state() or safe_set_full_optimizer_state()"
         )
     if key not in states:
         raise _no_state(home, key, states)

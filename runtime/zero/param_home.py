@@ -12,7 +12,8 @@ from .sharded_model import ShardedModel
 from .sub_buffer import SubBuffer
 from .unit import Unit
 
-# parameter -> (weak reference to its model, place of unit, of part, of member): it keeps no parameter and no model alive
+# parameter -> (weak reference to its model, place of unit, of part, of member):
+# it keeps no parameter and no model alive
 _HOMES: Any = WeakTensorKeyDictionary()
 
 

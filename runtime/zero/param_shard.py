@@ -1,6 +1,8 @@
-"""The parameters of one sub-buffer: the flat values, what this rank keeps of them between their uses, and their placeholders.
+"""The parameters of one sub-buffer: the flat values, what this rank keeps of them between their uses, and
+their placeholders.
 
-The model's parameters keep their identity, name, shape and leaf-ness: `p.data` becomes a view of the flat values once.
+The model's parameters keep their identity, name, shape and leaf-ness:
+`p.data` becomes a view of the flat values once.
 """
 
 from __future__ import annotations
@@ -128,8 +130,8 @@ class ParamShard:
         """
         if self.is_offloaded:
             raise ConfigError(
-                f"parameter '{self._plan.names[0]}' is needed, but engine.offload_states() has moved this rank's shard to "
-                "host memory; call engine.reload_states() first"
+                f"parameter '{self._plan.names[0]}' is needed, but engine.offload_states() has moved this "
+                "rank's shard to host memory; call engine.reload_states() first"
             )
         self.values.allocate()
         if not self.home.parameters.is_away:
@@ -168,7 +170,9 @@ class ParamShard:
         self.is_covered = True
 
     def hide(self) -> bool:
-        """Let the parameters be placeholders, if they are not, and give the memory back; return whether it could be."""
+        """Let the parameters be placeholders, if they are not, and give the memory back;
+        return whether it could be.
+        """
         if not self.is_covered:
             self.writes.forget()
             self.cover()
@@ -183,7 +187,10 @@ class ParamShard:
     def why_away(self) -> str:
         """Where the values of placeholders are, and when they can be used."""
         if self.is_offloaded:
-            return "its values are in host memory, where engine.offload_states() has put them; call engine.reload_states() first"
+            return (
+                "its values are in host memory, where engine.offload_states() has put them; call "
+                "engine.reload_states() first"
+            )
         return sharded_until("while the module that owns it runs")
 
     def bring(self, leaves: Sequence[Any]) -> None:
@@ -207,9 +214,11 @@ class ParamShard:
     # What a program writes to the parameters, and what replaces them:
 
     def note_change(self, places: Iterable[int] | None = None) -> None:
-        """Other values have replaced the parameters', all or those at `places`, without a write that torch counts.
+        """Other values have replaced the parameters', all or those at `places`,
+        without a write that torch counts.
 
-        A graph that has saved the old ones is out of date: its backward is an error, as it is after a step of torch's optimizers.
+        A graph that has saved the old ones is out of date: its backward is an error, as it is after a step of
+        torch's optimizers.
         """
         changed = range(len(self._plan.members)) if places is None else tuple(places)
         if self._plan.is_sharded:

@@ -1,4 +1,6 @@
-"""Whether a sharded parameter's values are here, and the names of the attributes that tell DeepSpeed's callers about it."""
+"""Whether a sharded parameter's values are here, and the names of the attributes that tell
+DeepSpeed's callers about it.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""What of a model was moved to host memory for a while, between steps: its own memory is given up, and taken again later.
+"""What of a model was moved to host memory for a while, between steps: its own memory is given up,
+and taken again later.
 
-A storage goes as it is, and comes back into the same object. So every view of it, the users' parameters among them, is the
-same tensor afterwards, and no other object has to learn where anything lies. Meanwhile whatever leads to such a view is barred:
-parameters are placeholders, `p.grad` is None, and the engine refuses what needs the rest. All of this is the same without an
-accelerator, where the bytes only go from one place in host memory to another.
+A storage goes as it is, and comes back into the same object. So every view of it, the users' parameters among
+them, is the same tensor afterwards, and no other object has to learn where anything lies. Meanwhile whatever
+leads to such a view is barred: parameters are placeholders, `p.grad` is None, and the engine refuses what
+needs the rest. All of this is the same without an accelerator, where the bytes only go from one place in host
+memory to another.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Parked:
         own = _bytes(tensor)
         self._host = torch.empty(own.numel(), dtype=torch.uint8, pin_memory=pin_memory and tensor.is_cuda)
         self._host.copy_(own, non_blocking=non_blocking)
-        # The device's allocator may give this memory away at once: its next use comes later in the same stream.
+        # The device's allocator may give this memory away at once: its next use comes later
+        # in the same stream.
         tensor.untyped_storage().resize_(0)
 
     def let_go(self) -> None:
@@ -76,13 +79,16 @@ class Offloaded:
         missing = [kind.value for kind in kinds if kind in self._parked]
         if missing:
             raise ConfigError(
-                f"{what} needs {', '.join(missing)}, which engine.offload_states() has moved to host memory; call "
-                "engine.reload_states() first"
+                f"{what} needs {', '.join(missing)}, which engine.offload_states() has moved to host memory; "
+                "call engine.reload_states() first"
             )
 
     @torch.no_grad()
     def move_out(self, kinds: Sequence[Kind], *, pin_memory: bool, non_blocking: bool) -> None:
-        """Let these go, or none of them; those that are gone stay so. No sharded parameter may be here as a whole."""
+        """Let these go, or none of them; those that are gone stay so.
+
+        No sharded parameter may be here as a whole.
+        """
         wanted = [kind for kind in kinds if kind not in self._parked]
         try:
             for kind in wanted:

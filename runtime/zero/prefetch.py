@@ -1,11 +1,12 @@
 """Which units have their parameters here, and when they come and go.
 
-A unit comes when a module of it is entered, or when a backward reaches it. It goes when another one comes, unless a forward
-that is under way uses it, it is held, or it is the next one anyway. The order in which units came last time
-tells which is next: that one is gathered while the present one computes. A wrong guess costs one gather and nothing else.
+A unit comes when a module of it is entered, or when a backward reaches it. It goes when another one comes,
+unless a forward that is under way uses it, it is held, or it is the next one anyway. The order in which units
+came last time tells which is next: that one is gathered while the present one computes. A wrong guess costs
+one gather and nothing else.
 
-Every rank must need the same units in the same order, for each coming is a collective. What a rank's data changes inside a
-unit does not matter.
+Every rank must need the same units in the same order, for each coming is a collective. What a rank's data
+changes inside a unit does not matter.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Prefetcher:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = tuple(units)
-        # Called when a forward without gradients, in which units were gathered, has come to its end; a collective.
+        # Called when a forward without gradients, in which units were gathered,
+        # has come to its end; a collective.
         self.after_evaluation: Callable[[], None] = _nothing
         self._has_gathered = False
         self._route = Route()
@@ -127,7 +129,9 @@ class Prefetcher:
         self._come(unit, may_free=True)
 
     def need(self, unit: Unit) -> None:
-        """Some operation is about to use values of this unit where they lie; others that it uses stay, too."""
+        """Some operation is about to use values of this unit where they lie;
+        others that it uses stay, too.
+        """
         if unit is self._current and unit.is_here:
             return
         if in_backward():
@@ -148,7 +152,9 @@ class Prefetcher:
         self._free_all()
 
     def hold_all(self) -> None:
-        """Keep all units until the end of the step: a backward that makes a graph leaves their values in it."""
+        """Keep all units until the end of the step: a backward that makes a graph leaves
+        their values in it.
+        """
         for unit in self._units:
             unit.wait_for_unshard()
             self._held[unit] = max(1, self._held[unit])
@@ -218,7 +224,9 @@ class Prefetcher:
             waiting = [unit for unit in waiting if unit.is_referred_to]
 
     def _free_but(self, kept: Sequence[Unit], *, is_end: bool = False) -> None:
-        """Free what is not used; before the end of a backward or an evaluation, without units that the backward finds here."""
+        """Free what is not used; before the end of a backward or an evaluation, without units that the
+        backward finds here.
+        """
         for unit in self._units:
             if unit.is_gone or unit.num_forwards or not (is_end or unit.reshard_after_forward):
                 continue

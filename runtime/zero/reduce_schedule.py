@@ -1,23 +1,27 @@
-"""When the gradients of each sub-buffer are averaged in a backward: a rule that gives every rank the same answer.
+"""When the gradients of each sub-buffer are averaged in a backward: a rule that gives every
+rank the same answer.
 
 [Note: one order on all ranks]
-A rank that waits for a collective must know that the others come to it without anything that this rank does only later; else
-all stand still. What a rank's data reaches, and when, says nothing about the other ranks. What they have in common is the
-sequence in which units are gathered: it is the same on all ranks, or the step ends with an error (comm/order_check.py). So that
-sequence is the clock.
+A rank that waits for a collective must know that the others come to it without anything that this rank does
+only later; else all stand still. What a rank's data reaches, and when, says nothing about the other ranks.
+What they have in common is the sequence in which units are gathered: it is the same on all ranks, or the step
+ends with an error (comm/order_check.py). So that sequence is the clock.
 
-The gathers of a backward cut it into segments. A segment is known by the gathers before it, and has a list of places, which
-are averaged in this order. This rank may ask for the next place of the list as soon as it has finished its gradients. Before the
-next gather it asks for all of them, finished or not. So there is one order of gathers and reductions, all ranks ask for them in
-it, and a rank waits for one only after it has asked for all before. Proof that no state is stuck: of the collectives that some
-rank has not asked for, take the first. That rank waits for one that comes earlier, which all ranks have asked for; so its wait ends.
+The gathers of a backward cut it into segments. A segment is known by the gathers before it, and has a list of
+places, which are averaged in this order. This rank may ask for the next place of the list as soon as it has
+finished its gradients. Before the next gather it asks for all of them, finished or not. So there is one order
+of gathers and reductions, all ranks ask for them in it, and a rank waits for one only after it has asked for
+all before. Proof that no state is stuck: of the collectives that some rank has not asked for, take the first.
+That rank waits for one that comes earlier, which all ranks have asked for; so its wait ends.
 
-The lists are learnt. In a backward that comes to a new segment, what is on no list is averaged at the end; then the ranks tell
-each other in which segment each of them was given the last gradient of a place, and the last of these segments gets the place.
-Below stage 3 nothing is gathered, and the whole backward is one segment.
+The lists are learnt. In a backward that comes to a new segment, what is on no list is averaged at the
+end; then the ranks tell each other in which segment each of them was given the last gradient of a
+place, and the last of these segments gets the place. Below stage 3 nothing is gathered, and the whole
+backward is one segment.
 
-A gradient that comes after its place was averaged is kept, and averaged with the place the next time. Before a step, ranks tell
-each other whether that is left to do (`BackwardReducer.catch_up`). From then on the place is averaged at the end of a backward.
+A gradient that comes after its place was averaged is kept, and averaged with the place the next time. Before
+a step, ranks tell each other whether that is left to do (`BackwardReducer.catch_up`). From then on the place
+is averaged at the end of a backward.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 _START = 0
-# Backwards after which ranks tell each other. A model that gathers other units in every batch averages at the end then.
+# Backwards after which ranks tell each other. A model that gathers other units in every batch
+# averages at the end then.
 _MAX_LEARNT = 64
 
 
@@ -130,12 +135,16 @@ class Schedule:
         self._is_outdated = self._is_outdated and not any(added.values())
 
     def _key(self, segment: int) -> int:
-        """That of the segment, or of the next new one: an old one's list has been right for another backward."""
+        """That of the segment, or of the next new one: an old one's list has been right
+        for another backward.
+        """
         later = self._path[segment:]
         return next((key for key in later if key not in self._lists), later[0])
 
     def note_missed(self, rest: Iterable[int]) -> None:
-        """After a backward that taught nothing: of what was averaged at its end, some may have a better place."""
+        """After a backward that taught nothing: of what was averaged at its end,
+        some may have a better place.
+        """
         is_missed = any(place in self._handed_in and place not in self._at_end for place in rest)
         self.is_behind = self.is_behind or (is_missed and self._num_learnt < _MAX_LEARNT)
 

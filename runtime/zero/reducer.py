@@ -1,8 +1,8 @@
 """When the gradients of a model are averaged over the ranks, and in which order.
 
-At the boundary, all are, in definition order. In every backward, each sub-buffer is as soon as autograd has finished it, so
-that its memory is free for the next, in an order that is the same on all ranks (schedule.py). What a backward does not reach
-is zero.
+At the boundary, all are, in definition order. In every backward, each sub-buffer is as soon as autograd has
+finished it, so that its memory is free for the next, in an order that is the same on all ranks (schedule.py).
+What a backward does not reach is zero.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Reducer(Protocol):
         """Where any rank is behind: average what came late."""
 
     def average_all(self) -> None:
-        """At a boundary: every rank has all averages afterwards, where it has room for them. Another finish() is due."""
+        """At a boundary: every rank has all averages afterwards, where it has room for them.
+
+        Another finish() is due.
+        """
 
     def forget(self) -> None:
         """Nothing of a backward that failed is under way afterwards, nor counts."""
@@ -147,13 +150,17 @@ class BackwardReducer:
         self.is_settled = False
 
     def finish(self) -> None:
-        """Every backward has left averages, but for one whose end autograd did not tell, as it failed before."""
+        """Every backward has left averages, but for one whose end autograd did not tell,
+        as it failed before.
+        """
         if self._is_under_way:
             self.end_backward()
 
     @contextmanager
     def coalesced(self) -> Iterator[None]:
-        """Autograd adds up whole gradients in `p.grad` until then; what a block that failed has added up is lost."""
+        """Autograd adds up whole gradients in `p.grad` until then; what a block that failed
+        has added up is lost.
+        """
         self.is_coalescing = True
         try:
             yield
@@ -207,8 +214,8 @@ class BackwardReducer:
             hook.remove()
 
     def _hook(self, place: int, place_in_part: int) -> Callable[[Tensor], None]:
-        # torch holds such a hook where the garbage collector does not look: what it refers to lives as long as the parameter,
-        # and we refer to that.
+        # torch holds such a hook where the garbage collector does not look: what it refers to lives as long
+        # as the parameter, and we refer to that.
         reference = weakref.ref(self)
 
         def hand_in(_: Tensor) -> None:
@@ -242,7 +249,9 @@ class BackwardReducer:
         self._schedule.pass_gather(what)
 
     def _is_users_backward(self) -> bool:
-        """Whether autograd runs a backward that ends in parameters, which the engine was not told of; it has begun then."""
+        """Whether autograd runs a backward that ends in parameters, which the engine was not told of;
+        it has begun then.
+        """
         task = torch._C._current_graph_task_id()
         if not in_backward() or task == self._foreign_task:
             return False
@@ -317,7 +326,9 @@ class _Queue:
 
 
 def make_reducer(parts: Sequence[SubBuffer], comm: Collectives) -> Reducer:
-    """What suits the gradients' placement: shards can only be filled in backward, and a rank without peers has nothing to do."""
+    """What suits the gradients' placement: shards can only be filled in backward, and a rank without peers
+    has nothing to do.
+    """
     if any(part.gradients.is_reduced_in_backward for part in parts):
         return BackwardReducer(parts, comm)
     return BoundaryReducer(() if comm.mesh.world.is_alone else parts, comm)

@@ -1,7 +1,8 @@
 """Gradients of which each rank keeps a shard, on the device or in host memory.
 
-They have a flat buffer only while a backward fills it: each parameter's gradient is handed in when autograd has finished it, and when
-the ranks have averaged the whole, each keeps its own shard and adds to it from one micro batch to the next.
+They have a flat buffer only while a backward fills it: each parameter's gradient is handed in when autograd
+has finished it, and when the ranks have averaged the whole, each keeps its own shard and adds to it from one
+micro batch to the next.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class ShardedGradients(FlatGradients):
         return len(self._arrived) == len(self._params)
 
     def hand_in(self, place: int) -> None:
-        """Autograd has finished the gradient of the parameter at `place`; reentrant checkpointing does so twice."""
+        """Autograd has finished the gradient of the parameter at `place`;
+        reentrant checkpointing does so twice.
+        """
         if torch.is_grad_enabled():  # a backward that makes a graph
             with torch.no_grad():
                 self.hand_in(place)
@@ -154,8 +157,9 @@ class ShardedGradients(FlatGradients):
         for name, grad in zip(self._names, grads, strict=True):
             if grad is not None:
                 raise ConfigError(
-                    f"parameter '{name}' was given a gradient by hand, but this ZeRO stage shards gradients: they are what "
-                    "backward adds up, and p.grad is None outside it; let the loss say it, or use stage 0 or 1"
+                    f"parameter '{name}' was given a gradient by hand, but this ZeRO stage shards gradients: "
+                    "they are what backward adds up, and p.grad is None outside it; let the loss say it, or "
+                    "use stage 0 or 1"
                 )
 
     def keep(self) -> None:
@@ -186,8 +190,9 @@ class _Watch(NamedTuple):
 class HostGradients(ShardedGradients):
     """As those, of which each shard goes to host memory as soon as the ranks have averaged it.
 
-    It stays in the dtype in which it was sent, and is added up in the other one only when a second micro batch comes: an
-    optimizer reads 2 bytes of an element where it would read 4. Other threads may read `pieces`, between changes.
+    It stays in the dtype in which it was sent, and is added up in the other one only when a second micro
+    batch comes: an optimizer reads 2 bytes of an element where it would read 4. Other threads may read
+    `pieces`, between changes.
     """
 
     is_on_host = True
@@ -202,7 +207,9 @@ class HostGradients(ShardedGradients):
         return self
 
     def watch(self, *, before_change: Callable[[], None], landed: Callable[[], None]) -> None:
-        """Have these called from now on: before the sum changes, and when a backward's part of it is on its way here."""
+        """Have these called from now on: before the sum changes, and when a backward's part of it
+        is on its way here.
+        """
         self._watch = _Watch(before_change, landed)
 
     def take(self) -> Tensor:

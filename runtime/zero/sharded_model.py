@@ -33,8 +33,8 @@ TRAINED_DTYPES = (torch.float32, torch.bfloat16)
 class ShardedModel:
     """The units of a module, built in place.
 
-    Order: every rank must construct it and call its methods in the same order; units go in definition order, which
-           does not depend on what a rank's data made the model compute
+    Order: every rank must construct it and call its methods in the same order; units go in definition order,
+           which does not depend on what a rank's data made the model compute
     """
 
     def __init__(  # noqa: PLR0913
@@ -51,11 +51,15 @@ class ShardedModel:
         offload: Offload,
         loses_writes: bool = False,
     ) -> None:
-        """Cut `module` into units; `groups` are the optimizer's. A dtype that is None keeps what each parameter or buffer has.
+        """Cut `module` into units; `groups` are the optimizer's.
 
-        `loses_writes`: to write to gathered parameters without a modifier_rank is no error, see GatheredParameters.
+        A dtype that is None keeps what each parameter or buffer has.
 
-        Errors: ConfigError if the ranks hold different models, or a trained parameter has a dtype we cannot train
+        `loses_writes`: to write to gathered parameters without a modifier_rank is no error, see
+        GatheredParameters.
+
+        Errors: ConfigError if the ranks hold different models, or a trained parameter has a
+                dtype we cannot train
         """
         self.policy = policy
         self.comm = comm
@@ -121,7 +125,9 @@ class ShardedModel:
 
     @property
     def num_small(self) -> int:
-        """Elements of small parameters, which stay whole where the stage shards parameters over several ranks."""
+        """Elements of small parameters, which stay whole where the stage shards parameters
+        over several ranks.
+        """
         if self.policy.parameters is not Placement.SHARDED or self.comm.mesh.shard.is_alone:
             return 0
         parts = (part for unit in self.units for part in unit.parts if not part.is_sharded)
@@ -143,7 +149,9 @@ class ShardedModel:
         self._reducer.end_backward()
 
     def end_step(self) -> None:
-        """The gradients have been used: set them to zero, and keep of sharded parameters nothing but the shards."""
+        """The gradients have been used: set them to zero, and keep of sharded parameters
+        nothing but the shards.
+        """
         self.prefetcher.end_step()
         self.zero_gradients()
 
@@ -171,7 +179,9 @@ class ShardedModel:
 
     @property
     def is_behind(self) -> bool:
-        """Whether gradients came after this rank had averaged them, so that `catch_up` is due on all ranks."""
+        """Whether gradients came after this rank had averaged them, so that `catch_up`
+        is due on all ranks.
+        """
         return self._reducer.is_behind
 
     def settle(self) -> None:
@@ -215,8 +225,8 @@ class ShardedModel:
         """
         if self._reducer.is_coalescing:
             raise ConfigError(
-                "gradients are each rank's own inside engine.coalesce_grad_reduction(), until its end; read or set them "
-                "after the block"
+                "gradients are each rank's own inside engine.coalesce_grad_reduction(), until its end; read "
+                "or set them after the block"
             )
 
     def publish(self, part: SubBuffer) -> Pending:
@@ -250,7 +260,9 @@ class ShardedModel:
                     part.param_shard.note_change()
 
     def take_writes(self) -> None:
-        """Take over what the program has written to parameters that are here, before the optimizer updates what they are copies of."""
+        """Take over what the program has written to parameters that are here, before the optimizer updates
+        what they are copies of.
+        """
         self._turns.go_on()
         for part in self._copied:
             part.take_writes()
@@ -258,14 +270,18 @@ class ShardedModel:
                 part.param_shard.writes.forget()
 
     def forget_writes(self, units: Iterable[Unit]) -> None:
-        """What was written to these parameters does not count, where no forward is under way that may have done it."""
+        """What was written to these parameters does not count, where no forward is under way
+        that may have done it.
+        """
         for unit in units:
             if not unit.num_forwards:
                 for part in unit.parts:
                     part.param_shard.writes.forget()
 
     def saved_values(self) -> AbstractContextManager[object]:
-        """Have autograd save the places of sharded parameters that are used inside, instead of their values."""
+        """Have autograd save the places of sharded parameters that are used inside,
+        instead of their values.
+        """
         return nullcontext() if self._access is None else self._access.saved_values()
 
     def free_idle(self) -> None:
@@ -283,7 +299,8 @@ class ShardedModel:
         used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
         if used:
             raise ConfigError(
-                f"offload_states() while the parameters of '{used[0]}' are gathered; leave GatheredParameters, or the forward"
+                f"offload_states() while the parameters of '{used[0]}' are gathered; leave "
+                "GatheredParameters, or the forward"
             )
         self.offloaded.move_out(kinds, pin_memory=pin_memory, non_blocking=non_blocking)
 
@@ -300,8 +317,8 @@ class ShardedModel:
             self._module.compile(**options)
         elif not self._access.compile(options):
             raise ConfigError(
-                "engine.compile(): the model has no block whose parameters are gathered together, as children of a "
-                "ModuleList are; compile functions inside its forward, or use stage 0, 1 or 2"
+                "engine.compile(): the model has no block whose parameters are gathered together, as "
+                "children of a ModuleList are; compile functions inside its forward, or use stage 0, 1 or 2"
             )
 
     def lend(self, unit: Unit) -> None:
@@ -356,8 +373,9 @@ def _check_no_complex(module: nn.Module) -> None:
     for name, param in module.named_parameters():
         if param.is_complex() and param.requires_grad:
             raise ConfigError(
-                f"parameter '{name}' is {param.dtype}; trained parameters are float32 or bfloat16: hold it as float32, as "
-                "torch.view_as_real() gives it, and call torch.view_as_complex() in the forward, or freeze it"
+                f"parameter '{name}' is {param.dtype}; trained parameters are float32 or bfloat16: hold it "
+                "as float32, as torch.view_as_real() gives it, and call torch.view_as_complex() in the "
+                "forward, or freeze it"
             )
 
 
@@ -366,8 +384,8 @@ def _check_trained_dtypes(units: Iterable[Sequence[Member]], param_dtype: torch.
         dtype = param_dtype or member.param.dtype
         if dtype not in TRAINED_DTYPES and dtype != param_dtype:
             raise ConfigError(
-                f"parameter '{member.name}' is {dtype}; trained parameters are float32 or bfloat16: convert the model "
-                "before initialize(), or set bf16.enabled or fp16.enabled"
+                f"parameter '{member.name}' is {dtype}; trained parameters are float32 or bfloat16: convert "
+                "the model before initialize(), or set bf16.enabled or fp16.enabled"
             )
 
 
@@ -382,8 +400,9 @@ def _check_agreement(units: Iterable[Sequence[Member]], comm: Collectives) -> No
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise ConfigError(
-                f"rank {rank} and rank 0 were given different models or optimizer groups: names, shapes, dtypes, "
-                "requires_grad and groups of all parameters must agree; build the model the same way on every rank"
+                f"rank {rank} and rank 0 were given different models or optimizer groups: names, shapes, "
+                "dtypes, requires_grad and groups of all parameters must agree; build the model the same way "
+                "on every rank"
             )
 
 

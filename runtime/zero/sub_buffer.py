@@ -91,7 +91,9 @@ class SubBuffer:
         return self._gradients
 
     def grad_chunk(self, index: int, *, num_chunks: int) -> Iterator[Tensor]:
-        """Return a part of this rank's shard of the reduced gradients, in pieces: chunk `index` of the whole buffer's."""
+        """Return a part of this rank's shard of the reduced gradients, in pieces:
+        chunk `index` of the whole buffer's.
+        """
         return (piece for _, piece in self.gradients.pieces(*self.plan.own_run(index, num_chunks=num_chunks)))
 
     def on_device(self, value: Tensor) -> Tensor:
@@ -128,7 +130,10 @@ class SubBuffer:
 
     @contextmanager
     def here(self, *, is_written: bool = False) -> Iterator[None]:
-        """Have it in memory meanwhile; `is_written`: it is another afterwards. Not while a step is under way."""
+        """Have it in memory meanwhile; `is_written`: it is another afterwards.
+
+        Not while a step is under way.
+        """
         if self.before_use is not None:
             self.before_use(is_written)
         with ExitStack() as stack:
@@ -159,7 +164,8 @@ class SubBuffer:
         self.gradients.adopt()
 
     def hide(self) -> bool:
-        """Let the parameters be placeholders, if they are not, and give the memory back; return whether it could be.
+        """Let the parameters be placeholders, if they are not, and give the memory back;
+        return whether it could be.
 
         What was written to them meanwhile is taken over.
         """
@@ -169,9 +175,11 @@ class SubBuffer:
 
     @torch.no_grad()
     def take_edits(self, *, keeps_masters: bool = False) -> None:
-        """Take into this rank's shard, and into the master, what was written to the parameters while they were here.
+        """Take into this rank's shard, and into the master, what was written to the parameters
+        while they were here.
 
-        `keeps_masters`: masters of elements that were not written keep the bits that the parameter has no room for.
+        `keeps_masters`: masters of elements that were not written keep the bits that the
+        parameter has no room for.
         """
         params = self.param_shard
         with self.here(is_written=True):
@@ -186,7 +194,8 @@ class SubBuffer:
     def take_writes(self) -> None:
         """Take over, as `take_edits`, what the program has written by itself, if anything. Not a collective.
 
-        Each rank takes its own shard from what it has written itself: ranks that write the same have what one process would.
+        Each rank takes its own shard from what it has written itself: ranks that write the same have what
+        one process would.
         Errors: ConfigError where an update of the same values is under way
         """
         writes = self.param_shard.writes
@@ -196,8 +205,9 @@ class SubBuffer:
         if self.refuses_writes is not None:
             if is_counted:
                 raise ConfigError(
-                    f"a parameter of {self.label} ('{self.members[0].name}' is the first of them) was written by the program, and "
-                    f"{self.refuses_writes} has an update of it under way; leave that out"
+                    f"a parameter of {self.label} ('{self.members[0].name}' is the first of them) "
+                    f"was written by the program, and {self.refuses_writes} has an update of it "
+                    "under way; leave that out"
                 )
             return
         if is_counted:
@@ -223,7 +233,9 @@ class SubBuffer:
             return new, master.to(new.dtype)
 
     def _first_of(self, changed: Tensor) -> str:
-        """Return the name of the first parameter of which an element has changed; `changed` is [kept] or [shard] bool."""
+        """Return the name of the first parameter of which an element has changed;
+        `changed` is [kept] or [shard] bool.
+        """
         index = self.mesh.shard.index if self.is_sharded else self.plan.shard_index
         place = index * changed.numel() + int(changed.nonzero()[0])
         for member, slot in zip(self.members, self.layout.slots, strict=True):
@@ -237,7 +249,9 @@ class SubBuffer:
         return self.is_sharded or self.optimizer_shard.has_separate_master
 
     def copy_fragment(self, place: int, whole: Tensor, shard: Tensor) -> None:
-        """Copy what this rank's shard holds of a value of the member at `place` into `shard`, [shard] of any dtype."""
+        """Copy what this rank's shard holds of a value of the member at `place` into `shard`,
+        [shard] of any dtype.
+        """
         plan = self.plan
         plan.copy_fragment(place, whole, shard, plan.shard_index, num_shards=plan.num_shards)
 

@@ -65,7 +65,9 @@ class SubBufferPlan:
 
     @property
     def shard_index(self) -> int:
-        """Which shard of gradients, masters and states this rank has; of sharded parameters there may be fewer."""
+        """Which shard of gradients, masters and states this rank has; of sharded parameters
+        there may be fewer.
+        """
         return self.mesh.state_index
 
     @property
@@ -74,7 +76,9 @@ class SubBufferPlan:
 
     @property
     def has_separate_master(self) -> bool:
-        """Whether the optimizer updates a float32 copy that must be rounded into the parameters, or brought to them."""
+        """Whether the optimizer updates a float32 copy that must be rounded into the parameters,
+        or brought to them.
+        """
         return self.is_trained and (self.dtype != torch.float32 or self.home.is_apart)
 
     def own_run(self, index: int, *, num_chunks: int) -> tuple[int, int]:
@@ -84,7 +88,9 @@ class SubBufferPlan:
         return start - own_start, stop - own_start
 
     def copy_fragment(self, place: int, whole: Tensor, shard: Tensor, index: int, *, num_shards: int) -> None:
-        """Copy what shard `index` of so many holds of a value of the member at `place` into `shard`, 1-D of any dtype."""
+        """Copy what shard `index` of so many holds of a value of the member at `place` into
+        `shard`, 1-D of any dtype.
+        """
         fragment = self.layout.fragment(self.layout.slots[place], index, num_shards=num_shards)
         if fragment is not None:
             source = whole.reshape(-1)[fragment.offset_in_param : fragment.offset_in_param + fragment.numel]

@@ -1,4 +1,6 @@
-"""A unit: the parameters that are gathered, reduced and stepped together, as one `SubBuffer` per (dtype, is_trained)."""
+"""A unit: the parameters that are gathered, reduced and stepped together,
+as one `SubBuffer` per (dtype, is_trained).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from .sub_buffer import SubBuffer
 
 
 class UnitState(Enum):
-    """Where a unit's parameters are, and what that costs this rank. n = the unit's elements, N = ranks per shard axis."""
+    """Where a unit's parameters are, and what that costs this rank. n = the unit's elements,
+    N = ranks per shard axis.
+    """
 
     FREED = "freed"  # n/N elements: the shard; each parameter is a placeholder of its true shape
     GATHERING = "gathering"  # n/N + n elements: allocated and being filled; not to be read yet
-    GATHERED = "gathered"  # n/N + n elements: the values can be read where they lie; parameters are placeholders still
+    # n/N + n elements: the values can be read where they lie; parameters are placeholders still
+    GATHERED = "gathered"
     LIVE = "live"  # n/N + n elements: every parameter can be used; n where nothing is sharded
 
 

@@ -1,4 +1,6 @@
-"""Which trained parameters no backward has given a gradient since the last step, where the ds_config asks for an error then."""
+"""Which trained parameters no backward has given a gradient since the last step, where the ds_config asks
+for an error then.
+"""
 
 from __future__ import annotations
 

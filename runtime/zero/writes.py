@@ -1,8 +1,10 @@
-"""What a program writes to parameters by itself: a module in its forward, as `nn.Embedding(max_norm=...)` does, or a loop between two steps.
+"""What a program writes to parameters by itself: a module in its forward, as `nn.Embedding(max_norm=...)`
+does, or a loop between two steps.
 
-Shards and float32 masters are copies, so such a write has to be found and taken over. torch counts the writes to every tensor,
-and the sum of these counters tells in one pass. What is written through `p.data` is not counted: that is found by comparing
-values, which is done the first time, then for one sub-buffer in turn, and always where it was found once.
+Shards and float32 masters are copies, so such a write has to be found and taken over. torch counts the writes
+to every tensor, and the sum of these counters tells in one pass. What is written through `p.data` is not
+counted: that is found by comparing values, which is done the first time, then for one sub-buffer in turn, and
+always where it was found once.
 """
 
 from __future__ import annotations
@@ -67,13 +69,15 @@ class Writes:
     def say(self, name: str) -> None:
         """A write has been found by its values alone.
 
-        A program that always writes so is heard at its first step; one that begins later may have lost some writes before.
+        A program that always writes so is heard at its first step; one that begins later may have lost
+        some writes before.
         """
         if not self._is_through_data:
             self._is_through_data = True
             _log.warning(
-                "parameter '%s' was written through .data, which torch does not count: it is taken over from now on, but the first "
-                "such writes may be lost; write to the parameter itself, inside torch.no_grad()",
+                "parameter '%s' was written through .data, which torch does not count: it is taken over "
+                "from now on, but the first such writes may be lost; write to the parameter itself, "
+                "inside torch.no_grad()",
                 name,
             )
 
@@ -105,31 +109,34 @@ def collect(lying: Iterable[Lying]) -> None:
     for param, view, name in _moved(lying):
         if param.shape != view.shape:
             raise ConfigError(
-                f"parameter '{name}' was given data of shape {tuple(param.shape)}, and had {tuple(view.shape)} at "
-                "initialize(); change shapes before initialize()"
+                f"parameter '{name}' was given data of shape {tuple(param.shape)}, and had "
+                f"{tuple(view.shape)} at initialize(); change shapes before initialize()"
             )
         view.copy_(param.detach().clone())  # it may be another view of the same memory
         param.data = view
 
 
 def check_in_place(lying: Iterable[Lying], *, is_anothers: Callable[[nn.Parameter], bool]) -> None:
-    """Errors: ConfigError for a parameter that has another memory, or reads the same in another shape or order"""
+    """Errors: ConfigError for a parameter that has another memory, or reads the same in
+    another shape or order
+    """
     for param, view, name in _moved(lying):
         if is_anothers(param):
             raise ConfigError(
-                f"parameter '{name}' was given to another initialize() since, so another engine trains it: a parameter has one engine; "
-                "call destroy() on an engine before its model is given to initialize() again, and give two engines no module in common"
+                f"parameter '{name}' was given to another initialize() since, so another engine trains it: a "
+                "parameter has one engine; call destroy() on an engine before its model is given to "
+                "initialize() again, and give two engines no module in common"
             )
         if param.data_ptr() == view.data_ptr() and param.dtype == view.dtype:
             raise ConfigError(
-                f"parameter '{name}' has shape {tuple(param.shape)} and strides {param.stride()}: initialize() had given it shape "
-                f"{tuple(view.shape)} and strides {view.stride()}; change shapes before initialize(), and later change a parameter's "
-                "values only in place"
+                f"parameter '{name}' has shape {tuple(param.shape)} and strides {param.stride()}: "
+                f"initialize() had given it shape {tuple(view.shape)} and strides {view.stride()}; change "
+                "shapes before initialize(), and later change a parameter's values only in place"
             )
         raise ConfigError(
-            f"parameter '{name}' is {param.dtype} on {param.device} in memory of its own: initialize() had placed it in a flat "
-            f"{view.dtype} buffer on {view.device}; convert or move the model before initialize(), and later change a parameter's "
-            "values only in place"
+            f"parameter '{name}' is {param.dtype} on {param.device} in memory of its own: initialize() had "
+            f"placed it in a flat {view.dtype} buffer on {view.device}; convert or move the model before "
+            "initialize(), and later change a parameter's values only in place"
         )
 
 

@@ -1,9 +1,11 @@
-"""Saving and loading a checkpoint, beside DeepSpeed, fully_shard with torch.distributed.checkpoint, and a plain write of as many bytes.
+"""Saving and loading a checkpoint, beside DeepSpeed, fully_shard with torch.distributed.checkpoint, and a
+plain write of as many bytes.
 
     python tests/benchmarks/bench_checkpoint.py [--short] [--publish]
 
-Each tool has two processes of its own with the same model and AdamW, and they take turns. Nothing here fails on a time. --short takes a small
-model and few rounds. --publish writes the tables into docs/reference/benchmarks.md.
+Each tool has two processes of its own with the same model and AdamW, and they take turns. Nothing here fails
+on a time. --short takes a small model and few rounds. --publish writes the tables into
+docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ ROUNDS = 5
 SHORT_ROUNDS = 2
 SAVE_GOAL = 1.1  # of a raw write
 STALL_GOAL = 0.1  # of a save that training waits for
-# Bytes per parameter: the 16-bit value, the float32 master, and AdamW's two states; these two leave out the first.
+# Bytes per parameter: the 16-bit value, the float32 master, and AdamW's two states;
+# these two leave out the first.
 BYTES_PER_PARAMETER = {**dict.fromkeys((RAW, *OURS, "DeepSpeed 2"), 14), "FSDP2": 12, "DeepSpeed 3": 12}
 TIMEOUT_S = 900
 
@@ -150,8 +153,8 @@ def markdown(
 ) -> str:
     numel = sum(param.numel() for param in Gpt(SHAPES[shape]).parameters())
     parts = [
-        f"{conditions()}; {numel / 1e6:.1f} million parameters in bf16 with AdamW, {NUM_RANKS} ranks; medians of {rounds} rounds, the "
-        "tools taking turns.",
+        f"{conditions()}; {numel / 1e6:.1f} million parameters in bf16 with AdamW, {NUM_RANKS} ranks; "
+        f"medians of {rounds} rounds, the tools taking turns.",
         "Bytes of a checkpoint, beside what is in it:",
         table(("", "MB", "bytes per parameter", "wanted", "beside it"), _byte_rows(num_bytes, numel)),
         "Seconds; `memory` is MB on a rank beside what training has:",

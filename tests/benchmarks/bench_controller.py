@@ -1,9 +1,10 @@
-"""What a host costs the launcher: the real controller and real frames, with 100 to 4,000 hosts that exist in memory only.
+"""What a host costs the launcher: the real controller and real frames,
+with 100 to 4,000 hosts that exist in memory only.
 
 Run: python tests/benchmarks/bench_controller.py [--hosts 4000]       (nothing here fails on a number)
 
-Each host has 8 workers that write 20 lines and end. What is measured is this process: CPU time and memory, in all and for
-each host. Flat columns per host mean that the controller does O(1) work for each.
+Each host has 8 workers that write 20 lines and end. What is measured is this process: CPU time and memory, in
+all and for each host. Flat columns per host mean that the controller does O(1) work for each.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ LINES_PER_RANK = 20
 
 
 class MeasuredHost(MemoryHost):
-    """All that it says after the start is made before the measurement begins, and it remembers nothing of what it hears."""
+    """All that it says after the start is made before the measurement begins,
+    and it remembers nothing of what it hears.
+    """
 
     def __init__(self, node: NodePlan) -> None:
         super().__init__()
@@ -95,13 +98,15 @@ def main() -> None:
     args = parser.parse_args()
     run_once(10)  # imports and first allocations
     print(
-        f"{'hosts':>6} {'ranks':>7} {'wall':>9} {'CPU':>9} {'CPU/host':>11} {'memory':>10} {'memory/host':>12}"
+        f"{'hosts':>6} {'ranks':>7} {'wall':>9} {'CPU':>9} {'CPU/host':>11} "
+        f"{'memory':>10} {'memory/host':>12}"
     )
     for num_hosts in (count for count in (100, 300, 1000, 2000, 4000) if count <= args.hosts):
         wall, cpu, memory = run_once(num_hosts)
         print(
-            f"{num_hosts:6} {num_hosts * RANKS_PER_HOST:7} {wall:7.2f} s {cpu:7.2f} s {cpu / num_hosts * 1e3:8.2f} ms "
-            f"{memory / 2**20:6.1f} MiB {memory / num_hosts / 2**10:8.1f} KiB",
+            f"{num_hosts:6} {num_hosts * RANKS_PER_HOST:7} {wall:7.2f} s {cpu:7.2f} s "
+            f"{cpu / num_hosts * 1e3:8.2f} ms {memory / 2**20:6.1f} MiB "
+            f"{memory / num_hosts / 2**10:8.1f} KiB",
             flush=True,
         )
 

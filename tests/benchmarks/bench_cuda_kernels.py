@@ -2,12 +2,14 @@
 
     python tests/benchmarks/bench_cuda_kernels.py
 
-A step moves 28 bytes per element (param, exp_avg and exp_avg_sq read and written, gradient read, and with 16-bit types the copy
-written); GB/s counts those, for torch's passes too, so the quotient of two rates is that of the times. `of copy` is the share of the
-rate at which the same device copies one large array into another, in the same run. Times are the shortest of many, between two
-events on the stream. `host` is how long the call itself keeps the processor, which overlaps with the device's work.
+A step moves 28 bytes per element (param, exp_avg and exp_avg_sq read and written, gradient read, and with
+16-bit types the copy written); GB/s counts those, for torch's passes too, so the quotient of two rates is
+that of the times. `of copy` is the share of the rate at which the same device copies one large array into
+another, in the same run. Times are the shortest of many, between two events on the stream. `host` is how long
+the call itself keeps the processor, which overlaps with the device's work.
 
-First use: a fresh process with an empty cache, and one that finds the code there; what torch itself takes is not counted.
+First use: a fresh process with an empty cache, and one that finds the code there;
+what torch itself takes is not counted.
 """
 
 from __future__ import annotations

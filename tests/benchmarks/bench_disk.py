@@ -2,12 +2,13 @@
 
     python tests/benchmarks/bench_disk.py [folder on the disk to measure]
 
-Each number is the best of several rounds in which the three take turns, in GB/s. All move one preallocated file of
-1 GiB in blocks of 1 MiB with 8 on their way: dslaunch by 8 threads, fio by libaio with --iodepth=8 --direct=1,
-DeepSpeed by queue_depth 8 and, beside it, by intra_op_parallelism 8. Ours / theirs above 1 means dslaunch is faster.
+Each number is the best of several rounds in which the three take turns, in GB/s. All move one preallocated
+file of 1 GiB in blocks of 1 MiB with 8 on their way: dslaunch by 8 threads, fio by libaio with --iodepth=8
+--direct=1, DeepSpeed by queue_depth 8 and, beside it, by intra_op_parallelism 8. Ours / theirs above 1 means
+dslaunch is faster.
 
-fio: `apt-get install fio`. DeepSpeed: the one of `make setup`; it compiles its extension at first use, which takes
-minutes, and needs libaio-dev. What is missing is said and left out.
+fio: `apt-get install fio`. DeepSpeed: the one of `make setup`; it compiles its extension at first use, which
+takes minutes, and needs libaio-dev. What is missing is said and left out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The same programs under dslaunch's package deepspeed and under DeepSpeed's: losses, time, memory, start: on CPUs, over gloo.
+"""The same programs under dslaunch's package deepspeed and under DeepSpeed's: losses, time, memory, start:
+on CPUs, over gloo.
 
     python tests/benchmarks/bench_drop_in.py [--short] [--publish]
 
-A program of its own (deepspeed.initialize) and one of Hugging Face's Trainer, 20 steps on two ranks, in processes of their own, the two
-packages taking turns. What differs between them is PYTHONPATH. Nothing here fails on a time, nor on a loss: the table says how far losses
-are apart. --publish writes the tables into docs/reference/benchmarks.md.
+A program of its own (deepspeed.initialize) and one of Hugging Face's Trainer, 20 steps on two ranks, in
+processes of their own, the two packages taking turns. What differs between them is PYTHONPATH. Nothing here
+fails on a time, nor on a loss: the table says how far losses are apart. --publish writes the tables into
+docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ ROUNDS = 2
 IMPORTS = 5
 TIMEOUT_S = 600
 IMPORT_GOAL = 0.1
-# How far 20 steps of the two may drift apart: sums in another order, and in bfloat16 weights that are rounded.
+# How far 20 steps of the two may drift apart: sums in another order,
+# and in bfloat16 weights that are rounded.
 AGREE = {"fp32": 1e-4, "bf16": 2e-2}
 
 CASES = (
@@ -77,7 +80,8 @@ def run(case: tuple[str, ...], folder: Path) -> Run:
         env = {**os.environ, **rank_environment(rank, RANKS, port), "BEGUN": repr(time.monotonic())}
         env["PYTHONPATH"] = f"{folder}:{WORKER.parent}"
         env["PATH"] = (
-            f"{Path(sys.executable).parent}:{env['PATH']}"  # DeepSpeed compiles with the ninja of this environment
+            # DeepSpeed compiles with the ninja of this environment
+            f"{Path(sys.executable).parent}:{env['PATH']}"
         )
         env["OMP_NUM_THREADS"] = "1"
         command = [sys.executable, str(WORKER), *case]
@@ -189,7 +193,10 @@ def main() -> None:
     head = ("", "loss", "losses apart by", "ms per step", "peak MB of rank 0", "s to the first step")
     text = "\n\n".join(
         [
-            f"{conditions()}; {RANKS} ranks over gloo, one thread each; medians of {ROUNDS} runs, the packages taking turns: "
+            (
+                f"{conditions()}; {RANKS} ranks over gloo, one thread each; medians of {ROUNDS} runs, the "
+                "packages taking turns: "
+            )
             + ", ".join(f"{tool} is {version}" for tool, version in versions.items())
             + ". Pairs are dslaunch / DeepSpeed.",
             table(head, rows),

@@ -2,11 +2,12 @@
 
 Run: python tests/benchmarks/bench_hosts.py --help           (as root: it makes the hosts on this machine)
 
-Each host is a network, process and mount namespace with an sshd of its own; all of them and the launching one share this
-machine's cores, so what is compared is the work that a tool makes for itself and for the hosts. Nothing here fails on a
-time. A tool that is not installed is left out by name.
+Each host is a network, process and mount namespace with an sshd of its own; all of them and the launching one
+share this machine's cores, so what is compared is the work that a tool makes for itself and for the hosts.
+Nothing here fails on a time. A tool that is not installed is left out by name.
 
-Files, each importing only those before it: launch_peers -> launch_clock, launch_results -> launch_measures -> this one.
+Files, each importing only those before it: launch_peers -> launch_clock,
+launch_results -> launch_measures -> this one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""The optimizer kernels on the CPU: beside a copy of memory, and beside torch and DeepSpeed doing the same work.
+"""The optimizer kernels on the CPU: beside a copy of memory, and beside torch and DeepSpeed
+doing the same work.
 
     python tests/benchmarks/bench_kernels.py [--short] [--publish]
 
-Those that are compared take turns in one process, and each has the best of its times, so that a busy machine slows all.
-GB/s counts what has to move, each read and each write once; the copy is of float32 arrays of the same length by a plain
-parallel loop of our own (tests/benchmarks/memory_copy.cpp) on as many threads. --short measures little and is to see that
-the command works. --publish writes the tables into docs/reference/benchmarks.md. Nothing here fails on a time.
+Those that are compared take turns in one process, and each has the best of its times, so that a busy machine
+slows all. GB/s counts what has to move, each read and each write once; the copy is of float32 arrays of the
+same length by a plain parallel loop of our own (tests/benchmarks/memory_copy.cpp) on as many threads. --short
+measures little and is to see that the command works. --publish writes the tables into
+docs/reference/benchmarks.md. Nothing here fails on a time.
 """
 
 from __future__ import annotations
@@ -139,7 +141,16 @@ def measure(numel: int, min_s: float) -> str:
         *peer_rows(lambda n, t: fp32_step(n, t, deepspeed_adam), numel, min_s, None),
         *peer_rows(lambda n, t: bf16_step(n, t, deepspeed_adam), numel, min_s, DEEPSPEED_GOAL),
     ]
-    head = ["kernel", "threads", "ns / element", "GB/s", f"{COPY}, GB/s", f"{TORCH_COPY}, GB/s", f"share of the {COPY}", "goal"]  # fmt: skip
+    head = [
+        "kernel",
+        "threads",
+        "ns / element",
+        "GB/s",
+        f"{COPY}, GB/s",
+        f"{TORCH_COPY}, GB/s",
+        f"share of the {COPY}",
+        "goal",
+    ]
     peer_head = ["work", "threads", "by", "ns / element", "dslaunch's time / this", "goal"]
     about = f"{conditions()}, torch {torch.__version__}; {numel:,} elements, best of the runs, taking turns."
     without = f"\n\nWithout DeepSpeed: {why_none}." if why_none else ""

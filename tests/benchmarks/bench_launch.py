@@ -1,4 +1,5 @@
-"""How long it takes until something runs: the command itself, and a one-line job on this machine, beside torchrun.
+"""How long it takes until something runs: the command itself, and a one-line job on this
+machine, beside torchrun.
 
 Run: python tests/benchmarks/bench_launch.py      (medians of whole processes; nothing here fails on a time)
 """

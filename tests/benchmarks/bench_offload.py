@@ -1,11 +1,13 @@
-"""What training needs in memory and on a disk, and how long a step takes, wherever values lie: on CPUs, over gloo.
+"""What training needs in memory and on a disk, and how long a step takes, wherever values lie:
+on CPUs, over gloo.
 
     python tests/benchmarks/bench_offload.py [FOLDER] [--short] [--publish]
 
-FOLDER is on a local disk (default: a temporary one beside this checkout). Each row is a training of its own, one after the other, with the same
-model and batches; the losses must agree. Peaks are of resident memory, read from the system, beside the formula's bytes. On a run without GPUs device "cpu" has no
-effect, so there is no row for it. --short trains a small model on one rank for a step. Nothing here fails on a time. --publish writes the table
-into docs/reference/benchmarks.md.
+FOLDER is on a local disk (default: a temporary one beside this checkout). Each row is a training of its own,
+one after the other, with the same model and batches; the losses must agree. Peaks are of resident memory,
+read from the system, beside the formula's bytes. On a run without GPUs device "cpu" has no effect, so there
+is no row for it. --short trains a small model on one rank for a step. Nothing here fails on a time. --publish
+writes the table into docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ ROWS = {  # stage, offload_optimizer.device, offload_param.device
 WHOLE = {"width": 768, "blocks": 12, "sequence": 64, "num_steps": 5}  # 86 million parameters
 SHORT = {"width": 512, "blocks": 6, "sequence": 32, "num_steps": 1}  # 19 million
 TIMEOUT_S = 900
-AGREE = 0.05  # losses: a rank that is alone adds micro batches in bfloat16 where nothing is offloaded, and in float32 elsewhere
+# losses: a rank that is alone adds micro batches in bfloat16 where nothing is offloaded,
+# and in float32 elsewhere
+AGREE = 0.05
 
 Found = dict[tuple[int, int, str], Taken]  # by ranks, micro batches and row
 
@@ -97,8 +101,8 @@ def measure_all(shape: dict[str, int], folder: str, *, all_ranks: Sequence[int])
                 )
                 taken = found[num_ranks, num_micro_batches, row] = measure(turn, num_ranks)
                 print(
-                    f"{num_ranks} ranks, {num_micro_batches} micro batches, {row}: {_mb(taken.peak_bytes)} of "
-                    f"{_mb(taken.formula_bytes)} MB, {taken.s * 1e3:.0f} ms",
+                    f"{num_ranks} ranks, {num_micro_batches} micro batches, {row}: {_mb(taken.peak_bytes)} "
+                    f"of {_mb(taken.formula_bytes)} MB, {taken.s * 1e3:.0f} ms",
                     flush=True,
                 )
             losses = {row: found[num_ranks, num_micro_batches, row].loss for row in ROWS}
@@ -137,7 +141,8 @@ def markdown(found: Found) -> str:
         )
     numel = next(iter(found.values())).numel
     return (
-        f"{conditions()}; {numel / 1e6:.0f} million parameters in bfloat16, AdamW; of rank 0, medians of the steps.\n\n"
+        f"{conditions()}; {numel / 1e6:.0f} million parameters in bfloat16, AdamW; of rank 0, "
+        "medians of the steps.\n\n"
         f"{table(heads, rows)}\n"
     )
 

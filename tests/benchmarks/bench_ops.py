@@ -2,8 +2,9 @@
 
     python tests/benchmarks/bench_ops.py
 
-Each line is the best of many runs, alternating between the two, so that a busy machine slows both. torch / dslaunch above 1 means
-dslaunch is faster. torch's is asked for foreach, which is what it takes by default on a GPU, and for fused where it has it.
+Each line is the best of many runs, alternating between the two, so that a busy machine slows both. torch /
+dslaunch above 1 means dslaunch is faster. torch's is asked for foreach, which is what it takes by default on
+a GPU, and for fused where it has it.
 """
 
 from __future__ import annotations

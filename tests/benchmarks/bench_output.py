@@ -1,9 +1,11 @@
 """What it costs to carry output: many ranks that write many lines, beside torchrun in the same run.
 
-Run: python tests/benchmarks/bench_output.py [num_ranks [num_lines]]        (fails if dslaunch loses or mixes a line)
+Run: python tests/benchmarks/bench_output.py [num_ranks [num_lines]]        (fails if dslaunch
+                                                                            loses or mixes a line)
 
-CPU seconds are those of the launcher and its agent: of the whole command, less what the workers say they used.
-Without --tee, torchrun carries nothing: its workers write to our file themselves, and nobody keeps lines apart.
+CPU seconds are those of the launcher and its agent: of the whole command, less what the workers say
+they used. Without --tee, torchrun carries nothing: its workers write to our file themselves, and nobody
+keeps lines apart.
 """
 
 from __future__ import annotations
@@ -88,7 +90,10 @@ def main() -> None:
             got = run(command, folder, num_ranks, num_lines)
             shown = num_ranks * num_lines / got.wall_s, got.num_bytes / got.wall_s / 1e6
             print(
-                f"{title:28} {got.wall_s:6.1f} s {got.cpu_s:6.2f} s {shown[0]:10.0f} {shown[1]:7.1f} {got.num_bad:10}",
+                (
+                    f"{title:28} {got.wall_s:6.1f} s {got.cpu_s:6.2f} s {shown[0]:10.0f} "
+                    f"{shown[1]:7.1f} {got.num_bad:10}"
+                ),
                 flush=True,
             )
             if got.num_bad and title.startswith("dslaunch"):

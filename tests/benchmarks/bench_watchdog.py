@@ -1,8 +1,10 @@
-"""What the watchdog costs: the note of each collective beside the smallest collective there is, and the looks at the board.
+"""What the watchdog costs: the note of each collective beside the smallest collective there is,
+and the looks at the board.
 
     python tests/benchmarks/bench_watchdog.py
 
-Two ranks over gloo on this machine for the first, one process with eight connections to its store for the second.
+Two ranks over gloo on this machine for the first, one process with eight connections to its
+store for the second.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def _collective(rank: int, file: str) -> None:
     )
     if rank == 0:
         print(
-            f"all_gather of 64 floats, 2 ranks, CPU time of the caller: torch's {bare:.0f} us, as Collectives does it {labelled:.0f} us"
+            f"all_gather of 64 floats, 2 ranks, CPU time of the caller: torch's {bare:.0f} us, as "
+            f"Collectives does it {labelled:.0f} us"
         )
     dist.barrier()
     dist.destroy_process_group()

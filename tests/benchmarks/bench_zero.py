@@ -1,9 +1,11 @@
-"""A training step at each ZeRO stage, beside torch's DDP and fully_shard and beside DeepSpeed: on CPUs, over gloo.
+"""A training step at each ZeRO stage, beside torch's DDP and fully_shard and beside DeepSpeed:
+on CPUs, over gloo.
 
     python tests/benchmarks/bench_zero.py [--publish] [--shape SHAPE]
 
-Each tool has processes of its own, as it has where it is used, and those that are compared take turns, with the same model, batches and AdamW,
-in float32; the last losses of all must agree. Nothing here fails on a time. --publish writes the tables and the picture into docs/reference/benchmarks.md.
+Each tool has processes of its own, as it has where it is used, and those that are compared take turns, with
+the same model, batches and AdamW, in float32; the last losses of all must agree. Nothing here fails on a
+time. --publish writes the tables and the picture into docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations

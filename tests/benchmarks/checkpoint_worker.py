@@ -49,7 +49,9 @@ class Tool(Protocol):
 
 
 class _Engine:
-    """dslaunch and DeepSpeed. `is_synced`: what it has saved is on the disk, and not only in the page cache."""
+    """dslaunch and DeepSpeed. `is_synced`: what it has saved is on the disk,
+    and not only in the page cache.
+    """
 
     def __init__(self, engine: Any, *, is_synced: bool) -> None:
         self._engine, self._is_synced = engine, is_synced

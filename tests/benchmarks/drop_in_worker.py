@@ -1,4 +1,5 @@
-"""One rank of bench_drop_in.py: a program that imports deepspeed, and gets the one that is first on PYTHONPATH.
+"""One rank of bench_drop_in.py: a program that imports deepspeed, and gets the one that is
+first on PYTHONPATH.
 
 python drop_in_worker.py SCRIPT STAGE PRECISION [offload]      SCRIPT: engine | trainer
 

@@ -15,7 +15,10 @@ def conditions() -> str:
         platform.machine(),
     )
     cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores of {cpu}, Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}"
+    return (
+        f"{cores} cores of {cpu}, Linux {platform.release().partition('-')[0]}, Python "
+        f"{platform.python_version()}"
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

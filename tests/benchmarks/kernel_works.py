@@ -26,7 +26,10 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The same work by several: `calls` by name, dslaunch's first. `num_bytes` is what has to move for each element."""
+    """The same work by several: `calls` by name, dslaunch's first.
+
+    `num_bytes` is what has to move for each element.
+    """
 
     name: str
     num_bytes: int
@@ -155,7 +158,9 @@ def _torch_passes(numel: int) -> Call:
 
 
 def _deepspeed_passes(numel: int, deepspeed_adam: Any) -> Call:
-    """What ZeRO stage 2 of DeepSpeed 0.19.8 does with a CPU optimizer: copy, norm in float64, one factor, step, copy."""
+    """What ZeRO stage 2 of DeepSpeed 0.19.8 does with a CPU optimizer: copy, norm in float64,
+    one factor, step, copy.
+    """
     master, model_param, grad = _param(numel), torch.empty(numel, dtype=BF16), torch.randn(numel).to(BF16)
     optimizer = deepspeed_adam([master], **HYPER)
 

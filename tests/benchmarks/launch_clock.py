@@ -1,4 +1,6 @@
-"""Times commands that start workers: each on its own, the tools taking turns, so that noise hits all the same."""
+"""Times commands that start workers: each on its own, the tools taking turns,
+so that noise hits all the same.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def time_of_workers(host: Host, command: Callable[[Job], Command], job: Job) -> 
     if process.returncode or len(stamps) != job.num_workers:
         last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
         raise CommandFailed(
-            f"{len(stamps)} of {job.num_workers} workers ran, exit status {process.returncode}: {last[0].strip()[:200]}"
+            f"{len(stamps)} of {job.num_workers} workers ran, exit status {process.returncode}: "
+            f"{last[0].strip()[:200]}"
         )
     return Time(max(stamps) - began, cpu_s)
 

@@ -1,4 +1,6 @@
-"""What the launch benchmark measures: the curve over the number of hosts, and single things that have a goal."""
+"""What the launch benchmark measures: the curve over the number of hosts,
+and single things that have a goal.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,9 @@ class Bench:
         row = self._job_times(f"first all_reduce of {num_workers} workers", job, {**ours, **theirs})
         return [
             Target(
-                measure=f"{num_workers} workers on one host until the first all_reduce{name.removeprefix(OURS)}",
+                measure=(
+                    f"{num_workers} workers on one host until the first all_reduce{name.removeprefix(OURS)}"
+                ),
                 ours=_wall_s(row, name),
                 peer="deepspeed",
                 theirs=_wall_s(row, "deepspeed"),
@@ -172,7 +176,9 @@ class Bench:
 
 
 def curve_targets(rows: Mapping[int, Row]) -> list[Target]:
-    """The goals that lie on the curve, of those numbers of hosts that were measured; the largest stands for CPU."""
+    """The goals that lie on the curve, of those numbers of hosts that were measured;
+    the largest stands for CPU.
+    """
     targets = []
     for count, peer, max_ratio in ((16, "deepspeed + pdsh", 0.1), (16, "pdsh", 0.6), (64, "pdsh", 0.6)):
         if count in rows:

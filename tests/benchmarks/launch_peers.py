@@ -1,7 +1,7 @@
 """The tools that start something on many hosts: the command line of each, for one and the same job.
 
-Every function takes a Job and gives the command to type on the launching host. The peers run as they come: DeepSpeed
-is the unmodified package in the folder deepspeed/ of the virtual environment, with its defaults.
+Every function takes a Job and gives the command to type on the launching host. The peers run as they come:
+DeepSpeed is the unmodified package in the folder deepspeed/ of the virtual environment, with its defaults.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def mpirun(job: Job) -> Command:
 
 def torchrun(job: Job) -> Command:
     """By hand, as its manual says: the same command on every host, all at once."""
-    words = f"{sys.executable} -m torch.distributed.run --nnodes {len(job.hosts)} --nproc-per-node {job.num_slots}"
+    words = (
+        f"{sys.executable} -m torch.distributed.run --nnodes {len(job.hosts)} "
+        f"--nproc-per-node {job.num_slots}"
+    )
     where = f"--master-addr {job.hosts[0]} --master-port {STATIC_PORT}"
     each = [
         f"ssh -o BatchMode=yes {host} 'cd {job.folder} && {words} --node-rank {rank} {where} {job.program}' &"

@@ -1,4 +1,6 @@
-"""What the launch benchmark found: as a table for people, as JSON, as a picture, and as a section of the guide."""
+"""What the launch benchmark found: as a table for people, as JSON, as a picture,
+and as a section of the guide.
+"""
 
 from __future__ import annotations
 

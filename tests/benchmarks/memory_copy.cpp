@@ -1,5 +1,6 @@
-// What the memory of this machine can do: a plain loop, shared by threads as the kernels share theirs.
-// tests/benchmarks/memory_copy.py compiles it, without the pattern that would turn the loop into a call of memcpy.
+// What the memory of this machine can do: a plain loop, shared by threads as the kernels share
+// theirs. tests/benchmarks/memory_copy.py compiles it, without the pattern that would turn the loop
+// into a call of memcpy.
 
 #include <cstdint>
 

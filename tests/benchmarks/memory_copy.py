@@ -1,4 +1,6 @@
-"""A plain parallel copy loop, compiled when it is needed: what the kernels' share of the memory is measured against."""
+"""A plain parallel copy loop, compiled when it is needed: what the kernels' share of the memory
+is measured against.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ TIMEOUT_S = 900
 
 
 class Team:
-    """Processes of `worker`, given the shape and the tool, which read a line for each turn and answer with one."""
+    """Processes of `worker`, given the shape and the tool, which read a line for each turn
+    and answer with one.
+    """
 
     def __init__(self, worker: Path, tool: str, shape: str, num_ranks: int, said: Path) -> None:
         """Start them; what they say else goes into files that are called like `said`."""

@@ -2,7 +2,8 @@
 
 python zero_worker.py SHAPE TOOL      with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
 
-It answers each line with one of JSON: the seconds per step, the loss of the last one, and the page faults per step.
+It answers each line with one of JSON: the seconds per step, the loss of the last one,
+and the page faults per step.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def _fsdp2(model: Gpt) -> Step:
 
 
 def _config(model: Gpt, stage: int, *, keeps_small: bool) -> dict[str, Any]:
-    """One block at a time, as fully_shard is told to; `keeps_small`: with small parameters whole at stage 3, as by default."""
+    """One block at a time, as fully_shard is told to; `keeps_small`:
+    with small parameters whole at stage 3, as by default.
+    """
     block = sum(param.numel() for param in model.blocks[0].parameters())
     threshold = {} if keeps_small else {"stage3_param_persistence_threshold": 0}
     return {

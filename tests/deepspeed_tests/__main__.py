@@ -3,13 +3,14 @@
     make test-deepspeed TESTS=folder [ONLY=words]
     python -m tests.deepspeed_tests folder [words ...]
 
-`folder` holds DeepSpeed's `tests/` (it has a folder `unit` in it); it is not a part of this project and nothing is written to it. The
-files of files.txt, or those with one of the words in their path, run one after the other, each in a process of its own, from a copy:
-their conftest.py puts the folder above itself first on the module path, which in a clone is another `deepspeed`.
+`folder` holds DeepSpeed's `tests/` (it has a folder `unit` in it); it is not a part of this project and
+nothing is written to it. The files of files.txt, or those with one of the words in their path, run one after
+the other, each in a process of its own, from a copy: their conftest.py puts the folder above itself first on
+the module path, which in a clone is another `deepspeed`.
 
-A failure that ends with one of dslaunch's refusals by name counts as refused, and each refusal is printed once with its number of
-tests. The exit code is 1 if a file does not collect or stops early, or if a test fails that is neither refused nor listed in
-files.txt as different.
+A failure that ends with one of dslaunch's refusals by name counts as refused, and each refusal is printed
+once with its number of tests. The exit code is 1 if a file does not collect or stops early, or if a test
+fails that is neither refused nor listed in files.txt as different.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ REFUSALS = (
 
 
 class Listed(NamedTuple):
-    """A file of DeepSpeed's, what its own package does with it, what dslaunch did when the list was last written, and why not all of
-    it passes."""
+    """A file of DeepSpeed's, what its own package does with it, what dslaunch did when the list was last
+    written, and why not all of it passes.
+    """
 
     path: str
     kind: str
@@ -64,8 +66,10 @@ class Listed(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of one file. `unexpected`: tests that fail without a refusal, and are not in the list of differences.
-    `refusals`: the message of each refused test. `trouble`: why not all of its tests have run, "" if they have."""
+    """What became of one file. `unexpected`: tests that fail without a refusal, and are not in the list of
+    differences. `refusals`: the message of each refused test. `trouble`: why not all of its tests have
+    run, "" if they have.
+    """
 
     passed: int = 0
     failed: int = 0
@@ -90,7 +94,9 @@ def read_list() -> tuple[list[Listed], dict[str, str]]:
 
 
 def run(path: str, copy: Path, differences: Mapping[str, str], limit_s: float = FILE_LIMIT_S) -> Result:
-    """Run one file in a process of its own, which is ended with all that it has started when its time is up."""
+    """Run one file in a process of its own, which is ended with all that it has started
+    when its time is up.
+    """
     report = copy.parent / "report.xml"
     report.unlink(missing_ok=True)
     command = [
@@ -177,22 +183,30 @@ def environment(copy: Path) -> dict[str, str]:
 def why_not(folder: Path) -> str:
     """Return what keeps the tests from being run, "" if nothing does."""
     if not (folder / "unit").is_dir():
-        return f"{folder}: has no folder `unit`; give the folder tests/ of a clone of DeepSpeed: make test-deepspeed TESTS=folder"
+        return (
+            f"{folder}: has no folder `unit`; give the folder tests/ of a clone of DeepSpeed: make "
+            "test-deepspeed TESTS=folder"
+        )
     version = pytest.version_tuple[:2]
     if version < PYTEST or PYTEST_WITHOUT_CLASS_FIXTURES <= version < PYTEST_REGISTER_FIXTURE:
-        return f"pytest {pytest.__version__}: DeepSpeed's tests need 7.2 to 8.3, or 9.1 or later; `make setup` brings one"
+        return (
+            f"pytest {pytest.__version__}: DeepSpeed's tests need 7.2 to 8.3, or 9.1 or later; "
+            "`make setup` brings one"
+        )
     try:
         from _pytest.fixtures import FixtureFunctionMarker  # noqa: F401
     except ImportError:
         return (
-            f"pytest {pytest.__version__} has no _pytest.fixtures.FixtureFunctionMarker, which DeepSpeed's tests import; "
-            "install pytest 8.3"
+            f"pytest {pytest.__version__} has no _pytest.fixtures.FixtureFunctionMarker, which DeepSpeed's "
+            "tests import; install pytest 8.3"
         )
     return ""
 
 
 def is_explained(one: Listed, result: Result) -> bool:
-    """Return whether all tests of the file have run, or the list says that it does not collect, and no failure is without a reason."""
+    """Return whether all tests of the file have run, or the list says that it does not collect, and no
+    failure is without a reason.
+    """
     if result.trouble:
         return one.here == NOT_COLLECTED and result.trouble.startswith(NOT_COLLECTED)
     return not result.unexpected
@@ -214,7 +228,8 @@ def main() -> int:
     wanted = [one for one in files if not given.words or any(word in one.path for word in given.words)]
     there = [one for one in wanted if (given.folder / "unit" / f"{one.path}.py").is_file()]
     print(
-        f"pytest {pytest.__version__}; passed/failed/refused/skipped now, and in the list; DeepSpeed 0.19.8: passed/failed/skipped"
+        f"pytest {pytest.__version__}; passed/failed/refused/skipped now, and in the list; DeepSpeed 0.19.8: "
+        "passed/failed/skipped"
     )
     results = []
     with tempfile.TemporaryDirectory() as place:
@@ -237,7 +252,8 @@ def main() -> int:
         print(f"not in {given.folder}: {missing}")
     bad = [one for one, result in zip(there, results, strict=True) if not is_explained(one, result)]
     print(
-        f"{sum(one.passed for one in results)} passed in {len(results)} files, {len(bad)} of them with something to explain"
+        f"{sum(one.passed for one in results)} passed in {len(results)} files, {len(bad)} of them with "
+        "something to explain"
     )
     return 1 if bad or not results else 0
 

@@ -1,10 +1,11 @@
 """A plugin of pytest for DeepSpeed's harness, which is made for pytest 8.3.
 
-It makes a fixture of each class that derives from the harness's DistributedFixture: the harness marks the class with an attribute that
-pytest reads up to 8.3, and from 9.1 on a plugin can register a fixture itself.
+It makes a fixture of each class that derives from the harness's DistributedFixture: the harness marks the
+class with an attribute that pytest reads up to 8.3, and from 9.1 on a plugin can register a fixture itself.
 
-And it lets a rank fail by pytest.fail(), as `pytest.raises` does when nothing is raised. The harness runs ranks in a pool of
-processes, and a process of a pool ends without an answer there: for the harness the test hangs, and it ends the whole run.
+And it lets a rank fail by pytest.fail(), as `pytest.raises` does when nothing is raised. The harness runs
+ranks in a pool of processes, and a process of a pool ends without an answer there: for the harness the test
+hangs, and it ends the whole run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
-    """Register `obj`, a class that the module defines, under its name; their conftest.py then runs it before the test."""
+    """Register `obj`, a class that the module defines, under its name;
+    their conftest.py then runs it before the test.
+    """
     if not hasattr(pytest, "register_fixture"):
         return
     if inspect.isclass(obj) and getattr(obj, "is_dist_fixture", False) and not inspect.isabstract(obj):

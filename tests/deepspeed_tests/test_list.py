@@ -44,7 +44,7 @@ columns of figures.
 
 | file in tests/unit | class | DeepSpeed 0.19.8 on CPUs: passed/failed/skipped | here: passed/failed/refused/skipped | why not all |
 |---|---|---|---|---|
-"""
+"""  # noqa: E501 - the head of the table
 DIFFERENCES = """
 ## Known differences
 
@@ -177,7 +177,10 @@ def test_a_folder_without_deepspeed_s_tests_is_named(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
-        f"{tmp_path}: has no folder `unit`; give the folder tests/ of a clone of DeepSpeed: make test-deepspeed TESTS=folder\n",
+        (
+            f"{tmp_path}: has no folder `unit`; give the folder tests/ of a clone of DeepSpeed: make "
+            "test-deepspeed TESTS=folder\n"
+        ),
     )
 
 

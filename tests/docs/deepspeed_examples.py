@@ -1,6 +1,8 @@
-"""A worker that runs several scripts one after the other: `... deepspeed_examples.py SCRIPT WORD... ++ SCRIPT WORD...`
+"""A worker that runs several scripts one after the other: `... deepspeed_examples.py SCRIPT WORD...
+++ SCRIPT WORD...`
 
-Each gets `--local_rank` as from a launcher, and says on rank 0 that it begins. Torch and transformers are imported once.
+Each gets `--local_rank` as from a launcher, and says on rank 0 that it begins.
+Torch and transformers are imported once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""docs/design/architecture.md lists the folders that there are, in the order of the contracts, and the stage table as it is."""
+"""docs/design/architecture.md lists the folders that there are, in the order of the contracts, and the
+stage table as it is.
+"""
 
 from __future__ import annotations
 

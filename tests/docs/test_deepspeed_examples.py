@@ -1,6 +1,8 @@
-"""The programs in docs/examples/deepspeed run as their README says, on two ranks, and give what is known of them.
+"""The programs in docs/examples/deepspeed run as their README says, on two ranks,
+and give what is known of them.
 
-One job runs all of them one after the other in the same two processes, with the words of the README; two run as shown.
+One job runs all of them one after the other in the same two processes,
+with the words of the README; two run as shown.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ BY_STAGE = [
     (*LORA, "3", "--offload"),
 ]
 
-# Stages and offload add the same float32 numbers in another order; losses of 0.1 to 5 then differ by a few units of their
-# seventh digit, which is the last that is printed.
+# Stages and offload add the same float32 numbers in another order; losses of 0.1 to 5 then differ by a few
+# units of their seventh digit, which is the last that is printed.
 SAME_LOSS = 5e-6
 
 Sections = dict[tuple[str, ...], list[str]]

@@ -26,8 +26,9 @@ CONFIGS = sorted(EXAMPLES.glob("*.json"))
 TIMEOUT_S = 110  # a job takes 5 to 20 s here; below the time limit of one test
 NUM_DIGITS_STEPS = 128
 
-# Two ranks add the same float32 numbers in another order. Over all 128 steps the losses then differ by less than 5e-7;
-# a single wrong sample in a batch, or a gradient that is not averaged, moves them by more than 1e-3.
+# Two ranks add the same float32 numbers in another order. Over all 128 steps the losses then differ
+# by less than 5e-7; a single wrong sample in a batch, or a gradient that is not averaged, moves them
+# by more than 1e-3.
 LOSS_TOLERANCE = 1e-5
 
 STEP_LOSS = re.compile(r"^localhost:0 \| epoch \d+ step \d+ loss (\S+)$", re.MULTILINE)
@@ -37,7 +38,8 @@ ACCURACY = re.compile(r"^localhost:0 \| test accuracy (\S+) after (\d+) steps$",
 def launch(*words: str | Path, num_ranks: int, preload: str = "") -> subprocess.CompletedProcess[str]:
     """Run `dslaunch WORDS...` with so many local workers to its end.
 
-    `preload`: modules that are imported once for all of them. Every program also runs without, as its document says.
+    `preload`: modules that are imported once for all of them. Every program also runs without,
+    as its document says.
     """
     if 0 < count_accelerators() < num_ranks:
         pytest.skip(f"{num_ranks} workers need as many GPUs where there is one")
@@ -61,7 +63,9 @@ def local_options(num_ranks: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A port of our own: two test runs on one machine that start a job at the same moment would both take 29500."""
+    """A port of our own: two test runs on one machine that start a job at the same moment
+    would both take 29500.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -139,7 +143,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         (
             "pass",
             "tensor[3] += 1",
-            "check_collectives: all_reduce is wrong on rank 1; rank 1 got 8 at element 3 of 250, expected 7 (1 differ)",
+            (
+                "check_collectives: all_reduce is wrong on rank 1; rank 1 got 8 at element 3 of 250, "
+                "expected 7 (1 differ)"
+            ),
         ),
         ("os._exit(0)", "pass", "check_collectives: all_reduce broke on rank 0 ("),
     ],

@@ -1,4 +1,6 @@
-"""Every wait of the launcher and its agents is in docs/design/waits.md, with its limit and what is said when it is over."""
+"""Every wait of the launcher and its agents is in docs/design/waits.md,
+with its limit and what is said when it is over.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ Wait = tuple[str, str, str]  # file, function, what is called
 
 # These wait without a limit if they are given none of their own.
 _LIMITED_BY_AN_ARGUMENT = ("wait", "join", "acquire", "communicate", "result", "get", "poll")
-# The limit of these is elsewhere: a timeout of the socket, a selector that was asked before, a descriptor that never blocks.
+# The limit of these is elsewhere: a timeout of the socket, a selector that was asked before, a descriptor
+# that never blocks.
 _LIMITED_ELSEWHERE = ("accept", "recv", "recvfrom", "recvmsg", "recv_into", "getaddrinfo")
 _READS = ("read", "readline", "readlines")
-# One that was opened by its name is a regular file or one of /proc; the others are modules and readers of ours.
+# One that was opened by its name is a regular file or one of /proc; the others are modules
+# and readers of ours.
 _READ_AT_ONCE = ("file", "fast_json", "subject", "first", "second")
 _CHILDREN = ("run", "call", "check_call", "check_output")
 

@@ -1,4 +1,6 @@
-"""What test_accelerate.py has accelerate_worker.py run: each way of giving an optimizer on plain torch (stage None), and on dslaunch."""
+"""What test_accelerate.py has accelerate_worker.py run: each way of giving an optimizer on plain torch
+(stage None), and on dslaunch.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Run the cases of accelerate_cases.py with Accelerator in loops of our own, and write what came out: accelerate_worker.py FOLDER.
+"""Run the cases of accelerate_cases.py with Accelerator in loops of our own, and write what came out:
+accelerate_worker.py FOLDER.
 
-`accelerate launch --use_deepspeed` starts it. Each rank runs all of it; rank 0 writes FOLDER/results.json, and below it what the
-cases save. What accelerate needs on a machine without a GPU, whatever `deepspeed` is, stands in docs/libraries/hugging-face.md.
+`accelerate launch --use_deepspeed` starts it. Each rank runs all of it; rank 0 writes FOLDER/results.json,
+and below it what the cases save. What accelerate needs on a machine without a GPU, whatever `deepspeed` is,
+stands in docs/libraries/hugging-face.md.
 """
 
 from __future__ import annotations
@@ -127,7 +129,9 @@ class Run:
         self.step = 0
 
     def train(self, until: int) -> list[tuple[float, float, float]]:
-        """Every step's loss over all ranks and gradient norm, and the learning rate that it leaves for the next."""
+        """Every step's loss over all ranks and gradient norm, and the learning rate that it
+        leaves for the next.
+        """
         accelerator, steps, losses = self.accelerator, [], []
         batches = skip_first_batches(self.loader, self.step * ACCUMULATED)
         self.model.train()
@@ -160,7 +164,9 @@ class Run:
 
 
 def run_case(case: Case, folder: Path, environ: dict[str, str]) -> Result:
-    """Train, save the states on the way and the weights at the end; go on from the states with an accelerator of its own."""
+    """Train, save the states on the way and the weights at the end; go on from the states with an
+    accelerator of its own.
+    """
     place = folder / case.name
     run = Run(case)
     steps = run.train(SAVED_STEP)
@@ -193,7 +199,9 @@ def run_case(case: Case, folder: Path, environ: dict[str, str]) -> Result:
 
 
 def skip_step(stage: int | None, folder: Path, environ: dict[str, str]) -> Result:
-    """A step whose gradients are infinite: the optimizer and the schedule must stand still, and accelerate must know."""
+    """A step whose gradients are infinite: the optimizer and the schedule must stand still,
+    and accelerate must know.
+    """
     run = Run(Case(stage=stage))
     before = run.scheduler.get_last_lr()
     batch = next(iter(run.loader))

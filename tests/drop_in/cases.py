@@ -1,8 +1,9 @@
 """What a worker of this folder is: cases in sequence on every rank, with one process and with two.
 
-The ranks are forked from a process that has imported the worker, since imports take longer than all of its cases. Started as
-a rank, by dslaunch or torchrun, a worker is that rank: `dslaunch --num_gpus 2 peft_worker.py FOLDER [CASE ...]`. Otherwise
-`python peft_worker.py [--world_size=N ...] FOLDER [CASE ...]` forks N ranks, for each N.
+The ranks are forked from a process that has imported the worker, since imports take longer than all of its
+cases. Started as a rank, by dslaunch or torchrun, a worker is that rank: `dslaunch --num_gpus 2
+peft_worker.py FOLDER [CASE ...]`. Otherwise `python peft_worker.py [--world_size=N ...] FOLDER [CASE ...]`
+forks N ranks, for each N.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def rank() -> int:
 
 
 def wait() -> None:
-    """Wait for the other ranks, to read what rank 0 has written. The first call starts the process group for all cases.
+    """Wait for the other ranks, to read what rank 0 has written.
+
+    The first call starts the process group for all cases.
 
     Errors: RuntimeError if a rank is gone
     """
@@ -46,7 +49,10 @@ def wait() -> None:
 
 
 def main(cases: Mapping[str, Case]) -> None:
-    """Run all cases, or those that are named behind the folder. Each rank writes FOLDER/<world size>/<rank>.json after each case."""
+    """Run all cases, or those that are named behind the folder.
+
+    Each rank writes FOLDER/<world size>/<rank>.json after each case.
+    """
     given = [one for one in sys.argv[1:] if not one.startswith("--local_rank=")]
     sizes = [int(one.partition("=")[2]) for one in given if one.startswith("--world_size=")] or [1, 2]
     given = [one for one in given if not one.startswith("--")]
@@ -95,7 +101,10 @@ def _fork(cases: Mapping[str, Case], wanted: Sequence[str], folder: Path, enviro
 
 
 def _run(cases: Mapping[str, Case], wanted: Sequence[str], folder: Path) -> None:
-    """A case that fails is a traceback in what was found. Another rank may wait for this one then, so a job of several ends."""
+    """A case that fails is a traceback in what was found.
+
+    Another rank may wait for this one then, so a job of several ends.
+    """
     torch.set_num_threads(1)
     gc.freeze()  # the libraries' own objects are many, and a case collects garbage more than once
     folder = folder / str(world_size())

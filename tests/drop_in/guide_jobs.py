@@ -30,7 +30,9 @@ requires_hugging_face = pytest.mark.skipif(bool(NOT_INSTALLED), reason=f"needs {
 
 
 def command_of(program: str, *, world_size: int, script: Path, more: tuple[str, ...] = ()) -> list[str]:
-    """The guide's command that begins with `program`, for this many processes, with `more` options before the script."""
+    """The guide's command that begins with `program`, for this many processes,
+    with `more` options before the script.
+    """
     lines = [line.split() for line in GUIDE.read_text().splitlines() if line.startswith("    ")]
     found = next(words for words in lines if words[0] == program)
     *options, guides = found[1:]
@@ -59,7 +61,9 @@ class Job:
 
 
 def run(commands: dict[Path, list[str]], **environ: str) -> list[Job]:
-    """Run commands beside each other, each with its folder as the script's argument; fail with the end of what one has said."""
+    """Run commands beside each other, each with its folder as the script's argument; fail with the end of
+    what one has said.
+    """
     mine = {
         name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }

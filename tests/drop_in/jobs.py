@@ -21,7 +21,9 @@ Found = dict[int, list[dict[str, Any]]]
 
 
 def asked_for(request: pytest.FixtureRequest, name: str) -> list[Any]:
-    """The values of a parameter for which tests of this file are to be run: those with a marker may have been left out."""
+    """The values of a parameter for which tests of this file are to be run:
+    those with a marker may have been left out.
+    """
     values = [
         item.callspec.params[name]
         for item in request.session.items

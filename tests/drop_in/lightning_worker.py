@@ -1,4 +1,7 @@
-"""Trains with Lightning in many ways, one after the other; test_lightning.py compares. Arguments: folder, cases."""
+"""Trains with Lightning in many ways, one after the other; test_lightning.py compares.
+
+Arguments: folder, cases.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +182,9 @@ def validate(folder: Path, *, stage: int | None, trained: str) -> dict[str, Any]
 
 
 def fabric(folder: Path, *, stage: int | None) -> dict[str, Any]:
-    """The same training as a loop of one's own, with a checkpoint in its middle that the next steps begin from."""
+    """The same training as a loop of one's own, with a checkpoint in its middle that the
+    next steps begin from.
+    """
     strategy: Any = (
         CpuFabricStrategy(
             stage=stage or 0, process_group_backend="gloo", config=None, logging_batch_size_per_gpu=2

@@ -1,4 +1,7 @@
-"""Trains LoRA adapters with Trainer in many ways, one after the other; test_peft.py compares. Arguments: folder, cases."""
+"""Trains LoRA adapters with Trainer in many ways, one after the other; test_peft.py compares.
+
+Arguments: folder, cases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the scripts beside this train, on plain torch and on dslaunch: a small model, data, and the states that they leave."""
+"""What the scripts beside this train, on plain torch and on dslaunch: a small model, data,
+and the states that they leave.
+"""
 
 from __future__ import annotations
 

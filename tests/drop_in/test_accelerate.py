@@ -117,5 +117,7 @@ def test_a_run_goes_on_from_saved_states_as_if_it_had_not_stopped(job: Job, case
 
 
 def test_accelerate_knows_of_a_step_that_was_skipped(job: Job) -> None:
-    """(whether it was, whether the learning rate is still the first): of a step with infinite gradients, and the next."""
+    """(whether it was, whether the learning rate is still the first):
+    of a step with infinite gradients, and the next.
+    """
     assert job.results["skip_step"]["skipped"] == [[True, True], [False, False]]

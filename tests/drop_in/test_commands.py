@@ -1,4 +1,6 @@
-"""The commands of DeepSpeed's and the ways to put them, and the package, where programs find them: real processes."""
+"""The commands of DeepSpeed's and the ways to put them, and the package,
+where programs find them: real processes.
+"""
 
 from __future__ import annotations
 

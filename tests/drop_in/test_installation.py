@@ -1,4 +1,6 @@
-"""`dslaunch drop-in` in environments that are made for one test: real processes of their Python, and of their commands."""
+"""`dslaunch drop-in` in environments that are made for one test: real processes of their Python,
+and of their commands.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,8 @@ def test_nothing_is_installed_where_deepspeed_is(
     done = dslaunch(place, "drop-in", "install", PYTHONPATH=os.environ["PYTHONPATH"])
     assert done.returncode == 2
     assert done.stderr.startswith(
-        f"dslaunch: {place.python} has DeepSpeed 0.1 ({folder}/deepspeed/__init__.py), which stays as it is: uninstall it first"
+        f"dslaunch: {place.python} has DeepSpeed 0.1 ({folder}/deepspeed/__init__.py), which stays as it is: "
+        "uninstall it first"
     )
     assert done.stderr.count("\n") == 1
     assert files_of(place) == before
@@ -262,7 +265,10 @@ def test_without_dslaunch_python_starts_and_the_commands_say_what_is_missing(
     assert gone not in done.stdout
     for name in COMMANDS:
         done = run(place, name, "--help")
-        words = f"{name}: {gone}/{name} or {place.python} is not there any more: install dslaunch again, or remove "
+        words = (
+            f"{name}: {gone}/{name} or {place.python} is not there any more: install "
+            "dslaunch again, or remove "
+        )
         assert (done.returncode, done.stderr) == (127, f"{words}{place.scripts}/{name}\n")
     done = run(place, "python", str(place.scripts / CONVERTER))
     assert done.returncode == 1

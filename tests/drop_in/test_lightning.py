@@ -1,5 +1,6 @@
-"""Lightning's DeepSpeedStrategy, of its Trainer and of Fabric, trains on dslaunch as DDPStrategy does. Tolerances: see
-test_peft.py. Seen: 1.9e-7 of the loss, 6e-8 in weights.
+"""Lightning's DeepSpeedStrategy, of its Trainer and of Fabric, trains on dslaunch as DDPStrategy does.
+
+Tolerances: see test_peft.py. Seen: 1.9e-7 of the loss, 6e-8 in weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """PEFT's adapters under transformers' Trainer train on dslaunch as on torch, through `import deepspeed`.
 
-Loss: a mean over words in float32, whose last bit is 1.2e-7 of it; ZeRO's sums go in another order than DDP's, and four updates pass
-that on. Seen: 6.3e-8 of the loss, 1.1e-7 of the norm of the gradient.
-Weights: an update is at most lr = 1e-2 times a ratio of moments that has that error, and a weight below 1 is rounded. Seen: 1.5e-8.
+Loss: a mean over words in float32, whose last bit is 1.2e-7 of it; ZeRO's sums go in another order than
+DDP's, and four updates pass that on. Seen: 6.3e-8 of the loss, 1.1e-7 of the norm of the gradient.
+Weights: an update is at most lr = 1e-2 times a ratio of moments that has that error, and a weight below 1 is
+rounded. Seen: 1.5e-8.
 """
 
 from __future__ import annotations

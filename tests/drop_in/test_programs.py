@@ -1,6 +1,8 @@
-"""Programs as those of DeepSpeedExamples are, with their imports and calls in their order, run with `dslaunch --drop_in always`.
+"""Programs as those of DeepSpeedExamples are, with their imports and calls in their order, run with
+`dslaunch --drop_in always`.
 
-Small models on data made here. Each trains the same at every ZeRO stage, which says that a stage does what it should.
+Small models on data made here. Each trains the same at every ZeRO stage,
+which says that a stage does what it should.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reaso
 
 def run(program: str, *words: str | Path) -> tuple[int, str]:
     """Run a program on two ranks; return the exit code and all that was printed."""
-    # Imported once for both ranks; the tests of `--preload` and the other programs show that nothing else differs.
+    # Imported once for both ranks; the tests of `--preload` and the other programs show that
+    # nothing else differs.
     preload = "torch,transformers.trainer" if program.startswith("chat") else "torch"
     job = subprocess.Popen(
         [DSLAUNCH, "--num_gpus=2", f"--preload={preload}", "--drop_in=always", HERE / program, *words],
@@ -98,9 +101,9 @@ def test_the_cifar_tutorial_is_told_by_name_when_an_option_asks_for_experts() ->
     code, said = run("cifar.py", "--moe")
     assert code != 0
     assert (
-        "NotImplementedError: deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts live on different ranks"
-        in said
-    )
+        "NotImplementedError: deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts "
+        "live on different ranks"
+    ) in said
 
 
 @needs_transformers

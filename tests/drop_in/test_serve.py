@@ -26,7 +26,10 @@ print(json.dumps(said))
 """
 PIPES = 'is not in dslaunch: cuts a model into stages; see "Pipelines" in docs/reference/compatibility.md'
 EXPERTS = 'has layers whose experts live on different ranks; see "Experts" in docs/reference/compatibility.md'
-UNKNOWN = "of dslaunch has no attribute 'no_such_name'; DeepSpeed's names are listed in docs/reference/compatibility.md"
+UNKNOWN = (
+    "of dslaunch has no attribute 'no_such_name'; DeepSpeed's names are listed in "
+    "docs/reference/compatibility.md"
+)
 CASES = {
     "from deepspeed import PipelineModule": ("", ""),
     "deepspeed.PipelineModule": ("", ""),

@@ -17,7 +17,10 @@ from torch import nn
 from dslaunch import drop_in
 from dslaunch.runtime.config.load import load_config
 
-TEXT = 'deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts live on different ranks; see "Experts" in docs/reference/compatibility.md'
+TEXT = (
+    "deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts live on different ranks; see "
+    '"Experts" in docs/reference/compatibility.md'
+)
 
 
 @pytest.fixture(autouse=True)

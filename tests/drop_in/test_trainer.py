@@ -125,7 +125,9 @@ def test_an_engine_without_an_optimizer_evaluates_and_predicts(job: Job) -> None
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_what_is_generated_is_the_same_to_the_token(job: Job, stage: int) -> None:
-    """Stage 3 has the hard case: ranks stop at different lengths, and the parameters of each step are gathered by all."""
+    """Stage 3 has the hard case: ranks stop at different lengths, and the parameters of each step
+    are gathered by all.
+    """
     ours, theirs = job.results[f"generate-{stage}"], job.results["generate-None"]
     assert ours["predicted"] == theirs["predicted"]
     assert ours["by_hand"] == theirs["by_hand"]

@@ -1,7 +1,9 @@
-"""TRL's SFTTrainer and DPOTrainer train on dslaunch as on torch, through `import deepspeed`. Tolerances: see test_peft.py.
+"""TRL's SFTTrainer and DPOTrainer train on dslaunch as on torch, through `import deepspeed`.
 
-The loss of DPO comes from a difference of sums over words, each about fifty times as large as the loss. Seen: 1.9e-7 with SFT, 1.7e-6
-with DPO.
+Tolerances: see test_peft.py.
+
+The loss of DPO comes from a difference of sums over words, each about fifty times as large as the loss. Seen:
+1.9e-7 with SFT, 1.7e-6 with DPO.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the workers of this folder train: a tiny model, its tokenizer, its texts, all made here, and what they note of it."""
+"""What the workers of this folder train: a tiny model, its tokenizer, its texts, all made here,
+and what they note of it.
+"""
 
 from __future__ import annotations
 
@@ -142,9 +144,11 @@ def begin_case() -> None:
 def arguments(
     folder: Path, *, stage: int | None, kind: Any = TrainingArguments, has_optimizer: bool = True, **more: Any
 ) -> Any:
-    """Return the arguments for a Trainer with that ds_config; without a stage: for plain torch, and DDP if there are more ranks.
+    """Return the arguments for a Trainer with that ds_config; without a stage: for plain torch, and DDP if
+    there are more ranks.
 
-    Without a GPU Accelerate asks for no backend, and would have each rank train alone; the state that it is given here says gloo.
+    Without a GPU Accelerate asks for no backend, and would have each rank train alone; the state that it is
+    given here says gloo.
     """
     place: dict[str, Any]
     if stage is None:

@@ -1,4 +1,6 @@
-"""What test_trainer.py has trainer_worker.py run: each case once on plain torch (stage None) and on dslaunch at some stages."""
+"""What test_trainer.py has trainer_worker.py run: each case once on plain torch (stage None) and on
+dslaunch at some stages.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ SAVED_STEP = 4  # the step whose checkpoint a second run resumes from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run of Trainer. Without `ds_optimizer` it is TrainingArguments that says what optimizer there is, and so on."""
+    """One run of Trainer. Without `ds_optimizer` it is TrainingArguments that says what optimizer
+    there is, and so on.
+    """
 
     stage: int | None
     bf16: bool = False

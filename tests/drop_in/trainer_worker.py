@@ -1,7 +1,9 @@
-"""Run the cases of trainer_cases.py with transformers' Trainer, and write what came out: trainer_worker.py FOLDER.
+"""Run the cases of trainer_cases.py with transformers' Trainer, and write what came out:
+trainer_worker.py FOLDER.
 
 Each rank of a job runs all of it; rank 0 writes FOLDER/results.json, and each case's weights below FOLDER.
-What Trainer needs on a machine without a GPU, whatever `deepspeed` is, stands in docs/libraries/hugging-face.md.
+What Trainer needs on a machine without a GPU, whatever `deepspeed` is, stands in
+docs/libraries/hugging-face.md.
 """
 
 from __future__ import annotations
@@ -144,7 +146,9 @@ def make_model(case: Case, folder: Path) -> Any:
 
 
 def plain_optimizers(case: Case, model: Any, trainer: Trainer) -> None:
-    """Give Trainer on plain torch the optimizer and schedule that the ds_config names, where that differs from its own."""
+    """Give Trainer on plain torch the optimizer and schedule that the ds_config names,
+    where that differs from its own.
+    """
     options = {"lr": LR, "eps": EPSILON, "weight_decay": 0.1}
     kind = MasterAdamW if case.bf16 else torch.optim.AdamW
     if case.ds_optimizer:
@@ -221,7 +225,9 @@ def only_evaluate(stage: int | None, folder: Path, environ: dict[str, str]) -> R
 
 
 def generate(stage: int | None, folder: Path, environ: dict[str, str]) -> Result:
-    """Train an encoder and decoder for a few steps, generate in the evaluation and by hand, greedy and with beams."""
+    """Train an encoder and decoder for a few steps, generate in the evaluation and by hand,
+    greedy and with beams.
+    """
     case = Case(stage=stage, ds_scheduler=False)
     place = folder / f"generate-{stage}"
     args = make_arguments(
@@ -267,7 +273,9 @@ def generate(stage: int | None, folder: Path, environ: dict[str, str]) -> Result
 
 
 def add_tokens(stage: int | None, folder: Path, environ: dict[str, str]) -> Result:
-    """Train a model that is loaded and then gets more tokens, its two embeddings tied and not; load what it saves."""
+    """Train a model that is loaded and then gets more tokens, its two embeddings tied and not;
+    load what it saves.
+    """
     result: Result = {}
     for is_tied in (True, False):
         name = "tied" if is_tied else "untied"

@@ -1,4 +1,7 @@
-"""Trains with TRL's trainers in many ways, one after the other; test_trl.py compares. Arguments: folder, cases."""
+"""Trains with TRL's trainers in many ways, one after the other; test_trl.py compares.
+
+Arguments: folder, cases.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What the tests know about each optimizer: its classes, its formula in float64, its hyper-parameters.
 
-Letters: n = elements of the shard, p = param, g = grad. A formula gets p, g (already scaled) and the states as `Rounded`,
-does what the optimizer's paper says in the order of the kernel, and returns the new p and states.
+Letters: n = elements of the shard, p = param, g = grad. A formula gets p, g (already scaled) and
+the states as `Rounded`, does what the optimizer's paper says in the order of the kernel, and
+returns the new p and states.
 """
 
 from __future__ import annotations

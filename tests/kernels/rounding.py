@@ -1,8 +1,9 @@
-"""Arithmetic in float64 that knows how far float32 can be away from it: the error is counted operation by operation.
+"""Arithmetic in float64 that knows how far float32 can be away from it:
+the error is counted operation by operation.
 
-`Rounded(value, error)` stands for every float32 within `error` of `value`. Each operator works out the value in float64
-and adds up what the errors of its operands can do to it and what its own rounding does. A formula written with it is
-therefore a reference and its own tolerance.
+`Rounded(value, error)` stands for every float32 within `error` of `value`. Each operator works out the value
+in float64 and adds up what the errors of its operands can do to it and what its own rounding does. A formula
+written with it is therefore a reference and its own tolerance.
 """
 
 from __future__ import annotations

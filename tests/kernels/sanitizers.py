@@ -2,9 +2,9 @@
 
     make check-sanitizers
 
-Builds `dslaunch.kernels._C` with the address and undefined-behaviour sanitizers into build/sanitizers, beside the
-installed one, and runs the tests with it; further arguments go to pytest. The first finding ends the run, with its
-stack on standard error and an exit code that is not 0.
+Builds `dslaunch.kernels._C` with the address and undefined-behaviour sanitizers into build/sanitizers, beside
+the installed one, and runs the tests with it; further arguments go to pytest. The first finding ends the run,
+with its stack on standard error and an exit code that is not 0.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def build() -> Path:
 
 
 def environment(site: Path) -> dict[str, str]:
-    """What the tests run under: the sanitizer must be the first library of the process, before what throws for C++."""
+    """What the tests run under: the sanitizer must be the first library of the process,
+    before what throws for C++.
+    """
     compiler = os.environ.get("CXX", "c++")
     libraries = [_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]
     return {

@@ -39,7 +39,9 @@ def test_a_segment_cannot_be_changed() -> None:
 
 
 def test_bfloat16_moments_stop_where_the_next_value_is_nearer_to_the_old() -> None:
-    """What shard.py warns of: at beta2 = 0.999 a moment of squares loses less than half a unit, and keeps its value."""
+    """What shard.py warns of: at beta2 = 0.999 a moment of squares loses less than half a unit,
+    and keeps its value.
+    """
     arrays = make_arrays(ADAM_W, 8, state=torch.bfloat16)
     arrays["grad"].zero_()
     before = arrays.clone()

@@ -1,4 +1,6 @@
-"""Files of a disk engine: what is read is what was written, whatever the offset, the length and the address; and what is said when not."""
+"""Files of a disk engine: what is read is what was written, whatever the offset, the length and the
+address; and what is said when not.
+"""
 
 from __future__ import annotations
 
@@ -265,10 +267,15 @@ def read_only_array() -> np.ndarray:
     ("array", "offset", "error", "message"),
     [
         (bytes(8), 0, ValueError, "array: it is read-only, but a read fills it; pass a writable one"),
-        (read_only_array(), 0, ValueError, "array: it is read-only, but a read fills it; pass a writable one"),
-        (np.zeros((4, 4))[:, 1], 0, ValueError, "array: its elements do not follow one another; pass a contiguous array"),
-        (torch.zeros(8, requires_grad=True), 0, ValueError, "array: the tensor requires grad; pass array.detach(), which has the same memory"),
-        ([1, 2], 0, TypeError, "array: a list gives no access to its memory through DLPack or the buffer protocol; pass a CPU torch.Tensor (detached, if it requires grad), a numpy array or a bytearray"),
+        (read_only_array(), 0, ValueError,
+         "array: it is read-only, but a read fills it; pass a writable one"),
+        (np.zeros((4, 4))[:, 1], 0, ValueError,
+         "array: its elements do not follow one another; pass a contiguous array"),
+        (torch.zeros(8, requires_grad=True), 0, ValueError,
+         "array: the tensor requires grad; pass array.detach(), which has the same memory"),
+        ([1, 2], 0, TypeError,
+         ("array: a list gives no access to its memory through DLPack or the buffer protocol; pass a CPU "
+          "torch.Tensor (detached, if it requires grad), a numpy array or a bytearray")),
         (bytearray(8), -1, ValueError, "offset: 8 bytes from -1 on do not fit in the file of 100 bytes"),
         (bytearray(8), 93, ValueError, "offset: 8 bytes from 93 on do not fit in the file of 100 bytes"),
         (bytearray(101), 0, ValueError, "offset: 101 bytes from 0 on do not fit in the file of 100 bytes"),

@@ -202,8 +202,8 @@ def test_a_folder_without_direct_io_is_warned_about_once_and_works(small_disk: P
         file = engine.create(small_disk / "first", 20_000)
         second = engine.create(small_disk / "second", 20_000)
         assert [str(warning.message) for warning in caught] == [
-            f"{small_disk}: no direct I/O here (tmpfs keeps its files in memory); files go through the page cache, "
-            "which is slower and takes memory: use a folder on a local disk, e.g. with ext4 or xfs"
+            f"{small_disk}: no direct I/O here (tmpfs keeps its files in memory); files go through the page "
+            "cache, which is slower and takes memory: use a folder on a local disk, e.g. with ext4 or xfs"
         ]
         assert Path(caught[0].filename).name == Path(__file__).name
         assert not file.is_direct

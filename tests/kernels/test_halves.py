@@ -1,7 +1,8 @@
-"""The conversions from and to bfloat16 and float16 inside a step, seen through steps that change nothing else.
+"""The conversions from and to bfloat16 and float16 inside a step, seen through steps that
+change nothing else.
 
-With lr 0 the parameter stays as it is, so `param_out` is its rounded copy; with both betas 0 `exp_avg` becomes the
-gradient, so a 16-bit gradient is seen as float32.
+With lr 0 the parameter stays as it is, so `param_out` is its rounded copy; with both betas 0 `exp_avg`
+becomes the gradient, so a 16-bit gradient is seen as float32.
 """
 
 from __future__ import annotations

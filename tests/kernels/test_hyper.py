@@ -1,4 +1,6 @@
-"""The hyper-parameters and states of each optimizer that are refused; what all have in common is in test_bindings.py."""
+"""The hyper-parameters and states of each optimizer that are refused;
+what all have in common is in test_bindings.py.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ BAD: list[tuple[Optimizer, dict[str, Any], type[Exception], str]] = [
     (SGD[0], {"weight_decay": -1.0}, ValueError, f".weight_decay: -1; {FINITE}"),
     (SGD[0], {"step": -1}, ValueError, ".step: -1; must be >= 1: the first step is step 1"),
     (SGD[0], {"nesterov": "yes"}, TypeError, ".nesterov: 'yes'; must be True or False"),
-    (SGD[0], {"nesterov": True}, ValueError, ".nesterov: True, with momentum 0.9 and dampening 0.3; needs momentum above 0 and dampening 0"),
-    (SGD[1], {"nesterov": True, "dampening": 0.0}, ValueError, ".nesterov: True, with momentum 0 and dampening 0; needs momentum above 0 and dampening 0"),
+    (SGD[0], {"nesterov": True}, ValueError,
+     ".nesterov: True, with momentum 0.9 and dampening 0.3; needs momentum above 0 and dampening 0"),
+    (SGD[1], {"nesterov": True, "dampening": 0.0}, ValueError,
+     ".nesterov: True, with momentum 0 and dampening 0; needs momentum above 0 and dampening 0"),
     (LAMB[0], {"beta1": 1.0}, ValueError, ".beta1: 1; must be in [0, 1)"),
     (LAMB[0], {"beta2": 1.0}, ValueError, ".beta2: 1; must be in [0, 1)"),
     (LAMB[0], {"eps": -1.0}, ValueError, f".eps: -1; {FINITE}"),
@@ -59,7 +63,8 @@ def test_a_state_of_another_dtype_or_length_is_refused(optimizer: Optimizer) -> 
     name = optimizer.states[0]
     for value, error, message in (
         (torch.zeros(8).half(), TypeError, "dtype float16; must be float32 or bfloat16"),
-        (torch.zeros(9), ValueError, "9 elements, but shards[0].param has 8; all arrays of one shard must have the same length"),
+        (torch.zeros(9), ValueError,
+         "9 elements, but shards[0].param has 8; all arrays of one shard must have the same length"),
     ):  # fmt: skip
         arrays = make_arrays(optimizer, 8)
         arrays.tensors[name] = value

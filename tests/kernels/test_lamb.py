@@ -1,4 +1,6 @@
-"""What only LAMB promises: its norms and its two passes; the arithmetic of every optimizer is in test_steps.py."""
+"""What only LAMB promises: its norms and its two passes; the arithmetic of every optimizer
+is in test_steps.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from dslaunch.kernels import LambSums, lamb_apply, lamb_directions, lamb_step, l
 from tests.kernels.optimizers import LAMB, assert_same_bits, make_arrays
 
 LAMB_, _ = LAMB
-# Squares of float32 are exact in float64; only the additions round, at most one per element of a lane, lane and block.
+# Squares of float32 are exact in float64; only the additions round, at most one per element of a
+# lane, lane and block.
 RELATIVE_TOLERANCE = 600 * 2.0**-53
 NUMELS = (1, 31, 32, 33, 1023, 1024, 1025, 8191, 8192, 8193, 300_001)
 
@@ -113,7 +116,8 @@ def test_the_quotient_is_kept_between_its_limits(coeffs: tuple[float, float], qu
     ("sums", "error", "message"),
     [
         ([], ValueError, "sums: 0 pairs, but the shards have 1 segments; must be as many, in the same order"),
-        ([(1.0, 1.0)] * 2, ValueError, "sums: 2 pairs, but the shards have 1 segments; must be as many, in the same order"),
+        ([(1.0, 1.0)] * 2, ValueError,
+         "sums: 2 pairs, but the shards have 1 segments; must be as many, in the same order"),
         ([3.0], TypeError, "sums[0]: 3.0; must be a pair of floats"),
     ],
 )  # fmt: skip

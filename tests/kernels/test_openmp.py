@@ -1,4 +1,7 @@
-"""Threads: beside torch's own OpenMP, after fork, and in several Python threads at once. Each in a fresh process."""
+"""Threads: beside torch's own OpenMP, after fork, and in several Python threads at once.
+
+Each in a fresh process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Twenty steps of every optimizer beside somebody else's: torch's own, or the formula in float64 from step to step."""
+"""Twenty steps of every optimizer beside somebody else's: torch's own,
+or the formula in float64 from step to step.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ STEPS = 20
 TOLERANCE = STEPS * 4 * 4 * 2.0**-24
 
 PEERS: list[tuple[Optimizer, dict[str, Any], Callable[..., torch.optim.Optimizer], dict[str, Any]]] = [
-    (ADAM[0], {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99}, torch.optim.AdamW, {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}),
-    (ADAM[1], {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99}, torch.optim.Adam, {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}),
+    (ADAM[0], {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99}, torch.optim.AdamW,
+     {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}),
+    (ADAM[1], {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99}, torch.optim.Adam,
+     {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}),
     (ADAGRAD, {}, torch.optim.Adagrad, {"lr": 1e-2, "lr_decay": 1e-2, "eps": 1e-10, "weight_decay": 0.1}),
     (SGD[0], {}, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
     (SGD[1], {}, torch.optim.SGD, {"lr": 1e-2, "dampening": 0.3, "weight_decay": 0.1}),

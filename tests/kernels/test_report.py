@@ -1,4 +1,6 @@
-"""What `python -m dslaunch.kernels.report` finds out: a broken kernel is named, a folder that cannot be used has a reason."""
+"""What `python -m dslaunch.kernels.report` finds out: a broken kernel is named, a folder that cannot be
+used has a reason.
+"""
 
 from __future__ import annotations
 

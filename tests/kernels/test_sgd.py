@@ -40,7 +40,8 @@ def test_a_segment_with_momentum_needs_a_buffer() -> None:
     with pytest.raises(ValueError, match="momentum_buffer") as caught:
         sgd_step([shard])
     assert str(caught.value) == (
-        "shards[0].momentum_buffer: None, but shards[0].segments[1] has momentum 0.9; pass an array, of zeros before step 1"
+        "shards[0].momentum_buffer: None, but shards[0].segments[1] has momentum 0.9; pass an array, of "
+        "zeros before step 1"
     )
 
 

@@ -1,4 +1,6 @@
-"""One step of every optimizer: each element against the formula in float64, each fast loop against the plain one."""
+"""One step of every optimizer: each element against the formula in float64,
+each fast loop against the plain one.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,8 @@ def test_a_gradient_in_pieces_counts_as_one_and_what_has_none_stays(optimizer: O
         pytest.skip("what has no gradient changes the norms: see test_lamb.py")
     whole = make_arrays(optimizer, 50_000, grad=BF16, out=BF16)
     untouched, in_pieces = whole.clone(), whole.clone()
-    # the second segment begins inside the second piece; there is no gradient in [20_000, 20_005) and behind 49_000
+    # the second segment begins inside the second piece; there is no gradient in
+    # [20_000, 20_005) and behind 49_000
     segments = (
         replace(optimizer.segment, numel=30_001),
         replace(optimizer.segment, offset=30_001, numel=19_999, **optimizer.another),

@@ -1,4 +1,6 @@
-"""Many real hosts on one Linux machine: own network, processes, home folder, sshd. `python -m tests.lab --help`.
+"""Many real hosts on one Linux machine: own network, processes, home folder, sshd.
+
+`python -m tests.lab --help`.
 
 Files, each importing only those before it:
 place -> procfs, cgroup, network, lock -> ssh -> machine -> host -> lab -> __main__ (the command line).

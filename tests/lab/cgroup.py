@@ -1,8 +1,8 @@
 """The cgroups of one host: freezer from the start, cpu and memory from the first limit on.
 
 They lie below the cgroups of whoever makes the lab, so a limit set on that one still holds for all its hosts.
-Limits need version 1. The freezer is that of version 2 where there is one: what it has frozen can still be killed.
-With version 1 a killed process stays, and whoever waits for it hangs, until the host is thawed.
+Limits need version 1. The freezer is that of version 2 where there is one: what it has frozen can still be
+killed. With version 1 a killed process stays, and whoever waits for it hangs, until the host is thawed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class Cgroups:
 
 
 def own_folder(controller: str) -> Path | None:
-    """The cgroup of this process in which hosts get theirs; None if the machine does not have that controller."""
+    """The cgroup of this process in which hosts get theirs; None if the machine does not
+    have that controller.
+    """
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     paths = {
         name: path.lstrip("/") for _, names, path in lines for name in names.split(",")

@@ -42,8 +42,8 @@ def in_host(init_pid: int, cwd: str | Path, argv: Sequence[str | Path]) -> list[
 def children_in_pid_namespace(init_pid: int) -> Iterator[None]:
     """Children that this thread starts meanwhile are born in the pid namespace of `init_pid`.
 
-    That is why `Popen.pid` can be the command itself. `nsenter --pid` would stay in between: it must fork, does not
-    pass on signals, and leaves the command behind when it is killed.
+    That is why `Popen.pid` can be the command itself. `nsenter --pid` would stay in between: it must fork,
+    does not pass on signals, and leaves the command behind when it is killed.
     """
     own_fd = os.open("/proc/self/ns/pid", os.O_RDONLY)
     try:

@@ -13,7 +13,9 @@ SSH_PORT = 22
 
 
 class Host(Machine):
-    """One host. Each fault stays until it is taken back, or until `restore`; each is one method, so the list is long."""
+    """One host. Each fault stays until it is taken back, or until `restore`; each is one method,
+    so the list is long.
+    """
 
     def link_down(self) -> None:
         """The cable has no carrier any more; the host notices."""
@@ -42,7 +44,9 @@ class Host(Machine):
         self._add_rule("INPUT", "-p", "tcp", "--dport", str(port), "-j", "DROP")
 
     def refuse_port(self, port: int, *, source: str | None = None) -> None:
-        """TCP packets that come in for this port, from anywhere or from one address, are answered with a reset."""
+        """TCP packets that come in for this port, from anywhere or from one address,
+        are answered with a reset.
+        """
         sources = ("-s", source) if source else ()
         reject = ("-j", "REJECT", "--reject-with", "tcp-reset")
         self._add_rule("INPUT", "-p", "tcp", *sources, "--dport", str(port), *reject)
@@ -98,7 +102,9 @@ class Host(Machine):
         self._restart_sshd()
 
     def die(self) -> None:
-        """Every process is killed; the kernel closes their connections (FIN or RST) and answers new ones with RST."""
+        """Every process is killed; the kernel closes their connections (FIN or RST)
+        and answers new ones with RST.
+        """
         self.end()
 
     def poweroff(self) -> None:
@@ -108,7 +114,9 @@ class Host(Machine):
         network.remove_host(self._place, self.name)
 
     def boot(self) -> None:
-        """Start the host after `die` or `poweroff`: new network stack, cable plugged in, folders as they were."""
+        """Start the host after `die` or `poweroff`: new network stack, cable plugged in,
+        folders as they were.
+        """
         if self.is_running:
             raise LabError(
                 f"{self.name}: is up; only a host that is down can boot; die() or poweroff() it first"
@@ -119,9 +127,11 @@ class Host(Machine):
         self.wait_for_start(self.start())
 
     def restore(self) -> None:
-        """As it was made: up, connected, its own addresses only, no fault or limit, no process of a job, no file added.
+        """As it was made: up, connected, its own addresses only, no fault or limit,
+        no process of a job, no file added.
 
-        Commands are run only for what may have changed: this happens to five hosts after each of hundreds of tests.
+        Commands are run only for what may have changed: this happens to five hosts after each of
+        hundreds of tests.
         """
         self._cgroups.thaw()
         self._cgroups.unlimit()

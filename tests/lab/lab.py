@@ -35,7 +35,10 @@ PROGRAMS = (
     "unshare",
 )
 # Asks the kernel for each thing a host is made of; the namespaces end with the command.
-PROBE = "mount -t tmpfs none /mnt && ip link add name probe0 type veth peer name probe1 && ip link add name probe2 type bridge"
+PROBE = (
+    "mount -t tmpfs none /mnt && ip link add name probe0 type veth peer name probe1 && ip link add name "
+    "probe2 type bridge"
+)
 
 
 class Lab:
@@ -87,11 +90,13 @@ class Lab:
     ) -> Lab:
         """Make a lab; what an earlier one left when it crashed is cleaned away first.
 
-        The checkout, the virtual environment and the interpreter are visible in every host, read-only; the folders in
-        `shared` and `lab.shared` are visible and writable, all at their own paths. Labs with different names may be up
-        at the same time, each on a network of its own. `replace`: also take down one that was left up on purpose (`detach`).
+        The checkout, the virtual environment and the interpreter are visible in every host, read-only; the
+        folders in `shared` and `lab.shared` are visible and writable, all at their own paths. Labs with
+        different names may be up at the same time, each on a network of its own. `replace`: also take down
+        one that was left up on purpose (`detach`).
 
-        Errors: LabError if the machine cannot, if another process keeps its lab for `wait_s`, or a host does not start.
+        Errors: LabError if the machine cannot, if another process keeps its lab for `wait_s`,
+                or a host does not start.
         """
         reason = cls.can_be_made()
         if reason is not None:
@@ -204,7 +209,9 @@ class Lab:
         return self._reap_and_list()
 
     def restore(self) -> None:
-        """Put every host back as `up` made it: no fault, no process of a job, no added file in its own folders."""
+        """Put every host back as `up` made it: no fault, no process of a job,
+        no added file in its own folders.
+        """
         for host in self.hosts:
             host.restore()
 
@@ -220,7 +227,8 @@ class Lab:
         _write_state(place, num_hosts=len(self.nodes), is_detached=False)
         paths = {**paths, place.shared: "rw"}
         place.paths.write_text("".join(f"{mode} {path}\n" for path, mode in sorted(paths.items())))
-        # The second line of each host names its address as IPv6 sockets show it: programs look that up, and warn.
+        # The second line of each host names its address as IPv6 sockets show it:
+        # programs look that up, and warn.
         addresses = "".join(
             f"{address_of(index)} {name}\n::ffff:{address_of(index)} {name}.mapped\n"
             for index, name in enumerate(names)

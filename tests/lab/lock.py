@@ -1,4 +1,6 @@
-"""One lab per machine at a time: a lock file that is free again as soon as its holder ends, however it ends."""
+"""One lab per machine at a time: a lock file that is free again as soon as its holder
+ends, however it ends.
+"""
 
 from __future__ import annotations
 

@@ -63,10 +63,11 @@ class Machine:
         cwd: str | Path | None = None,
         **popen_kwargs: Any,
     ) -> subprocess.Popen[Any]:
-        """Start a command in this host; the Popen is that command itself, so signals and exit status are its own.
+        """Start a command in this host; the Popen is that command itself,
+        so signals and exit status are its own.
 
-        `env` is added to the environment of a login (entry.LOGIN_ENV); `cwd` is a folder of the host, /root if not given.
-        Every signal starts out with its default action, whatever this process ignores.
+        `env` is added to the environment of a login (entry.LOGIN_ENV); `cwd` is a folder of the host, /root
+        if not given. Every signal starts out with its default action, whatever this process ignores.
 
         Errors: LabError if the host is down. A command that is not there ends with status 127.
         """
@@ -87,7 +88,8 @@ class Machine:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in this host to its end, with empty input; bytes that are not UTF-8 become surrogates.
+        """Run a command in this host to its end, with empty input; bytes that are not UTF-8
+        become surrogates.
 
         Errors: subprocess.TimeoutExpired (the command is killed), CalledProcessError if `check`.
         """
@@ -151,7 +153,8 @@ class Machine:
             process.poll()
 
     def start(self) -> int:
-        """Start init and sshd in the network that is there; the caller waits with `wait_for_start`, given the result.
+        """Start init and sshd in the network that is there; the caller waits with
+        `wait_for_start`, given the result.
 
         Result: a file descriptor from which the word of init will come.
         """

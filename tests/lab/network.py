@@ -36,7 +36,9 @@ def add_hosts(place: Place, hosts: dict[str, int]) -> None:
 
 
 def remove_host(place: Place, host: str) -> None:
-    """Take the cable away first: a namespace is taken down in the background, with its cable still in the bridge."""
+    """Take the cable away first: a namespace is taken down in the background,
+    with its cable still in the bridge.
+    """
     _ip(f"link del {host}", netns=place.switch)
     _ip(f"netns del {place.netns(host)}")
 
@@ -95,7 +97,9 @@ def reset_addresses(place: Place, host: str, index: int) -> None:
 
 
 def addresses_and_routes(init_pid: int) -> str:
-    """What the kernel says of them in the network of that process, to compare with: no command is run, as a look by `ip` needs."""
+    """What the kernel says of them in the network of that process, to compare with: no command is run, as
+    a look by `ip` needs.
+    """
     folder = Path(f"/proc/{init_pid}/net")
     return "".join((folder / name).read_text() for name in ("fib_trie", "route", "if_inet6"))
 

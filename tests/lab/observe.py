@@ -1,4 +1,6 @@
-"""What the tests of the lab see of a host: lines of its commands, what its sshd says, how a connection ends."""
+"""What the tests of the lab see of a host: lines of its commands, what its sshd says,
+how a connection ends.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def running(host: Host, *argv: str, **kwargs: Any) -> Iterator[subprocess.Popen[
 
 @contextlib.contextmanager
 def connected(client: Host, server: Host) -> Iterator[subprocess.Popen[str]]:
-    """A process on `client` with a connection to one on `server`; it prints `closed` once it hears of an end."""
+    """A process on `client` with a connection to one on `server`; it prints `closed` once
+    it hears of an end.
+    """
     with running(server, sys.executable, "-c", SERVER) as listener:
         assert next_line(listener) == "listening"
         with running(client, sys.executable, "-c", CLIENT, server.address) as process:

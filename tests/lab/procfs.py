@@ -1,4 +1,7 @@
-"""What /proc says about processes, and waiting for it to change. All pids are as the machine outside sees them."""
+"""What /proc says about processes, and waiting for it to change.
+
+All pids are as the machine outside sees them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ def wait_until(is_done: Callable[[], bool], *, timeout_s: float) -> bool:
 
 
 def namespace_of(file: Path) -> str | None:
-    """`net:[4026532281]` for the kind in /proc/PID/ns/KIND, or for a file in /run/netns; None if it is gone."""
+    """`net:[4026532281]` for the kind in /proc/PID/ns/KIND, or for a file in /run/netns;
+    None if it is gone.
+    """
     try:
         if file.parent.name == "ns":
             return os.readlink(file)
@@ -40,7 +45,9 @@ def namespace_of(file: Path) -> str | None:
 
 
 def pids_in(namespace: str) -> tuple[int, ...]:
-    """The processes in a namespace such as `pid:[4026532281]`; zombies and processes past their end are not."""
+    """The processes in a namespace such as `pid:[4026532281]`; zombies and processes past
+    their end are not.
+    """
     return pids_by_namespace(namespace.partition(":")[0]).get(namespace, ())
 
 
@@ -55,7 +62,9 @@ def pids_by_namespace(kind: str) -> dict[str, tuple[int, ...]]:
 
 
 def command_line(pid: int) -> str:
-    """The arguments joined by spaces, `[name]` if it has none, '' if it is a zombie or gone: as `ps -ef` shows them."""
+    """The arguments joined by spaces, `[name]` if it has none, '' if it is a zombie or gone:
+    as `ps -ef` shows them.
+    """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         if words:
@@ -83,7 +92,10 @@ def state(pid: int) -> str:
 
 
 def start_time(pid: int) -> str:
-    """When it started, in clock ticks since boot; with the pid it names one process for ever. '' if it is gone."""
+    """When it started, in clock ticks since boot; with the pid it names one process for ever.
+
+    '' if it is gone.
+    """
     try:
         return _stat(pid)[21]
     except OSError:
@@ -100,7 +112,9 @@ def inner_pid(pid: int) -> int:
 
 
 def send_signal(pid: int, namespace: str, signum: int) -> None:
-    """Signal `pid` if it still is a process of that namespace; a pid that was given to a stranger is left alone."""
+    """Signal `pid` if it still is a process of that namespace; a pid that was given to a
+    stranger is left alone.
+    """
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -138,7 +152,9 @@ def kill_until_gone(
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from 0: pid, name (may hold spaces and brackets), state, ...; [21] is the start time."""
+    """Fields of /proc/PID/stat from 0: pid, name (may hold spaces and brackets), state, ...;
+    [21] is the start time.
+    """
     head, _, tail = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
     number, _, name = head.partition(" (")
     return [number, name, *tail.split()]

@@ -1,4 +1,6 @@
-"""The ssh side of a lab, as files: one key pair that opens every host, one host key per host, who knows whom."""
+"""The ssh side of a lab, as files: one key pair that opens every host,
+one host key per host, who knows whom.
+"""
 
 from __future__ import annotations
 

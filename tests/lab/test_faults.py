@@ -148,7 +148,11 @@ def test_limits_of_cpu_and_memory_hold(lab: Lab) -> None:
     node.limit_memory(50_000_000)
     assert node.run([sys.executable, "-c", "b'x' * 100_000_000"]).returncode == -signal.SIGKILL
     node.limit_cpu(0.1)
-    spin = "import time; end = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
+    spin = (
+        "import time; end = time.monotonic() + 0.5\n"
+        "while time.monotonic() < end: pass\n"
+        "print(time.process_time())"
+    )
     assert float(node.run([sys.executable, "-c", spin]).stdout) < 0.25
 
 

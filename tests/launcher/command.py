@@ -12,11 +12,14 @@ from tests.lab import Host
 
 TIMEOUT_S = 60.0
 AT_ONCE_S = 20.0  # no time limit of the job (30 s and more) was waited for
-BUSY_S = 10.0  # on top of a time that is promised: other tests keep the machine busy, an idle one takes below 0.5 s
+# on top of a time that is promised: other tests keep the machine busy, an idle one takes below 0.5 s
+BUSY_S = 10.0
 
 
 class Command:
-    """Starts `dslaunch WORDS...` on a host, in `folder` unless `cwd` is given; its output goes to files in `folder`."""
+    """Starts `dslaunch WORDS...` on a host, in `folder` unless `cwd` is given;
+    its output goes to files in `folder`.
+    """
 
     def __init__(
         self,

@@ -14,7 +14,9 @@ from tests.launcher.local_job import WORKER, Job, Start
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a job of this worker text; the words are the options before the script and, after '--', its own."""
+    """Starts a job of this worker text; the words are the options before the script and,
+    after '--', its own.
+    """
     jobs: list[Job] = []
 
     def start_one(worker: str, *words: str, **given: Any) -> Job:

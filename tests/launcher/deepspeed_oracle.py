@@ -1,9 +1,10 @@
-"""What the real DeepSpeed makes of command lines: `python deepspeed_oracle.py FOLDER < cases.json > answers.json`.
+"""What the real DeepSpeed makes of command lines: `python deepspeed_oracle.py FOLDER <
+cases.json > answers.json`.
 
-FOLDER holds the deepspeed package. Its launcher/runner.py runs as it is, from the words to the command that it would
-start; only its imports of the training side are replaced (they need torch and a compiler, and have no part in this),
-the number of devices, and the start itself. A case is {"words", "num_devices", "visible"}; an answer is the hosts with
-their device ids, [["w0", [0, 1]], ...], or the text of the error.
+FOLDER holds the deepspeed package. Its launcher/runner.py runs as it is, from the words to the command that
+it would start; only its imports of the training side are replaced (they need torch and a compiler, and have
+no part in this), the number of devices, and the start itself. A case is {"words", "num_devices", "visible"};
+an answer is the hosts with their device ids, [["w0", [0, 1]], ...], or the text of the error.
 """
 
 from __future__ import annotations

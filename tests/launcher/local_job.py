@@ -1,4 +1,6 @@
-"""A `dslaunch` command on this machine: a child process with real workers, found again by a mark in its environment."""
+"""A `dslaunch` command on this machine: a child process with real workers,
+found again by a mark in its environment.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def escape():
 
 
 def poll(is_so: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until something is so. A look at all processes is not cheap: three times as long as it took nothing is done."""
+    """Wait until something is so. A look at all processes is not cheap:
+    three times as long as it took nothing is done.
+    """
     looked_at = time.monotonic()
     deadline = looked_at + timeout_s
     while not is_so():

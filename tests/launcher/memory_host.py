@@ -82,8 +82,8 @@ def first(*answers: Frame | bytes) -> Change:
 class MemoryHost:
     """Its workers end with `code`; None means that they run until they are stopped.
 
-    `change` is asked first: with None for what comes at the beginning, then with each frame that arrives. Its answer is
-    sent instead of the honest one, unless it is None. b"" ends the stream.
+    `change` is asked first: with None for what comes at the beginning, then with each frame that arrives. Its
+    answer is sent instead of the honest one, unless it is None. b"" ends the stream.
     """
 
     local_address = "10.0.0.9"

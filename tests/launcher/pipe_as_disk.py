@@ -1,7 +1,7 @@
 """`python -m dslaunch`, to which a pipe may stand in for a log file.
 
-Nothing else can be made as slow as a test wants it. A launcher refuses a pipe in the place of a file of its own, so this one
-opens those that it finds there, and waits for their readers as for a disk.
+Nothing else can be made as slow as a test wants it. A launcher refuses a pipe in the place of a file of its
+own, so this one opens those that it finds there, and waits for their readers as for a disk.
 """
 
 from __future__ import annotations

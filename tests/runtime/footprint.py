@@ -1,9 +1,11 @@
-"""How many bytes of each kind of memory one rank needs at most while it trains, wherever values lie between their uses.
+"""How many bytes of each kind of memory one rank needs at most while it trains,
+wherever values lie between their uses.
 
 Letters, as in docs/train/offload.md:
 n  trained elements of the model        N  ranks         s = u/N, a unit's shard
 u  elements of the largest unit         p  elements of the largest parameter
-b  bytes of a parameter                 k  bytes of an element's optimizer states, with the float32 master if there is one
+b  bytes of a parameter                 k bytes of an element's optimizer states, with the float32
+                                        master if there is one
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes of one rank, without padding, activations and buffers; on CPUs `device` and `host` are the same memory."""
+    """Bytes of one rank, without padding, activations and buffers; on CPUs `device` and `host`
+    are the same memory.
+    """
 
     device: float = 0.0
     host: float = 0.0
@@ -104,8 +108,9 @@ def peak_bytes(
 ) -> Footprint:
     """Return the most that a rank holds at one time in training, as tests find it with a census of storages.
 
-    `is_accumulating`: a step has several micro batches. `is_gpu`: collectives need no memory beside, and copies to the host go on
-    while the next unit computes; else they are gloo's, and done at once. Nobody has measured a GPU yet.
+    `is_accumulating`: a step has several micro batches. `is_gpu`: collectives need no memory beside, and
+    copies to the host go on while the next unit computes; else they are gloo's, and done at once. Nobody has
+    measured a GPU yet.
     """
     states_leave = plan.states.is_away and (plan.has_host or plan.states.residence is Residence.NVME)
     is_alone = num_ranks == 1

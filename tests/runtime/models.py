@@ -41,7 +41,9 @@ def make_model(kind: type[nn.Module] = Uneven, *, seed: int = 0) -> nn.Module:
 
 
 def make_config(**changes: Any) -> dict[str, Any]:
-    """A ds_config for fp32 and AdamW, small buckets, with `changes` at the top level; stage= goes where it belongs."""
+    """A ds_config for fp32 and AdamW, small buckets, with `changes` at the top level;
+    stage= goes where it belongs.
+    """
     stage = changes.pop("stage", 0)
     bucket = changes.pop("reduce_bucket_size", 600)
     return {
@@ -123,7 +125,9 @@ def trained_plain(make: MakeOptimizer, *, steps: int = 10) -> dict[str, Tensor]:
 def trained_at(
     stages: Iterable[int], make: MakeOptimizer, *, steps: int = 10, steps_before: int = 0
 ) -> list[dict[str, Tensor]]:
-    """What the same training comes to with an engine, for each stage; the engine is made after so many plain steps."""
+    """What the same training comes to with an engine, for each stage;
+    the engine is made after so many plain steps.
+    """
     results = []
     for stage in stages:
         model = make_model()

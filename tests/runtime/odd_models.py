@@ -1,4 +1,6 @@
-"""Odd parameters, and loops that change them: each case beside what plain torch does with it, or the words in which it is refused."""
+"""Odd parameters, and loops that change them: each case beside what plain torch does with it, or the words
+in which it is refused.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +192,10 @@ class InTheOptimizerOnly(Case):
 
 
 class InTheModelOnly(Case):
-    warned = "no group of the optimizer has parameters 'blocks.1.weight', 'blocks.1.bias', though requires_grad is set"
+    warned = (
+        "no group of the optimizer has parameters 'blocks.1.weight', 'blocks.1.bias', though "
+        "requires_grad is set"
+    )
 
     def groups(self) -> Iterable[Any]:
         return [*self.blocks[0].parameters(), *self.blocks[2].parameters()]
@@ -312,7 +317,10 @@ class FrozenForAWhileByAnother(FrozenForAWhile):
 
 
 class UnfrozenLater(FrozenFromTheStart):
-    refused = "the optimizer has parameters 'blocks.1.weight', 'blocks.1.bias', with requires_grad now and without it at initialize"
+    refused = (
+        "the optimizer has parameters 'blocks.1.weight', 'blocks.1.bias', with requires_grad now and without "
+        "it at initialize"
+    )
 
     def change(self, step: int, optimizer: Optimizer) -> None:
         if step == 2:
@@ -321,7 +329,10 @@ class UnfrozenLater(FrozenFromTheStart):
 
 class UnfrozenAndInNoGroup(UnfrozenLater):
     refused = ""
-    warned = "no group of the optimizer has parameters 'blocks.1.weight', 'blocks.1.bias', though requires_grad is set"
+    warned = (
+        "no group of the optimizer has parameters 'blocks.1.weight', 'blocks.1.bias', though "
+        "requires_grad is set"
+    )
 
     def groups(self) -> Iterable[Any]:
         return [param for param in self.parameters() if param.requires_grad]

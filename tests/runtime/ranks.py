@@ -1,7 +1,8 @@
-"""Real ranks for tests: four processes that live as long as the test session and form a new gloo group per call.
+"""Real ranks for tests: four processes that live as long as the test session and form a new
+gloo group per call.
 
-`ranks(function, world_size=n)` calls `function(rank)` in n of them and returns the n results in rank order. A call
-that takes longer than its deadline has hung: the processes are killed and the test fails.
+`ranks(function, world_size=n)` calls `function(rank)` in n of them and returns the n results in rank order. A
+call that takes longer than its deadline has hung: the processes are killed and the test fails.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class RankFailed(Exception):
 
 
 class Ranks:
-    """The processes. They are forked from one that has imported torch, which is most of what a process costs here."""
+    """The processes. They are forked from one that has imported torch,
+    which is most of what a process costs here.
+    """
 
     def __init__(self) -> None:
         self._workers: list[tuple[Any, Connection]] = []
@@ -46,7 +49,9 @@ class Ranks:
     def __call__(
         self, function: Callable[..., Any], *args: Any, world_size: int, deadline_s: float = DEADLINE_S
     ) -> list[Any]:
-        """Return `[function(rank, *args) for rank in range(world_size)]`, each computed by its own process."""
+        """Return `[function(rank, *args) for rank in range(world_size)]`,
+        each computed by its own process.
+        """
         for attempt in range(2):
             self._start(world_size)
             with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +91,8 @@ class Ranks:
         failed = False
         while len(answers) < len(pipes):
             waiting = [pipe for index, pipe in enumerate(pipes) if index not in answers]
-            # One rank's failure leaves the others in a collective: give them a moment to fail, too, and no more.
+            # One rank's failure leaves the others in a collective: give them a moment to
+            # fail, too, and no more.
             ready = wait(waiting, timeout=1.0 if failed else max(0.0, deadline - time.monotonic()))
             if not ready:
                 return [answers.get(index, (False, "did not return")) for index in range(len(pipes))]
@@ -111,7 +117,9 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             return
         if not has_imported:
-            gc.freeze()  # modules live as long as the process: a collection looks at what the tests made, and takes no time
+            # modules live as long as the process: a collection looks at what the tests
+            # made, and takes no time
+            gc.freeze()
             has_imported = True
         try:
             with process_group(rank, world_size, store):

@@ -116,7 +116,9 @@ def test_a_call_as_text() -> None:
     [
         ("", []),
         ("info", ["[Rank -1] hello"]),
-        ("loud", ["DSLAUNCH_LOG_LEVEL='loud': must be one of debug, info, warning, error, critical; it counts as warning"]),
+        ("loud",
+         [("DSLAUNCH_LOG_LEVEL='loud': must be one of debug, info, warning, error, critical; "
+           "it counts as warning")]),
     ],
 )  # fmt: skip
 def test_a_variable_says_from_which_level_on_messages_are_shown(level: str, shown: list[str]) -> None:

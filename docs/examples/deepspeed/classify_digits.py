@@ -2,7 +2,8 @@
 
     dslaunch --num_gpus 2 docs/examples/deepspeed/classify_digits.py --deepspeed --stage 2 --dtype bf16
 
-The engine makes the data loader, casts the model, and steps the optimizer and the schedule that the ds_config names.
+The engine makes the data loader, casts the model, and steps the optimizer and the schedule that
+the ds_config names.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Several engines in one process: one trains a teacher, one only asks it, and one trains a student on its answers.
+"""Several engines in one process: one trains a teacher, one only asks it,
+and one trains a student on its answers.
 
     dslaunch --num_gpus 2 docs/examples/deepspeed/distill.py --stage 2
 

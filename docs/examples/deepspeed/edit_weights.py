@@ -2,7 +2,8 @@
 
     dslaunch --num_gpus 2 docs/examples/deepspeed/edit_weights.py --stage 3
 
-At stage 3 a parameter is present only inside `GatheredParameters`. At other stages the same lines do nothing special.
+At stage 3 a parameter is present only inside `GatheredParameters`. At other stages the same lines
+do nothing special.
 """
 
 import argparse
@@ -125,7 +126,8 @@ def main():
         model=model, model_parameters=model.parameters(), config_params=config
     )
     train(engine, args.steps)
-    # The copy in float32 that the optimizer steps, in any precision. At stage 0 DeepSpeed gives None, dslaunch has it there, too.
+    # The copy in float32 that the optimizer steps, in any precision. At stage 0 DeepSpeed gives None,
+    # dslaunch has it there, too.
     bias = safe_get_full_fp32_param(model.hidden.bias)
     if bias is not None:
         safe_set_full_fp32_param(model.hidden.bias, torch.full_like(bias, 0.5))

@@ -2,7 +2,8 @@
 
     dslaunch --num_gpus 2 docs/examples/deepspeed/estimate_memory.py
 
-It also runs as one process: `python docs/examples/deepspeed/estimate_memory.py`, with the package on PYTHONPATH.
+It also runs as one process: `python docs/examples/deepspeed/estimate_memory.py`,
+with the package on PYTHONPATH.
 """
 
 import argparse

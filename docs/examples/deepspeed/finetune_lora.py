@@ -2,8 +2,9 @@
 
     dslaunch --num_gpus 2 docs/examples/deepspeed/finetune_lora.py --zero_stage 3 --gradient_checkpointing
 
-The base is a tiny Qwen2 of Hugging Face's `transformers` with random weights, written to a folder first so that it can be loaded
-as a real one would. At stage 3 each rank loads its shards only. The task is to go on counting with a stride.
+The base is a tiny Qwen2 of Hugging Face's `transformers` with random weights, written to a folder first so
+that it can be loaded as a real one would. At stage 3 each rank loads its shards only. The task is to go on
+counting with a stride.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     dslaunch --num_gpus 2 docs/examples/deepspeed/pretrain_bert.py --deepspeed_config docs/examples/deepspeed/ds_config_bert.json --load_checkpoint_dir /tmp/bert
 
 Nothing here makes the process group: deepspeed.initialize() does. The script has a data loader of its own.
-"""
+"""  # noqa: E501 - the commands, as the README shows them
 
 import argparse
 import random

@@ -2,7 +2,8 @@
 
     dslaunch --num_gpus 2 docs/examples/deepspeed/profile_flops.py
 
-MACs are multiply-accumulate operations of matrix products, convolutions and attention; a profile has the latencies, too.
+MACs are multiply-accumulate operations of matrix products, convolutions and attention;
+a profile has the latencies, too.
 """
 
 import argparse

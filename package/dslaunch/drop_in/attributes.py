@@ -1,6 +1,7 @@
 """Attributes by dotted names, as programs that replace layers of a model ask for them.
 
-Source: DeepSpeed 0.19.8 utils/module_utils.py, and compression/helper.py for programs that were written before it
+Source: DeepSpeed 0.19.8 utils/module_utils.py, and compression/helper.py for programs that
+        were written before it
 """
 
 from __future__ import annotations

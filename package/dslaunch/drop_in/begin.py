@@ -1,4 +1,7 @@
-"""What a Python that starts does about DSLAUNCH_DROP_IN: importing this does it. See "How a program finds it"."""
+"""What a Python that starts does about DSLAUNCH_DROP_IN: importing this does it.
+
+See "How a program finds it".
+"""
 
 from __future__ import annotations
 

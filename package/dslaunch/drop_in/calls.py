@@ -12,7 +12,9 @@ initialize = update_wrapper(partial(runtime.initialize, is_lenient=True), runtim
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add --deepspeed and --deepspeed_config, which `initialize(args=...)` reads, and both under DeepSpeed's name of before 2020."""
+    """Add --deepspeed and --deepspeed_config, which `initialize(args=...)` reads, and both under
+    DeepSpeed's name of before 2020.
+    """
     parser = runtime.add_config_arguments(parser)
     old = parser.add_argument_group("deprecated", "DeepSpeed's names of before 2020")
     old.add_argument("--deepscale", action="store_true", help="--deepspeed")

@@ -1,8 +1,8 @@
 """What programs call to sort the parameters of experts out, in a package where all experts are on every rank.
 
-A parameter that says `allreduce = False` belongs, in DeepSpeed, to an expert that lives on some ranks only. No layer here makes such
-parameters, so what is sorted is all of one kind; one that a program has marked so by itself is refused, because it would be averaged
-over all ranks.
+A parameter that says `allreduce = False` belongs, in DeepSpeed, to an expert that lives on some ranks only.
+No layer here makes such parameters, so what is sorted is all of one kind; one that a program has marked so by
+itself is refused, because it would be averaged over all ranks.
 
 Source: DeepSpeed 0.19.8 moe/utils.py
 """
@@ -18,7 +18,9 @@ Group = dict[str, Any]
 
 
 def has_moe_layers(module: nn.Module) -> tuple[bool, int]:
-    """Return whether the model has DeepSpeed's layers of experts, and how many experts the first one has: none here."""
+    """Return whether the model has DeepSpeed's layers of experts, and how many experts the first
+    one has: none here.
+    """
     return False, 0
 
 
@@ -63,8 +65,9 @@ def split_params_into_different_moe_groups_for_optimizer(
         group["params"] = list(group["params"])
         if any(is_moe_param(one) for one in group["params"]):
             raise NotImplementedError(
-                "a parameter has allreduce=False, which marks experts that live on different ranks; dslaunch trains experts on "
-                'every rank: leave the mark out; see "Experts" in docs/reference/compatibility.md'
+                "a parameter has allreduce=False, which marks experts that live on different ranks; dslaunch "
+                'trains experts on every rank: leave the mark out; see "Experts" in '
+                "docs/reference/compatibility.md"
             )
     return groups
 

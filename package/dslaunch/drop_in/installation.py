@@ -1,13 +1,16 @@
-"""`import deepspeed` and DeepSpeed's commands in one environment, for every program and for good: `dslaunch drop-in`.
+"""`import deepspeed` and DeepSpeed's commands in one environment, for every program and for good:
+`dslaunch drop-in`.
 
 What is made, and what of it can be removed
 -------------------------------------------
-A `.pth` file puts the folder `path/` last on the module path, so that a DeepSpeed that is installed later wins. Small commands go on to those
-in `bin/`, by the Python that has installed them. A record beside the `.pth` file has the digest of each.
+A `.pth` file puts the folder `path/` last on the module path, so that a DeepSpeed that is installed later
+wins. Small commands go on to those in `bin/`, by the Python that has installed them. A record beside the
+`.pth` file has the digest of each.
 
-The record is written first and removed last: what is left of an installation that was killed can be installed over or uninstalled. A
-file counts as ours if the record has its digest; all others stay as they are. Where dslaunch itself is uninstalled first, Python
-passes over a `.pth` file whose folder is gone, and the commands say what is missing.
+The record is written first and removed last: what is left of an installation that was killed can be installed
+over or uninstalled. A file counts as ours if the record has its digest; all others stay as they are. Where
+dslaunch itself is uninstalled first, Python passes over a `.pth` file whose folder is gone, and the commands
+say what is missing.
 """
 
 from __future__ import annotations
@@ -92,8 +95,8 @@ def read_record(place: Place) -> Record | None:
         return Record(version=str(found["version"]), folder=str(found["folder"]), digests=digests)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LaunchError(
-            f"{path} cannot be read: {error}; remove it, and the files that begin with 'Made by `dslaunch drop-in install`' "
-            f"in {place.scripts}"
+            f"{path} cannot be read: {error}; remove it, and the files that begin with 'Made by `dslaunch "
+            f"drop-in install`' in {place.scripts}"
         ) from None
 
 
@@ -113,8 +116,8 @@ def plan_install(place: Place, files: tuple[File, ...]) -> Plan | None:
     seen = look(place.python, heeds_variable=False)
     if seen.other_words:
         raise LaunchError(
-            f"{place.python} has {seen.other_words}, which stays as it is: uninstall it first, or have single jobs get dslaunch "
-            "by `dslaunch --drop_in=always`"
+            f"{place.python} has {seen.other_words}, which stays as it is: uninstall it first, or have "
+            "single jobs get dslaunch by `dslaunch --drop_in=always`"
         )
     record = read_record(place)
     old = {} if record is None else record.states
@@ -125,7 +128,8 @@ def plan_install(place: Place, files: tuple[File, ...]) -> Plan | None:
     ]
     if in_the_way:
         raise LaunchError(
-            f"{', '.join(in_the_way)}: there already, and not as dslaunch has made it; move it away, and install again"
+            f"{', '.join(in_the_way)}: there already, and not as dslaunch has made it; move it "
+            "away, and install again"
         )
     is_all = all(old.get(file.path) is State.OURS for file in files)
     if is_all and record is not None and record.digests == {file.path: _digest(file.data) for file in files}:
@@ -142,9 +146,12 @@ def plan_install(place: Place, files: tuple[File, ...]) -> Plan | None:
 
 
 def install(place: Place, *, is_dry_run: bool) -> Iterator[str]:
-    """Make an environment find dslaunch's `deepspeed`; yields what was done, in lines. All is as before where that fails.
+    """Make an environment find dslaunch's `deepspeed`; yields what was done, in lines.
 
-    Errors: LaunchError as plan_install(), or if a file cannot be written, or the Python does not find it afterwards
+    All is as before where that fails.
+
+    Errors: LaunchError as plan_install(), or if a file cannot be written,
+            or the Python does not find it afterwards
     """
     plan = plan_install(place, files_for(place))
     if plan is None:
@@ -173,8 +180,8 @@ def _carry_out(place: Place, plan: Plan) -> None:
             _write(file.path, file.data, mode=_mode(is_command=file.is_command), undo=undo)
         if not look(place.python, heeds_variable=False).is_ours:
             raise LaunchError(
-                f"{place.python} does not read {place.packages} when it starts, so that nothing there is found; nothing is "
-                "installed: use a virtual environment"
+                f"{place.python} does not read {place.packages} when it starts, so that nothing there is "
+                "found; nothing is installed: use a virtual environment"
             )
         undo.pop_all()
 

@@ -1,4 +1,7 @@
-"""The files that make an environment find `deepspeed` for good: where they go, and what is in them. See installation.py."""
+"""The files that make an environment find `deepspeed` for good: where they go, and what is in them.
+
+See installation.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from pathlib import Path
 from . import BIN, FOLDER, PYTHON_VARIABLE
 
 PTH = "deepspeed_from_dslaunch.pth"
-"""Read before dslaunch_drop_in.pth, which obeys DSLAUNCH_DROP_IN: Python reads them in the order of their names."""
+"""Read before dslaunch_drop_in.pth, which obeys DSLAUNCH_DROP_IN: Python reads them in the
+order of their names.
+"""
 RECORD = "deepspeed_from_dslaunch.json"
 COMMANDS = ("deepspeed", "ds", "ds_report", "ds_ssh")
 CONVERTER = "zero_to_fp32.py"
@@ -56,7 +61,9 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """An environment: its Python, the folder where that looks for packages, and the folder of its commands."""
+    """An environment: its Python, the folder where that looks for packages,
+    and the folder of its commands.
+    """
 
     python: Path
     packages: Path
@@ -81,7 +88,10 @@ def place_of_this_python() -> Place:
 
 
 def files_for(place: Place, *, folder: str = FOLDER, commands: str = BIN) -> tuple[File, ...]:
-    """Return what is to be made in an environment. `folder` and `commands`: where dslaunch has the package and the commands."""
+    """Return what is to be made in an environment.
+
+    `folder` and `commands`: where dslaunch has the package and the commands.
+    """
     files = [File(path=place.packages / PTH, data=os.fsencode(folder) + b"\n", is_command=False)]
     for name in COMMANDS:
         text = _COMMAND.format(

@@ -1,4 +1,5 @@
-"""The keys of a ds_config, a schedule's parameters and a checkpoint, by the names of DeepSpeed's constants: KEY is "key".
+"""The keys of a ds_config, a schedule's parameters and a checkpoint, by the names of DeepSpeed's
+constants: KEY is "key".
 
 The table of names says which there are.
 """

@@ -1,4 +1,5 @@
-"""DeepSpeed's program for one node, `python -m deepspeed.launcher.launch`: dslaunch without SSH, told by --world_info.
+"""DeepSpeed's program for one node, `python -m deepspeed.launcher.launch`: dslaunch without SSH,
+told by --world_info.
 
 Source: DeepSpeed 0.19.8 launcher/launch.py, `parse_args`
 """
@@ -65,7 +66,8 @@ def read_world_info(text: str) -> dict[str, list[int]]:
     )
     if not hosts or not is_whole:
         raise LaunchError(
-            f'--world_info={text}: must be base64 of a JSON object such as {{"node1": [0, 1]}}, as `deepspeed` writes it'
+            f'--world_info={text}: must be base64 of a JSON object such as {{"node1": [0, 1]}}, as '
+            "`deepspeed` writes it"
         )
     return {str(host): ids for host, ids in hosts.items()}
 

@@ -1,7 +1,7 @@
 """DeepSpeed's builders of kernels, as far as programs ask them: which kernels there are.
 
-DeepSpeed compiles a kernel when it is first used; ours are compiled with the package, and programs call them through the
-optimizers. `is_compatible()` says whether the optimizer of that kernel is here.
+DeepSpeed compiles a kernel when it is first used; ours are compiled with the package, and programs call them
+through the optimizers. `is_compatible()` says whether the optimizer of that kernel is here.
 
 Source: DeepSpeed 0.19.8 ops/op_builder: the names of the builders and of what they build
 """
@@ -18,10 +18,11 @@ _HERE = " ".join(
     for module, kind in row.deepspeed_modules.items()
 )
 _NOT_HERE = (
-    "AsyncIO=async_io CCLComm=deepspeed_ccl_comm DeepCompile=dc EvoformerAttn=evoformer_attn FPQuantizer=fp_quantizer GDS=gds "
-    "Inference=transformer_inference InferenceCore=inference_core_ops InferenceCutlass=cutlass_ops "
-    "NotImplemented=deepspeed_not_implemented PinMemory=pin_memory Quantizer=quantizer RaggedOps=ragged_device_ops "
-    "RaggedUtils=ragged_ops RandomLTD=random_ltd ShareMemComm=deepspeed_shm_comm SpatialInference=spatial_inference "
+    "AsyncIO=async_io CCLComm=deepspeed_ccl_comm DeepCompile=dc EvoformerAttn=evoformer_attn "
+    "FPQuantizer=fp_quantizer GDS=gds Inference=transformer_inference InferenceCore=inference_core_ops "
+    "InferenceCutlass=cutlass_ops NotImplemented=deepspeed_not_implemented PinMemory=pin_memory "
+    "Quantizer=quantizer RaggedOps=ragged_device_ops RaggedUtils=ragged_ops RandomLTD=random_ltd "
+    "ShareMemComm=deepspeed_shm_comm SpatialInference=spatial_inference "
     "StochasticTransformer=stochastic_transformer Transformer=transformer Utils=utils"
 )
 
@@ -42,14 +43,17 @@ class OpBuilder:
         return self.IS_HERE
 
     def load(self, verbose: bool = True) -> NoReturn:
-        """Errors: NotImplementedError, always: nothing is compiled on the way, and no compiled module is handed out."""
+        """Errors: NotImplementedError, always: nothing is compiled on the way,
+        and no compiled module is handed out.
+        """
         use = (
             "its kernels are called by the optimizer of deepspeed.ops"
             if self.IS_HERE
             else "there is no such kernel here"
         )
         raise NotImplementedError(
-            f'{type(self).__name__}().load() is not in dslaunch: {use}; see "Kernels" in docs/reference/compatibility.md'
+            f'{type(self).__name__}().load() is not in dslaunch: {use}; see "Kernels" in '
+            "docs/reference/compatibility.md"
         )
 
     builder = jit_load = load

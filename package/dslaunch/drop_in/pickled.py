@@ -1,4 +1,5 @@
-"""Classes that DeepSpeed's checkpoints name: what they held, for programs that unpickle such files by themselves.
+"""Classes that DeepSpeed's checkpoints name: what they held, for programs that unpickle such
+files by themselves.
 
 dslaunch's own reader takes no classes from files, see runtime/checkpoint/deepspeed/pickle_file.py.
 """

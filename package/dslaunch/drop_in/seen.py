@@ -13,7 +13,8 @@ from . import VARIABLE
 
 _LIMIT_S = 60
 
-# Of ours, wherever it comes from, the metadata says whose it is. A folder without __init__.py is no package, and has no origin.
+# Of ours, wherever it comes from, the metadata says whose it is. A folder without __init__.py is no package,
+# and has no origin.
 _PROGRAM = """
 import glob, json, os, sys
 from importlib.metadata import distributions

@@ -1,8 +1,10 @@
-"""What the modules of the package `deepspeed` have in common: each hands out the names that the table has for it.
+"""What the modules of the package `deepspeed` have in common: each hands out the names that
+the table has for it.
 
-Only `deepspeed` itself is a file. Its modules, all of DeepSpeed's, are made when they are imported, by a finder that Python asks last.
-What a module of DeepSpeed's has and ours has not can be imported and raises when it is used (stand_in.py); `hasattr()` and
-`getattr()` say that it is not there, so that a program that asks first takes its other way.
+Only `deepspeed` itself is a file. Its modules, all of DeepSpeed's, are made when they are imported, by a
+finder that Python asks last. What a module of DeepSpeed's has and ours has not can be imported and raises
+when it is used (stand_in.py); `hasattr()` and `getattr()` say that it is not there, so that a program that
+asks first takes its other way.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
 @cache
 def module_of(name: str) -> Module | None:
-    """Return what there is of a module of DeepSpeed's, or of what it lies below; None if DeepSpeed has no such module."""
+    """Return what there is of a module of DeepSpeed's, or of what it lies below;
+    None if DeepSpeed has no such module.
+    """
     module = MODULES.get(name)
     if module is not None:
         return module
@@ -91,7 +95,9 @@ def _folders() -> dict[str, str]:
 
 
 def _home(module: Module, wanted: str) -> tuple[Module, str]:
-    """Return the module that has the name, and its name there: another one if DeepSpeed's module passes the name on."""
+    """Return the module that has the name, and its name there: another one if DeepSpeed's module
+    passes the name on.
+    """
     if module.why is not None or module.row_of(wanted) is not None or wanted.startswith("_"):
         return module, wanted
     from .names.passed_on import PASSED_ON  # here: most programs take names from where they are defined
@@ -120,7 +126,9 @@ def _submodules(name: str) -> list[str]:
 
 
 def _instruction(frame: Any) -> str:
-    """Return what asks for a name: a call, of hasattr() or getattr(), or `module.name`, or `from module import name`."""
+    """Return what asks for a name: a call, of hasattr() or getattr(), or `module.name`, or
+    `from module import name`.
+    """
     from opcode import opname  # here: most programs ask only for what is there
 
     return str(opname[frame.f_code.co_code[frame.f_lasti]])
@@ -139,7 +147,10 @@ def _below_or_absent(module: Module, wanted: str, row: Row | None, instruction: 
         return import_module(place)
     topic, why = (row.topic, row.note) if row is not None else (module.topic, module.why)
     if why is None or wanted.startswith("__"):
-        text = f"module {module.name!r} of dslaunch has no attribute {wanted!r}; DeepSpeed's names are listed in {PAGE}"
+        text = (
+            f"module {module.name!r} of dslaunch has no attribute {wanted!r}; DeepSpeed's names "
+            f"are listed in {PAGE}"
+        )
     else:
         text = f'{what} is not in dslaunch: {why}; see "{topic}" in {PAGE}'
         if not is_asked:

@@ -1,9 +1,11 @@
-"""What a program gets for a name of DeepSpeed's that is not here: it can be imported and named, and raises when it is used.
+"""What a program gets for a name of DeepSpeed's that is not here: it can be imported and named,
+and raises when it is used.
 
-A program imports more than it uses: an optional layer, a type for an annotation, a class that a function compares with. So each name is
-a class that has no instances: `isinstance()` says False, and annotations and class statements take it. Calling it, or a class
-made from it, raises NotImplementedError with the name and the reason. A constant has no such harmless use, so all that can be
-done with one raises: a wrong number or key would go on in silence.
+A program imports more than it uses: an optional layer, a type for an annotation, a class that a function
+compares with. So each name is a class that has no instances: `isinstance()` says False, and annotations and
+class statements take it. Calling it, or a class made from it, raises NotImplementedError with the name and
+the reason. A constant has no such harmless use, so all that can be done with one raises: a wrong number or
+key would go on in silence.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ _USES_OF_CONSTANTS = [
 
 
 class StandIn(ABCMeta):
-    """The class of the stand-ins, which are classes. ABCMeta, so that a class can be made from one together with an ABC."""
+    """The class of the stand-ins, which are classes.
+
+    ABCMeta, so that a class can be made from one together with an ABC.
+    """
 
     text: str
 
@@ -108,7 +113,9 @@ def stand_in(module: str, name: str, text: str) -> type:
 
 
 def _pickled(cls: type) -> str | tuple[Callable[[str, str, str], type], tuple[str, str, str]]:
-    """What pickle writes, to send one to another process: how to have it there; of a class made from one, its name."""
+    """What pickle writes, to send one to another process: how to have it there;
+    of a class made from one, its name.
+    """
     text = vars(cls).get("_text")
     return cls.__qualname__ if text is None else (stand_in, (cls.__module__, cls.__qualname__, text))
 

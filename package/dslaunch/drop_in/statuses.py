@@ -1,9 +1,9 @@
 """`ZeroParamStatus`, and the status of tensors that are no parameters.
 
-In the backward of a custom function, what autograd has saved of a sharded parameter is another tensor, whose values are here. Who
-asks such a tensor for its `ds_status`, as TRL does, is told so: by an attribute of the class, which is there once a program imports
-this from `deepspeed`, because nothing that is given to autograd keeps attributes of its own. Parameters that are not
-sharded have no status, as ever.
+In the backward of a custom function, what autograd has saved of a sharded parameter is another tensor, whose
+values are here. Who asks such a tensor for its `ds_status`, as TRL does, is told so: by an attribute of the
+class, which is there once a program imports this from `deepspeed`, because nothing that is given to autograd
+keeps attributes of its own. Parameters that are not sharded have no status, as ever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from ..runtime.zero.param_status import ZeroParamStatus
 
 
 class _Status:
-    """What a tensor has itself goes before this. Setting is here because torch takes what can be read of Tensor for a property."""
+    """What a tensor has itself goes before this.
+
+    Setting is here because torch takes what can be read of Tensor for a property.
+    """
 
     def __get__(self, tensor: Tensor | None, owner: type) -> Any:
         if tensor is None:

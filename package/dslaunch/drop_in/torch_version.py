@@ -9,7 +9,8 @@ from torch.torch_version import TorchVersion
 def required_torch_version(
     min_version: str | float | None = None, max_version: str | float | None = None
 ) -> bool:
-    """Return whether torch is `min_version` or later, and `max_version` or earlier; at least one must be given.
+    """Return whether torch is `min_version` or later, and `max_version` or earlier;
+    at least one must be given.
 
     Errors: AssertionError if neither is given, as DeepSpeed raises
     """

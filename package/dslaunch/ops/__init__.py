@@ -1,4 +1,6 @@
-"""Fused optimizers, for training with or without the engine: modules by DeepSpeed's names; other optimizers by their class."""
+"""Fused optimizers, for training with or without the engine: modules by DeepSpeed's names; other
+optimizers by their class.
+"""
 
 from __future__ import annotations
 

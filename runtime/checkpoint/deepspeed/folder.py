@@ -6,7 +6,8 @@
     zero/<parameter>/{fp32,exp_avg,...}.pt                  universal, in place of the files before
     zero/optimizer_state.pt
 
-Source: DeepSpeed 0.19.8 runtime/engine.py, `_get_ckpt_name`, `_get_zero_ckpt_name`; checkpoint/ds_to_universal.py
+Source: DeepSpeed 0.19.8 runtime/engine.py, `_get_ckpt_name`, `_get_zero_ckpt_name`;
+        checkpoint/ds_to_universal.py
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def is_deepspeed(folder: Path) -> bool:
 
 
 class DeepSpeedFolder:
-    """A folder with a DeepSpeed checkpoint of one tensor-parallel and pipeline rank. Files are opened when they are asked for.
+    """A folder with a DeepSpeed checkpoint of one tensor-parallel and pipeline rank.
+
+    Files are opened when they are asked for.
 
     Errors: CheckpointError if ranks' files are missing, or for what cannot be read here, by name
     """
@@ -59,7 +62,8 @@ class DeepSpeedFolder:
             if sorted(found) != list(range(len(found))):
                 missing = min(set(range(max(found) + 1)) - set(found))
                 raise CheckpointError(
-                    f"{path} has no *_{what}.pt of rank {missing}: the checkpoint is damaged; load another one"
+                    f"{path} has no *_{what}.pt of rank {missing}: the checkpoint is "
+                    "damaged; load another one"
                 )
         self.model = cache(self._model)  # of a rank: what is in its file
         self.optimizer = cache(self._optimizer)
@@ -88,8 +92,9 @@ class DeepSpeedFolder:
         ):
             if count != wanted:
                 raise CheckpointError(
-                    f"{self.path} has {count} files *_{what}.pt and was written by {num_ranks} ranks, of which each partition is on "
-                    f"one: {wanted} would be right; copy all ranks' files here, or load another checkpoint"
+                    f"{self.path} has {count} files *_{what}.pt and was written by {num_ranks} ranks, of "
+                    f"which each partition is on one: {wanted} would be right; copy all ranks' files here, "
+                    "or load another checkpoint"
                 )
 
     def universal(self, name: str, kind: str) -> Any:
@@ -112,8 +117,8 @@ class DeepSpeedFolder:
             if matched is not None:
                 if int(matched[2]) != 0:
                     raise CheckpointError(
-                        f"{entry} is of a tensor or pipeline parallel run, whose parameters are in parts that only its program "
-                        f"knows; {_ADVICE}"
+                        f"{entry} is of a tensor or pipeline parallel run, whose parameters are in parts "
+                        f"that only its program knows; {_ADVICE}"
                     )
                 found[int(matched[1] or 0)] = entry
                 return

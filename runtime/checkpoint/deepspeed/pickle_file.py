@@ -1,4 +1,6 @@
-"""One file of a DeepSpeed checkpoint: read without running anything that it names, its tensors left on the disk until they are used."""
+"""One file of a DeepSpeed checkpoint: read without running anything that it names, its tensors left on the
+disk until they are used.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ _NAMED = re.compile(r"GLOBAL (\S+)")
 def load_file(path: Path) -> Any:
     """Return what torch.save wrote; tensors are read when they are used.
 
-    Errors: CheckpointError that names the file if it cannot be read, and the class if it holds one that is not known here
+    Errors: CheckpointError that names the file if it cannot be read, and the class if it holds one
+            that is not known here
     """
     try:
         with open_regular(path) as file:
@@ -71,9 +74,9 @@ def load_file(path: Path) -> Any:
         if named is None:
             raise CheckpointError(f"{path} cannot be read: {_first_line(error)}") from error
         raise CheckpointError(
-            f"{path} holds a {named[1]}, which is none of the classes that DeepSpeed's checkpoints are made of; a class in a "
-            "file can run any program, so it is not loaded: if you trust the file, load it with DeepSpeed and save it without "
-            "that object, which is often in client_state"
+            f"{path} holds a {named[1]}, which is none of the classes that DeepSpeed's checkpoints are made "
+            "of; a class in a file can run any program, so it is not loaded: if you trust the file, load it "
+            "with DeepSpeed and save it without that object, which is often in client_state"
         ) from error
     except OSError as error:
         raise CheckpointError(

@@ -52,8 +52,8 @@ class Pieces:
             found = piece.values().numel()
             if found != piece.numel:
                 raise CheckpointError(
-                    f"a tensor of shape {self.shape} has {found} elements where {piece.numel} belong; the checkpoint is damaged: "
-                    "load another one"
+                    f"a tensor of shape {self.shape} has {found} elements where {piece.numel} belong; the "
+                    "checkpoint is damaged: load another one"
                 )
 
     def _parts(self, start: int, numel: int) -> Iterator[tuple[Piece, int, int]]:
@@ -83,8 +83,9 @@ Found = dict[str, dict[str, Pieces]]  # parameter -> master and states -> where 
 def flat_partitions(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Sequence[int]]]) -> Found:
     """Return masters and states of stages 1 and 2.
 
-    The parameters of a group lie behind each other, with padding between them if they are aligned; every rank has an equal part
-    of that, the padding at the end left away. So where rank 0 has less than the others, it has all.
+    The parameters of a group lie behind each other, with padding between them if they are aligned; every
+    rank has an equal part of that, the padding at the end left away. So where rank 0 has less than the
+    others, it has all.
     Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py and runtime/bf16_optimizer.py, `state_dict`
     """
     first = folder.optimizer(0)
@@ -116,7 +117,8 @@ def flat_partitions(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Seque
 def sharded_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Sequence[int]]]) -> Found:
     """Return masters and states of stage 3.
 
-    There each parameter has its own equal parts, the last one padded, and a group is cut into several: one for each of `shapes`.
+    There each parameter has its own equal parts, the last one padded, and a group is cut into several: one
+    for each of `shapes`.
     Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, `_rigid_state_dict`
     """
     first, num_ranks = folder.optimizer(0), folder.num_optimizer_files
@@ -142,14 +144,16 @@ def sharded_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Se
             offset += part
         if offset != own[MASTER].numel():
             raise CheckpointError(
-                f"{folder.path}: group {group} of the optimizer has {own[MASTER].numel()} elements on rank 0 and its parameters "
-                f"have {offset}; the checkpoint is damaged: load another one"
+                f"{folder.path}: group {group} of the optimizer has {own[MASTER].numel()} elements on rank 0 "
+                f"and its parameters have {offset}; the checkpoint is damaged: load another one"
             )
     return found
 
 
 def frozen_fragments(folder: DeepSpeedFolder, shapes: Mapping[str, Sequence[int]]) -> dict[str, Pieces]:
-    """Return what stage 3 does not train: parts as those of `sharded_parameters`, in the files of the model."""
+    """Return what stage 3 does not train: parts as those of `sharded_parameters`,
+    in the files of the model.
+    """
     found = {}
     for name, shape in shapes.items():
         numel = prod(shape)
@@ -184,7 +188,9 @@ def universal_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, 
 
 
 def base_optimizer(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what torch's optimizer said of itself; of its parameters, which are flat groups, there are numbers."""
+    """Return what torch's optimizer said of itself; of its parameters, which are flat groups,
+    there are numbers.
+    """
     found = state.get("optimizer_state_dict", state.get("base_optimizer_state", state))
     if isinstance(found, list):  # an elastic checkpoint's, of states alone
         return {"state": dict(enumerate(found))}
@@ -193,15 +199,17 @@ def base_optimizer(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _spans(offset: int, numel: int, *, size: int, num_ranks: int) -> Iterator[tuple[int, int, int, int]]:
-    """Cut elements [offset, offset + numel) of a group by ranks: first one in the parameter, count, rank, first one there."""
+    """Cut elements [offset, offset + numel) of a group by ranks: first one in the parameter, count,
+    rank, first one there.
+    """
     at = offset
     while at < offset + numel:
         rank = min(at // size, num_ranks - 1) if size else 0
         count = min(offset + numel, (rank + 1) * size) - at
         if count <= 0:
             raise CheckpointError(
-                f"a group of the optimizer has {size} elements on each of {num_ranks} ranks, and its parameters go on to "
-                f"{offset + numel}; the checkpoint is damaged: load another one"
+                f"a group of the optimizer has {size} elements on each of {num_ranks} ranks, and its "
+                f"parameters go on to {offset + numel}; the checkpoint is damaged: load another one"
             )
         yield at - offset, count, rank, at - rank * size
         at += count
@@ -222,8 +230,8 @@ def _slice(folder: DeepSpeedFolder, rank: int, group: int, kind: str, low: int, 
     if flat is None or flat.numel() < low + count:
         has = "nothing" if flat is None else f"{flat.numel()} elements"
         raise CheckpointError(
-            f"{folder.path}: rank {rank} has {has} of '{kind}' in group {group} of the optimizer, and {low + count} elements "
-            "are wanted; the checkpoint is damaged: load another one"
+            f"{folder.path}: rank {rank} has {has} of '{kind}' in group {group} of the optimizer, and "
+            f"{low + count} elements are wanted; the checkpoint is damaged: load another one"
         )
     return flat.detach().view(-1)[low : low + count]
 
@@ -250,9 +258,11 @@ def whole_parameters(
     *,
     where: str,
 ) -> Found:
-    """Return masters and states, for the parameters as they are in this run's optimizer; none without its groups.
+    """Return masters and states, for the parameters as they are in this run's optimizer;
+    none without its groups.
 
-    Names are in no file: this run's groups have to be those of the run that wrote it, which shapes are compared for.
+    Names are in no file: this run's groups have to be those of the run that wrote it,
+    which shapes are compared for.
     Source: DeepSpeed 0.19.8 runtime/fp16/fused_optimizer.py and unfused_optimizer.py, `state_dict`
     Errors: CheckpointError if the groups are others
     """
@@ -281,8 +291,8 @@ def _numbered(
     theirs = [group["params"] for group in base["param_groups"]]
     if [len(group) for group in theirs] != [len(group) for group in members]:
         raise CheckpointError(
-            f"{where}: groups of the optimizer have {[len(group) for group in theirs]} parameters, this run's "
-            f"{[len(group) for group in members]}; {_ADVICE}"
+            f"{where}: groups of the optimizer have {[len(group) for group in theirs]} parameters, this "
+            f"run's {[len(group) for group in members]}; {_ADVICE}"
         )
     found: Found = {}
     for group, names in enumerate(members):
@@ -293,8 +303,9 @@ def _numbered(
             other = next((kind for kind, value in own.items() if tuple(value.shape) != shapes[name]), None)
             if other is not None:
                 raise CheckpointError(
-                    f"{where}: parameter {place} of the optimizer's group {group} has a state '{other}' of shape "
-                    f"{tuple(own[other].shape)}, and in this run it is '{name}' of shape {shapes[name]}; {_ADVICE}"
+                    f"{where}: parameter {place} of the optimizer's group {group} has a state '{other}' of "
+                    f"shape {tuple(own[other].shape)}, and in this run it is '{name}' of shape "
+                    f"{shapes[name]}; {_ADVICE}"
                 )
             found[name] = {kind: whole_tensor(value) for kind, value in own.items()}
     return found

@@ -1,4 +1,6 @@
-"""A DeepSpeed checkpoint, as if it were one of ours: the same names, true shapes, and only what is asked for is read."""
+"""A DeepSpeed checkpoint, as if it were one of ours: the same names, true shapes,
+and only what is asked for is read.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _SHARDED_STAGE = 3
 class DeepSpeedReader:
     """One checkpoint that DeepSpeed wrote; its weights are the float32 masters where it has them.
 
-    Errors: CheckpointError for files that are missing or damaged, or that say something which cannot be read here, by name
+    Errors: CheckpointError for files that are missing or damaged, or that say something which cannot be
+            read here, by name
     """
 
     def __init__(self, path: Path, *, groups: Sequence[Sequence[str]] = ()) -> None:
@@ -80,7 +83,8 @@ class DeepSpeedReader:
         return self._metadata
 
     def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
-        """Open all files that `read` of these, and `tensor` of these names, take from; DeepSpeed writes no digests.
+        """Open all files that `read` of these, and `tensor` of these names, take from;
+        DeepSpeed writes no digests.
 
         Errors: CheckpointError that names the file, or what is missing in it
         """
@@ -96,8 +100,8 @@ class DeepSpeedReader:
             AttributeError,
         ) as error:  # its files say other than 0.19.8's
             raise CheckpointError(
-                f"{self.where} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; load it with the "
-                "DeepSpeed that wrote it, and save it with that of today"
+                f"{self.where} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; "
+                "load it with the DeepSpeed that wrote it, and save it with that of today"
             ) from error
 
     @torch.no_grad()
@@ -125,7 +129,9 @@ class DeepSpeedReader:
         return state | self._extra
 
     def _steps(self) -> list[int]:
-        """Return how often the parameters of each group have been updated, where that is written down with them."""
+        """Return how often the parameters of each group have been updated,
+        where that is written down with them.
+        """
         optimizer = self._optimizer
         if optimizer is None:
             return []
@@ -148,8 +154,8 @@ class DeepSpeedReader:
         if optimizer is None:
             if self._folder.is_sharded:
                 raise CheckpointError(
-                    f"{self.where} has no *_optim_states.pt, where ZeRO stage 3 keeps all weights that it trains; copy all ranks' "
-                    "files here, or load another checkpoint"
+                    f"{self.where} has no *_optim_states.pt, where ZeRO stage 3 keeps all weights that it "
+                    "trains; copy all ranks' files here, or load another checkpoint"
                 )
             return {}
         if self._folder.is_universal:
@@ -160,15 +166,17 @@ class DeepSpeedReader:
         counts = sorted(set(counted)) if isinstance(counted, list) else [counted]
         if len(counts) != 1:
             raise CheckpointError(
-                f"{self.where}: groups of the optimizer are spread over {counts} ranks (MoE), which cannot be read here; "
-                "load it with DeepSpeed"
+                f"{self.where}: groups of the optimizer are spread over {counts} ranks (MoE), which cannot "
+                "be read here; load it with DeepSpeed"
             )
         is_sharded = optimizer.get("zero_stage") == _SHARDED_STAGE
         self._folder.check_ranks(counts[0], of_model=is_sharded)
         return (sharded_parameters if is_sharded else flat_partitions)(self._folder, self._shapes)
 
     def _find_weights(self, trained: Found) -> dict[str, Pieces]:
-        """Return parameters and buffers: masters, fragments of what is frozen, and what the module's state_dict has whole."""
+        """Return parameters and buffers: masters, fragments of what is frozen, and what the module's
+        state_dict has whole.
+        """
         found = {name: kinds[MASTER] for name, kinds in trained.items() if MASTER in kinds}
         frozen: Mapping[str, Sequence[int]] = self._model.get("frozen_param_shapes") or {}
         if frozen and self._is_in_fragments(frozen):
@@ -196,7 +204,9 @@ class DeepSpeedReader:
         return name in self._model["buffer_names"] or not pieces.dtype.is_floating_point
 
     def _find_aliases(self) -> dict[str, str]:
-        """Return the other names of tied parameters; where DeepSpeed did not write them down, by the storage that they share."""
+        """Return the other names of tied parameters; where DeepSpeed did not write them down, by the
+        storage that they share.
+        """
         written: dict[str, str] | None = self._model.get("shared_params")
         if written is not None:
             return dict(written)

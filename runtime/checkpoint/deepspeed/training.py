@@ -110,7 +110,9 @@ def _describe_optimizer(
     steps: Sequence[int],
     state_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what our training.pt says of an optimizer; of one that cannot be continued here, a name that no run of ours has."""
+    """Return what our training.pt says of an optimizer; of one that cannot be continued here, a name that
+    no run of ours has.
+    """
     groups = groups_of(optimizer)
     names = _names(groups, model["ds_config"], state_names)
     counts = set(steps) or {int(group["step"]) for group in groups if "step" in group}
@@ -157,7 +159,9 @@ def _names(
 
 
 def _row(group: Mapping[str, Any], state_names: Sequence[str]) -> Row | None:
-    """Return the optimizer that has these states; where there are none, it has not stepped, or needs none: by its group."""
+    """Return the optimizer that has these states; where there are none, it has not stepped,
+    or needs none: by its group.
+    """
     if state_names:
         found = (row for row in _KNOWN if {*row.formula().state_names} == {*state_names})
         return next(found, None)

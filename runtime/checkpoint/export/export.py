@@ -1,4 +1,6 @@
-"""Whole weights from a checkpoint, for other programs: one tensor in memory at a time, and for .bin one file."""
+"""Whole weights from a checkpoint, for other programs: one tensor in memory at a time,
+and for .bin one file.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,12 @@ class ExportOptions:
 def export(source: Source, out: str | os.PathLike[str], options: ExportOptions) -> OutputPlan:
     """Write the weights of a checkpoint into the folder or URL `out`; return what was written.
 
-    Names that are tied have one tensor. A safetensors file holds it once, under the name that the model gives first, and lists the others
-    in its metadata: transformers ties them again and does not miss them, and warns of tensors that are there twice when it writes. What
-    torch.save writes has all names, and the numbers once.
-    Errors: CheckpointError if the checkpoint is damaged, `out` cannot be written, or a number is too large for float16
+    Names that are tied have one tensor. A safetensors file holds it once, under the name that the model
+    gives first, and lists the others in its metadata: transformers ties them again and does not miss
+    them, and warns of tensors that are there twice when it writes. What torch.save writes has all names,
+    and the numbers once.
+    Errors: CheckpointError if the checkpoint is damaged, `out` cannot be written,
+            or a number is too large for float16
     """
     specs, aliases = _selected(source, options)
     plan = plan_output(

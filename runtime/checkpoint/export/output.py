@@ -1,7 +1,8 @@
 """Writing a folder of weights for other programs, tensor after tensor, each where `plan_output` puts it.
 
-A safetensors file is written by hand and not by its library, which wants all tensors of a file in memory at once: the format is
-the length of a header (8 bytes, little-endian), the header (JSON: dtype, shape and place of each tensor), and the tensors.
+A safetensors file is written by hand and not by its library, which wants all tensors of a file in memory at
+once: the format is the length of a header (8 bytes, little-endian), the header (JSON: dtype, shape and place
+of each tensor), and the tensors.
 Source: https://github.com/huggingface/safetensors, "Format"
 """
 
@@ -46,7 +47,8 @@ _AROUND_FILE = 1 << 16
 class Output:
     """The files of a plan, which are there under their names when all of them are complete.
 
-    Use: `with Output(...) as output:` and `output.put(name, tensor)` for all names, in the order of `plan.order()`.
+    Use: `with Output(...) as output:` and `output.put(name, tensor)` for all names,
+    in the order of `plan.order()`.
     Errors: CheckpointError that names the file if it cannot be written; nothing of it is left then
     """
 
@@ -158,13 +160,17 @@ class Output:
         )
 
     def _is_stale(self, name: str) -> bool:
-        """Whether it is of another export, or one that was killed: of an older version, that left such partial files."""
+        """Whether it is of another export, or one that was killed: of an older version,
+        that left such partial files.
+        """
         is_partial = name.startswith(".") and name.endswith(PARTIAL)
         return self.plan.is_stale(name) or (is_partial and self.plan.has_shape(name[1 : -len(PARTIAL)]))
 
 
 def _header(file: OutputFile, aliases: Mapping[str, str]) -> bytes:
-    """`format` is what transformers asks for; other names of tied tensors stand beside it, as in safetensors' save_model."""
+    """`format` is what transformers asks for; other names of tied tensors stand beside it, as in
+    safetensors' save_model.
+    """
     own = {other: name for other, name in aliases.items() if name in file.specs}
     entries: dict[str, Any] = {"__metadata__": {**own, "format": "pt"}}
     offset = 0

@@ -1,4 +1,7 @@
-"""Which tensor goes into which file of a folder of weights, in the layout that Hugging Face's loaders read. Arithmetic only."""
+"""Which tensor goes into which file of a folder of weights, in the layout that Hugging Face's loaders read.
+
+Arithmetic only.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ def shard_bytes(size: int | str | None) -> int | None:
     number = int(found[1]) * _UNITS[found[2] or ""] if found and (found[2] or "") in _UNITS else 0
     if number < 1:
         raise CheckpointError(
-            f"max_shard_size {size!r} is no size; write a number of bytes above 0, or e.g. '5GB', '200MB', '1GiB'"
+            f"max_shard_size {size!r} is no size; write a number of bytes above 0, or e.g. "
+            "'5GB', '200MB', '1GiB'"
         )
     return number
 
@@ -119,7 +123,9 @@ class OutputPlan:
         return {"metadata": {"total_size": self.num_bytes}, "weight_map": dict(sorted(home.items()))}
 
     def is_stale(self, name: str) -> bool:
-        """Whether a file of this name is from another export to the same place, and would be taken for a part of this."""
+        """Whether a file of this name is from another export to the same place,
+        and would be taken for a part of this.
+        """
         ours = {file.name for file in self.files} | {self.index_name}
         return self.has_shape(name) and name not in ours
 
@@ -134,8 +140,9 @@ def plan_output(
 ) -> OutputPlan:
     """Spread tensors over files of at most `max_shard_size`; one that is larger has a file of its own.
 
-    In each file tensors of 8 bytes an element come first, then those of 4, 2 and 1: then each begins at a multiple of its elements'
-    size, whatever the mix, which is what lets a safetensors file be mapped into memory.
+    In each file tensors of 8 bytes an element come first, then those of 4, 2 and 1: then each begins
+    at a multiple of its elements' size, whatever the mix, which is what lets a safetensors file be
+    mapped into memory.
     Errors: CheckpointError for a size that is none
     """
     limit = shard_bytes(max_shard_size)

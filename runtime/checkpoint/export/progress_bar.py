@@ -1,4 +1,6 @@
-"""How far a long piece of work is: a bar on a terminal, plain lines elsewhere, nothing for what is done soon."""
+"""How far a long piece of work is: a bar on a terminal, plain lines elsewhere,
+nothing for what is done soon.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ _BAR_WIDTH = 30
 
 
 class Meter:
-    """Of one piece of work of known bytes; `advance` as it goes on. Also a context, which ends the line of a bar."""
+    """Of one piece of work of known bytes; `advance` as it goes on.
+
+    Also a context, which ends the line of a bar.
+    """
 
     def __init__(
         self,
@@ -54,8 +59,8 @@ class Meter:
         share = self._done_bytes / max(self._total_bytes, 1)
         left_s = (self._total_bytes - self._done_bytes) / max(speed, 1e-9)
         text = (
-            f"{self._what}: {self._done_bytes / 1e9:.2f} of {self._total_bytes / 1e9:.2f} GB, {speed / 1e9:.2f} GB/s, "
-            f"{left_s:.0f} s left"
+            f"{self._what}: {self._done_bytes / 1e9:.2f} of {self._total_bytes / 1e9:.2f} GB, "
+            f"{speed / 1e9:.2f} GB/s, {left_s:.0f} s left"
         )
         if self._is_bar:
             filled = int(_BAR_WIDTH * min(share, 1.0))

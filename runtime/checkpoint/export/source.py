@@ -1,4 +1,6 @@
-"""A checkpoint as whole weights by name, for who turns it into something else: one tensor in host memory at a time."""
+"""A checkpoint as whole weights by name, for who turns it into something else:
+one tensor in host memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Source(ABC):
 
     @abstractmethod
     def frozen(self) -> frozenset[str]:
-        """Return the names of the parameters that were not trained, whether the checkpoint holds them or not."""
+        """Return the names of the parameters that were not trained, whether the checkpoint
+        holds them or not.
+        """
 
 
 class ReaderSource(Source):
@@ -74,7 +78,8 @@ class ReaderSource(Source):
 
 
 def locate(where: str | os.PathLike[str], tag: str | None) -> tuple[Store, str]:
-    """Return the store and the tag of a checkpoint: `where` holds it, or is its own folder; without a tag, what `latest` names.
+    """Return the store and the tag of a checkpoint: `where` holds it, or is its own folder; without a tag,
+    what `latest` names.
 
     Errors: CheckpointError that says what was looked for
     """
@@ -88,8 +93,8 @@ def locate(where: str | os.PathLike[str], tag: str | None) -> tuple[Store, str]:
         parent, _, name = store.where.rstrip("/").rpartition("/")
         return open_store(parent or ("/" if store.where.startswith("/") else ".")), name
     raise NoCheckpointError(
-        f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a tag: the folder "
-        f"holds {', '.join(store.tags()) or 'no checkpoint'}"
+        f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a tag: "
+        f"the folder holds {', '.join(store.tags()) or 'no checkpoint'}"
     )
 
 

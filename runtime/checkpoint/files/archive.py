@@ -1,4 +1,6 @@
-"""The archives that torch.save wrote, one after another in a file: read ahead, checked, and looked into where they lie."""
+"""The archives that torch.save wrote, one after another in a file: read ahead, checked,
+and looked into where they lie.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run of a tensor's elements as boxes: what torch.distributed.checkpoint can write and read. Arithmetic only."""
+"""A run of a tensor's elements as boxes: what torch.distributed.checkpoint can write and read.
+
+Arithmetic only.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ class Box:
 
 
 def boxes_of(shape: tuple[int, ...], start: int, stop: int, *, max_numel: int) -> Iterator[Box]:
-    """Cut elements [start, stop) of a tensor of this shape into boxes of at most `max_numel` elements, in order.
+    """Cut elements [start, stop) of a tensor of this shape into boxes of at most `max_numel`
+    elements, in order.
 
-    A run of an N-dimensional tensor is at most 2 N - 1 boxes, if `max_numel` cuts none of them. A tensor without elements is one
-    box without elements.
+    A run of an N-dimensional tensor is at most 2 N - 1 boxes, if `max_numel` cuts none of them. A tensor
+    without elements is one box without elements.
     """
     if not shape or prod(shape) == 0:
         yield Box((0,) * len(shape), shape, 0)

@@ -2,11 +2,13 @@
 
 One checkpoint
 --------------
-`<dir>/<tag>/` holds the whole training state by parameter name, every tensor with its true shape, so any stage and any number of ranks
-can read it; `<dir>/latest` holds the newest tag.
+`<dir>/<tag>/` holds the whole training state by parameter name, every tensor with its true shape, so any
+stage and any number of ranks can read it; `<dir>/latest` holds the newest tag.
 
-    __<rank>_0.distcp   what that rank holds of parameters, masters and optimizer states: 1/world of each; see writer.py
-    .metadata           of torch.distributed.checkpoint: which box of which tensor is where; for names see shelf.py
+    __<rank>_0.distcp   what that rank holds of parameters, masters and optimizer states:
+                        1/world of each; see writer.py
+    .metadata           of torch.distributed.checkpoint: which box of which tensor is where;
+                        for names see shelf.py
     training.pt         all else; plain data and small tensors, which torch.load(weights_only=True) reads
     manifest.json       all files with their bytes and digests; written last
 
@@ -17,13 +19,14 @@ training.pt:
     left_out        names of the parameters that were not saved (exclude_frozen_parameters)
     frozen          names of the parameters that need no gradient, saved or not
     aliases         other name -> name, of tied parameters
-    optimizer       None, or {name, num_steps, groups: hyper-parameters, state_names: of states with a number per element,
-                    beside: name -> what the optimizer remembers otherwise, e.g. a step count}
+    optimizer       None, or {name, num_steps, groups: hyper-parameters, state_names: of states with a number
+                    per element, beside: name -> what the optimizer remembers otherwise, e.g. a step count}
     extra_state     of modules, by its key in their state_dict
     scheduler       its state_dict, or None
     loss_scale      fp16's dynamic scale and what it depends on, or None
     progress        global_steps, global_samples, skipped_steps, micro_steps
-    data            epoch, num_samples given in it to all ranks, length of the training data; None without a loader
+    data            epoch, num_samples given in it to all ranks, length of the training data;
+                    None without a loader
     rng             per rank: torch, cuda, python, numpy
     client_state    what the user gave
     config          the ds_config in effect
@@ -62,7 +65,9 @@ _MAPPINGS = (dict, OrderedDict, Counter)
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file under a temporary name of its own, bring it to the disk, and only then give it its name."""
+    """Write a file under a temporary name of its own, bring it to the disk,
+    and only then give it its name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -96,6 +101,6 @@ def check_is_plain(value: Any, where: str) -> None:
             check_is_plain(item, f"{where}[{index}]")
     elif kind not in _PLAIN:
         raise CheckpointError(
-            f"{where} is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds numbers, strings, tensors, and "
-            "lists and dicts of them: convert it, e.g. with vars() or .item()"
+            f"{where} is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds numbers, strings, "
+            "tensors, and lists and dicts of them: convert it, e.g. with vars() or .item()"
         )

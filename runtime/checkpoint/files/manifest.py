@@ -78,7 +78,8 @@ def read_manifest(store: Store, tag: str) -> Manifest:
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{where}/{MANIFEST} cannot be read: {type(error).__name__}: {error}; the checkpoint is damaged: {_ADVICE}"
+            f"{where}/{MANIFEST} cannot be read: {type(error).__name__}: {error}; the checkpoint "
+            f"is damaged: {_ADVICE}"
         ) from error
     if manifest.format != FORMAT:
         raise CheckpointError(
@@ -100,7 +101,8 @@ def check_bytes(data: bytes | memoryview, span: Span, *, where: str) -> None:
     """
     if len(data) != span.num_bytes or digest(data) != span.digest:
         raise CheckpointError(
-            f"{where} is damaged between bytes {span.offset} and {span.offset + span.num_bytes}: load another checkpoint"
+            f"{where} is damaged between bytes {span.offset} and {span.offset + span.num_bytes}: "
+            "load another checkpoint"
         )
 
 

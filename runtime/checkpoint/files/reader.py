@@ -1,4 +1,7 @@
-"""Reading what writer.py wrote: the boxes that this rank needs anything of, each checked against its digest. No collective."""
+"""Reading what writer.py wrote: the boxes that this rank needs anything of, each checked against its digest.
+
+No collective.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,8 @@ class CheckpointReader:
         return self._tensors
 
     def check(self, shelves: Iterable[Shelf], names: Iterable[str] = ()) -> None:
-        """Read all that `read` of these, and `tensor` of these names, will read, and compare it with its digests.
+        """Read all that `read` of these, and `tensor` of these names, will read,
+        and compare it with its digests.
 
         Errors: CheckpointError that names the file if it cannot be read or is damaged
         """
@@ -130,7 +134,8 @@ class CheckpointReader:
     def read(self, shelves: Iterable[Shelf]) -> None:
         """Fill the runs of these; of a tensor of another dtype, with rounded values.
 
-        Errors: CheckpointError that names the file if it cannot be read or is damaged; some may be filled then
+        Errors: CheckpointError that names the file if it cannot be read or is damaged;
+                some may be filled then
         """
         for shelf in shelves:
             if shelf.runs:

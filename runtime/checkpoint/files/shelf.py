@@ -74,7 +74,8 @@ def shelf_of_tensors(tensors: Mapping[str, Tensor]) -> Shelf:
     )
 
 
-# Of a parameter, a kind of value and the dtype that it has here: under which name to read it, None if not at all.
+# Of a parameter, a kind of value and the dtype that it has here: under which name to read it,
+# None if not at all.
 SourceOf = Callable[[str, str, torch.dtype], str | None]
 
 
@@ -180,7 +181,9 @@ def _overlap(slot: Slot, wanted: tuple[int, int]) -> tuple[int, int]:
 def split_beside(
     beside: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """Part what an optimizer remembers beside the states into tensors, by name in a checkpoint, and the rest."""
+    """Part what an optimizer remembers beside the states into tensors,
+    by name in a checkpoint, and the rest.
+    """
     tensors: dict[str, Tensor] = {}
     rest: dict[str, dict[str, Any]] = {}
     for name, values in beside.items():

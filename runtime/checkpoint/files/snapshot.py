@@ -13,7 +13,10 @@ from .shelf import Run, Shelf
 
 
 class Memory:
-    """What copies were made in, for the next ones: to get it from the system takes longer than to copy. One thread at a time."""
+    """What copies were made in, for the next ones: to get it from the system takes longer than to copy.
+
+    One thread at a time.
+    """
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
@@ -35,7 +38,9 @@ class Memory:
 
 
 class Snapshot:
-    """Of one shelf. A copy that fails is told by who writes it: a rank may not stay away from a collective."""
+    """Of one shelf. A copy that fails is told by who writes it: a rank may not stay away
+    from a collective.
+    """
 
     def __init__(self, shelf: Shelf, memory: Memory) -> None:
         """Copy nothing yet."""

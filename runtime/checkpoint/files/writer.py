@@ -1,7 +1,8 @@
 """One rank's file, and what torch.distributed.checkpoint has to know of all of them.
 
-A file holds one `torch.save` after another, one for each box of a tensor, and `.metadata` says which is where: the format of torch's
-FileSystemWriter. So whatever reads such folders reads these: FSDP2, torchtitan, `dcp_to_torch_save`.
+A file holds one `torch.save` after another, one for each box of a tensor, and `.metadata` says which is
+where: the format of torch's FileSystemWriter. So whatever reads such folders reads these: FSDP2, torchtitan,
+`dcp_to_torch_save`.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def _box_bytes(shelves: Sequence[Shelf]) -> Iterator[int]:
 
 
 def _values(flat: Tensor, run: Run, box: Box) -> Tensor:
-    """Return a box's elements in host memory, as a tensor without others behind it: torch.save writes all of a storage."""
+    """Return a box's elements in host memory, as a tensor without others behind it:
+    torch.save writes all of a storage.
+    """
     first = run.offset + box.start - run.start
     values = flat[first : first + box.numel].detach().cpu()
     if not values.numel():
@@ -129,7 +132,9 @@ def _values(flat: Tensor, run: Run, box: Box) -> Tensor:
 
 
 def _save_box(values: Tensor, sink: _Sink) -> None:
-    """torch.save, without the CRC-32 in its archive: that takes longer than the disk, and the manifest has a digest."""
+    """torch.save, without the CRC-32 in its archive: that takes longer than the disk,
+    and the manifest has a digest.
+    """
     with _CRC32:
         was = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)

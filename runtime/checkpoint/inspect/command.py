@@ -1,4 +1,5 @@
-"""What `dslaunch checkpoint` does: `python -m dslaunch.runtime.checkpoint.inspect.command JSON`, a process of its own, because it needs torch.
+"""What `dslaunch checkpoint` does: `python -m dslaunch.runtime.checkpoint.inspect.command JSON`, a process of
+its own, because it needs torch.
 
 The exit code is 0; 1 for damage that was found, or a difference; 2 for a mistake in what was given.
 """
@@ -51,7 +52,8 @@ def _verify(given: dict[str, Any]) -> int:
         return _FOUND
     size = size_text(reader.manifest.num_bytes)
     print(
-        f"{reader.where}: good; {size} in {len(reader.manifest.files)} files have the digests that were written"
+        f"{reader.where}: good; {size} in {len(reader.manifest.files)} files have the "
+        "digests that were written"
     )
     return 0
 
@@ -73,7 +75,8 @@ def _prune(given: dict[str, Any]) -> int:
     if not tags:
         count = len(store.tags())
         print(
-            f"nothing to remove: {store.where} has {count} checkpoint{'' if count == 1 else 's'}, --keep {given['keep']}"
+            f"nothing to remove: {store.where} has {count} checkpoint{'' if count == 1 else 's'}, "
+            f"--keep {given['keep']}"
         )
     for tag in tags:
         if not given["dry_run"]:

@@ -14,14 +14,27 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from ..export.progress_bar import Meter
 from ..files.reader import CheckpointReader
 
-_SETTINGS = ("progress", "optimizer", "scheduler", "loss_scale", "data", "world_size", "aliases", "left_out", "frozen", "config")  # fmt: skip
+_SETTINGS = (
+    "progress",
+    "optimizer",
+    "scheduler",
+    "loss_scale",
+    "data",
+    "world_size",
+    "aliases",
+    "left_out",
+    "frozen",
+    "config",
+)
 _CHUNK_NUMEL = 1 << 22  # compared at a time: float64 copies of it are made
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Of checkpoints A and B. Tensors go by their names in a checkpoint: model.<name>, optimizer.state.<name>.<state>."""
+    """Of checkpoints A and B. Tensors go by their names in a checkpoint: model.<name>,
+    optimizer.state.<name>.<state>.
+    """
 
     a: str
     b: str
@@ -144,7 +157,10 @@ def as_text(found: Difference) -> str:
     lines += [f"{one['name']}: {_shown(one['a'])} in A, {_shown(one['b'])} in B" for one in found.tensors]
     lines += [f"{one['name']}: {one['a']!r} in A, {one['b']!r} in B" for one in found.settings]
     lines += [
-        f"{one['name']}: {one['num_differing']} of {one['numel']} elements differ, by {one['greatest']:.3g} at most"
+        (
+            f"{one['name']}: {one['num_differing']} of {one['numel']} elements differ, by "
+            f"{one['greatest']:.3g} at most"
+        )
         for one in found.values
     ]
     if found.num_compared:

@@ -1,4 +1,6 @@
-"""What a folder of checkpoints holds, one row for each: read from manifests alone, and of DeepSpeed's from one file's head."""
+"""What a folder of checkpoints holds, one row for each: read from manifests alone,
+and of DeepSpeed's from one file's head.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Row:
     """One checkpoint. What is not known of one that is no good is None."""
 
     tag: str
-    state: str  # good: all files with all their bytes; partial: a save that is under way, or was cut off; damaged; DeepSpeed
+    # good: all files with all their bytes; partial: a save that is under way, or was cut off;
+    # damaged; DeepSpeed
+    state: str
     is_latest: bool
     step: int | None = None
     written_at: str | None = None  # UTC, ISO 8601
@@ -39,7 +43,8 @@ class Row:
 
 
 def rows(store: Store) -> list[Row]:
-    """Return all checkpoints, oldest first, then those that DeepSpeed wrote, then those that are not complete.
+    """Return all checkpoints, oldest first, then those that DeepSpeed wrote,
+    then those that are not complete.
 
     Errors: CheckpointError if there is none
     """

@@ -195,7 +195,9 @@ class FolderStore(Store):
 
 
 def _claimed(folder: Path) -> int | None:
-    """Lock a folder until the descriptor that this returns is closed, or the process ends; None if that cannot be."""
+    """Lock a folder until the descriptor that this returns is closed, or the process ends;
+    None if that cannot be.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,7 +208,9 @@ def _claimed(folder: Path) -> int | None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder with what is in it, or a link to one and nothing else; one that is not there is no error."""
+    """Remove a folder with what is in it, or a link to one and nothing else;
+    one that is not there is no error.
+    """
     if path.is_symlink():
         path.unlink()
     elif path.exists():

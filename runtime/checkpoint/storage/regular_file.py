@@ -1,4 +1,6 @@
-"""Files of a checkpoint, opened without waiting: a pipe that lies in their place has no end and perhaps no writer."""
+"""Files of a checkpoint, opened without waiting: a pipe that lies in their place has no end and
+perhaps no writer.
+"""
 
 from __future__ import annotations
 

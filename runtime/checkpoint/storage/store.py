@@ -1,18 +1,21 @@
-"""The folder that holds checkpoints: on a file system, or at a URL that fsspec opens (s3://, gs://, memory://, ...).
+"""The folder that holds checkpoints: on a file system, or at a URL that fsspec opens (s3://,
+gs://, memory://, ...).
 
 A checkpoint is there when its manifest is, and whatever ends a save leaves what was there before.
 
 On a file system
 ----------------
-A checkpoint comes into being in `.<tag>.partial` and gets its name when all of it is on the disk. One of the same tag is called
-`.<tag>.replaced` for a moment, and counts under its tag while there is no other. What a killed save leaves goes away with the next
-one; a save holds a lock (flock) on its folder, so that of a save under way elsewhere stays. Files for other programs are
-written in `.export-<number>.partial` and renamed when all are there; what they replace waits in the same folder until then.
+A checkpoint comes into being in `.<tag>.partial` and gets its name when all of it is on the disk. One of the
+same tag is called `.<tag>.replaced` for a moment, and counts under its tag while there is no other. What a
+killed save leaves goes away with the next one; a save holds a lock (flock) on its folder, so that of a save
+under way elsewhere stays. Files for other programs are written in `.export-<number>.partial` and renamed when
+all are there; what they replace waits in the same folder until then.
 
 At a URL
 --------
-There is no rename. A new tag is written in its place, the manifest last. A tag that is there is written as `.<tag>.partial`, which
-counts under the tag from when its manifest is there and the old one's is not, and is then copied (by the server, where it can).
+There is no rename. A new tag is written in its place, the manifest last. A tag that is there is written as
+`.<tag>.partial`, which counts under the tag from when its manifest is there and the old one's is not, and is
+then copied (by the server, where it can).
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ class Store(ABC):
 
     @abstractmethod
     def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:
-        """Let what was written into `folder`, the manifest last, be the checkpoint `tag`, and `latest` name it. For one rank.
+        """Let what was written into `folder`, the manifest last, be the checkpoint `tag`,
+        and `latest` name it. For one rank.
 
         Errors: OSError; everything is as before then, where there are renames
         """
@@ -101,7 +105,8 @@ class Store(ABC):
 
     @abstractmethod
     def begin_output(self) -> str:
-        """Return a prefix for the names of files that are to be there when all of them are complete; other writers have others.
+        """Return a prefix for the names of files that are to be there when all of them are complete; other
+        writers have others.
 
         Errors: OSError
         """
@@ -141,8 +146,9 @@ class Store(ABC):
             return self.get(name).decode("utf-8", "replace").strip()
         except OSError as error:
             raise CheckpointError(
-                f"{self.where}/{name}, a file with the name of a checkpoint, cannot be read: {error.strerror or error}; "
-                f"move it away, or give a tag: the folder holds {', '.join(self.tags()) or 'no checkpoint'}"
+                f"{self.where}/{name}, a file with the name of a checkpoint, cannot be read: "
+                f"{error.strerror or error}; move it away, or give a tag: the folder holds "
+                f"{', '.join(self.tags()) or 'no checkpoint'}"
             ) from error
 
 

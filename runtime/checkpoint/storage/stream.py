@@ -1,4 +1,6 @@
-"""Files that are written front to back, past the page cache where the file system can, while their contents are made."""
+"""Files that are written front to back, past the page cache where the file system can, while their
+contents are made.
+"""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ def open_store(where: str | os.PathLike[str]) -> Store:
         store: Any = UrlStore(text)
     except (ValueError, ImportError) as error:
         raise CheckpointError(
-            f"{text}: {error}; give a path, or a URL whose fsspec package is installed (s3:// wants s3fs, gs:// gcsfs)"
+            f"{text}: {error}; give a path, or a URL whose fsspec package is installed (s3:// "
+            "wants s3fs, gs:// gcsfs)"
         ) from error
     if isinstance(store._fs, LocalFileSystem):
         return FolderStore(Path(store._root))

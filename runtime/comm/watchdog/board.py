@@ -1,11 +1,13 @@
-"""Short notes that the ranks leave each other in the job's store, by which they find each other without a collective.
+"""Short notes that the ranks leave each other in the job's store, by which they find each other
+without a collective.
 
 A connection of our own
 -----------------------
-What waits in torch's own client of the store keeps others from using it, so a board has one more. torch's TCPStore serves
-from the process of rank 0, and its client has two manners that a thread in the background must not have: it prints twenty
-lines when that process has ended, as it does at the end of every job, and it waits without limit if it is stopped. So the
-socket is looked at before each call, and each call is made by a thread that may be left behind.
+What waits in torch's own client of the store keeps others from using it, so a board has one more. torch's
+TCPStore serves from the process of rank 0, and its client has two manners that a thread in the background
+must not have: it prints twenty lines when that process has ended, as it does at the end of every job, and it
+waits without limit if it is stopped. So the socket is looked at before each call, and each call is made by a
+thread that may be left behind.
 """
 
 from __future__ import annotations

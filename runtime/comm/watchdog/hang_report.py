@@ -84,7 +84,10 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position]) -> str:
             "",
         )
         return f"{_unanswered(stuck.silent)}, while {waited} for {what}{before}"
-    return f"all ranks have come to {what}, and it has not ended for {stuck.s:.0f} s: the network or a device is stuck"
+    return (
+        f"all ranks have come to {what}, and it has not ended for {stuck.s:.0f} s: the network "
+        "or a device is stuck"
+    )
 
 
 def _different_paths(positions: Mapping[int, Position]) -> str:

@@ -1,10 +1,12 @@
-"""A thread on each rank that notices a collective that does not come to its end, and has all ranks say where they stand.
+"""A thread on each rank that notices a collective that does not come to its end,
+and has all ranks say where they stand.
 
 A round
 -------
-Who has waited too long rings: it leaves a note on the board. The others look for it every few seconds, and then every rank
-leaves its position. The lowest rank that did so reads all of them and prints one report. The ranks do not touch the board
-otherwise, and each number of a round is used once. The program is not disturbed: it goes on waiting until torch ends it.
+Who has waited too long rings: it leaves a note on the board. The others look for it every few seconds, and
+then every rank leaves its position. The lowest rank that did so reads all of them and prints one report. The
+ranks do not touch the board otherwise, and each number of a round is used once. The program is not disturbed:
+it goes on waiting until torch ends it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Watchdog:
         atexit.register(_stop, weakref.ref(self))
 
     def stop(self) -> None:
-        """Watch no longer. A thread that is inside torch when the interpreter ends would end the process with SIGABRT."""
+        """Watch no longer. A thread that is inside torch when the interpreter ends would end the
+        process with SIGABRT.
+        """
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_S)
@@ -112,7 +116,8 @@ class Watchdog:
         text = describe_hang(positions, world_size=self._world_size)
         if text is not None:
             _say(
-                f"{text}dslaunch: the ranks go on waiting; torch gives up after {self._timeout.total_seconds():.0f} s\n"
+                f"{text}dslaunch: the ranks go on waiting; torch gives up after "
+                f"{self._timeout.total_seconds():.0f} s\n"
             )
 
     def _wait_for(self, *notes: str) -> None:
@@ -128,8 +133,8 @@ class Watchdog:
         waited_s = time.monotonic() - overdue.began
         _say(
             f"dslaunch: it hangs: rank {self._rank} has waited {waited_s:.0f} s for {overdue.label} (step "
-            f"{overdue.label.step}), and cannot ask the others: {lost}; rank 0, which serves it, is stopped, has ended or "
-            "cannot be reached\n"
+            f"{overdue.label.step}), and cannot ask the others: {lost}; rank 0, which serves it, is stopped, "
+            "has ended or cannot be reached\n"
         )
 
     def _note(self, rank: int) -> str:
@@ -149,8 +154,8 @@ def watch(comm: Collectives, *, limit_s: float | None, timeout: timedelta) -> Wa
         limit_s = timeout_s / _DEFAULT_PART
     elif limit_s >= timeout_s:
         raise ConfigError(
-            f"DSLAUNCH_WATCHDOG_S={limit_s:g}: torch gives a collective up after {timeout_s:g} s; give less, or 0 for no report, "
-            "or raise DEEPSPEED_TIMEOUT, which is in minutes"
+            f"DSLAUNCH_WATCHDOG_S={limit_s:g}: torch gives a collective up after {timeout_s:g} s; give less, "
+            "or 0 for no report, or raise DEEPSPEED_TIMEOUT, which is in minutes"
         )
     try:
         board = Board(dist.distributed_c10d._get_default_store(), rank=dist.get_rank())

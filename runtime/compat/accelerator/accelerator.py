@@ -30,10 +30,12 @@ _WHY_ABSENT = {
 
 
 class Accelerator(ABC):
-    """One kind of device. Where an index is left out, the current device is meant; without GPUs there is one device.
+    """One kind of device. Where an index is left out, the current device is meant;
+    without GPUs there is one device.
 
     It has more methods than a class should, for it is one list that programs know by heart.
-    Source: DeepSpeed 0.19.8 accelerator/abstract_accelerator.py, `DeepSpeedAccelerator`: its names, arguments and defaults
+    Source: DeepSpeed 0.19.8 accelerator/abstract_accelerator.py, `DeepSpeedAccelerator`: its names,
+            arguments and defaults
     """
 
     _name: str
@@ -261,9 +263,11 @@ class Accelerator(ABC):
     # ---- pinned host memory ----
 
     def pin_memory(self, tensor: Tensor, make_copy: bool = True, match_shape: bool = True) -> Tensor:
-        """Return the tensor in pinned host memory, where that makes copies to the device faster; else the tensor itself.
+        """Return the tensor in pinned host memory, where that makes copies to the device faster;
+        else the tensor itself.
 
-        Without `make_copy` it is new memory of that shape, or flat without `match_shape`, whose values mean nothing.
+        Without `make_copy` it is new memory of that shape, or flat without `match_shape`,
+        whose values mean nothing.
         """
         if not self._pins_memory:
             return tensor
@@ -356,7 +360,10 @@ class Accelerator(ABC):
 
     @abstractmethod
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
-        """Begin a range that the vendor's profiler shows. `domain` and `category` need NVIDIA's nvtx package: give none."""
+        """Begin a range that the vendor's profiler shows.
+
+        `domain` and `category` need NVIDIA's nvtx package: give none.
+        """
 
     @abstractmethod
     def range_pop(self, domain: str | None = None) -> Any:
@@ -375,7 +382,8 @@ class Accelerator(ABC):
         return self._compile_backend
 
     def set_compile_backend(self, backend: str) -> None:
-        """Keep the name of a torch.compile backend, to be asked for; `engine.compile(backend=...)` chooses the engine's.
+        """Keep the name of a torch.compile backend, to be asked for; `engine.compile(backend=...)`
+        chooses the engine's.
 
         Errors: ConfigError for one that torch does not know
         """

@@ -24,8 +24,8 @@ _itt: Any = itt  # untyped
 class CpuAccelerator(Accelerator):
     """One device, which all workers of a host share.
 
-    Its memory figures are physical memory: in use by the whole process, its peak as the kernel counts it, and in total and
-    available on the host; a limit set for a container is not among them.
+    Its memory figures are physical memory: in use by the whole process, its peak as the kernel counts it, and
+    in total and available on the host; a limit set for a container is not among them.
     """
 
     _name = "cpu"
@@ -52,7 +52,9 @@ class CpuAccelerator(Accelerator):
         return self._name
 
     def device_count(self) -> int:
-        """Return how many workers the launcher has started on this host, 1 without one: each is a device to programs."""
+        """Return how many workers the launcher has started on this host, 1 without one:
+        each is a device to programs.
+        """
         return read_environment().local_world_size
 
     def synchronize(self, device_index: int | None = None) -> None:

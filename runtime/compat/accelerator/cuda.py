@@ -16,7 +16,9 @@ _FIRST_WITH_TRITON = 8
 
 
 class CudaAccelerator(Accelerator):
-    """Its memory figures are those of torch's allocator; only available_memory() counts what other processes hold."""
+    """Its memory figures are those of torch's allocator; only available_memory()
+    counts what other processes hold.
+    """
 
     _name = "cuda"
     _communication_backend_name = "nccl"

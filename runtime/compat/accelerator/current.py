@@ -25,8 +25,8 @@ def get_accelerator() -> Accelerator:
     if asked not in (None, found.device_name()):
         advice = "set CUDA_VISIBLE_DEVICES= to train on the CPU" if asked == "cpu" else "unset it"
         raise ConfigError(
-            f"DS_ACCELERATOR={asked!r} in the environment: this process trains on {found.device_name()}, which is what torch "
-            f"finds; {advice}"
+            f"DS_ACCELERATOR={asked!r} in the environment: this process trains on {found.device_name()}, "
+            f"which is what torch finds; {advice}"
         )
     return found
 
@@ -37,7 +37,8 @@ def set_accelerator(accel_obj: object) -> NoReturn:
     Errors: ConfigError
     """
     raise ConfigError(
-        f"set_accelerator({type(accel_obj).__name__}): dslaunch trains on the GPUs that torch finds, or on the CPU; leave it out"
+        f"set_accelerator({type(accel_obj).__name__}): dslaunch trains on the GPUs that torch finds, or on "
+        "the CPU; leave it out"
     )
 
 

@@ -9,7 +9,9 @@ from ...errors import ConfigError
 
 
 class HostEvent:
-    """As torch.cuda.Event where each call is done when it returns: the host's clock says when it was recorded."""
+    """As torch.cuda.Event where each call is done when it returns: the host's clock says
+    when it was recorded.
+    """
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False

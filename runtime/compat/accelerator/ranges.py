@@ -15,7 +15,9 @@ _Returned = TypeVar("_Returned")
 
 
 def instrument_w_nvtx(func: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
-    """Have each call of the function shown as a range by its name; none inside of what torch.compile compiles."""
+    """Have each call of the function shown as a range by its name; none inside of what
+    torch.compile compiles.
+    """
 
     @wraps(func)
     def ranged(*args: _Given.args, **kwargs: _Given.kwargs) -> _Returned:

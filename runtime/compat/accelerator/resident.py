@@ -14,9 +14,11 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
 class ResidentMemory:
-    """Bytes of physical memory: all of the process, libraries and the interpreter included, not tensors alone.
+    """Bytes of physical memory: all of the process, libraries and the interpreter included,
+    not tensors alone.
 
-    The peak is the kernel's own. Where it cannot be reset or read, it is the most that any call here has seen.
+    The peak is the kernel's own. Where it cannot be reset or read, it is the most that any
+    call here has seen.
     """
 
     def __init__(self) -> None:
@@ -31,7 +33,9 @@ class ResidentMemory:
         return found
 
     def peak(self) -> int:
-        """Return the most bytes that were in use at once, since the last reset or the start of the process."""
+        """Return the most bytes that were in use at once, since the last reset or the
+        start of the process.
+        """
         current = self.current()
         found = _PEAK.search(_STATUS.read_text()) if self._is_from_start and _STATUS.exists() else None
         return max(current, self._seen if found is None else int(found[1]) * 1024)

@@ -30,7 +30,8 @@ MONITOR = (
     ),
     used(
         "comms_logger.enabled",
-        "time the engine's collectives, each of which then blocks; engine.log_comm_summary() prints what they took",
+        "time the engine's collectives, each of which then blocks; engine.log_comm_summary() "
+        "prints what they took",
     ),
     used("comms_logger.verbose", "rank 0 prints each of them"),
     used("comms_logger.prof_all", "all of them, which is so if left out; false: those in prof_ops"),

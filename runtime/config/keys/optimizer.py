@@ -15,9 +15,9 @@ _DEEPSPEED_SCHEDULERS = (*_ANY_WARMUP, "OneCycle", "LRRangeTest")
 OPTIMIZER = (
     used(
         "optimizer.type",
-        f"{', '.join([*_OURS, *FROM_CONFIG])}, or a class of torch.optim, in any case; Adam is AdamW unless adam_w_mode is false; "
-        "Muon is for matrices, with AdamW for all else. The types below have these parameters, others their own "
-        "keyword arguments",
+        f"{', '.join([*_OURS, *FROM_CONFIG])}, or a class of torch.optim, in any case; Adam is AdamW unless "
+        "adam_w_mode is false; Muon is for matrices, with AdamW for all else. The types below have these "
+        "parameters, others their own keyword arguments",
     ),
     used(
         "optimizer.params.lr", "learning rate, 0.001 if left out (Muon: 0.02, and 0.0003 for AdamW)", *_OURS

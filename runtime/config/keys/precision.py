@@ -10,7 +10,8 @@ PRECISION = (
     hint("bf16.immediate_grad_update", BOOL, "data_types.grad_accum_dtype says where gradients are added up"),
     used(
         "bf16.check_grad_overflow",
-        "skip a step whose gradients are infinite or NaN; true if left out. False: it is applied, without clipping",
+        "skip a step whose gradients are infinite or NaN; true if left out. False: it is "
+        "applied, without clipping",
     ),
     refused(
         "bf16.bf16_master_weights_and_grads",
@@ -57,13 +58,15 @@ PRECISION = (
     ),
     used(
         "data_types.grad_accum_dtype",
-        "in which dtype gradients of micro batches are added up: fp32, or the model's; left out: fp32 at stages 2 and 3, where it "
-        "costs 4/N bytes for each, and the model's at stages 0 and 1, where it would cost 4",
+        "in which dtype gradients of micro batches are added up: fp32, or the model's; left out: fp32 at "
+        "stages 2 and 3, where it costs 4/N bytes for each, and the model's at stages 0 and 1, where it "
+        "would cost 4",
     ),
     used("data_types.buffer_dtype", "what floating-point buffers become; left out: they stay what they are"),
     used(
         "communication_data_type",
-        "in which dtype gradients are averaged; left out: that of the parameters (gloo adds up in float32 all the same)",
+        "in which dtype gradients are averaged; left out: that of the parameters (gloo adds up in float32 "
+        "all the same)",
     ),
     refused("data_types.param_dtype", DTYPE, off=(), note="bf16.enabled or fp16.enabled set it"),
     refused(

@@ -10,7 +10,8 @@ _STAYS = "has no effect, which a warning says: inputs stay in the memory that th
 STORAGE = (
     used(
         "checkpoint.tag_validation",
-        "rank 0's tag is taken; where another rank gives another one, Warn warns, Fail is an error; Warn if left out",
+        "rank 0's tag is taken; where another rank gives another one, Warn warns, Fail is an "
+        "error; Warn if left out",
     ),
     used(
         "checkpoint.async_save",
@@ -18,8 +19,8 @@ STORAGE = (
     ),
     used(
         "checkpoint.preemption_save_dir",
-        "after a SIGTERM to any rank, the step that follows saves a checkpoint in this folder and ends with exit code 143; "
-        "SIGTERM ends at once if left out",
+        "after a SIGTERM to any rank, the step that follows saves a checkpoint in this folder and ends with "
+        "exit code 143; SIGTERM ends at once if left out",
     ),
     used(
         "checkpoint.keep_last",
@@ -54,7 +55,8 @@ STORAGE = (
     refused("aio.use_gds", note="what is read goes through host memory"),
     used(
         "activation_checkpointing.cpu_checkpointing",
-        "inputs of functions that go through dslaunch.checkpointing.checkpoint() wait in host memory for the backward",
+        "inputs of functions that go through dslaunch.checkpointing.checkpoint() wait in host "
+        "memory for the backward",
     ),
     used(
         "activation_checkpointing.synchronize_checkpoint_boundary",

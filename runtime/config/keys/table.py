@@ -19,7 +19,8 @@ from .training import TRAINING
 from .value import OBJECT
 from .zero import ZERO
 
-# Source: DeepSpeed 0.19.8 runtime/config.py, `_REMOVED_TOP_LEVEL_CONFIG_KEYS` and `_REMOVED_ZERO_CONFIG_KEYS`.
+# Source: DeepSpeed 0.19.8 runtime/config.py, `_REMOVED_TOP_LEVEL_CONFIG_KEYS` and
+#         `_REMOVED_ZERO_CONFIG_KEYS`.
 REMOVED = (
     "amp",
     "compression_training",
@@ -71,8 +72,8 @@ def keys_for(
 ) -> dict[str, Key]:
     """The keys of a config with these types, by path.
 
-    A type that is None is not known: everything below its `params` is accepted, since the type itself is the fault.
-    `class_params` are, by section, the keyword arguments of a class of torch, which no table can list.
+    A type that is None is not known: everything below its `params` is accepted, since the type itself is the
+    fault. `class_params` are, by section, the keyword arguments of a class of torch, which no table can list.
     """
     keys = {
         key.path: key

@@ -12,8 +12,8 @@ TRAINING = (
     used("gradient_clipping", "largest global gradient norm; 0 or left out: no clipping"),
     used(
         "max_skipped_steps",
-        "an error after so many steps in a row whose gradients are infinite or NaN; 0: any number; 1000 if left out where the loss "
-        "is scaled, else 100; ours, not DeepSpeed's",
+        "an error after so many steps in a row whose gradients are infinite or NaN; 0: any number; 1000 if "
+        "left out where the loss is scaled, else 100; ours, not DeepSpeed's",
     ),
     used("steps_per_print", "optimizer steps between two lines of progress; 0 or left out: none"),
     used(

@@ -40,16 +40,17 @@ ZERO = (
     ),
     used(
         "zero_optimization.ignore_unused_parameters",
-        "false: a step in which a trained parameter has got no gradient ends with an error that names it; true, if left out: "
-        "such a gradient is zero. In a program that imports `deepspeed`, false counts where it does in DeepSpeed: at stages 1 and 2 "
-        "with offload_optimizer",
+        "false: a step in which a trained parameter has got no gradient ends with an error that names it; "
+        "true, if left out: such a gradient is zero. In a program that imports `deepspeed`, false counts "
+        "where it does in DeepSpeed: at stages 1 and 2 with offload_optimizer",
     ),
     hint("zero_optimization.load_from_fp32_weights", BOOL, "always so"),
     hint("zero_optimization.elastic_checkpoint", BOOL, "any checkpoint loads at any world size"),
     used(
         "zero_optimization.enable_sanity_checks",
-        "true: a program that imports `deepspeed` is stopped where it writes to gathered parameters without a modifier_rank; "
-        "false, if left out: that is a warning. Programs of dslaunch's own are always stopped",
+        "true: a program that imports `deepspeed` is stopped where it writes to gathered "
+        "parameters without a modifier_rank; false, if left out: that is a warning. Programs of "
+        "dslaunch's own are always stopped",
     ),
     used(
         "zero_optimization.sub_group_size",
@@ -59,9 +60,9 @@ ZERO = (
     hint("zero_optimization.override_module_apply", BOOL, "nothing of torch is overridden"),
     used(
         "zero_optimization.stage3_param_persistence_threshold",
-        "at stage 3, a unit stays whole on every rank, so that it is not gathered at each use, if none of its parameters has more "
-        "elements; 0: every unit is sharded. Not with offload_param or zero_hpz_partition_size (also: "
-        "param_persistence_threshold)",
+        "at stage 3, a unit stays whole on every rank, so that it is not gathered at each use, if none of "
+        "its parameters has more elements; 0: every unit is sharded. Not with offload_param or "
+        "zero_hpz_partition_size (also: param_persistence_threshold)",
     ),
     used(
         "zero_optimization.stage3_model_persistence_threshold",
@@ -78,12 +79,13 @@ ZERO = (
     hint("zero_optimization.stage3_gather_fp16_weights_on_model_save", BOOL, _GATHERED),
     used(
         "zero_optimization.mics_shard_size",
-        "what is sharded is shared by so many neighbouring ranks, and each such group has all of it; -1 or left out: by all",
+        "what is sharded is shared by so many neighbouring ranks, and each such group has all of it; -1 or "
+        "left out: by all",
     ),
     used(
         "zero_optimization.zero_hpz_partition_size",
-        "at stage 3, parameters are shared by so many neighbouring ranks (those of one host), all else by all; 1 or left "
-        "out: parameters, too",
+        "at stage 3, parameters are shared by so many neighbouring ranks (those of one host), all else by "
+        "all; 1 or left out: parameters, too",
     ),
     used(
         "zero_optimization.leaf_module.classes",
@@ -148,8 +150,8 @@ ZERO = (
     hint("zero_optimization.cpu_offload_use_pin_memory", BOOL, "offload_optimizer.pin_memory says it"),
     used(
         "zero_optimization.offload_optimizer.device",
-        "where optimizer states and float32 masters lie, at stages 1 to 3: none (or left out), cpu or nvme; cpu has no effect "
-        "where the run is on CPUs",
+        "where optimizer states and float32 masters lie, at stages 1 to 3: none (or left out), cpu or nvme; "
+        "cpu has no effect where the run is on CPUs",
     ),
     used("zero_optimization.offload_optimizer.nvme_path", "a folder on a local disk, for nvme"),
     used(
@@ -170,12 +172,13 @@ ZERO = (
     hint("zero_optimization.offload_optimizer.fast_init", BOOL, "always so"),
     used(
         "zero_optimization.offload_optimizer.super_offload",
-        "true: units are updated during backward, with the same numbers, for cpu at stages 2 and 3; false if left out",
+        "true: units are updated during backward, with the same numbers, for cpu at stages 2 and "
+        "3; false if left out",
     ),
     used(
         "zero_optimization.offload_optimizer.delayed_update.enabled",
-        "true: the update runs beside the next forward and backward, which changes the numbers, for cpu at stages 2 and 3; false "
-        "if left out",
+        "true: the update runs beside the next forward and backward, which changes the numbers, for cpu at "
+        "stages 2 and 3; false if left out",
     ),
     used(
         "zero_optimization.offload_optimizer.delayed_update.warmup_steps",
@@ -184,8 +187,8 @@ ZERO = (
     hint("zero_optimization.offload_optimizer.cpuadam_cores_perc", RATIO, "OMP_NUM_THREADS says it"),
     used(
         "zero_optimization.offload_param.device",
-        "where the parameters lie between their uses, at stage 3: none (or left out), cpu or nvme; cpu has no effect where the "
-        "run is on CPUs",
+        "where the parameters lie between their uses, at stage 3: none (or left out), cpu or nvme; cpu has "
+        "no effect where the run is on CPUs",
     ),
     used("zero_optimization.offload_param.nvme_path", "a folder on a local disk, for nvme"),
     used(

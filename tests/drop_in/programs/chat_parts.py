@@ -1,4 +1,6 @@
-"""What the three steps of a program as DeepSpeed-Chat is have in common: ds_configs, LoRA layers, models, how they are saved."""
+"""What the three steps of a program as DeepSpeed-Chat is have in common: ds_configs, LoRA layers, models,
+how they are saved.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def opt_config() -> OPTConfig:
 
 
 def create_hf_model(folder: Path, ds_config: dict[str, Any] | None) -> nn.Module:
-    """from_pretrained() of what a step before this has left, or of a fresh model; with zero.Init at stage 3."""
+    """from_pretrained() of what a step before this has left, or of a fresh model;
+    with zero.Init at stage 3.
+    """
     fresh = folder / "fresh"
     if torch.distributed.get_rank() == 0 and not fresh.exists():
         torch.manual_seed(3)
@@ -165,7 +169,9 @@ def grouped_parameters(model: nn.Module, weight_decay: float = 0.01) -> list[dic
 
 
 def start_engine(args: argparse.Namespace, model: nn.Module, lr: float) -> Any:
-    """As each of the steps does it: an optimizer of deepspeed.ops, a scheduler of transformers, a process group that is there."""
+    """As each of the steps does it: an optimizer of deepspeed.ops, a scheduler of transformers, a process
+    group that is there.
+    """
     AdamOptimizer = DeepSpeedCPUAdam if args.offload else FusedAdam
     optimizer = AdamOptimizer(grouped_parameters(model), lr=lr, betas=(0.9, 0.95))
     lr_scheduler = get_scheduler(

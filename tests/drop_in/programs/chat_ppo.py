@@ -1,4 +1,6 @@
-"""Step 3, reinforcement learning: an actor and a critic that train, a reference and a reward model that do not, a moving average."""
+"""Step 3, reinforcement learning: an actor and a critic that train, a reference and a reward model that do
+not, a moving average.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A program as the CIFAR tutorial of DeepSpeed is: convolutions, a loader made by initialize(), its own argument parser."""
+"""A program as the CIFAR tutorial of DeepSpeed is: convolutions, a loader made by initialize(),
+its own argument parser.
+"""
 
 from __future__ import annotations
 

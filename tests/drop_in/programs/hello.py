@@ -1,4 +1,6 @@
-"""A program as HelloDeepSpeed is: a masked language model, no init_distributed(), checkpoints with a client state."""
+"""A program as HelloDeepSpeed is: a masked language model, no init_distributed(),
+checkpoints with a client state.
+"""
 
 from __future__ import annotations
 

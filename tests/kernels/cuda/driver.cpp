@@ -1,5 +1,5 @@
-// A driver without a device: what dslaunch asks of libcuda.so.1, written down call by call. It shows that calls arrive
-// with the arguments they should have; it runs nothing.
+// A driver without a device: what dslaunch asks of libcuda.so.1, written down call by call. It shows that
+// calls arrive with the arguments they should have; it runs nothing.
 
 #include <dlfcn.h>
 

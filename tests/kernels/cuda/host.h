@@ -1,5 +1,5 @@
-// Just enough of CUDA to run a kernel's source on the host, one block after the other. A thread is a fiber: it runs
-// until __syncthreads, where the next one has its turn, so barriers mean what they mean on a device.
+// Just enough of CUDA to run a kernel's source on the host, one block after the other. A thread is a fiber:
+// it runs until __syncthreads, where the next one has its turn, so barriers mean what they mean on a device.
 #pragma once
 
 #include <ucontext.h>

@@ -1,7 +1,8 @@
-"""A device that is this machine's processor: the very source of a CUDA kernel, compiled by g++ and run on host memory.
+"""A device that is this machine's processor: the very source of a CUDA kernel,
+compiled by g++ and run on host memory.
 
-It shows that checks, plan, table and kernel fit together and compute the right numbers, element by element. What it
-cannot show is how NVRTC compiles the same source, and that the driver takes the launch.
+It shows that checks, plan, table and kernel fit together and compute the right numbers, element by element.
+What it cannot show is how NVRTC compiles the same source, and that the driver takes the launch.
 """
 
 from __future__ import annotations

@@ -50,7 +50,10 @@ def test_a_bad_number_is_refused(bad: Bad) -> None:
 
 
 def test_an_array_in_host_memory_is_refused() -> None:
-    message = r"^shards\[0\].param: the array is in host memory \(DLPack device type 1\); it must be on a CUDA device$"
+    message = (
+        r"^shards\[0\].param: the array is in host memory \(DLPack device type 1\); it must "
+        r"be on a CUDA device$"
+    )
     with pytest.raises(ValueError, match=message):
         step(ADAM, [shard_with(Bad(name="", value=None, error=ValueError, message=""))], stream=0)
     with pytest.raises(ValueError, match=r"^grads\[0\]: the array is in host memory"):
@@ -88,8 +91,12 @@ def sgd_shard(**changes: Any) -> SgdShard:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({}, ValueError, "shards[0].momentum_buffer: None, but shards[0].segments[0] has momentum 0.9; pass an array, of zeros before step 1"),
-        ({"nesterov": True, "dampening": 0.5}, ValueError, "shards[0].segments[0].nesterov: True, with momentum 0.9 and dampening 0.5; needs momentum above 0 and dampening 0"),
+        ({}, ValueError,
+         ("shards[0].momentum_buffer: None, but shards[0].segments[0] has momentum 0.9; pass an array, of "
+          "zeros before step 1")),
+        ({"nesterov": True, "dampening": 0.5}, ValueError,
+         ("shards[0].segments[0].nesterov: True, with momentum 0.9 and dampening 0.5; needs momentum "
+          "above 0 and dampening 0")),
         ({"nesterov": 1}, TypeError, "shards[0].segments[0].nesterov: 1; must be True or False"),
         ({"dampening": float("inf")}, ValueError, "shards[0].segments[0].dampening: inf; must be finite"),
     ],

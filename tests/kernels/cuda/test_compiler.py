@@ -50,7 +50,8 @@ FEW_DTYPES = (
     ("bfloat16", "bfloat16", "float32"),
 )
 USAGE = re.compile(
-    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads"
     r".*?Used (\d+) registers",
     re.DOTALL,
 )
@@ -124,7 +125,9 @@ def test_the_norm_compiles_for_every_chip_and_spills_nothing(grad: str, arch: st
 
 @pytest.mark.slow
 def test_a_spill_would_be_seen() -> None:
-    """A kernel that needs 64 values at once and may have 32 registers: what the tests above look for is really there."""
+    """A kernel that needs 64 values at once and may have 32 registers:
+    what the tests above look for is really there.
+    """
     from cuda.core import Program as CoreProgram, ProgramOptions
 
     source = """
@@ -147,7 +150,9 @@ def test_a_spill_would_be_seen() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("grad", "state", "out"), FEW_DTYPES)
 def test_aligned_elements_move_16_bytes_at_a_time(grad: str, state: str, out: str | None) -> None:
-    """8 elements in each array are an access for each 16 bytes, and no other vectors; nothing else is moved together."""
+    """8 elements in each array are an access for each 16 bytes, and no other vectors;
+    nothing else is moved together.
+    """
     (program,) = programs(RULES["adam"][0], 1, ((grad, state, out),))
     ptx = ptx_of(program)
     accesses = {"float32": 2, "bfloat16": 1, "float16": 1, None: 0}
@@ -193,7 +198,8 @@ def test_without_cuda_core_one_error_names_the_command(missing: str) -> None:
         "from dslaunch.kernels.cuda.compiler import CubinCache, Nvrtc\n"
         "from dslaunch.kernels.cuda.device import cuda_device\n"
         "from dslaunch.kernels.cuda.table import Variant\n"
-        "for call in (lambda: Nvrtc().compile(norm.program_of(Variant(grad='float32')), 'sm_80'), lambda: cuda_device(0)):\n"
+        "for call in (lambda: Nvrtc().compile(norm.program_of(Variant(grad='float32')), 'sm_80'), "
+        "lambda: cuda_device(0)):\n"
         "    try: call()\n"
         "    except CudaUnavailable as error: print(error)\n"
     )
@@ -207,7 +213,10 @@ def test_without_cuda_core_one_error_names_the_command(missing: str) -> None:
 
 @pytest.mark.slow
 def test_the_import_loads_neither_torch_nor_cuda() -> None:
-    script = "import sys, dslaunch.kernels.cuda; print(sorted({'torch', 'numpy', 'cuda.core', 'cuda.bindings'} & set(sys.modules)))"
+    script = (
+        "import sys, dslaunch.kernels.cuda; print(sorted({'torch', 'numpy', 'cuda.core', 'cuda.bindings'} "
+        "& set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -318,7 +327,8 @@ def test_processes_that_start_together_all_get_the_same_code(tmp_path: Path) -> 
         "from dslaunch.kernels.cuda.compiler import CubinCache, Nvrtc\n"
         "from dslaunch.kernels.cuda.table import Variant\n"
         "sys.stdin.readline()\n"
-        "cubin = CubinCache(Path(sys.argv[1]), Nvrtc()).load(norm.program_of(Variant(grad='float32')), 'sm_90')\n"
+        "cubin = CubinCache(Path(sys.argv[1]), "
+        "Nvrtc()).load(norm.program_of(Variant(grad='float32')), 'sm_90')\n"
         "print(hashlib.sha256(cubin).hexdigest())\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]

@@ -216,7 +216,8 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
         "compile = compiler.Nvrtc.compile\n"
         "compiler.Nvrtc.compile = lambda *args: calls.append(args) or compile(*args)\n"
         "out = torch.empty(NORM_OUT_NUMEL, dtype=torch.float64, device='cuda')\n"
-        "squared_norm([torch.full((3,), 2.0, device='cuda')], out=out, stream=torch.cuda.current_stream().cuda_stream)\n"
+        "squared_norm([torch.full((3,), 2.0, device='cuda')], out=out, "
+        "stream=torch.cuda.current_stream().cuda_stream)\n"
         "print(len(calls), float(out[0]))\n"
     )
     environment = {**os.environ, "DSLAUNCH_CACHE_DIR": str(tmp_path)}

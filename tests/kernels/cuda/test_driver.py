@@ -1,4 +1,5 @@
-"""What cuda-core and cuda-bindings are asked for, seen by a driver that is a file of these tests (driver.cpp).
+"""What cuda-core and cuda-bindings are asked for, seen by a driver that is a file of these
+tests (driver.cpp).
 
 Each test is a process of its own, which finds that driver where the machine's would be. Nothing runs on it.
 """
@@ -54,10 +55,14 @@ except (CudaUnavailable, RuntimeError, ValueError) as error:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the driver, and of a cache with code for its chip: compiling needs more of a driver than this one has."""
+    """The folder of the driver, and of a cache with code for its chip: compiling needs more of a driver
+    than this one has.
+    """
     folder = tmp_path_factory.mktemp("driver")
     source = Path(__file__).with_name("driver.cpp")
-    subprocess.run(["g++", "-shared", "-fPIC", "-w", str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"], check=True)  # fmt: skip
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", "-w", str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"], check=True
+    )
     rule = Rule(kernel=ADAM, mode=1)
     cache = CubinCache(cache_folder({"DSLAUNCH_CACHE_DIR": str(folder)}), Nvrtc())
     for size in (SMALL, LARGE):
@@ -66,7 +71,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(driver: Path, tmp_path: Path, num_shards: int = 1, **settings: int) -> tuple[str, list[str]]:
-    """What the process printed, and the calls that the driver saw; an address of a kernel depends on its name alone."""
+    """What the process printed, and the calls that the driver saw; an address of a kernel depends
+    on its name alone.
+    """
     log = tmp_path / "log"
     log.touch()
     environment = {
@@ -116,8 +123,8 @@ def test_a_driver_from_before_cuda_12_1_gets_small_tables(driver: Path, tmp_path
 def test_another_current_device_is_refused(driver: Path, tmp_path: Path) -> None:
     printed, calls = run(driver, tmp_path, current=1)
     assert printed == (
-        "ValueError the arrays are on CUDA device 0, but device 1 is current; make theirs current for the call, e.g. "
-        "`with torch.cuda.device(0):`\n"
+        "ValueError the arrays are on CUDA device 0, but device 1 is current; make theirs current for the "
+        "call, e.g. `with torch.cuda.device(0):`\n"
     )
     assert calls == []
 

@@ -1,4 +1,7 @@
-"""What only LAMB promises on a device: its sums, and in which order they are added. Its source runs on the host."""
+"""What only LAMB promises on a device: its sums, and in which order they are added.
+
+Its source runs on the host.
+"""
 
 from __future__ import annotations
 
@@ -133,8 +136,8 @@ def test_a_gradient_in_several_pieces_is_refused(host: HostDevice) -> None:
     untouched = arrays.clone()
     pieces = [(0, arrays["grad"][:40]), (40, arrays["grad"][40:])]
     message = (
-        "shards[0].segments[0]: several pieces of the gradient; on a device LAMB takes the gradient of a segment in one "
-        "piece: join them"
+        "shards[0].segments[0]: several pieces of the gradient; on a device LAMB takes the gradient of a "
+        "segment in one piece: join them"
     )
     with pytest.raises(ValueError, match="pieces") as caught:
         run_on_host(host, LAMB_, [replace(arrays.under(LAMB_.whole(100)), grads=pieces)])
@@ -145,7 +148,8 @@ def test_a_gradient_in_several_pieces_is_refused(host: HostDevice) -> None:
 @pytest.mark.parametrize(
     ("scratch", "error", "message"),
     [
-        (torch.zeros(3, dtype=torch.float64), ValueError, "allocate(): 3 elements; must be the 5 that it was asked for"),
+        (torch.zeros(3, dtype=torch.float64), ValueError,
+         "allocate(): 3 elements; must be the 5 that it was asked for"),
         (torch.zeros(5), TypeError, "allocate(): dtype float32; must be float64"),
     ],
 )  # fmt: skip

@@ -13,7 +13,8 @@ from tests.kernels.cuda.host_device import HostDevice
 
 pytestmark = pytest.mark.slow  # g++ compiles a program in half a second
 
-# Squares of float32 are exact in float64; only additions round: 32 in a thread per chunk, 8 in a block, few behind.
+# Squares of float32 are exact in float64; only additions round: 32 in a thread per chunk,
+# 8 in a block, few behind.
 RELATIVE_TOLERANCE = 100 * 2.0**-53
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (0, 1, 7, 8, 9, 2047, 2048, 2049, 8191, 8192, 8193, 40_001)

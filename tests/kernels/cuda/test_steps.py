@@ -1,6 +1,7 @@
 """A step with the CUDA kernels' own source, run on the host: each element has the bits of the CPU's kernel.
 
-What runs here is everything but the driver: the checks, the plan, the table's bytes, and every line of the `.cu` files.
+What runs here is everything but the driver: the checks, the plan, the table's bytes,
+and every line of the `.cu` files.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ def read(launch: Launch) -> tuple[int, int, list[Read]]:
 def make_run(
     numel: int, *, at: int = 1 << 20, variant: Variant = FP32, group: int = 0, odd: int = 0, base: int = 0
 ) -> Run:
-    """Arrays far from each other, each from element `at` of 256-byte aligned memory on; `odd` bytes shift the gradient."""
+    """Arrays far from each other, each from element `at` of 256-byte aligned memory on;
+    `odd` bytes shift the gradient.
+    """
     item = 2 if variant is BF16 else 4
     place = base << 40
     return Run(
@@ -131,7 +133,8 @@ def test_a_table_has_what_the_kernel_declares() -> None:
     assert (factor, num_chunks) == (0xABCD, 3)
     assert launch.num_chunks == 3
     assert seen == Read(
-        param=run.param, grad=run.grad, states=run.states, param_out=run.param_out, numel=20_000, first_chunk=0,
+        param=run.param, grad=run.grad, states=run.states, param_out=run.param_out, numel=20_000,
+        first_chunk=0,
         coefficients=(77).to_bytes(8, "little"), head=5,
     )  # fmt: skip
     assert launch.size is SMALL

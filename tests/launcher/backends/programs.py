@@ -71,8 +71,8 @@ def start_slurm(lab: Lab) -> dict[str, str]:
     for host in lab.hosts:
         # Each host has a folder /run of its own. The key is the same for all of them.
         script = (
-            "umask 077; rm -rf /run/munge* /tmp/slurm*; mkdir /tmp/slurmctld /tmp/slurmd; "
-            "seq 300 > /run/munge.key; exec munged --force --key-file=/run/munge.key --socket=/run/munge.sock "
+            "umask 077; rm -rf /run/munge* /tmp/slurm*; mkdir /tmp/slurmctld /tmp/slurmd; seq 300 > "
+            "/run/munge.key; exec munged --force --key-file=/run/munge.key --socket=/run/munge.sock "
             "--pid-file=/run/munged.pid --log-file=/var/log/munged.log --seed-file=/run/munged.seed"
         )
         host.run(["sh", "-c", script], check=True)

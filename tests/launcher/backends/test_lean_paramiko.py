@@ -32,7 +32,8 @@ def test_paramiko_knows_its_version_all_the_same() -> None:
     """It is the first thing that it says to sshd."""
     assert (
         ran(
-            f"{LOAD}import importlib.metadata as real\nprint(paramiko.__version__ == real.version('paramiko'))"
+            f"{LOAD}import importlib.metadata as real\n"
+            "print(paramiko.__version__ == real.version('paramiko'))"
         )
         == "True"
     )

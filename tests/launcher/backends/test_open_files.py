@@ -43,6 +43,6 @@ def test_a_job_that_may_open_too_few_files_says_how_many_it_takes(tmp_path: Path
     )
     assert job.returncode == 2, job.stderr
     assert job.stderr == (
-        "dslaunch: 32 hosts take about 112 open files, and this process may have 64; raise its limit (ulimit -n 112), or "
-        "reach most hosts through others with --tree_above\n"
+        "dslaunch: 32 hosts take about 112 open files, and this process may have 64; raise its limit (ulimit "
+        "-n 112), or reach most hosts through others with --tree_above\n"
     )

@@ -1,4 +1,6 @@
-"""OpenSSH's configuration is read as `ssh -G` reads it: many generated files, and the system's own ssh as the judge."""
+"""OpenSSH's configuration is read as `ssh -G` reads it: many generated files,
+and the system's own ssh as the judge.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +25,32 @@ NUM_QUICK = 15
 NAMES = ("w0", "W1", "w1.lan", "gate", "node12", "10.0.0.7", "010.0.0.7", "::1")
 PATTERNS = ("w0", "w*", "w?", "W1", "*.lan", "!w0", "gate", "node1?", "10.*", "*", "none-such", "::1", '"w0"')
 SETTINGS = (
-    *("HostName %h.lan", "HostName 10.0.0.9", "HostName W0.Up", "hostname=gate", 'HostName "%h"', "HostName 010.1.1.1"),
+    *("HostName %h.lan", "HostName 10.0.0.9", "HostName W0.Up", "hostname=gate", 'HostName "%h"',
+      "HostName 010.1.1.1"),
     *("User ada", "User=bob", 'User "a b"', "user  eve # comment", "User=root"),
     *("Port 2222", "Port ssh", "PORT = 77", "Port 22"),
-    *("IdentityFile /keys/a", "IdentityFile /keys/%h-%r-%n-%p", "IdentityFile none", "IdentityFile '/keys/b c'"),
-    *("IdentityFile %d/.ssh/own", "IdentityFile /keys/a", "IdentityFile ${SHELL}-key", "IdentityFile /k/%k-%u-%i"),
+    *("IdentityFile /keys/a", "IdentityFile /keys/%h-%r-%n-%p", "IdentityFile none",
+      "IdentityFile '/keys/b c'"),
+    *("IdentityFile %d/.ssh/own", "IdentityFile /keys/a", "IdentityFile ${SHELL}-key",
+      "IdentityFile /k/%k-%u-%i"),
     *("IdentitiesOnly yes", "IdentitiesOnly true", "IdentitiesOnly no"),
-    *("ProxyJump gate", "ProxyJump ada@gate:2222", "ProxyJump none", "ProxyJump gate # x", "ProxyJump a,b:2,c@[::2]:3"),
+    *("ProxyJump gate", "ProxyJump ada@gate:2222", "ProxyJump none", "ProxyJump gate # x",
+      "ProxyJump a,b:2,c@[::2]:3"),
     *("ProxyCommand nc %h %p", "ProxyCommand none", "ProxyCommand=exec nc -x '%r' \"%n\" %% # no comment"),
     *("AddressFamily inet", "AddressFamily inet6", "AddressFamily any", "addressfamily INET"),
     *("ConnectTimeout 7", "ConnectTimeout 1m30s", "ConnectTimeout none"),
-    *("HostKeyAlias front", "StrictHostKeyChecking no", "StrictHostKeyChecking accept-new", "StrictHostKeyChecking yes"),
-    *("UserKnownHostsFile /k/%h /k/%n", "GlobalKnownHostsFile /k/all", "ServerAliveInterval 5", "SendEnv LANG LC_*"),
-    *("CanonicalizeHostname yes", "CanonicalizeHostname always", "CanonicalizeHostname no", "CanonicalizeMaxDots 0"),
+    *("HostKeyAlias front", "StrictHostKeyChecking no", "StrictHostKeyChecking accept-new",
+      "StrictHostKeyChecking yes"),
+    *("UserKnownHostsFile /k/%h /k/%n", "GlobalKnownHostsFile /k/all", "ServerAliveInterval 5",
+      "SendEnv LANG LC_*"),
+    *("CanonicalizeHostname yes", "CanonicalizeHostname always", "CanonicalizeHostname no",
+      "CanonicalizeMaxDots 0"),
     *("CanonicalDomains localdomain invalid", "CanonicalDomains none", "CanonicalizeFallbackLocal yes"),
     *("ForwardAgent no", "# a comment", "", "Compression yes"),
 )  # fmt: skip
 CRITERIA = (
-    *("all", "final", "canonical", "!final", "host w*", "host *.lan,!w0*", "originalhost w0,w1*", "!host gate"),
+    *("all", "final", "canonical", "!final", "host w*", "host *.lan,!w0*", "originalhost w0,w1*",
+      "!host gate"),
     *("user ada", "user !root,*", "localuser root", "!localuser root", "host=w0", 'host "w0,10.*"'),
     *('exec "test %h = w0"', 'exec "test %n:%p = gate:22"', '!exec "test %r = ada"', 'final host "*.lan"'),
     *("originalhost w0 user root", "all # comment", "canonical user ada"),

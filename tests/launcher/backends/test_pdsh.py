@@ -91,7 +91,8 @@ def nodes() -> tuple[NodePlan, ...]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pdsh.Pdsh]:
     """A run whose pdsh does nothing but wait, or say what a test writes into `say`."""
     (tmp_path / "pdsh").write_text(
-        f"#!/bin/sh\nwhile ! [ -e {tmp_path}/say ]; do /bin/sleep 0.02; done; cat {tmp_path}/say >&2; exec sleep 60\n"
+        "#!/bin/sh\n"
+        f"while ! [ -e {tmp_path}/say ]; do /bin/sleep 0.02; done; cat {tmp_path}/say >&2; exec sleep 60\n"
     )
     (tmp_path / "pdsh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

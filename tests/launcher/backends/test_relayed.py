@@ -1,4 +1,6 @@
-"""A relay and what it carries, with real processes on this machine: commands of Python in the place of `ssh`."""
+"""A relay and what it carries, with real processes on this machine:
+commands of Python in the place of `ssh`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A login on a server of this process: what is tried, what is never asked, and what is said when it does not work."""
+"""A login on a server of this process: what is tried, what is never asked,
+and what is said when it does not work.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,10 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
         threading.Thread(target=_serve, args=(there, server), daemon=True).start()
         open_ones.append(there)
         target = Target(
-            address="w0", port=22, user="ada", identities=tuple(map(str, keys)), has_only_these_identities=False,
-            host_key_name="w0", known_hosts=(str(known),), unknown_host_keys="refuse", proxy_command=None, jumps=(),
+            address="w0", port=22, user="ada", identities=tuple(map(str, keys)),
+            has_only_these_identities=False,
+            host_key_name="w0", known_hosts=(str(known),), unknown_host_keys="refuse", proxy_command=None,
+            jumps=(),
             connect_timeout_s=TIMEOUT_S,
         )  # fmt: skip
         open_ones.append(log_in(target._replace(**changes), ours, SshFiles()))
@@ -105,8 +109,8 @@ def test_a_second_factor_is_never_asked_for(
     key = make_key(tmp_path / "key")
     refused = refusal(log, Server((key,), further="keyboard-interactive"), key)
     assert str(refused) == (
-        "ada@w0: the key was accepted, and keyboard-interactive is asked for besides, which dslaunch never answers; allow "
-        "the key alone there (AuthenticationMethods in sshd_config), or use --launcher pdsh"
+        "ada@w0: the key was accepted, and keyboard-interactive is asked for besides, which dslaunch never "
+        "answers; allow the key alone there (AuthenticationMethods in sshd_config), or use --launcher pdsh"
     )
     assert capfd.readouterr() == ("", "")
 

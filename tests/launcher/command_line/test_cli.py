@@ -24,8 +24,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 Parse = Callable[..., Options]
 Fail = Callable[..., str]
 
-# Every option, as it is written. Who adds one adds it here, to the documentation, and checks which shortened forms
-# in people's scripts it makes ambiguous.
+# Every option, as it is written. Who adds one adds it here, to the documentation, and checks which shortened
+# forms in people's scripts it makes ambiguous.
 OPTIONS = [
     ("-H", "--hostfile"),
     ("-i", "--include"),
@@ -264,7 +264,8 @@ def test_shortened_forms_are_those_of_argparse(name: str) -> None:
     [
         (["t.py"], "t.py", ()),
         (["t.py", "--lr", "0.1"], "t.py", ("--lr", "0.1")),
-        (["t.py", "--num_gpus", "2", "-q", "-h", "--version"], "t.py", ("--num_gpus", "2", "-q", "-h", "--version")),
+        (["t.py", "--num_gpus", "2", "-q", "-h", "--version"], "t.py",
+         ("--num_gpus", "2", "-q", "-h", "--version")),
         (["t.py", "--", "--z"], "t.py", ("--z",)),
         (["t.py", "--", "--", "x"], "t.py", ("--", "x")),
         (["t.py", "a", "--", "x"], "t.py", ("a", "--", "x")),
@@ -304,7 +305,10 @@ def test_what_follows_the_script_is_the_script_s(
         ("--master 1 t.py", "--master is ambiguous: it may be --master_addr or --master_port"),
         (
             "--no t.py",
-            "--no is ambiguous: it may be --no_local_rank or --no_python or --no_ssh or --no_ssh_check or --node_rank",
+            (
+                "--no is ambiguous: it may be --no_local_rank or --no_python or --no_ssh or "
+                "--no_ssh_check or --node_rank"
+            ),
         ),
         ("--num 2 t.py", "--num is ambiguous: it may be --num_accelerators or --num_gpus or --num_nodes"),
         ("--h t.py", "--h is ambiguous: it may be --heartbeat or --help or --hostfile"),
@@ -525,7 +529,9 @@ def test_a_warning_is_told_though_the_command_ends_at_once(
 
 
 def test_short_options_and_help_look_for_no_translation(tmp_path: Path) -> None:
-    """click does, for the error that it makes of each short option and for the text of --help: 4 ms of every start."""
+    """click does, for the error that it makes of each short option and for the text of --help:
+    4 ms of every start.
+    """
     (tmp_path / "hosts").write_text("localhost slots=1\n")
     program = (
         "import sys; from dslaunch.launcher.command_line.cli import main\n"

@@ -17,7 +17,9 @@ Env = Callable[..., str]
 
 CASES = {
     "env-all-ranks": ["-H", "hosts", "train.py"],
-    "env-one-rank": ["-H", "hosts", "--rank=2", "--show_secrets", "--master_addr=10.1.1.1", "--master_port=4000", "train.py"],
+    "env-one-rank":
+        ["-H", "hosts", "--rank=2", "--show_secrets", "--master_addr=10.1.1.1", "--master_port=4000",
+         "train.py"],
     "env-this-machine": ["--launcher=local", "--venv_script=my env.sh", "train.py"],
 }  # fmt: skip
 
@@ -65,7 +67,8 @@ def test_a_host_that_would_have_to_be_asked_is_a_mistake(env: Env) -> None:
     Path("hosts").write_text("node1 slots=auto\n")
     text = env("-H", "hosts", "train.py", exit_code=2)
     assert text == (
-        "dslaunch: hosts: slots=auto (node1) needs a look at the host, and `env` contacts none; write slots=N\n"
+        "dslaunch: hosts: slots=auto (node1) needs a look at the host, and `env` contacts "
+        "none; write slots=N\n"
     )
 
 

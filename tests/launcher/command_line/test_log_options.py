@@ -1,4 +1,6 @@
-"""The options on what becomes of the ranks' output: how they are read, and whole jobs with them on this machine."""
+"""The options on what becomes of the ranks' output: how they are read,
+and whole jobs with them on this machine.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def read_words(*words: str) -> LogOptions:
         ("--fold --prefix=", LogOptions(is_folding=True, prefix="")),
         ("--enable_each_rank_log d", LogOptions(each_rank_dir="d")),
         ("--enable_each_rank_log=None", LogOptions()),
-        ("--enable_each_rank_log d --tee 0 --fold", LogOptions(each_rank_dir="d", ranks=(range(1),), is_folding=True)),
+        ("--enable_each_rank_log d --tee 0 --fold",
+         LogOptions(each_rank_dir="d", ranks=(range(1),), is_folding=True)),
     ],
 )  # fmt: skip
 def test_the_options_and_what_they_mean(words: str, expected: LogOptions) -> None:
@@ -244,7 +247,8 @@ def test_lines_that_several_ranks_write_are_shown_once(start: Start) -> None:
 @pytest.mark.slow
 def test_nothing_is_lost_when_lines_are_folded(start: Start) -> None:
     job = start(
-        f"for number in range({NUM_LINES}): say(number if number % 3 else 'the same')\nsys.exit(5 * (rank == 3))",
+        f"for number in range({NUM_LINES}): say(number if number % 3 else 'the same')\n"
+        "sys.exit(5 * (rank == 3))",
         "--num_gpus=4",
         "--fold",
     )

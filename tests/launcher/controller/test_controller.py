@@ -1,4 +1,6 @@
-"""A job on hosts that are channels in this process: what one host does wrong is that host's failure, and nobody else's."""
+"""A job on hosts that are channels in this process: what one host does wrong is that host's failure,
+and nobody else's.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,10 @@ UP = [Started(2, 102), Started(3, 103)]
 WRONG = [  # of the host with ranks 2 and 3
     (LaunchError("n1 port 22 refused the connection"), "n1 port 22 refused the connection"),
     (OSError(113, "No route to host"), "the connection broke: No route to host"),
-    (first(MAGIC, b"\xff\xff\xff\xff"), "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
-    (first(b"Welcome!\n", b""), "no agent started there: the connection ended, and its last words are 'Welcome!'; a command"),
+    (first(MAGIC, b"\xff\xff\xff\xff"),
+     "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
+    (first(b"Welcome!\n", b""),
+     "no agent started there: the connection ended, and its last words are 'Welcome!'; a command"),
     (first(MAGIC, b"\0\0\0\2[]"), "not a frame: b'[]'"),
     (first(MAGIC, b"\0\0\0\x0b[\"Done\",{}]"), "not a frame: b'[\"Done\",{}]'"),
     (first(MAGIC, Ready(0, [])), "its agent sent Ready before Hello"),
@@ -76,13 +80,15 @@ WRONG = [  # of the host with ranks 2 and 3
     (after(Prepare, Problem("no", 0)), "its agent sent Problem with exit code 0"),
     (after(Prepare, Problem("no space left", 3)), "no space left"),
     (after(Reach, Listening(1, ["10.0.0.7"], "")), "its agent sent Listening, but it is not the first host"),
-    (after(Reach, Reached([])), "cannot reach n0, where rank 0 will listen on port 29500: 10.0.0.1 was not tried"),
+    (after(Reach, Reached([])),
+     "cannot reach n0, where rank 0 will listen on port 29500: 10.0.0.1 was not tried"),
     (after(Start, Started(0, 100)), "its agent sent Started with rank 0, which is not on this host"),
     (after(Start, *UP, Exited(9, 0, 0, 1.0)), "its agent sent Exited with rank 9, which is not on this host"),
     (after(Start, *UP, Exited(2, 256, 0, 1.0)), "its agent sent Exited with exit code 256"),
     (after(Start, *UP, Output(0, 1, "x\n")), "its agent sent Output with rank 0, which is not on this host"),
     (after(Start, *UP, Output(2, 3, "x\n")), "its agent sent Output with stream 3"),
-    (after(Start, *UP, Stacks(0, "", "", "")), "its agent sent Stacks with rank 0, which is not on this host"),
+    (after(Start, *UP, Stacks(0, "", "", "")),
+     "its agent sent Stacks with rank 0, which is not on this host"),
     (after(Start, *UP, Done(0)), "its agent sent Done, but 2 of its workers did not end"),
     (after(Start, *UP, b""), "the connection ended before the job did"),
 ]  # fmt: skip
@@ -123,7 +129,9 @@ def test_all_hosts_that_do_wrong_are_in_one_report() -> None:
 
 
 class LateHost(MemoryHost):
-    """Says its first word when another host is done with, and takes its time to prepare, unless it is told to stop."""
+    """Says its first word when another host is done with, and takes its time to prepare,
+    unless it is told to stop.
+    """
 
     def __init__(self, other: MemoryHost, ranks: tuple[int, ...], problem: Problem) -> None:
         super().__init__(ranks, lambda frame: [] if isinstance(frame, Prepare) else None)
@@ -160,7 +168,9 @@ def test_a_host_that_comes_after_another_has_failed_is_heard_too() -> None:
 def test_hosts_that_end_long_after_the_launcher_stood_still_are_not_blamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They were left alone for longer than a heartbeat: how late one is heard to end says nothing against it."""
+    """They were left alone for longer than a heartbeat: how late one is heard to end says
+    nothing against it.
+    """
     heartbeat_s = 0.3
 
     def is_gone(frame: Frame | None) -> list[Frame | bytes] | None:
@@ -211,7 +221,9 @@ def test_the_end_of_a_host_may_be_the_first_that_is_heard_after_a_standstill(
 
 
 def test_an_answer_that_was_not_asked_for_changes_nothing() -> None:
-    """The look for the master address is over when all have answered, not when one has answered often enough."""
+    """The look for the master address is over when all have answered,
+    not when one has answered often enough.
+    """
     early: list[Frame | bytes] = [Reached([]), Reached(["x"]), Ready(29500, [])]
     verdict, _ = run(
         MemoryHost((0, 1), after(Listen, *[Listening(29500, ["10.0.0.1"], "")] * 3)),
@@ -262,7 +274,8 @@ any_frame = st.one_of(
     st.builds(Problem, words, st.integers(-1, 300)),
     st.builds(Started, st.integers(-1, 4), st.integers()),
     st.builds(Output, st.integers(-1, 4), st.integers(0, 3), words),
-    st.builds(Exited, st.integers(-1, 4), st.integers(-1, 300), st.integers(-1, 70), st.floats(-1e9, 1e9), st.just({})),
+    st.builds(Exited, st.integers(-1, 4), st.integers(-1, 300), st.integers(-1, 70), st.floats(-1e9, 1e9),
+              st.just({})),
     st.builds(Stacks, st.integers(-1, 4), words, words, words),
     st.builds(Pong, st.integers(), st.floats(-1e9, 1e9)),
     st.builds(Done, st.integers()),

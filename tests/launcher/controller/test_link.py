@@ -1,4 +1,6 @@
-"""What arrives from one host: in order, together where it belongs together, and never held up by another host."""
+"""What arrives from one host: in order, together where it belongs together,
+and never held up by another host.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ class Heard:
 def test_what_one_worker_wrote_in_a_row_comes_together() -> None:
     heard = Heard()
     heard.host.say(
-        Output(3, 1, "a\n"), Output(3, 1, "b\n"), Output(3, 2, "oops\n"), Output(3, 1, "c\n"), Exited(3, 0, 0, 1.0),
+        Output(3, 1, "a\n"), Output(3, 1, "b\n"), Output(3, 2, "oops\n"), Output(3, 1, "c\n"),
+        Exited(3, 0, 0, 1.0),
         Output(4, 1, "d\n"), Done(0),
     )  # fmt: skip
     assert [heard.next() for _ in range(6)] == [

@@ -128,8 +128,8 @@ def test_an_address_that_only_some_reach_is_not_taken() -> None:
         (
             1,
             "cannot reach n0, where rank 0 will listen on port 4000: 10.0.0.1 did not answer within 5 s, "
-            "n0.example refused the connection, n0 refused the connection; let the hosts connect to each other, "
-            "or give the right address with --master_addr",
+            "n0.example refused the connection, n0 refused the connection; let the hosts connect to each "
+            "other, or give the right address with --master_addr",
         ),
     )
 

@@ -82,7 +82,8 @@ def test_the_first_collective_is_timed(options: list[str], tmp_path: Path) -> No
     names = [name.strip() for name, _ in found]
     assert names.index("started") < names.index("process group") < names.index("first collective")
     phases = json.loads((tmp_path / "end.json").read_text())["phases_s"]
-    # It sleeps for 0.3 s between; but each phase is that of its last rank, and is noted when its word arrives.
+    # It sleeps for 0.3 s between; but each phase is that of its last rank,
+    # and is noted when its word arrives.
     assert phases["process group"] + 0.2 <= phases["first collective"] < time.monotonic() - began
 
 

@@ -54,10 +54,13 @@ def test_the_mpirun_of_the_right_mpi_is_taken(
 @pytest.mark.parametrize(
     ("launcher", "programs", "message"),
     [
-        ("openmpi", {}, "the mpirun of Open MPI is not installed (no mpirun on PATH); apt-get install openmpi-bin"),
+        ("openmpi", {},
+         "the mpirun of Open MPI is not installed (no mpirun on PATH); apt-get install openmpi-bin"),
         ("mpich", {}, "the mpirun of MPICH is not installed (no mpirun on PATH); apt-get install mpich"),
-        ("openmpi", {"mpirun": "mpich"}, "is not installed (PATH/mpirun is MPICH's); apt-get install openmpi-bin"),
-        ("mpich", {"mpirun": "debian"}, "is not installed (PATH/mpirun is Open MPI's); apt-get install mpich"),
+        ("openmpi", {"mpirun": "mpich"},
+         "is not installed (PATH/mpirun is MPICH's); apt-get install openmpi-bin"),
+        ("mpich", {"mpirun": "debian"},
+         "is not installed (PATH/mpirun is Open MPI's); apt-get install mpich"),
         ("mpich", {"mpirun": "impi"}, "(PATH/mpirun is Intel MPI's)"),
         ("mvapich", {"mpirun": "mpich"}, "(PATH/mpirun is MPICH's); install MVAPICH"),
         ("mpich", {"mpirun": "mpich", "mpiname": "MVAPICH2 2.3"}, "(PATH/mpirun is MVAPICH's)"),

@@ -171,7 +171,9 @@ def test_a_host_that_falls_silent_is_lost_and_the_roster_ends_without_it() -> No
 
 
 def test_the_two_clocks_may_be_read_apart() -> None:
-    """A thread that has to wait between the two readings says so in the error instead of moving every host's clock."""
+    """A thread that has to wait between the two readings says so in the error instead of moving
+    every host's clock.
+    """
     waits_s = iter([0.05, 0.05, 0.0, 0.0, 0.05])
 
     def wall() -> float:

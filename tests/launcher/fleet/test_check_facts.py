@@ -25,7 +25,8 @@ DISK = {"problem": "", "size_bytes": 7, "free_bytes": 5}
         ("cwd", [1], (None, "[1] is no answer")),
         ("clock", {"time": 1}, ({"time": 1.0}, "")),
         ("clock", {"time": float("nan")}, (None, "time is nan")),
-        ("gpu", {"driver": "", "names": [1, "a\n"], "num": 0}, ({"driver": "", "names": ["1", "a "], "num": 0}, "")),
+        ("gpu", {"driver": "", "names": [1, "a\n"], "num": 0},
+         ({"driver": "", "names": ["1", "a "], "num": 0}, "")),
         ("strange", {}, (None, "{} is no answer")),
     ],
 )  # fmt: skip
@@ -39,7 +40,8 @@ def test_an_answer_has_the_form_that_is_expected_or_says_nothing(
     question=st.sampled_from(sorted(SHAPES)),
     facts=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["time", "num", "names", "error"]), inner),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["time", "num", "names", "error"]),
+            inner),
         max_leaves=6,
     ),
 )  # fmt: skip

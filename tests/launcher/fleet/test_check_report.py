@@ -90,9 +90,14 @@ CLUSTERS = {
     "check-many-faults": cluster(
         host(0),
         lost(1, "node2 port 22 refused the connection; is sshd running there, on this port?"),
-        host(2, answers=answers(python={"version": "", "problem": MISSING}, torch={"version": "", "platform": "", "problem": MISSING}), reach=("", "")),
-        host(3, answers=answers(cwd={"problem": MISSING, "free_bytes": 0, "size_bytes": 0}), reach=("did not answer within 5 s", "")),
-        host(4, answers=answers(gpu={"driver": "535.1", "names": ["NVIDIA H100"] * 7, "num": 7}, torch={"version": "2.4.0"}), reach=("", "")),
+        host(2,
+             answers=answers(python={"version": "", "problem": MISSING},
+                 torch={"version": "", "platform": "", "problem": MISSING}), reach=("", "")),
+        host(3, answers=answers(cwd={"problem": MISSING, "free_bytes": 0, "size_bytes": 0}),
+             reach=("did not answer within 5 s", "")),
+        host(4,
+             answers=answers(gpu={"driver": "535.1", "names": ["NVIDIA H100"] * 7, "num": 7},
+                 torch={"version": "2.4.0"}), reach=("", "")),
         host(5, answers=answers(
             shm={"size_bytes": 64 << 20, "free_bytes": 64 << 20}, tmp={"free_bytes": 5 << 20},
             system={"memlock": 8 << 20, "memory_free_bytes": 12 * GIB, "nofile": 256, "numactl": ""}),
@@ -121,17 +126,22 @@ def test_the_report_as_machines_see_it() -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"problem": "connected, then nothing was heard for 10 s"}, "connected, then nothing was heard for 10 s"),
-        ({"answers": answers(python={"problem": MISSING})}, "no Python at /opt/py/bin/python; every host needs"),
-        ({"answers": answers(python={"problem": "Exec format error"})}, "/opt/py/bin/python does not run: Exec"),
+        ({"problem": "connected, then nothing was heard for 10 s"},
+         "connected, then nothing was heard for 10 s"),
+        ({"answers": answers(python={"problem": MISSING})},
+         "no Python at /opt/py/bin/python; every host needs"),
+        ({"answers": answers(python={"problem": "Exec format error"})},
+         "/opt/py/bin/python does not run: Exec"),
         ({"answers": answers(cwd={"problem": MISSING})}, "cannot use the folder /home/ada/job: No such file"),
-        ({"answers": answers(torch={"problem": "ImportError: libcudart"})}, "PyTorch cannot be imported by /opt"),
+        ({"answers": answers(torch={"problem": "ImportError: libcudart"})},
+         "PyTorch cannot be imported by /opt"),
         ({"answers": answers(gpu={"num": 7})}, "slots=8, but there are 7 GPUs; correct slots="),
         ({"answers": answers(gpu={"num": 1})}, "slots=8, but there is 1 GPU; correct slots="),
         ({"answers": answers(gpu={"num": 0})}, "slots=8, but there are 0 GPUs; correct slots="),
         ({"unanswered": ("cwd",)}, "no answer within 60 s about cwd; look at the host, or give it more time"),
         ({"wrong": (("gpu", "num is 'x'"),)}, "its answer about gpu cannot be used: num is 'x'"),
-        ({"reach": ("refused the connection",)}, "cannot reach node1, where rank 0 will listen on port 29500: 10.0.0.1"),
+        ({"reach": ("refused the connection",)},
+         "cannot reach node1, where rank 0 will listen on port 29500: 10.0.0.1"),
     ],
 )  # fmt: skip
 def test_what_keeps_a_host_from_being_used(changed: dict[str, Any], problem: str) -> None:
@@ -147,7 +157,8 @@ def test_what_keeps_a_host_from_being_used(changed: dict[str, Any], problem: str
 @pytest.mark.parametrize(
     ("changed", "warning"),
     [
-        ({"answers": answers(shm={"size_bytes": 64 << 20})}, "/dev/shm holds 64 MiB; data loaders and NCCL need"),
+        ({"answers": answers(shm={"size_bytes": 64 << 20})},
+         "/dev/shm holds 64 MiB; data loaders and NCCL need"),
         ({"answers": answers(shm={"problem": MISSING})}, "/dev/shm cannot be used: No such file"),
         ({"answers": answers(tmp={"free_bytes": 9})}, "9 bytes free in /tmp; make room"),
         ({"answers": answers(tmp={"problem": MISSING})}, "/tmp cannot be used: No such file"),
@@ -155,10 +166,14 @@ def test_what_keeps_a_host_from_being_used(changed: dict[str, Any], problem: str
         ({"answers": answers(system={"nofile": 256})}, "ulimit -n is 256; large jobs need"),
         ({"clock_offset_s": 3.0}, "its clock is 3.0 s ahead of this machine's (+- 0.3 ms); logs"),
         ({"clock_offset_s": -3.0}, "its clock is 3.0 s behind this machine's"),
-        ({"answers": answers(python={"version": "3.10.2"})}, "Python is not the same everywhere: 3.11.7 on node[1,3]"),
-        ({"answers": answers(torch={"version": "2.5.0"})}, "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on"),
-        ({"answers": answers(torch={"platform": ""})}, "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on"),
-        ({"answers": answers(gpu={"driver": "1.2"})}, "NVIDIA driver is not the same everywhere: 550.54.15 on"),
+        ({"answers": answers(python={"version": "3.10.2"})},
+         "Python is not the same everywhere: 3.11.7 on node[1,3]"),
+        ({"answers": answers(torch={"version": "2.5.0"})},
+         "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on"),
+        ({"answers": answers(torch={"platform": ""})},
+         "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on"),
+        ({"answers": answers(gpu={"driver": "1.2"})},
+         "NVIDIA driver is not the same everywhere: 550.54.15 on"),
     ],
 )  # fmt: skip
 def test_what_is_only_warned_about(changed: dict[str, Any], warning: str) -> None:
@@ -204,7 +219,9 @@ def test_a_busy_port_is_a_problem_only_if_it_was_asked_for() -> None:
     changed: dict[str, Any] = {"listening_problem": "port 29500 is in use", "candidates": ()}
     report = report_of(cluster(*hosts, **changed))
     assert texts(report, are_problems=False) == [
-        ("node1", "port 29500 is in use by python3 (process 7); a job takes another, unless --master_port asks for this one"),
+        ("node1",
+         ("port 29500 is in use by python3 (process 7); a job takes another, unless --master_port asks "
+          "for this one")),
     ]  # fmt: skip
     report = report_of(cluster(*hosts, **changed, is_port_fixed=True))
     assert texts(report, are_problems=True) == [

@@ -47,7 +47,8 @@ def good(rank: int) -> MemoryHost:
 
 WRONG = [  # of the host with node rank 1
     (LaunchError("n1 port 22 refused the connection"), "n1 port 22 refused the connection"),
-    (first(MAGIC, b"\xff\xff\xff\xff"), "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
+    (first(MAGIC, b"\xff\xff\xff\xff"),
+     "not a frame: b'\\xff\\xff\\xff\\xff' would have 4294967295 bytes; at most 67108864 are allowed"),
     (first(MAGIC, HELLO, Done(0)), "its agent sent Done before the start"),
     (first(MAGIC, HELLO, Output(1, 1, "x\n")), "its agent sent Output before the start"),
     (after(Prepare, Problem("no", 0)), "its agent sent Problem with exit code 0"),

@@ -109,10 +109,14 @@ def test_where_everything_works_every_question_has_a_yes() -> None:
     [
         (None, NO_GPU, "not asked; there is no NVIDIA driver"),
         (None, A_GPU, "not asked; there is a driver 550.54"),
-        ({**TORCH, "problem": "ModuleNotFoundError"}, NO_GPU, "no: without torch nothing uses it; there is no NVIDIA driver"),
-        ({**TORCH, "devices": [], "why_no_device": "built without CUDA"}, NO_GPU, "no: this torch is built without CUDA; no NVIDIA driver here either"),
-        ({**TORCH, "devices": [], "why_no_device": "built without CUDA"}, A_GPU, "no: this torch is built without CUDA; install a torch for CUDA, driver 550.54 is here"),
-        ({**TORCH, "devices": [], "why_no_device": "no CUDA-capable device"}, A_GPU, "no: no CUDA-capable device (torch for 12.8, driver 550.54)"),
+        ({**TORCH, "problem": "ModuleNotFoundError"}, NO_GPU,
+         "no: without torch nothing uses it; there is no NVIDIA driver"),
+        ({**TORCH, "devices": [], "why_no_device": "built without CUDA"}, NO_GPU,
+         "no: this torch is built without CUDA; no NVIDIA driver here either"),
+        ({**TORCH, "devices": [], "why_no_device": "built without CUDA"}, A_GPU,
+         "no: this torch is built without CUDA; install a torch for CUDA, driver 550.54 is here"),
+        ({**TORCH, "devices": [], "why_no_device": "no CUDA-capable device"}, A_GPU,
+         "no: no CUDA-capable device (torch for 12.8, driver 550.54)"),
     ],
 )  # fmt: skip
 def test_without_a_gpu_the_reason_is_said(torch: Any, gpu: Any, want: str) -> None:

@@ -111,14 +111,19 @@ def test_a_host_that_stays_silent_is_given_up_and_closed() -> None:
     silent = FakeChannel(b"Enter your name: ")
     answers = probed(silent, FakeChannel(MAGIC + encode(hello("n1"))), timeout_s=1.0)
     assert answers == {
-        0: "connected, but no agent answered within 1 s; does a login script wait, or read what is meant for the agent?",
+        0: (
+            "connected, but no agent answered within 1 s; does a login script wait, or read what is meant "
+            "for the agent?"
+        ),
         1: hello("n1"),
     }
     assert silent.is_closed.is_set()
 
 
 def test_a_host_that_answered_is_left_at_once() -> None:
-    """The connections of the first hosts must be free for the next ones: there are fewer at a time than hosts."""
+    """The connections of the first hosts must be free for the next ones:
+    there are fewer at a time than hosts.
+    """
     channels = [FakeChannel(MAGIC + encode(hello(f"n{rank}"))) for rank in range(200)]
     assert probed(*channels) == {rank: hello(f"n{rank}") for rank in range(200)}
     assert all(one.is_closed.is_set() for one in channels)

@@ -125,7 +125,10 @@ def test_a_quoted_value_means_what_a_shell_makes_of_it(text: str) -> None:
 
 UNCLOSED = "a value that begins with a quote is quoted to its end; close it, or quote the quote itself as in"
 NAME = "a variable's name holds letters, digits and '_', and does not begin with a digit"
-BRACE = "after '${' only a variable's name and '}' may follow; write e.g. '${HOME}', or '\\${' for the text itself"
+BRACE = (
+    "after '${' only a variable's name and '}' may follow; write e.g. '${HOME}', or "
+    "'\\${' for the text itself"
+)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +149,8 @@ BRACE = "after '${' only a variable's name and '}' may follow; write e.g. '${HOM
         ("K='a''b", f"K: the quote ' never closes; {UNCLOSED} K=\"'\""),
         (
             "K='secret\nmore' tail",
-            "K: text follows the quote that closes on a later line; a value of several lines is quoted to its end; "
-            "move the text inside the quotes",
+            "K: text follows the quote that closes on a later line; a value of several lines is quoted to "
+            "its end; move the text inside the quotes",
         ),
         ("K=a${A", f"K: {BRACE}"),
         ("K=${}", f"K: {BRACE}"),
@@ -295,7 +298,8 @@ def test_a_file_that_cannot_be_read_is_refused(folders: tuple[Path, Path]) -> No
     with pytest.raises(LaunchError) as caught:
         exports(folders)
     assert str(caught.value) == (
-        f"{path}: this environment file cannot be read (Is a directory); make it a readable file, or remove it"
+        f"{path}: this environment file cannot be read (Is a directory); make it a "
+        "readable file, or remove it"
     )
 
 

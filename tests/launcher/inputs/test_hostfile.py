@@ -116,7 +116,10 @@ def test_ten_thousand_hosts_fit_into_a_range() -> None:
 
 
 SLOTS = "slots must be a whole number above 0, or 'auto'; write e.g. '{0} slots=8'"
-NAME = "a host's name is made of letters, digits and .-_ and begins with none of .-; write e.g. 'worker-1 slots=8'"
+NAME = (
+    "a host's name is made of letters, digits and .-_ and begins with none of .-; write "
+    "e.g. 'worker-1 slots=8'"
+)
 BRACKETS = "brackets may hold only a range or an IPv6 address; write e.g. '[fd00::7] slots=8'"
 COLON = (
     "':' may stand only in an IPv6 address; slots are given as slots=N, an ssh port as port=N; "
@@ -124,16 +127,22 @@ COLON = (
 )
 UNKNOWN = "allowed are slots, devices, port, user, python, cwd and env.NAME; write e.g. 'w slots=8 port=22'"
 SPACE = "no space may stand around '='; write e.g. 'w slots=8'"
-MISSING = "slots is missing, the number of processes the host takes ('auto': one for each GPU found there); write e.g. '{0}'"
+MISSING = (
+    "slots is missing, the number of processes the host takes ('auto': one for each GPU found "
+    "there); write e.g. '{0}'"
+)
 RANGE = "write e.g. 'node[01-16] slots=8'"
 IN_BRACKETS = (
     f"{{0}} is not a range; brackets hold numbers and ranges joined by commas, or an IPv6 address; {RANGE}"
 )
-DEVICE = "{0} is not a device; devices are an index, GPU-... or MIG-..., joined by commas; write e.g. 'w devices=0,2'"
+DEVICE = (
+    "{0} is not a device; devices are an index, GPU-... or MIG-..., joined by commas; write "
+    "e.g. 'w devices=0,2'"
+)
 PATH = "{0} must be a path on that host that begins with / or ~/; write e.g. 'w slots=8 {0}={1}'"
 QUOTES = (
-    "a quote does not close, or text follows the closing one; a value that begins with a quote is quoted as a whole; "
-    "write e.g. \"w slots=8 cwd='/data/my job'\""
+    "a quote does not close, or text follows the closing one; a value that begins with a quote is quoted as "
+    "a whole; write e.g. \"w slots=8 cwd='/data/my job'\""
 )
 USER = (
     "a user, before the last '@', is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\; "
@@ -230,7 +239,10 @@ USER = (
         ("w slots=AUTO", SLOTS.format("w")),
         (
             "ada@w slots=2 user=eve",
-            "the user is 'ada' before the name and 'eve' here; give one of them; write e.g. 'ada@w slots=8 user=ada'",
+            (
+                "the user is 'ada' before the name and 'eve' here; give one of them; write e.g. "
+                "'ada@w slots=8 user=ada'"
+            ),
         ),
         (
             "w slots=2 user=-l",
@@ -317,8 +329,8 @@ def test_the_message_for_a_host_named_twice() -> None:
     with pytest.raises(LaunchError) as caught:
         parse_hostfile("w1 slots=2\nada@w1 slots=4 # again", source="hosts")
     assert str(caught.value) == (
-        "hosts:2: 'ada@w1 slots=4 # again': host 'w1' is on line 1 already, and a host has one line for all its "
-        "slots; write e.g. 'ada@w1 slots=4'"
+        "hosts:2: 'ada@w1 slots=4 # again': host 'w1' is on line 1 already, and a host has one line for all "
+        "its slots; write e.g. 'ada@w1 slots=4'"
     )
 
 

@@ -98,13 +98,13 @@ VARIABLES = "write e.g. '{name: w, slots: 8, env: {NCCL_DEBUG: INFO}}'"
         ),
         (
             "hosts: [{name: w, devices: [0, [1]]}]",
-            "f: hosts[0].devices: a list: 'a list' is not a device; devices are an index, GPU-... or MIG-..., "
-            "joined by commas; write e.g. '{name: w, devices: [0,2]}'",
+            "f: hosts[0].devices: a list: 'a list' is not a device; devices are an index, GPU-... or "
+            "MIG-..., joined by commas; write e.g. '{name: w, devices: [0,2]}'",
         ),
         (
             "hosts: [{name: w, slots: 3, devices: [0, 1]}]",
-            "f: hosts[0].slots: '3': slots is 3, but devices names 2; each device is one slot, so slots can be left "
-            "out; write e.g. '{name: w, devices: [0,1]}'",
+            "f: hosts[0].slots: '3': slots is 3, but devices names 2; each device is one slot, so slots can "
+            "be left out; write e.g. '{name: w, devices: [0,1]}'",
         ),
         (
             "hosts: [{name: 'w[3-1]', slots: 3}]",
@@ -116,12 +116,15 @@ VARIABLES = "write e.g. '{name: w, slots: 8, env: {NCCL_DEBUG: INFO}}'"
             "f: hosts[1]: host 'W' is named by hosts[0] already (upper and lower case are the same name); "
             "write e.g. '{name: W, slots: 2}'",
         ),
-        ("hosts: [w]", "f: hosts[0]: 'w': a host is a mapping with a name; write e.g. '{name: worker-1, slots: 8}'"),
+        ("hosts: [w]",
+         "f: hosts[0]: 'w': a host is a mapping with a name; write e.g. '{name: worker-1, slots: 8}'"),
         (
             "hosts: [{slots: 1}]",
-            "f: hosts[0]: a mapping: a host is a mapping with a name; write e.g. '{name: worker-1, slots: 8}'",
+            ("f: hosts[0]: a mapping: a host is a mapping with a name; write e.g. '{name: "
+             "worker-1, slots: 8}'"),
         ),
-        ("hosts: {w: 8}", "f: hosts: 'w': a host's name is followed by a mapping; write e.g. 'worker-1: {slots: 8}'"),
+        ("hosts: {w: 8}",
+         "f: hosts: 'w': a host's name is followed by a mapping; write e.g. 'worker-1: {slots: 8}'"),
         (
             'hosts: {"a\\nb": {slots: 8}}',
             "f: hosts: 'a\\nb': a host's name is followed by a mapping; write e.g. 'worker-1: {slots: 8}'",
@@ -134,18 +137,23 @@ VARIABLES = "write e.g. '{name: w, slots: 8, env: {NCCL_DEBUG: INFO}}'"
         ("w slots=8", f"f: 'w slots=8' at the top; allowed is one key, 'hosts'; {EXAMPLE}"),
         ("- {name: w}", f"f: a list at the top; allowed is one key, 'hosts'; {EXAMPLE}"),
         ("hosts: []\nhost: []", f"f: 'hosts, host' at the top; allowed is one key, 'hosts'; {EXAMPLE}"),
-        ("hosts: [", f"f:1: not YAML as it is read here: expected the node content, but found '<stream end>'; {EXAMPLE}"),
-        ("hosts:\n- name: w\n  name: v", f"f:3: not YAML as it is read here: 'name' is given twice; {EXAMPLE}"),
-        ("hosts: []\n---\nhosts: []", f"f:2: not YAML as it is read here: but found another document; {EXAMPLE}"),
+        ("hosts: [",
+         f"f:1: not YAML as it is read here: expected the node content, but found '<stream end>'; {EXAMPLE}"),
+        ("hosts:\n- name: w\n  name: v",
+         f"f:3: not YAML as it is read here: 'name' is given twice; {EXAMPLE}"),
+        ("hosts: []\n---\nhosts: []",
+         f"f:2: not YAML as it is read here: but found another document; {EXAMPLE}"),
         ("? [a]\n: 1", f"f:1: not YAML as it is read here: a key is not a word; {EXAMPLE}"),
         ("hosts: *x", f"f:1: not YAML as it is read here: found undefined alias 'x'; {EXAMPLE}"),
-        ("hosts: &x [*x]", f"f:1: not YAML as it is read here: found unconstructable recursive node; {EXAMPLE}"),
+        ("hosts: &x [*x]",
+         f"f:1: not YAML as it is read here: found unconstructable recursive node; {EXAMPLE}"),
         ("[" * 1000, f"f: lists in lists, too deep to be read; {EXAMPLE}"),
-        ("hosts: [{name: w, slots: 1, env: [X=1]}]", f"f: hosts[0].env: a list: env is a mapping of variables; {VARIABLES}"),
+        ("hosts: [{name: w, slots: 1, env: [X=1]}]",
+         f"f: hosts[0].env: a list: env is a mapping of variables; {VARIABLES}"),
         (
             "hosts: [{name: w, slots: 1, env: {1X: secret}}]",
-            "f: hosts[0]: '1X' in env: a variable's name holds letters, digits and '_', and does not begin with a "
-            f"digit; {VARIABLES}",
+            "f: hosts[0]: '1X' in env: a variable's name holds letters, digits and '_', and does not begin "
+            f"with a digit; {VARIABLES}",
         ),
         (
             "hosts: [{name: w, slots: 1, env: {X: [secret]}}]",

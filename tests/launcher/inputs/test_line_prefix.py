@@ -73,7 +73,8 @@ def workers(*places: tuple[str, int]) -> tuple[Origin, ...]:
     [
         (workers(("w0", 3)), b"w0:3 | "),
         (workers(("w0", 2), ("w0", 0), ("w0", 1)), b"w0:0-2 | "),
-        (workers(*(("w0", rank) for rank in range(4)), *(("w1", rank) for rank in range(4, 8))), b"w0:0-3, w1:4-7 | "),
+        (workers(*(("w0", rank) for rank in range(4)), *(("w1", rank) for rank in range(4, 8))),
+         b"w0:0-3, w1:4-7 | "),
         (workers(("w1", 9), ("w0", 5), ("w0", 0)), b"w0:0,5, w1:9 | "),
         (workers(*((f"w{rank}", rank) for rank in range(4))), b"w0:0, w1:1, w2:2, w3:3 | "),
         (workers(*((f"w{rank}", rank) for rank in range(5))), b"ranks 0-4 | "),

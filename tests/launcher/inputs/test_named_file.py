@@ -1,4 +1,6 @@
-"""Files that a person names: a pipe of the shell is read to its end, a named pipe or a device is refused at once."""
+"""Files that a person names: a pipe of the shell is read to its end,
+a named pipe or a device is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def test_a_command_says_which_file_is_a_pipe(tmp_path: Path) -> None:
     done = dslaunch(tmp_path, ["--num_gpus=1", "train.py"])
     assert done.returncode == 2
     assert done.stderr.decode() == (
-        f"dslaunch: {path}: this environment file cannot be read ({PIPE}); make it a readable file, or remove it\n"
+        f"dslaunch: {path}: this environment file cannot be read ({PIPE}); make it a readable "
+        "file, or remove it\n"
     )
     done = dslaunch(tmp_path, ["--hostfile=.deepspeed_env", "--dry_run", "train.py"])
     assert (done.returncode, PIPE in done.stderr.decode()) == (2, True)

@@ -124,8 +124,8 @@ EMPTY = "an item is empty; allowed are hosts or hosts with slots, joined by '@';
         ("w11:0", "'w11:0': no host is named 'w11'; the hosts are w0, w1; did you mean 'w1'?"),
         (
             "[w1]",
-            "'[w1]': 'w1' is not a range; brackets hold numbers and ranges joined by commas, or an IPv6 address; "
-            "write e.g. {0} node[01-16]",
+            "'[w1]': 'w1' is not a range; brackets hold numbers and ranges joined by commas, or an IPv6 "
+            "address; write e.g. {0} node[01-16]",
         ),
         ("w[0-2]:0", "'w[0-2]:0': no host is named 'w2'; the hosts are w0, w1; write e.g. {0} w0"),
         ("w0:GPU-1", "'w0:GPU-1': host 'w0' has slots=4, " + BEYOND.format("GPU-1", "{0}", "w0")),
@@ -271,7 +271,8 @@ def test_the_one_slot_of_a_host_is_named() -> None:
     with pytest.raises(LaunchError) as caught:
         select((Host(name="::1", slots=1),), include="[::1]:1")
     assert str(caught.value) == (
-        "--include '[::1]:1': host '::1' has slots=1, so 1 is beyond the allowed 0; write e.g. --include [::1]:0"
+        "--include '[::1]:1': host '::1' has slots=1, so 1 is beyond the allowed 0; write "
+        "e.g. --include [::1]:0"
     )
 
 
@@ -304,7 +305,10 @@ def test_a_pool_without_slots_is_an_error() -> None:
         ),
         (
             {"num_nodes": 1, "include": "localhost"},
-            "--num_nodes 1 and --include 'localhost': a number cannot be combined with names; give one of the two",
+            (
+                "--num_nodes 1 and --include 'localhost': a number cannot be combined with names; give one "
+                "of the two"
+            ),
         ),
         (
             {"num_gpus": 0, "exclude": "w0"},
@@ -392,7 +396,10 @@ ALLOWED = (
         ("0-3", f"'0-3' {ALLOWED}"),
         (
             "1, 0,1",
-            "device '1' is given twice, and one device takes one process; write e.g. CUDA_VISIBLE_DEVICES=1,0",
+            (
+                "device '1' is given twice, and one device takes one process; write e.g. "
+                "CUDA_VISIBLE_DEVICES=1,0"
+            ),
         ),
     ],
 )

@@ -156,7 +156,8 @@ def test_more_spares_than_there_are_hosts_for_are_refused(
             attempt("a b", "s", last_culprit="b", num_restarts=1, number=1),
             ended(rank_failed("b")),
             ON,
-            ("a s", "", "starting again (2 of 3 restarts); s instead of b (its ranks failed first twice in a row)"),
+            ("a s", "",
+             "starting again (2 of 3 restarts); s instead of b (its ranks failed first twice in a row)"),
         ),
         (
             attempt("a b", last_culprit="b", num_restarts=1, number=1),

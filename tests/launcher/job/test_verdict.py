@@ -178,8 +178,8 @@ def test_ranks_that_had_ended_well_before_the_culprit_failed_are_named_with_what
     )
     assert isinstance(verdict.culprit, RankFailure)
     assert verdict.culprit.evidence == (
-        "ranks 0-1 had ended with 0 before, the last 4.5 s before: if rank 3 still waited for them, the ranks had unequal "
-        "numbers of batches, or left a loop at different steps",
+        "ranks 0-1 had ended with 0 before, the last 4.5 s before: if rank 3 still waited for them, the "
+        "ranks had unequal numbers of batches, or left a loop at different steps",
     )
     assert verdict.exit_code == 1
 
@@ -205,8 +205,8 @@ def test_an_early_end_is_the_likely_cause_where_a_rank_says_that_it_lost_another
         return verdict.likely_cause
 
     said = (
-        "rank 1 ended with code 0 before the job was done, and rank 0 then failed with 'Connection reset by peer': that "
-        "early end is the likely cause"
+        "rank 1 ended with code 0 before the job was done, and rank 0 then failed with 'Connection reset by "
+        "peer': that early end is the likely cause"
     )
     assert cause(lost, 19.0) == said
     assert cause(lost, 20.5) == said  # its process closed the connection, and ended then

@@ -1,7 +1,8 @@
-"""The same command lines, hostfiles and machines given to DeepSpeed's own launcher and to ours: who takes part?
+"""The same command lines, hostfiles and machines given to DeepSpeed's own launcher and to
+ours: who takes part?
 
-Both answers are equal, or the case has a trait in DEVIATIONS that explains the difference. Every trait is looked for in
-what was given, not in what came out, so that a new difference is not explained away.
+Both answers are equal, or the case has a trait in DEVIATIONS that explains the difference. Every trait is
+looked for in what was given, not in what came out, so that a new difference is not explained away.
 """
 
 from __future__ import annotations
@@ -244,7 +245,8 @@ DEVIATIONS = (
     ),
     Deviation(
         "text after the slots",
-        "DeepSpeed passes over it; we read keys there, refuse a slip of one, and pass over the rest with a warning",
+        "DeepSpeed passes over it; we read keys there, refuse a slip of one, and pass over "
+        "the rest with a warning",
         (WE_REFUSE,),
         lambda case: any(_rest(one) for one in case.code),
     ),
@@ -276,7 +278,8 @@ DEVIATIONS = (
     ),
     Deviation(
         "a host by itself and with slots",
-        "DeepSpeed lets the slots win; all of the host and some of it is all of it, so --exclude may leave nothing",
+        "DeepSpeed lets the slots win; all of the host and some of it is all of it, so "
+        "--exclude may leave nothing",
         (OTHERS, WE_REFUSE),
         lambda case: any(
             (name, None) in case.items and any(one == name and slots for one, slots in case.items)
@@ -327,7 +330,8 @@ DEVIATIONS = (
     ),
     Deviation(
         "visible devices by name, twice, out of order, or hidden",
-        "DeepSpeed sorts numbers, drops doubles and refuses names; we keep order and names, and refuse doubles",
+        "DeepSpeed sorts numbers, drops doubles and refuses names; we keep order and "
+        "names, and refuse doubles",
         (WE_REFUSE, THEY_REFUSE, OTHERS),
         lambda case: case.uses_visible and not re.fullmatch(r"0|0, ?1", case.visible or ""),
     ),

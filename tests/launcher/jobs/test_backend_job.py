@@ -113,7 +113,9 @@ def test_two_hosts_with_two_ranks_each_get_everything_exact(back: Back) -> None:
 
 
 def test_chosen_slots_of_hosts_in_an_order_of_their_own(back: Back) -> None:
-    """Unequal, and not in the order in which anybody would sort them; this machine in between if it may be."""
+    """Unequal, and not in the order in which anybody would sort them;
+    this machine in between if it may be.
+    """
     middle = "node4" if back.launcher == "slurm" else "head"
     (back.folder / "hosts").write_text(f"node2 slots=2\nnode3 slots=2\n{middle} slots=2\nnode1 slots=3\n")
     command = back.start("--exclude", "node2:0@node3", "--master_port=4000", "dump.py")

@@ -156,9 +156,8 @@ def test_what_lies_in_a_file_s_place_is_named_and_not_waited_for(
     assert set(problems[:2]) == {latest, pipe}
     assert problems[2].startswith(cut)
     assert problems[2].endswith(f"; the checkpoint is damaged: {ADVICE}")
-    assert (
-        problems[3]
-        == f"{run}/cut/mp_rank_00_model_states.pt cannot be read: it is no regular file; load another checkpoint"
+    assert problems[3] == (
+        f"{run}/cut/mp_rank_00_model_states.pt cannot be read: it is no regular file; load another checkpoint"
     )
     for words, code, message in (
         (("verify", run), 2, latest),
@@ -198,7 +197,9 @@ def test_ls_shows_what_deepspeed_wrote(run: Path, capsys: pytest.CaptureFixture[
     ] * 3
 
 
-@pytest.mark.parametrize(("num_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 KB"), (999_499, "999 KB"), (1_234_000, "1.23 MB"), (99_960_000, "100 MB"), (7 * 10**15, "7000 TB")])  # fmt: skip
+@pytest.mark.parametrize(("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 KB"), (999_499, "999 KB"), (1_234_000, "1.23 MB"),
+     (99_960_000, "100 MB"), (7 * 10**15, "7000 TB")])  # fmt: skip
 def test_sizes_for_people(num_bytes: int, text: str) -> None:
     assert size_text(num_bytes) == text
 

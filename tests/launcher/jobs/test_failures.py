@@ -137,8 +137,8 @@ def test_a_rank_that_ended_too_early_is_the_likely_cause_of_the_failure_of_the_o
     )
     assert job.wait() == 1
     cause = (
-        "dslaunch: rank 1 ended with code 0 before the job was done, and rank 0 then failed with 'Connection closed by peer': "
-        "that early end is the likely cause\n"
+        "dslaunch: rank 1 ended with code 0 before the job was done, and rank 0 then failed with 'Connection "
+        "closed by peer': that early end is the likely cause\n"
     )
     assert cause in job.err
     assert "it failed first" not in job.err

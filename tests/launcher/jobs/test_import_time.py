@@ -49,7 +49,11 @@ def loaded_by(program: str, folder: Path) -> set[str]:
 
 def command(*words: str) -> str:
     """A program that gives these words to the command line."""
-    return f"from dslaunch.launcher.command_line.cli import main\ntry: main({list(words)!r})\nexcept SystemExit as end: assert not end.code"
+    return (
+        "from dslaunch.launcher.command_line.cli import main\n"
+        f"try: main({list(words)!r})\n"
+        "except SystemExit as end: assert not end.code"
+    )
 
 
 def test_importing_dslaunch_loads_nothing_but_the_facade(tmp_path: Path) -> None:
@@ -161,7 +165,9 @@ def test_a_python_that_is_too_old_says_so_and_which_it_is(source: bytes) -> None
     ("name", "sent"), [("node.agent", agent_text()), ("node.gateway_relay", relay_text())]
 )
 def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name: str, sent: bytes) -> None:
-    """It runs on whatever Python a node has, so what it imports is asked of the sources that are sent there."""
+    """It runs on whatever Python a node has, so what it imports is asked of the sources
+    that are sent there.
+    """
     sources = sources_in(sent)
     assert name in sources
     for name_of, source in sources.items():

@@ -1,4 +1,6 @@
-"""Arguments, variables and output arrive byte for byte, in every locale, and nothing of them is on a command line."""
+"""Arguments, variables and output arrive byte for byte, in every locale,
+and nothing of them is on a command line.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +120,10 @@ def test_the_environment_is_that_of_the_launcher_and_nothing_more(start: Start, 
     }
     mine = {name for name in os.environ if not name.startswith(FORGOTTEN)} | {"PYTHONDONTWRITEBYTECODE", MARK}
     added = {
-        "CROSS_RANK", "CROSS_SIZE", "DSLAUNCH_DROP_IN", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "PYTHONPATH", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS",
+        "CROSS_RANK", "CROSS_SIZE", "DSLAUNCH_DROP_IN", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK",
+        "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "PYTHONPATH", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_MAX_RESTARTS",
         "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "WORLD_SIZE",
     }  # fmt: skip
     assert names - {"PWD", "OLDPWD", "SHLVL", "_", "CUDA_VISIBLE_DEVICES"} == (mine | added) - {

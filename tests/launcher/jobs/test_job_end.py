@@ -77,7 +77,8 @@ def test_a_killed_worker_is_named_with_its_signal(start: Start) -> None:
     job = start("os.kill(os.getpid(), signal.SIGKILL)", "--quiet")
     assert job.wait() == 137
     assert re.fullmatch(
-        r"dslaunch: rank 0 on localhost \(local rank 0, pid \d+\) was killed by SIGKILL \(9\); it failed first\n"
+        r"dslaunch: rank 0 on localhost \(local rank 0, pid \d+\) was killed by SIGKILL "
+        r"\(9\); it failed first\n"
         r"dslaunch: evidence: [^\n]*SIGKILL[^\n]*\n",
         job.err,
     )

@@ -42,7 +42,8 @@ def test_a_file_that_sets_what_every_rank_gets_from_us_is_told_so(start: Start, 
     assert job.lines(0) == ["1 0 127.0.0.1"]
     warned = [line for line in job.err.splitlines() if "warning" in line]
     assert warned == [
-        f"dslaunch: warning: {file}:{line}: {name} is not used: every rank gets its own from dslaunch; leave it out"
+        f"dslaunch: warning: {file}:{line}: {name} is not used: every rank gets its own from "
+        "dslaunch; leave it out"
         for line, name in ((2, "RANK"), (3, "MASTER_ADDR"))
     ]
 
@@ -84,7 +85,8 @@ def test_a_busy_port_that_was_asked_for_is_refused(start: Start) -> None:
         job = start("say('started')", f"--master_port={port}")
         assert job.wait() == 2
     assert job.err == (
-        f"dslaunch: localhost: --master_port={port} is in use here; choose another, or leave the option out if you gave it\n"
+        f"dslaunch: localhost: --master_port={port} is in use here; choose another, or leave the option out "
+        "if you gave it\n"
     )
     assert job.out == ""
 

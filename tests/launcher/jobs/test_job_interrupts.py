@@ -90,7 +90,9 @@ def test_an_interrupt_before_the_workers_start(start: Start, tmp_path: Path) -> 
 
 
 def test_what_an_interrupt_ends_before_the_workers_start_has_not_failed(start: Start, tmp_path: Path) -> None:
-    """The script's end is known while something is still left: a killed process that has much memory to give back."""
+    """The script's end is known while something is still left: a killed process that has much
+    memory to give back.
+    """
     big = "import pathlib, time; x = b'x' * (1 << 29); pathlib.Path('sourcing').touch(); time.sleep(1000)"
     (tmp_path / "venv.sh").write_text(f'{sys.executable} -c "{big}" &\nwait\n')
     job = start("say('started')", "--venv_script=venv.sh")

@@ -104,7 +104,9 @@ def test_a_reader_that_is_slow_loses_nothing_and_slows_the_workers(start: Start,
 
 
 def test_who_failed_first_is_told_also_when_nobody_reads(start: Start, tmp_path: Path) -> None:
-    """Rank 2 fills everything up to the worker's pipes, so that neither end can be reported when it happens."""
+    """Rank 2 fills everything up to the worker's pipes, so that neither end can be
+    reported when it happens.
+    """
     read, write = os.pipe()
     job = start(
         """

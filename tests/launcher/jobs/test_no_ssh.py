@@ -213,7 +213,9 @@ def test_a_blocked_coordinator_port_is_said_and_the_job_trains(job: Job, how: st
 
 
 def test_one_node_behind_a_firewall_does_not_take_the_failures_of_the_others_away(job: Job) -> None:
-    """Rules are the host's own, for what comes in: so node 2 is told a port that is blocked, and node 1 is not."""
+    """Rules are the host's own, for what comes in: so node 2 is told a port that is blocked,
+    and node 1 is not.
+    """
     node = job.lab.nodes[0]
     node.drop_port(4444)
     words = ("--log_level=debug", "work.py", "--exit=2")

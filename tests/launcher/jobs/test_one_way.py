@@ -1,4 +1,6 @@
-"""Networks that carry packets one way only, and a node with another version: each end is told, and nothing is left."""
+"""Networks that carry packets one way only, and a node with another version: each end is told,
+and nothing is left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`dslaunch check` on several real hosts: what is wrong with each is found and named, whatever the others do."""
+"""`dslaunch check` on several real hosts: what is wrong with each is found and named,
+whatever the others do.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def test_one_fault_on_each_host_and_all_are_named(lab: Lab, folder: Path) -> Non
 
 
 def test_a_python_that_hosts_lack_and_a_host_that_freezes(lab: Lab, folder: Path) -> None:
-    """node1 has no such Python, node3 stops in the middle of its answers, node2 has a PyTorch that never comes."""
+    """node1 has no such Python, node3 stops in the middle of its answers,
+    node2 has a PyTorch that never comes.
+    """
     own = "/root/own/python3"
     shell(lab.head, f"mkdir /root/own && ln -s {sys.executable} {own}")
     slow = 'case "$*" in *torch*) exec sleep 600;; esac'
@@ -127,7 +131,8 @@ def test_a_python_that_hosts_lack_and_a_host_that_freezes(lab: Lab, folder: Path
     assert lab.wait_until_clean() == []
 
 
-# Programs that only some hosts have, or that say something else there. /sys, unlike /dev, is a host's own in the lab.
+# Programs that only some hosts have, or that say something else there. /sys, unlike /dev,
+# is a host's own in the lab.
 GPUS = """
 for one in {numbers}; do
     node=/root/class/kfd/kfd/topology/nodes/$one; mkdir -p $node; echo 7 >$node/gpu_id
@@ -168,7 +173,9 @@ def four_hosts_alike(lab: Lab) -> Iterator[None]:
 
 @pytest.mark.usefixtures("four_hosts_alike")
 def test_what_is_different_on_one_host_is_named_with_that_host(lab: Lab, folder: Path) -> None:
-    """node1: little shared memory. node2: a GPU and numactl are missing. node3: other versions. node4: another driver."""
+    """node1: little shared memory. node2: a GPU and numactl are missing. node3: other versions.
+    node4: another driver.
+    """
     own = "/root/own/python3"
     shell(lab.head, f"mkdir /root/own && ln -s {sys.executable} {own}")
     words = ("check", "-H", "hosts", "--json")
@@ -179,7 +186,8 @@ def test_what_is_different_on_one_host_is_named_with_that_host(lab: Lab, folder:
     said = {
         "/dev/shm holds 16 MiB": ["node1"],
         "Python is not the same everywhere: 3.11.9 on node[1-2,4]; 3.12.1 on node3": ["node3"],
-        "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on node[1-2,4]; 2.5.0, CUDA 12.4 on node3": ["node3"],
+        "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on node[1-2,4]; 2.5.0, CUDA 12.4 on node3":
+            ["node3"],
         "NVIDIA driver is not the same everywhere: 550.90.07 on node[1-3]; 535.54.03 on node4": ["node4"],
     }  # fmt: skip
     for text, hosts in said.items():

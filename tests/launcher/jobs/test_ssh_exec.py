@@ -58,8 +58,8 @@ def test_arguments_and_output_are_the_same_bytes(lab: Lab, folder: Path) -> None
 def test_the_environment_is_a_job_s_without_a_rank(lab: Lab, folder: Path) -> None:
     (folder / ".deepspeed_env").write_text("PROBE=there\n")
     show = (
-        "import os; print(os.getcwd(), os.environ['PROBE'], os.environ['NCCL_X'], "
-        "*(one for one in os.environ if one.startswith(('RANK', 'LOCAL_', 'WORLD', 'MASTER_', 'TORCHELASTIC_'))))"
+        "import os; print(os.getcwd(), os.environ['PROBE'], os.environ['NCCL_X'], *(one for one in "
+        "os.environ if one.startswith(('RANK', 'LOCAL_', 'WORLD', 'MASTER_', 'TORCHELASTIC_'))))"
     )
     command = execute(lab, folder, "--", sys.executable, "-c", show, env={"NCCL_X": "1"})
     assert command.wait() == 0, command.err

@@ -1,4 +1,6 @@
-"""What goes wrong on several real hosts: the right exit code, one clear message, and no process left on any host."""
+"""What goes wrong on several real hosts: the right exit code, one clear message,
+and no process left on any host.
+"""
 
 from __future__ import annotations
 
@@ -229,8 +231,8 @@ def test_a_python_that_one_host_lacks_is_said_before_anything_starts(lab: Lab, f
     )
     assert command.wait() == 3
     assert command.err == (
-        "dslaunch: node[1-2]: no Python at /root/own/python3; every host needs the same path to it, or use --venv_script, "
-        "or say python= in the hostfile (2 hosts)\n"
+        "dslaunch: node[1-2]: no Python at /root/own/python3; every host needs the same path to it, or use "
+        "--venv_script, or say python= in the hostfile (2 hosts)\n"
     )
     assert command.out == ""
     assert_clean(lab)

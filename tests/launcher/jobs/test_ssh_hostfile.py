@@ -1,4 +1,6 @@
-"""What a hostfile says of its hosts, on real hosts: ranges, slots=auto, and a host's own python, folder and variables."""
+"""What a hostfile says of its hosts, on real hosts: ranges, slots=auto, and a host's own python,
+folder and variables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Output of ranks on several real hosts: files on the launching machine, folded lines, prefixes, the start on a terminal."""
+"""Output of ranks on several real hosts: files on the launching machine, folded lines, prefixes,
+the start on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_one_file_per_rank_for_all_hosts(lab: Lab, folder: Path) -> None:
 
 
 def test_lines_of_all_hosts_are_folded(lab: Lab, folder: Path) -> None:
-    """How much is folded depends on the load of the machine; each line is written at one time, so one of ten is enough."""
+    """How much is folded depends on the load of the machine; each line is written at one time,
+    so one of ten is enough.
+    """
     command = Command(lab.head, folder, "-H", "hosts", "--fold", "train.py")
     assert command.wait() == 0, command.err
     written: dict[int, list[str]] = {rank: [] for rank in range(8)}

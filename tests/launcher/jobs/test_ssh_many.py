@@ -1,4 +1,6 @@
-"""A start on 32 real hosts of which three cannot be used: all three are in one report, and nothing runs anywhere."""
+"""A start on 32 real hosts of which three cannot be used: all three are in one report,
+and nothing runs anywhere.
+"""
 
 from __future__ import annotations
 

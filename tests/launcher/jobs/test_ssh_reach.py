@@ -1,4 +1,6 @@
-"""MASTER_ADDR on several real hosts: an address that every node reaches, or a clear word on who reaches none."""
+"""MASTER_ADDR on several real hosts: an address that every node reaches,
+or a clear word on who reaches none.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 CLOCK_S = 0.01  # between the wall clock, in whole milliseconds, and the one that durations are from
 
-# Says where and what it is, and in an attempt named on its command line fails as told there: attempt:rank:code.
+# Says where and what it is, and in an attempt named on its command line fails as told there:
+# attempt:rank:code.
 WORK = """
 import json, os, pathlib, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -179,7 +180,9 @@ def test_an_elastic_job_goes_on_with_fewer_hosts(lab: Lab, folder: Path) -> None
     ),
 )
 def test_deepspeed_s_words_for_how_many_hosts(lab: Lab, folder: Path, words: str) -> None:
-    """Three of four hosts take part; the fourth stands in for a lost one, and without another there are two."""
+    """Three of four hosts take part; the fourth stands in for a lost one,
+    and without another there are two.
+    """
     command = launch(lab, folder, *words.split(), "--heartbeat=2", "work.py", "wait", "wait:1")
     command.wait_for('"attempt": 0', times=6)
     lab.host("node2").die()
@@ -234,7 +237,9 @@ def test_an_interrupt_is_no_failure(lab: Lab, folder: Path) -> None:
 
 
 def test_an_import_error_is_not_started_again_and_again(lab: Lab, folder: Path) -> None:
-    """All that was said about restarts is --max_restarts: a mistake in the script ends the job at its first try."""
+    """All that was said about restarts is --max_restarts: a mistake in the script ends the
+    job at its first try.
+    """
     (folder / "work.py").write_text("print('here', flush=True)\nimport no_such_module\n")
     command = Command(lab.head, folder, "-H", "hosts", "--max_restarts=5", "work.py")
     assert command.wait() == 1

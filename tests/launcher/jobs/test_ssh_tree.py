@@ -1,6 +1,8 @@
-"""Jobs whose hosts are reached through gateways: the way, what is said when it fails, and that nothing stays behind.
+"""Jobs whose hosts are reached through gateways: the way, what is said when it fails,
+and that nothing stays behind.
 
-Nine nodes in groups of three: node1, node4 and node7 are gateways. All hosts of the lab hold one key that opens all of them.
+Nine nodes in groups of three: node1, node4 and node7 are gateways. All hosts of the lab hold one key that
+opens all of them.
 """
 
 from __future__ import annotations

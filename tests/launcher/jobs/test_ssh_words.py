@@ -1,4 +1,6 @@
-"""A login that becomes no agent, or an agent that is lost: the message holds the host's own words and the cause by name."""
+"""A login that becomes no agent, or an agent that is lost: the message holds the host's own words and
+the cause by name.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,10 @@ def test_much_that_is_written_to_stderr_holds_up_nothing(lab: Lab, folder: Path)
         "touch /tmp/written) </dev/null >/dev/null &\n",
     )
     (folder / "wait.py").write_text(
-        "import os, time\nwhile not os.path.exists('/tmp/written'):\n    time.sleep(0.01)\nprint('fine', flush=True)\n"
+        "import os, time\n"
+        "while not os.path.exists('/tmp/written'):\n"
+        "    time.sleep(0.01)\n"
+        "print('fine', flush=True)\n"
     )
     command = Command(lab.head, folder, "-H", "hosts", "wait.py")
     assert command.wait() == 0, command.err

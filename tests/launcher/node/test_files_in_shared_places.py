@@ -1,4 +1,6 @@
-"""Who makes, opens and removes files: each place is known, and what others can write to is opened by plain_file.py."""
+"""Who makes, opens and removes files: each place is known, and what others can write to is
+opened by plain_file.py.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,24 @@ Place = tuple[str, str, str]  # file, function, call
 REMOVING = ("unlink", "rmtree", "rmdir", "removedirs", "remove")
 MAKING = ("mkfifo", "symlink", "symlink_to", "touch", "write_text", "write_bytes", "rename", "replace")
 
-# Every removal, and every file that is made or written other than by open_plain(), with the reason why that is right.
+# Every removal, and every file that is made or written other than by open_plain(),
+# with the reason why that is right.
 KNOWN: dict[Place, str] = {
-    ("backends/known_hosts.py", "KnownHosts.add", "Path(path).open"): "ssh's own file in the user's home, as ssh writes it",
+    ("backends/known_hosts.py", "KnownHosts.add", "Path(path).open"):
+        "ssh's own file in the user's home, as ssh writes it",
     ("external/runner.py", "run_owned", "Path(path).write_text"): "in a TemporaryDirectory of its own",
-    ("output/log_files.py", "_link_latest", "new.replace"): "a link that was made the line before, over a link of an earlier run",
+    ("output/log_files.py", "_link_latest", "new.replace"):
+        "a link that was made the line before, over a link of an earlier run",
     ("output/log_files.py", "_link_latest", "new.symlink_to"): "a name that nothing has, or it fails",
     ("output/log_files.py", "_link_latest", "new.unlink"): "the link that was made the line before",
     ("node/milestones.py", "MilestonePipe.__init__", "os.mkfifo"): "in the agent's own folder",
-    ("node/pid_file.py", "_remove_if_stale", "os.unlink"): "a regular file of this user with the pid of a process that is gone",
-    ("node/pid_file.py", "write_pid_file", "os.unlink"): "the file that was made some lines before, on a disk that takes nothing",
+    ("node/pid_file.py", "_remove_if_stale", "os.unlink"):
+        "a regular file of this user with the pid of a process that is gone",
+    ("node/pid_file.py", "write_pid_file", "os.unlink"):
+        "the file that was made some lines before, on a disk that takes nothing",
     ("node/private_folder.py", "PrivateFolder.file", "os.unlink"): "in the agent's own folder",
-    ("node/private_folder.py", "PrivateFolder.remove", "os.unlink"): "a file that the agent made, found by its identity",
+    ("node/private_folder.py", "PrivateFolder.remove", "os.unlink"):
+        "a file that the agent made, found by its identity",
     ("node/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
     ("node/private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; it removes links as links",
     ("output/job_report.py", "_put", "partial.unlink"): "the new file beside it, made some lines before",
@@ -80,7 +88,8 @@ def test_every_file_that_is_made_or_removed_is_known() -> None:
 
 
 def test_os_open_follows_no_link_where_others_can_write() -> None:
-    """Apart from /dev/null, every os.open() of the launcher refuses links, or makes a file that was not there.
+    """Apart from /dev/null, every os.open() of the launcher refuses links,
+    or makes a file that was not there.
 
     What a person names is only read, and may be a link: named_file.py.
     """

@@ -1,4 +1,6 @@
-"""--preload: the workers are forks of one process that has imported, and the program notices nothing but the time."""
+"""--preload: the workers are forks of one process that has imported,
+and the program notices nothing but the time.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ def test_the_program_finds_everything_as_ever(tmp_path: Path) -> None:
     (tmp_path / "big.py").write_text(BIG)
     seen = []
     for options in ([], ["--preload=big"], ["--preload=big", "--stack_on_hang=0", "--timings"]):
-        more = "\n    print(open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0)), sys.gettrace(), os.getcwd())"
+        more = (
+            "\n"
+            "    print(open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0)), "
+            "sys.gettrace(), os.getcwd())"
+        )
         (tmp_path / "show.py").write_text(SHOW + more)
         job = Job(tmp_path, [*options, "--no_local_rank", "show.py", "--a=b c", ""])
         try:
@@ -154,7 +160,10 @@ def test_a_module_that_starts_threads_is_not_forked_from(start: Start, tmp_path:
     )
     job = start("import threads; say(threads.HERE == os.getpid())", "--preload=threads", "--num_gpus=2")
     assert job.wait() == 0, job.err
-    said = "--preload=threads: importing starts 1 threads, which a fork would lose; each worker imports for itself"
+    said = (
+        "--preload=threads: importing starts 1 threads, which a fork would lose; each "
+        "worker imports for itself"
+    )
     assert said in job.err
     assert [job.lines(rank) for rank in range(2)] == [["True"], ["True"]]
 

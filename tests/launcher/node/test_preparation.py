@@ -208,7 +208,10 @@ def test_the_devices_of_the_host_become_visible(
 def test_a_slot_without_a_gpu_is_refused(job: dict[str, Any]) -> None:
     job["devices"] = ["0", "4", "5"]
     assert refusal(job, num_devices=4) == (
-        "slot 4, 5 is asked for, but there are 4 GPUs here (0-3); correct slots= in the hostfile, or use --include",
+        (
+            "slot 4, 5 is asked for, but there are 4 GPUs here (0-3); correct slots= in the "
+            "hostfile, or use --include"
+        ),
         3,
     )
 
@@ -226,7 +229,8 @@ def test_a_gpu_s_name_on_a_host_without_gpus_is_refused(job: dict[str, Any]) -> 
     [
         (["0"], None, None, "no GPU here: 1 CPU worker"),
         (["0", "1"], None, b"3", "no GPU here: 2 CPU workers, OMP_NUM_THREADS=3 for each"),
-        ([str(number) for number in range(16)], None, b"1", "no GPU here: 16 CPU workers, OMP_NUM_THREADS=1 for each"),
+        ([str(number) for number in range(16)], None, b"1",
+         "no GPU here: 16 CPU workers, OMP_NUM_THREADS=1 for each"),
         (["0", "1"], "7", b"7", "no GPU here: 2 CPU workers"),
     ],
 )  # fmt: skip

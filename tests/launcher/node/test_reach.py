@@ -46,7 +46,9 @@ def port() -> Iterator[int]:
 
 
 def assert_free(port: int) -> None:
-    """Nothing is left on the port, not even a connection on its way out, which SO_REUSEADDR would pass over."""
+    """Nothing is left on the port, not even a connection on its way out,
+    which SO_REUSEADDR would pass over.
+    """
     with socket.socket() as server:
         server.bind(("", port))
 

@@ -1,4 +1,6 @@
-"""The agent's end of the stream: what is not taken waits, slows the workers, and is dropped when nobody listens."""
+"""The agent's end of the stream: what is not taken waits, slows the workers,
+and is dropped when nobody listens.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Launcher:
         self.received = b""
         self.fds = {read_in, self.to_agent, self.from_agent, write_out}
         self.uplink = Uplink(
-            self.selector, obey=self.obeyed.append, pause=self.pauses.append, end=self._end, fds=(read_in, write_out)
+            self.selector, obey=self.obeyed.append, pause=self.pauses.append, end=self._end,
+            fds=(read_in, write_out)
         )  # fmt: skip
 
     def _end(self) -> None:

@@ -1,4 +1,6 @@
-"""What the workers of a host write and how they end, passed on: all of it, in order, and slowly if it has to be."""
+"""What the workers of a host write and how they end, passed on: all of it, in order,
+and slowly if it has to be.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Processes that MPI or Slurm started: who they are, whether they are where they should be, what they become."""
+"""Processes that MPI or Slurm started: who they are, whether they are where they should
+be, what they become.
+"""
 
 from __future__ import annotations
 
@@ -81,14 +83,16 @@ def start(plan: Plan, launcher: str, variables: dict[str, str]) -> subprocess.Co
          "OMPI_COMM_WORLD_LOCAL_SIZE=3", (3, 5, 1, 3)),
         ("openmpi", "PMIX_RANK=3", (3, None, None, None)),
         # Inside a batch job of Slurm every process has the batch step's SLURM_PROCID.
-        ("openmpi", "OMPI_COMM_WORLD_RANK=3 PMIX_RANK=0 SLURM_PROCID=0 SLURM_LOCALID=0", (3, None, None, None)),
+        ("openmpi", "OMPI_COMM_WORLD_RANK=3 PMIX_RANK=0 SLURM_PROCID=0 SLURM_LOCALID=0",
+         (3, None, None, None)),
         ("mpich", "PMI_RANK=3 PMI_SIZE=5 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=3", (3, 5, 1, 3)),
         ("mpich", "PMIX_RANK=3 PALS_LOCAL_RANKID=1 MPI_LOCALRANKID=9", (3, None, 1, None)),
         ("impi", "PMI_RANK=3 PMI_SIZE=5 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=3", (3, 5, 1, 3)),
         ("mvapich", "MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=5 MV2_COMM_WORLD_LOCAL_RANK=1 "
          "MV2_COMM_WORLD_LOCAL_SIZE=3 PMI_RANK=8", (3, 5, 1, 3)),
         ("mvapich", "PMI_RANK=3 PMI_SIZE=5 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=3", (3, 5, 1, 3)),
-        ("slurm", "SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=5 SLURM_NTASKS=8 PMI_RANK=0", (3, 5, 1, None)),
+        ("slurm", "SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=5 SLURM_NTASKS=8 PMI_RANK=0",
+         (3, 5, 1, None)),
         ("slurm", "SLURM_PROCID=3 SLURM_NTASKS=5", (3, 5, None, None)),
     ],
 )  # fmt: skip
@@ -277,9 +281,14 @@ def test_hydra_is_asked_to_abort_when_a_worker_fails(
 
 @pytest.mark.slow
 def test_a_worker_ends_when_what_started_it_is_killed(tmp_path: Path) -> None:
-    """As mpiexec's proxy on a host, whose death mpiexec itself does not see: its processes hold the connection open."""
+    """As mpiexec's proxy on a host, whose death mpiexec itself does not see:
+    its processes hold the connection open.
+    """
     (tmp_path / "show.py").write_text(
-        "import os, time\nopen('new', 'w').write(str(os.getpid()))\nos.rename('new', 'pid')\ntime.sleep(600)\n"
+        "import os, time\n"
+        "open('new', 'w').write(str(os.getpid()))\n"
+        "os.rename('new', 'pid')\n"
+        "time.sleep(600)\n"
     )
     starter_code = "import subprocess, sys; subprocess.run(sys.argv[1:], pass_fds=[1])"
     env = {

@@ -291,7 +291,8 @@ def test_on_a_terminal_lines_break_between_words() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (99.4, "99 s"), (99.6, "1 min 40 s"), (3599.6, "1 h 0 min"), (11000, "3 h 3 min")],
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (99.4, "99 s"), (99.6, "1 min 40 s"),
+     (3599.6, "1 h 0 min"), (11000, "3 h 3 min")],
 )  # fmt: skip
 def test_a_time_is_shown_in_the_units_of_people(seconds: float, text: str) -> None:
     assert shown_time(seconds) == text

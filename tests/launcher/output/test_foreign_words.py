@@ -1,4 +1,6 @@
-"""What hosts say reaches a terminal as text on one line: it colors nothing, moves nothing, and is not taken for our words."""
+"""What hosts say reaches a terminal as text on one line: it colors nothing, moves nothing, and is not
+taken for our words.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ from tests.launcher.fleet import test_each_host
 from tests.launcher.fleet.test_check import instead_of, look
 from tests.launcher.memory_host import Change, MemoryHost, after, first
 
-HOSTILE = "\x1b[2J\x1b[1;1Hlook\ndslaunch: all went well\r\ndslaunch: node9: it failed first\x1b]0;title\x07\x9b31m\x08\udc9b"
+HOSTILE = (
+    "\x1b[2J\x1b[1;1Hlook\n"
+    "dslaunch: all went well\r\n"
+    "dslaunch: node9: it failed first\x1b]0;title\x07\x9b31m\x08\udc9b"
+)
 SHOWN = "look dslaunch: all went well  dslaunch: node9: it failed first?31m??"
 
 

@@ -159,7 +159,9 @@ def test_a_report_may_go_to_what_the_shell_made_of_a_pipe(tmp_path: Path) -> Non
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Files of this process can have a hundred bytes: what is written behind them fails, as on a disk that is full."""
+    """Files of this process can have a hundred bytes: what is written behind them fails,
+    as on a disk that is full.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:

@@ -43,7 +43,8 @@ def folded(given: list[tuple[int, str]], num_ranks: int = 3) -> list[tuple[str, 
         # Different lines stay in the order of arrival.
         ([(0, "a"), (1, "b"), (2, "c")], [("a", (0,)), ("b", (1,)), ("c", (2,))]),
         ([(0, "a"), (0, "b"), (1, "a"), (1, "b")], [("a", (0, 1)), ("b", (0, 1))]),
-        ([(0, "a"), (0, "b"), (1, "a"), (1, "x"), (1, "b")], [("a", (0, 1)), ("b", (0,)), ("x", (1,)), ("b", (1,))]),
+        ([(0, "a"), (0, "b"), (1, "a"), (1, "x"), (1, "b")],
+         [("a", (0, 1)), ("b", (0,)), ("x", (1,)), ("b", (1,))]),
         # b, then a: rank 1's a must not move in front of its b.
         ([(0, "a"), (0, "b"), (1, "b"), (1, "a")], [("a", (0,)), ("b", (0, 1)), ("a", (1,))]),
         ([(0, ""), (1, ""), (2, "")], [("", (0, 1, 2))]),
@@ -133,7 +134,9 @@ def test_every_line_of_every_rank_comes_out_in_its_order(
 
 @given(of_ranks=st.lists(st.lists(st.sampled_from(["a", "b", "c"]), max_size=6), min_size=1, max_size=3))
 def test_ranks_that_write_the_same_are_folded_completely(of_ranks: list[list[str]]) -> None:
-    """One rank after the other within the window, all with the first one's lines: as many lines as that one wrote."""
+    """One rank after the other within the window, all with the first one's lines:
+    as many lines as that one wrote.
+    """
     own = of_ranks[0]
     given = [(rank, line) for rank in range(len(of_ranks)) for line in own]
     assert folded(given, len(of_ranks)) == [(line, tuple(range(len(of_ranks)))) for line in own]

@@ -24,7 +24,8 @@ from dslaunch.launcher.output.status_line import ERASE, describe_hosts, shown
         ("connected", 8, ["w1"], 0, "7 of 8 hosts connected, waiting for w1"),
         ("prepared", 8, ["w1", "w2"], 1, "5 of 8 hosts prepared, 1 failed, waiting for w1, w2"),
         ("prepared", 8, [f"w{n}" for n in range(6)], 0, "2 of 8 hosts prepared, waiting for w[0-5]"),
-        ("connected", 64, [f"node{n}" for n in range(33, 65)], 0, "32 of 64 hosts connected, waiting for node[33-64]"),
+        ("connected", 64, [f"node{n}" for n in range(33, 65)], 0,
+         "32 of 64 hosts connected, waiting for node[33-64]"),
         ("connected", 40, [f"{chr(97 + n)}-long-name" for n in range(26)], 0,
          "14 of 40 hosts connected, waiting for a-long-name, b-long-name, c-long-name, "
          "d-long-name and 22 more"),

@@ -58,8 +58,10 @@ def test_others_are_refused_with_the_reason(refusal: Refusal | None, why: str) -
 @pytest.mark.parametrize(
     ("refusal", "why"),
     [
-        (judged(replace(IDENTITY, hosts_digest="x", hosts="2 hosts")), "hostfile mismatch: node 1 has 2 hosts; node 0 has 3 hosts; "),
-        (judged(replace(IDENTITY, program_digest="x")), "program mismatch: node 1 was started with another script"),
+        (judged(replace(IDENTITY, hosts_digest="x", hosts="2 hosts")),
+         "hostfile mismatch: node 1 has 2 hosts; node 0 has 3 hosts; "),
+        (judged(replace(IDENTITY, program_digest="x")),
+         "program mismatch: node 1 was started with another script"),
         (judged(replace(IDENTITY, program_digest="x"), is_late=True), "program mismatch: "),
     ],
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""The meeting of all nodes, seen from both ends of real sockets: who gets in, who does not, and how the job ends."""
+"""The meeting of all nodes, seen from both ends of real sockets: who gets in, who does not,
+and how the job ends.
+"""
 
 from __future__ import annotations
 
@@ -333,7 +335,8 @@ def test_an_answer_of_one_side_does_not_serve_the_other_or_another_connection(me
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hosts_digest": "other", "hosts": "2 hosts"}, "hostfile mismatch: node 1 has 2 hosts; node 0 has 3 hosts"),
+        ({"hosts_digest": "other", "hosts": "2 hosts"},
+         "hostfile mismatch: node 1 has 2 hosts; node 0 has 3 hosts"),
         ({"program_digest": "other"}, "program mismatch: node 1 was started with another script"),
     ],
 )  # fmt: skip

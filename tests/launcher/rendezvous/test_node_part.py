@@ -308,8 +308,8 @@ def test_a_second_node_with_the_same_rank_is_told_at_once_and_the_job_goes_on(no
     second = nodes.start(0, "work.py", "--wait")
     assert second.wait() == 2
     assert second.err == (
-        f"dslaunch: node 0 is here already, at 127.0.0.1 port {nodes.port + 1}, where --master_addr leads; every node needs "
-        "its own --node_rank\n"
+        f"dslaunch: node 0 is here already, at 127.0.0.1 port {nodes.port + 1}, where --master_addr leads; "
+        "every node needs its own --node_rank\n"
     )
     both_ones = [nodes.start(1, "work.py", "--wait") for _ in range(2)]
     poll(lambda: any(one.process.poll() is not None for one in both_ones), "the end of one of them")
@@ -421,8 +421,8 @@ def test_options_about_connections_are_named_as_without_effect(nodes: Nodes) -> 
     node = nodes.start(1, "--dry_run", "--ssh_port=22", "--connect_window=3", "work.py")
     assert node.wait() == 0
     assert node.err.splitlines() == [
-        "dslaunch: warning: no effect with --no_ssh, which connects to no host: --ssh_port, --connect_window; leave "
-        "that out"
+        "dslaunch: warning: no effect with --no_ssh, which connects to no host: --ssh_port, "
+        "--connect_window; leave that out"
     ]
 
 
@@ -436,16 +436,22 @@ def test_a_dry_run_says_which_node_this_is(nodes: Nodes) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-H", "hosts", "--node_rank=0"], "--no_ssh needs --master_addr: the address by which all nodes reach node 0 (alpha"),
+        (["-H", "hosts", "--node_rank=0"],
+         "--no_ssh needs --master_addr: the address by which all nodes reach node 0 (alpha"),
         (["--node_rank=0"], "--no_ssh needs a hostfile"),
-        (["-H", "hosts", "--master_addr=x", "--node_rank=2"], "--node_rank=2 is not one of the 2 hosts, 0 to 1"),
-        (["-H", "hosts", "--master_addr=x"], "which node is this? Tried --node_rank (not given), SLURM_NODEID (not set)"),
-        (["-H", "hosts", "--master_addr=x", "--node_rank=0", "--master_port=5", "--coordinator_port=5"], "--coordinator_port=5 is the master port too"),
+        (["-H", "hosts", "--master_addr=x", "--node_rank=2"],
+         "--node_rank=2 is not one of the 2 hosts, 0 to 1"),
+        (["-H", "hosts", "--master_addr=x"],
+         "which node is this? Tried --node_rank (not given), SLURM_NODEID (not set)"),
+        (["-H", "hosts", "--master_addr=x", "--node_rank=0", "--master_port=5", "--coordinator_port=5"],
+         "--coordinator_port=5 is the master port too"),
         (["-H", "hosts", "--master_addr=x", "--node_rank=0", "--max_restarts=1"],
-         "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, --max_nodes, "
-         "--elastic_training); leave them out, and let the program that starts the nodes do that: backoffLimit of a Kubernetes Job"),
+         "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, "
+         "--max_nodes, --elastic_training); leave them out, and let the program that starts the nodes do "
+         "that: backoffLimit of a Kubernetes Job"),
         (["--launcher=local"], "--no_ssh and --launcher=local exclude each other"),
-        (["-H", "auto", "--node_rank=0", "--master_addr=x"], "auto: slots=auto (gamma) cannot be used with --no_ssh"),
+        (["-H", "auto", "--node_rank=0", "--master_addr=x"],
+         "auto: slots=auto (gamma) cannot be used with --no_ssh"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(nodes: Nodes, words: list[str], message: str) -> None:

@@ -65,15 +65,20 @@ def test_a_scheduler_counts_all_hosts_and_node_rank_the_selected_ones() -> None:
     ("words", "message"),
     [
         ({"given": 4}, "--node_rank=4 is not one of the 4 hosts, 0 to 3"),
-        ({"environ": {"SLURM_NODEID": "4"}}, "SLURM_NODEID=4 is not one of the 4 hosts, 0 to 3 of the hostfile"),
+        ({"environ": {"SLURM_NODEID": "4"}},
+         "SLURM_NODEID=4 is not one of the 4 hosts, 0 to 3 of the hostfile"),
         ({"environ": {"JOB_COMPLETION_INDEX": "one"}}, "JOB_COMPLETION_INDEX=one is not one of"),
         ({"environ": {"JOB_COMPLETION_INDEX": "-1"}}, "JOB_COMPLETION_INDEX=-1 is not one of"),
-        ({"environ": {"SLURM_NODEID": "1"}, "selected": ("node1",)}, "this node is node2.lan (SLURM_NODEID=1), which does not take part (node1 does)"),
-        ({"own_names": ("node2",), "selected": ("node1",)}, "this node is node2.lan (by its name), which does not take part"),
+        ({"environ": {"SLURM_NODEID": "1"}, "selected": ("node1",)},
+         "this node is node2.lan (SLURM_NODEID=1), which does not take part (node1 does)"),
+        ({"own_names": ("node2",), "selected": ("node1",)},
+         "this node is node2.lan (by its name), which does not take part"),
         ({}, "Tried --node_rank (not given), SLURM_NODEID (not set), JOB_COMPLETION_INDEX (not set), "
-             "OMPI_COMM_WORLD_RANK (not set), this host's names and addresses (elsewhere: none of these is in the hostfile); give --node_rank"),
+             "OMPI_COMM_WORLD_RANK (not set), this host's names and addresses (elsewhere: none of these is "
+             "in the hostfile); give --node_rank"),
         ({"own_names": ("node1", "10.0.0.3")}, "node1 and 10.0.0.3 both fit"),
-        ({"environ": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}}, "mpirun runs more than one process per node"),
+        ({"environ": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}},
+         "mpirun runs more than one process per node"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_is_an_error(words: dict[str, object], message: str) -> None:

@@ -25,7 +25,9 @@ Planned = Callable[..., "tuple[Plan, str]"]
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planned:
-    """The plan of a job and what the launcher says meanwhile, on a machine with 4 GPUs unless said otherwise."""
+    """The plan of a job and what the launcher says meanwhile, on a machine with 4 GPUs
+    unless said otherwise.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(host_pool, "DEFAULT_HOSTFILE", tmp_path / "nowhere")
 
@@ -119,8 +121,8 @@ def test_with_a_hostfile_the_visible_devices_are_not_used_and_one_warning_says_w
     plan, said = planned(visible="1,0", hostfile="hosts", **options)
     assert plan.nodes[0].devices == ("0", "1")
     assert said == (
-        "dslaunch: warning: CUDA_VISIBLE_DEVICES=1,0 is not used: it speaks of this machine, and the hostfile hosts "
-        "says which devices each host has; choose with --include or devices= in the hostfile\n"
+        "dslaunch: warning: CUDA_VISIBLE_DEVICES=1,0 is not used: it speaks of this machine, and the "
+        "hostfile hosts says which devices each host has; choose with --include or devices= in the hostfile\n"
     )
 
 
@@ -187,7 +189,10 @@ def test_the_word_none_is_no_hostfile(planned: Planned) -> None:
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Hosts w0, w1 ... with as many GPUs as their number; w9 is down. The names of those that were looked at."""
+    """Hosts w0, w1 ... with as many GPUs as their number; w9 is down.
+
+    The names of those that were looked at.
+    """
     names: list[str] = []
 
     def look(nodes: tuple[NodePlan, ...], connect: object) -> dict[int, Hello | str]:
@@ -278,7 +283,8 @@ def test_a_command_that_looks_at_no_host_takes_any_slot_of_a_host_with_auto(
 
 def test_the_plan_shows_what_a_host_has_of_its_own(planned: Planned) -> None:
     Path("hosts").write_text(
-        "w0 slots=1\nw1 devices=3 python=/opt/py cwd='/my job' env.NOTE='a b' env.MY_TOKEN=secret env.P=$HOME/x\n"
+        "w0 slots=1\n"
+        "w1 devices=3 python=/opt/py cwd='/my job' env.NOTE='a b' env.MY_TOKEN=secret env.P=$HOME/x\n"
     )
     plan, _ = planned(hostfile="hosts")
     shown = plan_text.describe(plan).splitlines()

@@ -1,4 +1,6 @@
-"""Well-formed frames of wrong content, and bytes of no form: whoever reads them ends in an orderly way, and at once."""
+"""Well-formed frames of wrong content, and bytes of no form: whoever reads them ends in an
+orderly way, and at once.
+"""
 
 from __future__ import annotations
 

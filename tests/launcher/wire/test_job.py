@@ -125,9 +125,11 @@ def test_a_value_of_another_type_is_named_with_the_type_that_it_must_have(
     ("rank", "message"),
     [
         ({"rank": 4, "env": []}, "ranks[1] has no arguments"),
-        ({"rank": 4, "env": [], "arguments": [], "argv": []}, "ranks[1] has argv, which is none of rank, env, arguments"),
+        ({"rank": 4, "env": [], "arguments": [], "argv": []},
+         "ranks[1] has argv, which is none of rank, env, arguments"),
         ({"rank": "4", "env": [], "arguments": []}, "rank of ranks[1] is '4'; it must be int"),
-        ({"rank": 4, "env": {"A": "b"}, "arguments": []}, "env of ranks[1] is {'A': 'b'}; it must be list[list[str]]"),
+        ({"rank": 4, "env": {"A": "b"}, "arguments": []},
+         "env of ranks[1] is {'A': 'b'}; it must be list[list[str]]"),
         ({"rank": 4, "env": [], "arguments": [7]}, "arguments of ranks[1] is [7]; it must be list[str]"),
         ([4, [], []], "ranks[1] is [4, [], []]; it must have rank, env, arguments"),
     ],

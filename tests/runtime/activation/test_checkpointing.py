@@ -306,8 +306,8 @@ def test_configure_reads_a_ds_config_and_what_is_named_goes_before_it() -> None:
         ),
         (
             {"mpu_": Group(1), "partition_activations": True},
-            "checkpointing.configure(partition_activations=True) in a model-parallel group of 2 ranks is not available; "
-            "leave it out, or use checkpoint_in_cpu=True",
+            "checkpointing.configure(partition_activations=True) in a model-parallel group of 2 ranks is not "
+            "available; leave it out, or use checkpoint_in_cpu=True",
         ),
     ],
 )
@@ -324,7 +324,8 @@ def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
     )
     assert caplog.messages == [
         "activation_checkpointing: partition_activations has nothing to divide without model parallelism; "
-        "contiguous_memory_optimization and number_checkpoints have no effect: inputs stay in the memory that they have"
+        "contiguous_memory_optimization and number_checkpoints have no effect: inputs stay in the memory "
+        "that they have"
     ]
 
 
@@ -332,7 +333,9 @@ def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Checkpointed(Uneven):
-    """Every block through checkpoint(), with dropout; and an argument that is a parameter, which stage 3 frees."""
+    """Every block through checkpoint(), with dropout; and an argument that is a parameter,
+    which stage 3 frees.
+    """
 
     call = staticmethod(plain_call)
 

@@ -1,4 +1,6 @@
-"""What DeepSpeed trains and saves for test_deepspeed_import.py; the model and the data are the same there and here."""
+"""What DeepSpeed trains and saves for test_deepspeed_import.py; the model and the data are the
+same there and here.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ADAMW = {"lr": 0.01, "weight_decay": 0.1, "torch_adam": True}
 
 
 class Tied(nn.Module):
-    """Widths 7, 15, 17, so no shard ends where a parameter does; a tied weight, a frozen layer, two kinds of buffers."""
+    """Widths 7, 15, 17, so no shard ends where a parameter does; a tied weight, a frozen layer,
+    two kinds of buffers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,8 +97,9 @@ class Case:
 
 
 BF16 = torch.bfloat16
-# DeepSpeed divides the gradients of a step at whose end the scale grows by the new scale (stage_1_and_2.py: `_update_scale` comes before
-# `unscale_and_clip_grads`); so does no step here between the checkpoint and the last loss: it grows in steps 3 and 6, counted from 0.
+# DeepSpeed divides the gradients of a step at whose end the scale grows by the new scale (stage_1_and_2.py:
+# `_update_scale` comes before `unscale_and_clip_grads`); so does no step here between the checkpoint and the
+# last loss: it grows in steps 3 and 6, counted from 0.
 FP16 = {"enabled": True, "initial_scale_power": 6, "loss_scale_window": 3}
 CASES = (
     Case("stage0", 0),

@@ -2,8 +2,9 @@
 
 python deepspeed_worker.py FOLDER      with RANK, LOCAL_RANK, WORLD_SIZE set
 
-Beside each checkpoint, <case>/truth.pt: parameters and buffers, masters, states, lr, scale and counters when it was saved, and the losses of
-the next steps on both ranks; and what DeepSpeed's own zero_to_fp32 makes of the checkpoint.
+Beside each checkpoint, <case>/truth.pt: parameters and buffers, masters, states, lr, scale and counters
+when it was saved, and the losses of the next steps on both ranks; and what DeepSpeed's own zero_to_fp32
+makes of the checkpoint.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def _own_states(engine: Any, param: Any) -> dict[str, Tensor]:
 
 
 def _from_shards(optimizer: Any, param: Any, kind: str) -> Tensor:
-    """At stages 1 and 2. (DeepSpeed's safe_get_full_optimizer_state fails there on a rank that has nothing of the parameter.)"""
+    """At stages 1 and 2. (DeepSpeed's safe_get_full_optimizer_state fails there on a rank that has nothing
+    of the parameter.)
+    """
     shards = (
         getattr(optimizer, "single_partition_of_fp32_groups", None) or optimizer.fp32_groups_flat_partition
     )

@@ -1,7 +1,9 @@
-"""Faults at every step: the k-th operation on files under a folder, or the k-th collective, fails on this rank.
+"""Faults at every step: the k-th operation on files under a folder, or the k-th collective,
+fails on this rank.
 
-Python tells of each open, rename, mkdir, remove, truncate and listing before it does it (sys.audit), so no list of calls has to be kept
-here. What it does not tell, the writes of the disk engine, reads into buffers and fsync, is wrapped.
+Python tells of each open, rename, mkdir, remove, truncate and listing before it does it (sys.audit), so no
+list of calls has to be kept here. What it does not tell, the writes of the disk engine, reads into buffers
+and fsync, is wrapped.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from dslaunch.kernels.disk import DiskEngine, DiskFile  # isort: skip
 
 @dataclass
 class Fault:
-    """Which operation fails; `num_seen` counts them. `is_lasting`: all later ones fail, too, as when a disk is gone."""
+    """Which operation fails; `num_seen` counts them.
+
+    `is_lasting`: all later ones fail, too, as when a disk is gone.
+    """
 
     at: int
     folder: Path

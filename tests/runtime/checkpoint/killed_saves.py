@@ -1,6 +1,8 @@
-"""Saves that are killed: two ranks, forked from one warm process for each, that go on from what the last ones have left.
+"""Saves that are killed: two ranks, forked from one warm process for each,
+that go on from what the last ones have left.
 
-`run_all(folder, ...)` is for a process of its own without threads: children that are forked have none of their parent's.
+`run_all(folder, ...)` is for a process of its own without threads: children that are forked have none
+of their parent's.
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ class Two(nn.Module):
 
 
 def run_all(folder: Path, *, is_async: bool, tag: str | None) -> tuple[list[Outcome], list[str]]:
-    """Kill POINTS saves, one after the other; return what became of each, and what is left in the folder after one more save."""
+    """Kill POINTS saves, one after the other; return what became of each, and what is left in the folder
+    after one more save.
+    """
     torch.set_num_threads(1)
     expected = _undisturbed()
     root = folder / "killed"

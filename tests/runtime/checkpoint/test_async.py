@@ -1,4 +1,6 @@
-"""A save beside training holds what was there when save_checkpoint() was called, whatever happens meanwhile."""
+"""A save beside training holds what was there when save_checkpoint() was called,
+whatever happens meanwhile.
+"""
 
 from __future__ import annotations
 

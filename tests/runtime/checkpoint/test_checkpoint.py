@@ -131,7 +131,10 @@ def _with_manifest(engine: Any, root: Path, text: str, do: Callable[[], object])
 def test_refusals_say_what_was_looked_for_and_what_differs(ranks: Ranks, tmp_path: Path) -> None:
     expected = (
         f"{tmp_path}/nowhere/latest does not exist",
-        f"{tmp_path}/global_step7 is no checkpoint: manifest.json is not there; {tmp_path} holds global_step0",
+        (
+            f"{tmp_path}/global_step7 is no checkpoint: manifest.json is not there; "
+            f"{tmp_path} holds global_step0"
+        ),
         "parameters differ: only in the model: extra.bias, extra.weight; only in the checkpoint: frozen.bias",
         "parameter 'blocks.1.weight' has shape (17, 15) in the checkpoint and (18, 15) in the model",
         "the checkpoint's optimizer is AdamW, this run's is SGD; load with load_optimizer_states=False",
@@ -304,8 +307,9 @@ def test_gradients_of_before_a_load_are_dropped_and_told(
 ) -> None:
     first, second = ranks(_load_between, str(tmp_path), stage, module_only, world_size=2)
     warning = (
-        "load_checkpoint() after 3 of 3 micro batches of step 2: their gradients, which are of the state before, are dropped on all "
-        "ranks, and the next micro batch begins a step; load after a step's last micro batch"
+        "load_checkpoint() after 3 of 3 micro batches of step 2: their gradients, which are of the "
+        "state before, are dropped on all ranks, and the next micro batch begins a step; load after a "
+        "step's last micro batch"
     )
     assert first == ([warning], [1, 3, 2, 6])
     assert second == ([], [1, 3, 2, 6])

@@ -1,4 +1,6 @@
-"""Checkpoints that DeepSpeed itself wrote: continued here at other stages and worlds, with the same elements and losses."""
+"""Checkpoints that DeepSpeed itself wrote: continued here at other stages and worlds, with the same
+elements and losses.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,11 @@ WORKER = Path(__file__).parent / "deepspeed_worker.py"
 DEADLINE_S = 300.0  # it imports DeepSpeed twice, on a machine that may do much else
 BY_NAME = {case.name: case for case in CASES}
 
-# Three steps in float32, whose kernels and sums over ranks round in another order than torch's, 2^-24 each. Seen: 1.9e-7 of the loss.
+# Three steps in float32, whose kernels and sums over ranks round in another order than torch's, 2^-24 each.
+# Seen: 1.9e-7 of the loss.
 SAME_FLOAT32 = 1e-6
-# In 16 bits both compute the same; a weight whose master lies in the middle of two may be rounded to the other, 2^-8 apart. Seen: 0.
+# In 16 bits both compute the same; a weight whose master lies in the middle of two may be rounded to the
+# other, 2^-8 apart. Seen: 0.
 SAME_16_BITS = 2.0**-8
 SAME_LR = 2.0**-50  # the schedule's logarithms are divided here and multiplied by an inverse there
 
@@ -180,7 +184,9 @@ CPU_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 def test_what_deepspeed_saved_is_continued(
     ranks: Ranks, made: Path, name: str, stage: int, world: int, zero: dict[str, Any], is_universal: bool
 ) -> None:
-    """Every element is equal to the bit; the next losses are DeepSpeed's own where as many ranks share the batches."""
+    """Every element is equal to the bit; the next losses are DeepSpeed's own where as many ranks
+    share the batches.
+    """
     case, truth = BY_NAME[name], _truth(made / name)
     tag = f"{TAG}_universal" if is_universal else None
     results = ranks(_load, str(made / name), case, stage, zero, tag, world_size=world)
@@ -237,9 +243,13 @@ def _load_partly(rank: int, folder: str) -> list[str]:
 @pytest.mark.slow
 def test_weights_can_be_taken_alone_by_another_optimizer(ranks: Ranks, made: Path) -> None:
     assert ranks(_load_partly, str(made / "stage1"), world_size=1)[0] == [
-        "the checkpoint's optimizer is AdamW, this run's is Lion; load with load_optimizer_states=False to take the weights alone",
-        "the checkpoint's scheduler remembers last_batch_iteration, this run's CosineAnnealingLR T_max, _get_lr_called_within_step, "
-        "_is_initial, _last_lr, _step_count and 3 more; load with load_lr_scheduler_states=False",
+        (
+            "the checkpoint's optimizer is AdamW, this run's is Lion; load with load_optimizer_states=False "
+            "to take the weights alone"
+        ),
+        "the checkpoint's scheduler remembers last_batch_iteration, this run's CosineAnnealingLR T_max, "
+        "_get_lr_called_within_step, _is_initial, _last_lr, _step_count and 3 more; load with "
+        "load_lr_scheduler_states=False",
     ]
 
 
@@ -293,12 +303,18 @@ def test_only_the_files_that_hold_what_is_wanted_are_opened(made: Path) -> None:
         (
             "stage1",
             lambda tag: (tag / "layer_0_expert_1_mp_rank_00_model_states.pt").touch(),
-            "{tag}/layer_0_expert_1_mp_rank_00_model_states.pt: experts in files of their own (MoE) cannot be read here",
+            (
+                "{tag}/layer_0_expert_1_mp_rank_00_model_states.pt: experts in files of their own (MoE) "
+                "cannot be read here"
+            ),
         ),
         (
             "stage1",
             lambda tag: (tag / "layer_00-model_states.pt").touch(),
-            "{tag}/layer_00-model_states.pt: layers in files of their own (pipeline parallelism) cannot be read here",
+            (
+                "{tag}/layer_00-model_states.pt: layers in files of their own (pipeline parallelism) cannot "
+                "be read here"
+            ),
         ),
         (
             "stage3",

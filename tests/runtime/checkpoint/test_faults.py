@@ -229,7 +229,9 @@ def test_a_save_that_cannot_be_written_names_the_file_everywhere_and_changes_not
 def test_nothing_gets_its_name_before_it_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill leaves the page cache alone, a power cut does not: then only the order of fsync and rename counts."""
+    """A kill leaves the page cache alone, a power cut does not: then only the order of fsync
+    and rename counts.
+    """
     root, synced, named = tmp_path / "checkpoints", set[Path](), list[str]()
     fsync = os.fsync
 

@@ -222,7 +222,9 @@ def test_a_load_that_ranks_ask_for_differently_is_an_error_on_all_and_changes_no
 
 
 def _unspeakable(rank: int, folder: str) -> tuple[str, list[str | None]]:
-    """Save what rank 0 cannot describe, and then something good; return the error, and the tags that are there."""
+    """Save what rank 0 cannot describe, and then something good; return the error,
+    and the tags that are there.
+    """
     engine = make(2, True)
     run(engine, first=0, steps=1)
     state: dict[str, Any] = {}
@@ -294,7 +296,8 @@ def _walk_saves(rank: int, folder: str, step: int, victim: int, tag: str, is_asy
             shutil.copytree(kept, root, copy_function=shutil.copy2)
         dist.barrier()
         fault, error = Fault(at, root), None
-        # The thread that writes makes way for training, and on a busy machine for all that the other tests do.
+        # The thread that writes makes way for training, and on a busy machine for all that
+        # the other tests do.
         with _injected(rank, victim, fault), patch.object(saver, "_NICENESS", 0):
             try:
                 engine.save_checkpoint(root, tag)
@@ -419,7 +422,9 @@ def test_a_link_to_a_checkpoint_is_removed_as_a_link(tmp_path: Path) -> None:
 
 
 def _wrong_weights(rank: int, stage: int) -> tuple[list[str], bool]:
-    """Give one rank weights that do not fit, of which some would; then both a function that fails on one rank."""
+    """Give one rank weights that do not fit, of which some would; then both a function that
+    fails on one rank.
+    """
     engine = make(stage, True)
     run(engine, first=0, steps=1)
     before, said = _held(engine), []

@@ -1,4 +1,6 @@
-"""kill -9 at 20 points of a save: whatever it leaves can be loaded, is right to the bit, and does not stay for ever."""
+"""kill -9 at 20 points of a save: whatever it leaves can be loaded, is right to the bit,
+and does not stay for ever.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def warm() -> Iterator[Pool]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that can be: what a process wrote outlives it, and thousands of fsyncs would prove nothing."""
+    """In memory where that can be: what a process wrote outlives it,
+    and thousands of fsyncs would prove nothing.
+    """
     if not Path("/dev/shm").is_dir():
         yield tmp_path
         return

@@ -1,4 +1,6 @@
-"""Any stage, offload and number of ranks reads what any other wrote: the same bits, and the same training afterwards."""
+"""Any stage, offload and number of ranks reads what any other wrote: the same bits,
+and the same training afterwards.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def root(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _another_world(number: int, world_size: int) -> int:
-    """Each of the others for some pair of stages: all stages meet, and all numbers of ranks, but not all four at once."""
+    """Each of the others for some pair of stages: all stages meet, and all numbers of ranks,
+    but not all four at once.
+    """
     others = [world for world in WORLDS if world != world_size]
     return others[number % len(others)]
 

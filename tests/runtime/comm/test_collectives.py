@@ -71,7 +71,8 @@ def test_a_mesh_of_two_axes_gives_the_mean_of_all(ranks: Ranks) -> None:
     for flat, sent, _ in ranks(_reduce, 2, torch.float32, world_size=4):
         torch.testing.assert_close(flat, _expected(4, torch.float32))
         whole = N * 4
-        # reduce_scatter of all over 2 ranks, then reduce_scatter and all_gather of half over 2, then all_gather of all
+        # reduce_scatter of all over 2 ranks, then reduce_scatter and all_gather of half over 2,
+        # then all_gather of all
         assert sent == {"reduce_scatter": whole // 2 + whole // 4, "all_gather": whole // 4 + whole // 2}
 
 

@@ -105,7 +105,8 @@ def test_some_operations_apart_by_what_was_sent(ranks: Ranks) -> None:
     assert all(name.startswith("all_gather of ") for name in told["summary"])
     assert sum(name.startswith("all_gather of unit 'blocks.") for name in told["summary"]) >= 2
     lines = re.findall(
-        r"^comm op: all_gather of .+ \| time \(ms\): [0-9.]+ \| msg size: .+ \| algbw \(Gbps\): .+ \| busbw \(Gbps\): .+$",
+        r"^comm op: all_gather of .+ \| time \(ms\): [0-9.]+ \| msg size: .+ \| algbw \(Gbps\): .+ "
+        r"\| busbw \(Gbps\): .+$",
         said,
         re.M,
     )
@@ -122,8 +123,8 @@ def test_settings_can_be_changed_and_wrong_ones_are_refused() -> None:
         with pytest.raises(ConfigError) as caught:
             comms_log.configure(prof_ops=["barrier"])
         assert str(caught.value) == (
-            'comm.configure(): comms_logger.prof_ops ["barrier"] is not a list of all_reduce, all_gather, reduce_scatter, '
-            "all_to_all, broadcast, gather"
+            'comm.configure(): comms_logger.prof_ops ["barrier"] is not a list of all_reduce, all_gather, '
+            "reduce_scatter, all_to_all, broadcast, gather"
         )
         with pytest.raises(ConfigError, match="leave it out"):
             comms_log.configure(deepspeed_config={})
@@ -147,8 +148,10 @@ def test_a_table_leaves_out_what_is_not_known() -> None:
     log.add("all_reduce", 0.5, nbytes=1 << 20, bus_bytes=3 << 19)  # three quarters, twice, of four ranks
     log.add("all_reduce", 0.5, nbytes=1 << 20, bus_bytes=3 << 19)
     assert comms_log._table(log.rows()).splitlines()[1:] == [
-        "all_reduce                                        1.00 MiB             2       1000.00       500.000         0.017"
+        "all_reduce                                        1.00 MiB             2       1000.00       "
+        "500.000         0.017"
         "         0.025",
-        "gather                                                   -             1          2.00         2.000             -"
+        "gather                                                   -             1          "
+        "2.00         2.000             -"
         "             -",
     ]

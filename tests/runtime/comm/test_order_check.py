@@ -121,7 +121,10 @@ A, B = ("unit 'a'", 1), ("unit 'b'", 1)
         ),
         (
             ((A,), (("unit 'a'", 2),), (A,)),
-            "rank 1's collective 1 of step 1 was all_gather of unit 'a' (8 bytes), rank 0's was all_gather of unit 'a' (4 bytes)",
+            (
+                "rank 1's collective 1 of step 1 was all_gather of unit 'a' (8 bytes), rank 0's was "
+                "all_gather of unit 'a' (4 bytes)"
+            ),
         ),
     ],
 )
@@ -156,8 +159,8 @@ def test_a_rank_that_went_another_way_and_waits_there_is_named_by_the_others(ran
     first, second, _ = ranks(_apart, world_size=3)
     assert first == second
     assert first.startswith(
-        "rank 2 did other collectives than rank 0 in step 1 and has not come to tell which; rank 0's last were "
-        "all_gather of unit '0': every rank must use the same units"
+        "rank 2 did other collectives than rank 0 in step 1 and has not come to tell which; rank 0's last "
+        "were all_gather of unit '0': every rank must use the same units"
     )
 
 

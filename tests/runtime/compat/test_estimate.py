@@ -33,7 +33,9 @@ needs_deepspeed = pytest.mark.skipif(
 
 @cache
 def theirs(stage: int) -> SimpleNamespace:
-    """The functions of one file of DeepSpeed's that estimate, without the rest of it, which takes seconds to import."""
+    """The functions of one file of DeepSpeed's that estimate, without the rest of it,
+    which takes seconds to import.
+    """
     tree = ast.parse(FILES[stage].read_text())
     tree.body = [
         node

@@ -15,7 +15,8 @@ from tests.runtime.ranks import Ranks
 
 GIB = 2**30
 _LINE = re.compile(
-    r"cpu: in use ([\d.]+) GiB, peak ([\d.]+) GiB, held [\d.]+ GiB, peak held [\d.]+ GiB, host ([\d.]+) GiB \([\d.]+%\)"
+    r"cpu: in use ([\d.]+) GiB, peak ([\d.]+) GiB, held [\d.]+ GiB, peak held [\d.]+ GiB, host "
+    r"([\d.]+) GiB \([\d.]+%\)"
 )
 
 

@@ -44,7 +44,10 @@ def test_the_side_that_is_missing_follows_from_the_others(
             4,
             None,
             2,
-            "train_batch_size 30 is not a multiple of train_micro_batch_size_per_gpu 4 * world_size 2 = 8; 24 and 32 are",
+            (
+                "train_batch_size 30 is not a multiple of train_micro_batch_size_per_gpu 4 * world_size 2 = "
+                "8; 24 and 32 are"
+            ),
         ),
         (
             3,

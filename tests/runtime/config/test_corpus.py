@@ -1,4 +1,6 @@
-"""Configs of the shapes people use. Beside each x.json or x.yaml stands x.txt: all that loading it on 8 ranks gives.
+"""Configs of the shapes people use.
+
+Beside each x.json or x.yaml stands x.txt: all that loading it on 8 ranks gives.
 
 `python tests/runtime/config/test_corpus.py` writes the x.txt anew; the difference is the review.
 """
@@ -38,7 +40,9 @@ def logged() -> Iterator[list[str]]:
 
 
 def outcome(path: Path, *, is_lenient: bool = False) -> str:
-    """What is logged, and the configuration in effect or the message; with the file's name alone for its path."""
+    """What is logged, and the configuration in effect or the message;
+    with the file's name alone for its path.
+    """
     with logged() as lines:
         try:
             lines.append(

@@ -45,7 +45,11 @@ def guide_tables() -> str:
             *table(Fate.UNMET, "key", "what to know"),
             "\n### Refused when on\n",
             *table(Fate.REFUSED, "key", "what may be given", "why, or what instead"),
-            "\nThe other keys of these sections are checked too, but mean nothing while their section is off: "
+            (
+                "\n"
+                "The other keys of these sections are checked too, but mean nothing while "
+                "their section is off: "
+            )
             + ", ".join(f"`{section}`" for section in details)
             + ".\n",
         ]

@@ -1,4 +1,6 @@
-"""Every key of a ds_config with values that nobody means: each gives a config that trains, or a ConfigError that names the key."""
+"""Every key of a ds_config with values that nobody means: each gives a config that trains, or a
+ConfigError that names the key.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ BASE: dict[str, Any] = {
     "zero_optimization": {"stage": 2},
 }
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 3, 2000, 10**400, -(10**400), 0.5, 1e-320, 1e308, math.nan, math.inf, -math.inf,
+    None, True, False, 0, 1, -1, 3, 2000, 10**400, -(10**400), 0.5, 1e-320, 1e308, math.nan, math.inf,
+    -math.inf,
     "", "auto", "none", "cpu", "true", "1", "1e400", "\x00", "a\x1b[31m\n", "\ud800", "x" * 5000,
     [], {}, [[]], [1, "a", None], [1] * 1000, {"enabled": True}, {"": {}}, {"a\nb": {"c": [{}]}},
 )  # fmt: skip

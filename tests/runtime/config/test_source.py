@@ -76,10 +76,13 @@ def test_a_mapping_is_copied_and_stays_as_it_was() -> None:
     ("text", "message"),
     [
         ('{"a": 1, "a": 2}', "PATH: a: given more than once; keep one"),
-        ('{"zero": {"b": [{"c": 1, "c": 1}], "d": 1, "d": 2}}', "PATH: zero.b[0].c, zero.d: given more than once; keep one"),
+        ('{"zero": {"b": [{"c": 1, "c": 1}], "d": 1, "d": 2}}',
+         "PATH: zero.b[0].c, zero.d: given more than once; keep one"),
         ("[1, 2]", "PATH: a config must be one object: { ... }"),
         ("just words", "PATH: a config must be one object: { ... }"),
-        ('{"a": [1, 2}', "PATH:1: Found a punctuator character when expecting a quoteless string (check your syntax); the file must be one JSON object"),
+        ('{"a": [1, 2}',
+         ("PATH:1: Found a punctuator character when expecting a quoteless string (check your syntax); "
+          "the file must be one JSON object")),
         (b"\xff\xfe\x00", "PATH: not a text in UTF-8 (byte 0)"),
         (f'{{"a": {"1" * 5000}}}', "PATH: a number is too large to be read"),
         ('{"a": 1e400}', "PATH: a number is too large to be read"),
@@ -95,15 +98,18 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str | bytes, 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("8", 8), ("-3", -3), ("+3", 3), ("0", 0), ("1e-5", 1e-5), ("1E5", 1e5), ("1.0e-8", 1e-8), (".5", 0.5), ("2.", 2.0),
+        ("8", 8), ("-3", -3), ("+3", 3), ("0", 0), ("1e-5", 1e-5), ("1E5", 1e5), ("1.0e-8", 1e-8),
+        (".5", 0.5), ("2.", 2.0),
         ("true", True), ("False", False), ("null", None), ("~", None), ("", None), (".inf", math.inf),
         # what YAML 1.1 would guess
-        ("yes", "yes"), ("off", "off"), ("010", "010"), ("0x10", "0x10"), ("1_000", "1_000"), ("1:30", "1:30"),
+        ("yes", "yes"), ("off", "off"), ("010", "010"), ("0x10", "0x10"), ("1_000", "1_000"),
+        ("1:30", "1:30"),
         ("2026-01-01", "2026-01-01"), (".", "."), (".e5", ".e5"), ("1e", "1e"), ("e5", "e5"),
         # quoted, or a block
         ('"8"', "8"), ("'true'", "true"), ('""', ""), ("|\n  8", "8"), (">-\n  a\n  b", "a b"),
         # nested
-        ("[0.9, 1e-5]", [0.9, 1e-5]), ("{b: {c: [1, x]}}", {"b": {"c": [1, "x"]}}), ("\n  b: 1 # more", {"b": 1}),
+        ("[0.9, 1e-5]", [0.9, 1e-5]), ("{b: {c: [1, x]}}", {"b": {"c": [1, "x"]}}),
+        ("\n  b: 1 # more", {"b": 1}),
         ("&b {c: 1}\nd: *b", {"c": 1}),
     ],
 )  # fmt: skip
@@ -128,15 +134,26 @@ def test_json_is_yaml_too(tmp_path: Path) -> None:
         ("a: 1\n1: {x: 1}\n1: {}", "PATH: 1: given more than once; keep one"),
         ("- a\n- b", "PATH: a config must be one object: { ... }"),
         ("# nothing yet", "PATH: a config must be one object: { ... }"),
-        ("a: 1\nb: [1, 2\nc: 3", "PATH:3: while parsing a flow sequence, expected ',' or ']', but got ':'; the file must be one YAML mapping"),
-        ("a: 1\n---\na: 2", "PATH:2: expected a single document in the stream, but found another document; the file must be one YAML mapping"),
-        ("a: 1\n\tb: 2", "PATH:2: while scanning for the next token, found character '\\t' that cannot start any token; the file must be one YAML mapping"),
-        ("a: 1\nb: !!python/object:os.system x", "PATH:2: the tag !!python/object:os.system is not read; the file must be one YAML mapping"),
+        ("a: 1\nb: [1, 2\nc: 3",
+         ("PATH:3: while parsing a flow sequence, expected ',' or ']', but got ':'; the file "
+          "must be one YAML mapping")),
+        ("a: 1\n---\na: 2",
+         ("PATH:2: expected a single document in the stream, but found another document; the file must be "
+          "one YAML mapping")),
+        ("a: 1\n\tb: 2",
+         ("PATH:2: while scanning for the next token, found character '\\t' that cannot start any token; "
+          "the file must be one YAML mapping")),
+        ("a: 1\nb: !!python/object:os.system x",
+         "PATH:2: the tag !!python/object:os.system is not read; the file must be one YAML mapping"),
         ("a: 1\n? [b]\n: 2", "PATH:2: a key is not a word; the file must be one YAML mapping"),
-        ("a: \x01", 'PATH: unacceptable character #x0001: special characters are not allowed in "<unicode string>", position 3; the file must be one YAML mapping'),
+        ("a: \x01",
+         ('PATH: unacceptable character #x0001: special characters are not allowed in "<unicode string>", '
+          'position 3; the file must be one YAML mapping')),
         (f"a: {'1' * 5000}", "PATH: a number is too large to be read"),
         ("a: &a [*a]", "PATH: objects or lists stand too deep inside each other"),
-        (BOMB, "PATH:1: with its aliases written out it has more than 100000 values; write fewer aliases; the file must be one YAML mapping"),
+        (BOMB,
+         ("PATH:1: with its aliases written out it has more than 100000 values; write fewer aliases; the "
+          "file must be one YAML mapping")),
         (f"a: {'[' * 2_000}", "PATH: objects or lists stand too deep inside each other"),
     ],
 )  # fmt: skip
@@ -152,8 +169,12 @@ def test_a_yaml_file_that_is_no_config_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": "x\x01y"}', r"PATH:1: a text holds a control character as it is; write \u0001 in its place; the file must be one JSON object"),
-        ('{"a\n": 1}', r"PATH:2: a text holds a control character as it is; write \n in its place; the file must be one JSON object"),
+        ('{"a": "x\x01y"}',
+         (r"PATH:1: a text holds a control character as it is; write \u0001 in its place; the file must "
+          r"be one JSON object")),
+        ('{"a\n": 1}',
+         (r"PATH:2: a text holds a control character as it is; write \n in its place; the file must be "
+          r"one JSON object")),
         (r'{"a": "\q"}', r'PATH:1: Invalid \X escape sequence "q"; the file must be one JSON object'),
     ],
 )  # fmt: skip
@@ -176,8 +197,10 @@ def test_lists_without_end_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("absent.json", "absent.json: no such file; give the path of a ds_config, a dict, or base64 of a JSON object"),
-        ("bm8gY29uZmln", "bm8gY29uZmln: no such file; give the path of a ds_config, a dict, or base64 of a JSON object"),
+        ("absent.json",
+         "absent.json: no such file; give the path of a ds_config, a dict, or base64 of a JSON object"),
+        ("bm8gY29uZmln",
+         "bm8gY29uZmln: no such file; give the path of a ds_config, a dict, or base64 of a JSON object"),
         (Path("absent.json"), "absent.json: cannot be read: No such file or directory"),
         ("/", "/: cannot be read: Is a directory"),
         (7, "a config of type int: must be a path, a dict, or a base64 text"),

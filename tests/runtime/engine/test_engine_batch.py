@@ -74,7 +74,9 @@ def test_each_way_to_accumulate_gives_the_same_bits(ranks: Ranks, stage: int) ->
 
 
 def _gradients_by_hand(rank: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """What autograd.grad() returns, what a backward through recomputation leaves, and what is right for a plain model."""
+    """What autograd.grad() returns, what a backward through recomputation leaves,
+    and what is right for a plain model.
+    """
     engine = _engine(gradient_accumulation_steps=2)
     params = list(engine.module.parameters())
     own = batch(0)

@@ -1,4 +1,5 @@
-"""The engine's public surface, pinned, and beside DeepSpeed's: every name of theirs is here, or says what to do instead.
+"""The engine's public surface, pinned, and beside DeepSpeed's: every name of theirs is here,
+or says what to do instead.
 
 `python tests/runtime/engine/test_engine_surface.py` writes the table of docs/train/engine.md anew.
 """
@@ -126,7 +127,8 @@ def _fixed(rank: int) -> list[str]:
 def test_an_attribute_that_programs_set_and_that_has_one_value_here_refuses_others(ranks: Ranks) -> None:
     average, allreduce = ranks(_fixed, world_size=1)[0]
     assert average == (
-        "engine.gradient_average = False: is always True here; for a sum over the ranks, multiply the loss by engine.world_size"
+        "engine.gradient_average = False: is always True here; for a sum over the ranks, multiply the loss "
+        "by engine.world_size"
     )
     assert allreduce.startswith("engine.enable_backward_allreduce = False: is always True here; ")
 

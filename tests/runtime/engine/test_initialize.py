@@ -73,7 +73,9 @@ def test_a_mistake_in_the_config_ends_the_program_with_one_line_and_code_2() -> 
     ("ending", "is_left"), [("", False), ("raise dslaunch.ConfigError", False), ("1 / 0", True)]
 )
 def test_a_group_that_we_made_ends_before_the_interpreter_does(ending: str, is_left: bool) -> None:
-    """Else gloo's threads may end the process with SIGABRT; an unexpected error does not wait for other ranks."""
+    """Else gloo's threads may end the process with SIGABRT; an unexpected error does not
+    wait for other ranks.
+    """
     done = _run_script(
         "import atexit, torch.distributed as dist, dslaunch\n"
         "atexit.register(lambda: print(dist.is_initialized()))\n"
@@ -208,8 +210,11 @@ def test_a_timeout_is_a_timedelta_above_0(timeout: Any) -> None:
 @pytest.mark.parametrize(("argument", "seconds"), [("", 120), ("timeout=timedelta(seconds=7)", 7)])
 def test_a_timeout_that_is_given_goes_before_the_environments(argument: str, seconds: int) -> None:
     done = _run_script(
-        "import dslaunch\nfrom datetime import timedelta\nfrom dslaunch.runtime.comm.process_group import group_timeout\n"
-        f"dslaunch.init_distributed({argument})\nprint(group_timeout().total_seconds())",
+        "import dslaunch\n"
+        "from datetime import timedelta\n"
+        "from dslaunch.runtime.comm.process_group import group_timeout\n"
+        f"dslaunch.init_distributed({argument})\n"
+        "print(group_timeout().total_seconds())",
         environ={"DEEPSPEED_TIMEOUT": "2"},
     )
     assert (done.stdout, done.stderr) == (f"{seconds}.0\n", "")

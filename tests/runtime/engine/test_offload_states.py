@@ -1,4 +1,6 @@
-"""engine.offload_states(): memory that is really given up, the same tensors with the same bits afterwards, refusals between."""
+"""engine.offload_states(): memory that is really given up, the same tensors with the same bits
+afterwards, refusals between.
+"""
 
 from __future__ import annotations
 

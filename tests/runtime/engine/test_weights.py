@@ -20,7 +20,9 @@ STAGES = (0, 1, 2, 3)
 
 
 class Tied(nn.Module):
-    """Tied ends, a frozen layer, a persistent and another buffer, an integer parameter: all that a state_dict can hold."""
+    """Tied ends, a frozen layer, a persistent and another buffer, an integer parameter: all that a
+    state_dict can hold.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""What monitors hold after a run, read back from the files that they leave; and the lines of the throughput."""
+"""What monitors hold after a run, read back from the files that they leave;
+and the lines of the throughput.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ def test_the_engine_writes_loss_lr_scale_and_times_over_samples(ranks: Ranks, tm
         ["step", "lr"],
         *([str(12 * step), str(lr)] for step, lr in ((1, 0.0), (2, 0.0025), (3, 0.005))),
     ]
-    # As with DeepSpeed it is doubled first in the third step for a window of two; the value after the step is written.
+    # As with DeepSpeed it is doubled first in the third step for a window of two;
+    # the value after the step is written.
     assert found["Train_Samples_loss_scale.csv"][0] == ["step", "loss_scale"]
     assert [row[1] for row in found["Train_Samples_loss_scale.csv"][1:]] == ["16.0", "16.0", "32.0"]
     head, *rows = found["Train_Samples_train_loss.csv"]
@@ -211,7 +214,8 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     with pytest.raises(ConfigError) as caught:
         make(**{package: model(enabled=True)})
     assert str(caught.value) == (
-        f"{package}.enabled true needs the package {package}, which is not installed; run: pip install {package}"
+        f"{package}.enabled true needs the package {package}, which is not installed; run: "
+        f"pip install {package}"
     )
 
 
@@ -220,8 +224,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make(csv_monitor=CsvConfig(enabled=True, output_path=str(tmp_path / "file"), job_name="job"))
     assert str(caught.value) == (
-        f"csv_monitor.output_path '{tmp_path}/file': {tmp_path}/file/job cannot be made a folder: Not a directory; "
-        "give another one"
+        f"csv_monitor.output_path '{tmp_path}/file': {tmp_path}/file/job cannot be made a folder: Not a "
+        "directory; give another one"
     )
 
 

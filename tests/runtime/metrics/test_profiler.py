@@ -130,7 +130,7 @@ Sequential(124 = 100% Params, 330 MACs = 100% MACs, T = P latency, R FLOPS)
   (1): Tanh(0 = 0% Params, 0 MACs = 0% MACs, T = P latency, R FLOPS)
   (2): Linear(44 = 35.48% Params, 120 MACs = 36.36% MACs, T = P latency, R FLOPS, in_features=10, out_features=4, bias=True)
 -- end of the profile --
-"""
+"""  # noqa: E501 - as it is printed
 
 
 def test_a_profile_is_printed_whole() -> None:
@@ -150,7 +150,9 @@ def test_depth_and_details_can_be_cut() -> None:
 
 
 def test_a_shared_module_a_nested_call_and_an_ignored_type() -> None:
-    """A module that is called twice counts both; one inside itself counts once; an ignored one belongs to who calls it."""
+    """A module that is called twice counts both; one inside itself counts once;
+    an ignored one belongs to who calls it.
+    """
 
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -1,9 +1,11 @@
-"""The most bytes that training holds at one time, on the device and in host memory apart, found by looking at every storage.
+"""The most bytes that training holds at one time, on the device and in host memory apart,
+found by looking at every storage.
 
-Both are the CPU's here, so nothing about a storage says which of the two it is for. What the engine has put into host memory is found by walking
-its objects: masters, states, shards of parameters and of gradients that its plan places there, all memory that files are read into, and
-what an optimizer step has on its way between the two. Whatever else is alive is the device's: parameters, flat buffers, activations, what a
-collective needs, and what the test itself has made since the census began.
+Both are the CPU's here, so nothing about a storage says which of the two it is for. What the engine has put
+into host memory is found by walking its objects: masters, states, shards of parameters and of gradients that
+its plan places there, all memory that files are read into, and what an optimizer step has on its way between
+the two. Whatever else is alive is the device's: parameters, flat buffers, activations, what a collective
+needs, and what the test itself has made since the census began.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Census(TorchDispatchMode):
     def watch(self, engine: Any, *, allowed: float = inf) -> None:
         """Begin to tell apart, and to keep the most.
 
-        gloo's threads let go of a finished collective's tensors a moment late: more than `allowed` on the device is looked at again.
+        gloo's threads let go of a finished collective's tensors a moment late: more than `allowed` on the
+        device is looked at again.
         """
         self._engine = weakref.ref(engine)
         self._allowed = allowed

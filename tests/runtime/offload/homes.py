@@ -1,4 +1,6 @@
-"""Engines whose values are away between their uses, and whose bits must be those of an engine that has them at home."""
+"""Engines whose values are away between their uses, and whose bits must be those of an engine
+that has them at home.
+"""
 
 from __future__ import annotations
 

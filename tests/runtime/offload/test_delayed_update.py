@@ -35,8 +35,9 @@ OPTIMIZERS: dict[str, Any] = {
     "AdamW": {"type": "AdamW", "params": {"lr": LR, "weight_decay": WEIGHT_DECAY}},
     "SGD": {"type": "SGD", "params": {"lr": LR, "momentum": MOMENTUM}},
 }
-# Float32 against float64. SGD adds up errors of gradients, times lr and 1 / (1 - momentum). AdamW divides a gradient by its own size,
-# so that an error of 2^-24 in one that nearly cancels out becomes one of up to lr: as FP32_DRIFT of test_stages. Seen: 2.4e-7 of both
+# Float32 against float64. SGD adds up errors of gradients, times lr and 1 / (1 - momentum). AdamW divides a
+# gradient by its own size, so that an error of 2^-24 in one that nearly cancels out becomes one of up to lr:
+# as FP32_DRIFT of test_stages. Seen: 2.4e-7 of both
 DRIFT = {"SGD": 1e-6, "AdamW": 1e-5}
 MATTERS = 1e-3  # what the delay changes is more than this
 

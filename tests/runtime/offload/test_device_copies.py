@@ -1,4 +1,7 @@
-"""Whose memory is held until a copy from it is there. Copies on a GPU's stream are not tested here: these arrivals only say what theirs would."""
+"""Whose memory is held until a copy from it is there.
+
+Copies on a GPU's stream are not tested here: these arrivals only say what theirs would.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What lies on a local disk: how much memory it saves, what the disk may do wrong, and what a killed run leaves."""
+"""What lies on a local disk: how much memory it saves, what the disk may do wrong,
+and what a killed run leaves.
+"""
 
 from __future__ import annotations
 

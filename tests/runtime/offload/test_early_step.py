@@ -1,4 +1,6 @@
-"""The step during backward (super_offload): the bits of a run without it, whatever happens between backward and step."""
+"""The step during backward (super_offload): the bits of a run without it, whatever happens between
+backward and step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The bytes that training holds at most, on the device, in host memory and on a disk, are the formula's; and the guide says the formula.
+"""The bytes that training holds at most, on the device, in host memory and on a disk, are the formula's; and
+the guide says the formula.
 
 How the two memories are told apart on a machine that has one is said in census.py.
 """

@@ -1,4 +1,7 @@
-"""Freed host memory stays in the process of an engine on CPUs. Each case in a process of its own, as it is for good."""
+"""Freed host memory stays in the process of an engine on CPUs.
+
+Each case in a process of its own, as it is for good.
+"""
 
 from __future__ import annotations
 

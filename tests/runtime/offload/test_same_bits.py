@@ -1,4 +1,6 @@
-"""Parameters and optimizer states in host memory or on a disk: the same training, bit for bit, wherever they lie."""
+"""Parameters and optimizer states in host memory or on a disk: the same training, bit for bit,
+wherever they lie.
+"""
 
 from __future__ import annotations
 

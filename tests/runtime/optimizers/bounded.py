@@ -12,7 +12,8 @@ from torch import Tensor
 
 ROUNDING = 2.0**-24  # half a unit in the last place of float32
 UNDERFLOW = 2.0**-149  # and what is lost below its normal numbers
-# The formula may be written another way: a factor taken out, a quotient turned round. Twice as many operations, at most.
+# The formula may be written another way: a factor taken out, a quotient turned round. Twice as many
+# operations, at most.
 OTHER_ORDER = 2.0
 
 
@@ -53,7 +54,9 @@ class Bounded:
         return _rounded(root, torch.minimum(error, self.error.sqrt()))
 
     def check(self, actual: Tensor, *, unit: float = 0.0) -> None:
-        """Every element lies within its bound; `unit` is the half unit in the last place of a dtype it was rounded to."""
+        """Every element lies within its bound; `unit` is the half unit in the last place of a dtype
+        it was rounded to.
+        """
         difference = (actual.detach().double() - self.value).abs()
         allowed = self.error + unit * (self.value.abs() + self.error) + (2.0**-25 if unit else 0.0)
         assert bool((difference <= allowed).all()), f"{(difference / allowed).max()} of what is allowed"

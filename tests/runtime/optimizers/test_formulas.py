@@ -1,4 +1,6 @@
-"""Each optimizer of dslaunch.ops over 20 steps: every element against the formula in float64, and against torch's."""
+"""Each optimizer of dslaunch.ops over 20 steps: every element against the formula in float64,
+and against torch's.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ STEPS = 20
 SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 3, 4), (33, 17)]
 UNITS = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
-# Two float32 programs of one formula, 20 steps of at most lr each beside parameters up to 4: each rounds p once or twice and
-# the step about 8 times. Counted: 20 * (2 * 4 + 8 * 0.05) * 2^-24.
+# Two float32 programs of one formula, 20 steps of at most lr each beside parameters up to 4: each rounds p
+# once or twice and the step about 8 times. Counted: 20 * (2 * 4 + 8 * 0.05) * 2^-24.
 TORCH_DRIFT = 20 * (2 * 4 + 8 * 0.05) * 2.0**-24
 
 ADAM = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}

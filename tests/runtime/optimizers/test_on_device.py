@@ -1,4 +1,6 @@
-"""Which kernels update parameters on a GPU: ours on torch's current stream, torch's where ours cannot be had."""
+"""Which kernels update parameters on a GPU: ours on torch's current stream,
+torch's where ours cannot be had.
+"""
 
 from __future__ import annotations
 
@@ -68,5 +70,8 @@ def test_rocm_keeps_torchs_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert not step_on_device(lambda shards, **_: pytest.fail("launched"), [], device=DEVICE)
     assert caplog.messages == [
-        "torch's own kernels update the parameters: the kernels of dslaunch are for CUDA, and this torch is for ROCm"
+        (
+            "torch's own kernels update the parameters: the kernels of dslaunch are for CUDA, and this torch "
+            "is for ROCm"
+        )
     ]

@@ -1,4 +1,6 @@
-"""Every formula over flat arrays in two ways: our kernels in host memory, and torch's operations, which a GPU gets."""
+"""Every formula over flat arrays in two ways: our kernels in host memory,
+and torch's operations, which a GPU gets.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def _run(
     *,
     kind: type[Tensor] = Tensor,
 ) -> FlatArrays:
-    """Two groups over a padded shard, the gradient in two pieces, scaled; `dtype`: of a copy, and of the gradients."""
+    """Two groups over a padded shard, the gradient in two pieces, scaled; `dtype`: of a copy,
+    and of the gradients.
+    """
     groups = [{**group, "lr": 0.1}, {**group, "lr": 0.02, "weight_decay": 0.0}]
     param, states = _normal(0), {name: torch.zeros(N) for name in formula.names_for(groups)}
     joint = JOINT if formula.is_elementwise else CUT  # else every run has its gradient in one piece

@@ -1,4 +1,5 @@
-"""Each row of the registry, whatever the optimizer: its names, its fields, and that all ways to do its step agree.
+"""Each row of the registry, whatever the optimizer: its names, its fields,
+and that all ways to do its step agree.
 
 A new optimizer is tested here by its row, and by its segment in tests/kernels/optimizers.py.
 """
@@ -184,7 +185,12 @@ def test_a_ds_config_names_it_and_an_engine_steps_it(ranks: Ranks) -> None:
 
 def test_a_state_that_is_not_there_is_refused_where_it_is_needed() -> None:
     formula = next(one for row in OPTIMIZERS for one in row.load("FORMULAS") if one.kernel is not SGD)
-    run = Run(offset=0, numel=N, group={"betas": (0.9, 0.99), "lr": 0.1, "eps": 1e-8, "weight_decay": 0.0}, step=1)  # fmt: skip
+    run = Run(
+        offset=0,
+        numel=N,
+        group={("betas"): (0.9, 0.99), ("lr"): 0.1, ("eps"): 1e-8, ("weight_decay"): 0.0},
+        step=1,
+    )
     arrays = FlatArrays(param=normal(0), grads=((0, normal(1)),), states={}, runs=(run,))
     with pytest.raises(TypeError, match=r"shards\[0\].exp_avg: a NoneType gives no access"):
         formula.update([arrays])

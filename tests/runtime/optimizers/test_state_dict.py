@@ -229,7 +229,10 @@ def test_hooks_see_and_change_what_is_loaded() -> None:
         (lambda p: torch.optim.AdamW(p, maximize=True), "group 0 of the state_dict has maximize=True"),
         (
             lambda p: torch.optim.RMSprop(p),
-            "the state_dict has step, square_avg of parameter 0, without exp_avg and exp_avg_sq; it is another optimizer's",
+            (
+                "the state_dict has step, square_avg of parameter 0, without exp_avg and exp_avg_sq; it "
+                "is another optimizer's"
+            ),
         ),
     ],
 )

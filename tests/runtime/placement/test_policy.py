@@ -37,7 +37,8 @@ def test_other_stages_do_not_exist(stage: int) -> None:
         policy_for_stage(stage)
 
 
-# The table of the ZeRO paper (arXiv 1910.02054, table 1): GB per rank for 7.5 billion parameters with 16-bit Adam.
+# The table of the ZeRO paper (arXiv 1910.02054, table 1): GB per rank for 7.5 billion
+# parameters with 16-bit Adam.
 @pytest.mark.parametrize(
     ("num_ranks", "stage_1", "stage_2", "stage_3"),
     [
@@ -104,7 +105,10 @@ def test_no_other_file_of_the_runtime_asks_for_a_stage() -> None:
             2,
             None,
             4,
-            "zero_optimization.zero_hpz_partition_size 4 says how many ranks share parameters, and at stage 2 every rank has",
+            (
+                "zero_optimization.zero_hpz_partition_size 4 says how many ranks share parameters, and at "
+                "stage 2 every rank has"
+            ),
         ),
     ],
 )

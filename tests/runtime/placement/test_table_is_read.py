@@ -1,4 +1,6 @@
-"""Every column of the stage table decides something: one is turned over in a copy of the table, and memory or wire change with it."""
+"""Every column of the stage table decides something: one is turned over in a copy of the table, and memory
+or wire change with it.
+"""
 
 from __future__ import annotations
 

@@ -32,14 +32,18 @@ from tests.runtime.models import (
 from tests.runtime.ranks import Ranks
 
 DRIFT = 1e-6  # two ranks add their gradients in another order; ten steps. Seen: 2.4e-7
-# A step as long as the parameter, whichever way the gradient points: differences of rounding are multiplied by 1 / |grad|.
+# A step as long as the parameter, whichever way the gradient points:
+# differences of rounding are multiplied by 1 / |grad|.
 STEEP_DRIFT = 2e-5  # Seen: 6e-6
-# Newton-Schulz in bfloat16: its input may round to the next number. lr times a few units in the last place. Seen: 1e-3
+# Newton-Schulz in bfloat16: its input may round to the next number. lr times a few units in the
+# last place. Seen: 1e-3
 MUON_DRIFT = 4e-3
 
 
 class Halving(torch.optim.Optimizer):
-    """Shortens a parameter's step by the largest element of all its gradients: it must see whole parameters."""
+    """Shortens a parameter's step by the largest element of all its gradients:
+    it must see whole parameters.
+    """
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "calls": 0})
@@ -101,8 +105,8 @@ def _train(rank: int, name: str) -> list[dict[str, Tensor]]:
     return trained_at((0, 1, 2, 3), {**ELEMENTWISE, **WHOLE}[name])
 
 
-# Of those that are stepped element by element, one with each kind of state: none, tensors, tensors that do not begin as zeros, and
-# numbers that the optimizer changes itself.
+# Of those that are stepped element by element, one with each kind of state: none, tensors, tensors that do
+# not begin as zeros, and numbers that the optimizer changes itself.
 FEW = ("SGD plain", "Adam amsgrad", "Adagrad", "NAdam", "ASGD", *WHOLE)
 
 

@@ -56,25 +56,38 @@ TRACES = [
     # printed by DeepSpeed
     ("WarmupLR", {**LINEAR5, "warmup_max_lr": 1}, [0, 0, 0.2, 0.4, 0.6, 0.8, 1, 1]),
     ("WarmupLR", {**LOG5, "warmup_max_lr": 1}, [0, 0, 0.43068, 0.68261, 0.86135, 1, 1]),
-    ("WarmupDecayLR", {**LINEAR5, "warmup_max_lr": 1, "total_num_steps": 10}, [0, 0, 0.2, 0.4, 0.6, 0.8, 1, 0.8, 0.6, 0.4, 0.2, 0, 0]),
-    ("WarmupCosineLR", {**LINEAR5, "total_num_steps": 10}, [0, 0, 0.2, 0.4, 0.6, 0.8, 0.90452, 0.65454, 0.34556, 0.09558, 1e-4, 1e-4]),
+    ("WarmupDecayLR", {**LINEAR5, "warmup_max_lr": 1, "total_num_steps": 10},
+     [0, 0, 0.2, 0.4, 0.6, 0.8, 1, 0.8, 0.6, 0.4, 0.2, 0, 0]),
+    ("WarmupCosineLR", {**LINEAR5, "total_num_steps": 10},
+     [0, 0, 0.2, 0.4, 0.6, 0.8, 0.90452, 0.65454, 0.34556, 0.09558, 1e-4, 1e-4]),
     ("OneCycle", {**CYCLE4}, [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1]),
-    ("OneCycle", {**CYCLE4, "decay_lr_rate": 1, "decay_step_size": 2}, [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1, 0.06667, 0.05, 0.04, 0.03333]),
+    ("OneCycle", {**CYCLE4, "decay_lr_rate": 1, "decay_step_size": 2},
+     [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1, 0.06667, 0.05, 0.04, 0.03333]),
     ("OneCycle", {**CYCLE4, "cycle_second_step_size": 0}, [0.1, 0.325, 0.55, 0.775, 0.1, 0.1]),
-    ("OneCycle", {**CYCLE4, "cycle_second_step_size": 0, "decay_lr_rate": 1, "decay_step_size": 2}, [0.1, 0.325, 0.55, 0.775, 0.1, 0.06667, 0.05]),
+    ("OneCycle", {**CYCLE4, "cycle_second_step_size": 0, "decay_lr_rate": 1, "decay_step_size": 2},
+     [0.1, 0.325, 0.55, 0.775, 0.1, 0.06667, 0.05]),
     # from the formulas
-    ("WarmupLR", {"warmup_min_lr": 0.5, "warmup_max_lr": 1, "warmup_num_steps": 2, "warmup_type": "linear"}, [0.5, 0.5, 0.75, 1, 1]),
+    ("WarmupLR", {"warmup_min_lr": 0.5, "warmup_max_lr": 1, "warmup_num_steps": 2, "warmup_type": "linear"},
+     [0.5, 0.5, 0.75, 1, 1]),
     ("WarmupLR", {"warmup_max_lr": 1, "warmup_num_steps": 1}, [0, 0, 1, 1]),  # 1 counts as 2
-    ("WarmupLR", {"warmup_max_lr": 1, "warmup_num_steps": 4}, [0, 0, 0.5, math.log(3, 4), 1]),  # log is the default
+    # log is the default
+    ("WarmupLR", {"warmup_max_lr": 1, "warmup_num_steps": 4}, [0, 0, 0.5, math.log(3, 4), 1]),
     ("WarmupDecayLR", {"total_num_steps": 4, "warmup_num_steps": 2}, [0, 0, 0.001, 0.001, 0.0005, 0, 0]),
-    ("WarmupCosineLR", {**LINEAR5, "total_num_steps": 7, "warmup_min_ratio": 0.5, "cos_min_ratio": 0}, [0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.5, 0, 0]),
+    ("WarmupCosineLR", {**LINEAR5, "total_num_steps": 7, "warmup_min_ratio": 0.5, "cos_min_ratio": 0},
+     [0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.5, 0, 0]),
     ("OneCycle", {**CYCLE4, "cycle_second_step_size": 2}, [0.1, 0.325, 0.55, 0.775, 1, 0.55, 0.1, 0.1, 0.1]),
-    ("OneCycle", {**CYCLE4, "decay_lr_rate": 1}, [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1, 0.1, 0.1]),  # decay_step_size 0: no decay
+    # decay_step_size 0: no decay
+    ("OneCycle", {**CYCLE4, "decay_lr_rate": 1},
+     [0.1, 0.325, 0.55, 0.775, 1, 0.775, 0.55, 0.325, 0.1, 0.1, 0.1]),
     ("OneCycle", {**CYCLE4, "cycle_first_stair_count": 2}, [0.1, 0.1, 0.55, 0.55, 1, 0.55, 0.55, 0.1, 0.1]),
-    ("OneCycle", {**CYCLE4, "cycle_first_stair_count": 2, "cycle_second_stair_count": 0}, [0.1, 0.1, 0.55, 0.55, 1, 0.775, 0.55, 0.325, 0.1]),
+    ("OneCycle", {**CYCLE4, "cycle_first_stair_count": 2, "cycle_second_stair_count": 0},
+     [0.1, 0.1, 0.55, 0.55, 1, 0.775, 0.55, 0.325, 0.1]),
     ("LRRangeTest", {"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 2}, [0.1, 0.15, 0.2, 0.25, 0.3]),
-    ("LRRangeTest", {"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 2, "lr_range_test_staircase": True}, [0.1, 0.1, 0.2, 0.2, 0.3]),
-    ("LRRangeTest", {"lr_range_test_min_lr": 1, "lr_range_test_step_size": 1, "lr_range_test_step_rate": 5}, [1, 6, 11]),
+    ("LRRangeTest",
+     {"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 2, "lr_range_test_staircase": True},
+     [0.1, 0.1, 0.2, 0.2, 0.3]),
+    ("LRRangeTest", {"lr_range_test_min_lr": 1, "lr_range_test_step_size": 1, "lr_range_test_step_rate": 5},
+     [1, 6, 11]),
 ]  # fmt: skip
 
 
@@ -248,7 +261,10 @@ def test_one_cycle_says_that_an_optimizer_has_no_betas(caplog: pytest.LogCapture
 def test_a_warm_up_that_outlasts_training_is_said(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     make(kind, {"total_num_steps": 10}, make_optimizer())
     assert caplog.messages == [
-        "scheduler.params.total_num_steps 10 is below warmup_num_steps 1000: the warm-up lasts longer than training"
+        (
+            "scheduler.params.total_num_steps 10 is below warmup_num_steps 1000: the warm-up lasts "
+            "longer than training"
+        )
     ]
 
 
@@ -272,14 +288,14 @@ def test_a_scheduler_of_torch_is_that_of_torch() -> None:
         (
             "WarmupLR",
             {"warmup_min_lr": [0, 0, 0]},
-            "scheduler.params.warmup_min_lr [0.0, 0.0, 0.0] has 3 numbers, the optimizer has 2 parameter groups; "
-            "write one number, or one for each group",
+            "scheduler.params.warmup_min_lr [0.0, 0.0, 0.0] has 3 numbers, the optimizer has 2 parameter "
+            "groups; write one number, or one for each group",
         ),
         (
             "LRRangeTest",
             {"lr_range_test_min_lr": [1]},
-            "scheduler.params.lr_range_test_min_lr [1.0] has 1 numbers, the optimizer has 2 parameter groups; "
-            "write one number, or one for each group",
+            "scheduler.params.lr_range_test_min_lr [1.0] has 1 numbers, the optimizer has 2 parameter "
+            "groups; write one number, or one for each group",
         ),
         (
             "StepLR",

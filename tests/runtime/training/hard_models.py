@@ -1,4 +1,7 @@
-"""Models that use their parameters in every way that real ones do. All take [batch, 8] and give a loss of the batch."""
+"""Models that use their parameters in every way that real ones do.
+
+All take [batch, 8] and give a loss of the batch.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +220,9 @@ class CheckpointOverSeveral(Model):
 
 
 class CheckpointOverParts(Model):
-    """What is computed again are modules of a container, which is never called itself; the last one once without that."""
+    """What is computed again are modules of a container, which is never called itself;
+    the last one once without that.
+    """
 
     options: dict[str, Any] = {"use_reentrant": False}  # noqa: RUF012
 
@@ -253,7 +258,9 @@ class SelectiveCheckpoint(CheckpointOverSeveral):
 
 
 class ParameterAsArgument(Model):
-    """What is computed again saves another unit's parameter, and has used three more units before its turn comes."""
+    """What is computed again saves another unit's parameter, and has used three more units
+    before its turn comes.
+    """
 
     def __init__(self) -> None:
         super().__init__()

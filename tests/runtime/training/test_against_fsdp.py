@@ -1,4 +1,6 @@
-"""An oracle that is not ours: torch's fully_shard trains the same model on the same data, with the same losses as stage 3."""
+"""An oracle that is not ours: torch's fully_shard trains the same model on the same data, with the same
+losses as stage 3.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.runtime.ranks import Ranks
 
 STEPS = 10
 CLIPPING = 0.05  # below the norm of every step's gradients
-TOLERANCE = 1e-5  # float32 sums in another order, and ten AdamW steps that may enlarge what they round. Seen: 3e-8, and 3e-7 of the norms
+# float32 sums in another order, and ten AdamW steps that may enlarge what they round. Seen: 3e-8,
+# and 3e-7 of the norms
+TOLERANCE = 1e-5
 
 
 def _train_with_fully_shard(rank: int) -> tuple[list[float], list[float]]:

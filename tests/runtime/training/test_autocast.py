@@ -1,4 +1,6 @@
-"""torch_autocast: float32 parameters, gradients and averages, and a forward in 16 bits, as plain torch.autocast computes it."""
+"""torch_autocast: float32 parameters, gradients and averages, and a forward in 16 bits, as plain
+torch.autocast computes it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ STEPS = 4
 SHRINK = 1e-3  # of the loss: 2^16 times a gradient of 1 is more than float16 holds
 LR = 0.05 / SHRINK
 SGD = {"type": "SGD", "params": {"lr": LR}}
-# One rank computes what plain torch does in the same process. What two add up differs in the last bit, and then what is rounded
-# to 16 bits may go the other way. Seen: 2e-4 and 4e-5.
+# One rank computes what plain torch does in the same process. What two add up differs in the last bit, and
+# then what is rounded to 16 bits may go the other way. Seen: 2e-4 and 4e-5.
 DRIFT = {("bfloat16", 1): 1e-6, ("float16", 1): 1e-6, ("bfloat16", 2): 2.0**-11, ("float16", 2): 2.0**-14}
 
 

@@ -1,4 +1,6 @@
-"""engine.coalesce_grad_reduction() and allreduce_gradients(): when gradients travel, and that nothing else changes."""
+"""engine.coalesce_grad_reduction() and allreduce_gradients(): when gradients travel,
+and that nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def test_what_needs_averages_is_refused_inside(ranks: Ranks, stage: int) -> None
 
 
 def _averaged(rank: int, stage: int) -> tuple[list[Tensor | None], dict[str, Tensor], list[float | None]]:
-    """p.grad after allreduce_gradients(), and what the step makes of it, beside an engine that was not asked."""
+    """p.grad after allreduce_gradients(), and what the step makes of it,
+    beside an engine that was not asked.
+    """
     engines = [_engine(stage), _engine(stage)]
     for is_asked, engine in zip((True, False), engines, strict=True):
         for number, micro in enumerate(_parts(engine, 0)):

@@ -1,4 +1,6 @@
-"""engine.compile(): the whole model where ranks hold all parameters, each block's forward where they do not."""
+"""engine.compile(): the whole model where ranks hold all parameters,
+each block's forward where they do not.
+"""
 
 from __future__ import annotations
 

@@ -303,7 +303,10 @@ def _together(parts: list[Batches]) -> Batches:
 def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_with_the_next_batch(
     ranks: Ranks, tmp_path: Path, reads: int, num_workers: int
 ) -> None:
-    """Nine steps of 12 samples are two epochs of 50 and a bit. Saved in the second one, read by as many ranks, or by one."""
+    """Nine steps of 12 samples are two epochs of 50 and a bit.
+
+    Saved in the second one, read by as many ranks, or by one.
+    """
     arguments = (str(tmp_path), num_workers)
     whole = ranks(_steps, *arguments, False, 9, 6, world_size=2)
     later = ranks(_steps, *arguments, True, 9, -1, world_size=reads)

@@ -1,4 +1,6 @@
-"""data_types and communication_data_type: in which dtype gradients are added up and sent, and what buffers become."""
+"""data_types and communication_data_type: in which dtype gradients are added up and sent,
+and what buffers become.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ NUM_MICRO_BATCHES = 64
 
 
 class OneNumber(nn.Module):
-    """Its gradient is the input: 1 for the first micro batch, then so little that bfloat16 drops it from the sum."""
+    """Its gradient is the input: 1 for the first micro batch, then so little that bfloat16
+    drops it from the sum.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +88,9 @@ def test_sums_of_float16_are_as_exact_as_that_where_gradients_are_sharded(
 
 
 def _summed_for_deepspeed(rank: int) -> bool:
-    """At stage 1 gradients are added up as the model has them, and a program for DeepSpeed is not stopped for that."""
+    """At stage 1 gradients are added up as the model has them, and a program for DeepSpeed is
+    not stopped for that.
+    """
     masters = []
     for sums in ("bf16", None):
         engine, *_ = dslaunch.initialize(

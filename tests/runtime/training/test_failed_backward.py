@@ -1,4 +1,6 @@
-"""A job under `dslaunch` in which the backward of one rank raises, while the other waits for it in a collective."""
+"""A job under `dslaunch` in which the backward of one rank raises, while the other waits for
+it in a collective.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Training in float16: the loss is scaled, the gradients are unscaled by the same number, and bad steps change nothing."""
+"""Training in float16: the loss is scaled, the gradients are unscaled by the same number,
+and bad steps change nothing.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ def test_each_rank_holds_its_group_s_share(
 
 
 def test_parameters_stay_in_the_group_while_the_model_computes(ranks: Ranks) -> None:
-    """Psi elements: each gather brings half of a unit, and after the step the two groups exchange a quarter."""
+    """Psi elements: each gather brings half of a unit, and after the step the two groups
+    exchange a quarter.
+    """
     sent = {
         name: ranks(_shares, 3, zero, False, world_size=4)[0][1] for name, zero in (("hpz", HPZ), ("all", {}))
     }

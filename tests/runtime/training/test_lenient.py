@@ -1,4 +1,6 @@
-"""What DeepSpeed takes, with a warning or without a word, and dslaunch.initialize() does not: programs for DeepSpeed may."""
+"""What DeepSpeed takes, with a warning or without a word, and dslaunch.initialize() does not:
+programs for DeepSpeed may.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The memory that a rank holds between steps is the formula's, found by looking at every tensor that is alive.
+"""The memory that a rank holds between steps is the formula's, found by looking at every
+tensor that is alive.
 
 It is the same after many steps, and all of it is given back when the engine and the model are let go.
 """
@@ -129,7 +130,9 @@ def _is_back_to(storages: Storages) -> bool:
 
 
 def _trained_for_long(rank: int, stage: int) -> bool:
-    """Whether there are as many storages after many steps as after a few, without a garbage collection between."""
+    """Whether there are as many storages after many steps as after a few,
+    without a garbage collection between.
+    """
     engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=stage))
     train_engine(engine, steps=5)
     gc.collect()
@@ -207,7 +210,8 @@ class Deep(nn.Module):
 class Peak(TorchDispatchMode):
     """The most bytes that tensors made inside hold at one time, looked at after each operation.
 
-    gloo's threads let go of a finished collective's tensors a moment late: more than `allowed` is looked at again.
+    gloo's threads let go of a finished collective's tensors a moment late:
+    more than `allowed` is looked at again.
     """
 
     def __init__(self, *, allowed: float) -> None:

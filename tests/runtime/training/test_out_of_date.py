@@ -1,4 +1,6 @@
-"""A graph whose parameters were replaced since its forward has no gradients, at every stage, as in one process with torch's optimizers."""
+"""A graph whose parameters were replaced since its forward has no gradients, at every stage, as in one
+process with torch's optimizers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from tests.runtime.models import assert_same_bits, batch, loss_of, make_config, 
 from tests.runtime.ranks import Ranks
 
 STAGES = (0, 1, 2, 3)
-SAYS = r"modified by an inplace operation|engine\.step\(\), a load or GatheredParameters\(modifier_rank=\.\.\.\) has changed it"
+SAYS = (
+    r"modified by an inplace operation|engine\.step\(\), a load or "
+    r"GatheredParameters\(modifier_rank=\.\.\.\) has changed it"
+)
 
 
 def make_engine(stage: int) -> dslaunch.Engine:
@@ -110,7 +115,9 @@ def test_what_is_computed_again_is_in_date(ranks: Ranks) -> None:
 
 
 def _step_without_a_part(rank: int, stage: int) -> dict[str, Tensor]:
-    """A block that does not require a gradient in the step is left alone by it, so what has saved that block only is in date."""
+    """A block that does not require a gradient in the step is left alone by it, so what has saved that
+    block only is in date.
+    """
     engine = make_engine(stage)
     blocks = engine.module.blocks
     assert isinstance(blocks, torch.nn.ModuleList)

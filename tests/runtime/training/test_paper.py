@@ -1,8 +1,9 @@
 """The row of the ZeRO paper for 7.5 billion parameters on 64 ranks, from the engine itself.
 
-The whole engine is built as rank 5 of 64: the real cut into units, the real layouts, padding included, and the real flat buffers,
-shards, masters and states, on torch's meta device, where a tensor has a size and no memory. Only two checks stand aside, for
-what is not there: of the parameters' addresses, and of the other ranks' models.
+The whole engine is built as rank 5 of 64: the real cut into units, the real layouts, padding included,
+and the real flat buffers, shards, masters and states, on torch's meta device, where a tensor has a size
+and no memory. Only two checks stand aside, for what is not there: of the parameters' addresses, and of
+the other ranks' models.
 Source: ZeRO (arXiv 1910.02054) table 1
 """
 
@@ -32,7 +33,8 @@ PSI = 7.5e9
 WIDTH, NUM_BLOCKS, NUM_EMBEDDED = 4096, 37, 12_048  # 7,500,410,880 parameters
 PAPER_GB = {0: 120.0, 1: 31.4, 2: 16.6, 3: 1.88}
 TOLERANCE = 0.02
-# The paper counts 2 bytes for a gradient; without grad_accum_dtype we add up the micro batches' shards in float32.
+# The paper counts 2 bytes for a gradient; without grad_accum_dtype we add up the micro batches'
+# shards in float32.
 EXTRA_GB = 2 * PSI / NUM_RANKS / 1e9
 
 

@@ -41,7 +41,9 @@ def _step(engine: dslaunch.Engine, *, factor: float = 1.0, dtype: torch.dtype = 
 
 
 def _bad_gradient(rank: int, stage: int, changes: dict[str, Any]) -> list[str]:
-    """Rank 1's gradient of one parameter of the second block is NaN in two steps, then its loss is; then all is well."""
+    """Rank 1's gradient of one parameter of the second block is NaN in two steps,
+    then its loss is; then all is well.
+    """
     model = make_model()
     engine, *_ = dslaunch.initialize(
         model=model, config=make_config(stage=stage, reduce_bucket_size=50, **changes)

@@ -1,4 +1,6 @@
-"""What ZeRO promises: whatever the stage and the number of ranks, the training is the one of a single process."""
+"""What ZeRO promises: whatever the stage and the number of ranks, the training is the one
+of a single process.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ from tests.runtime.ranks import Ranks
 
 STEPS = 10
 WORLDS = (1, 2, 3, 4)
-# Ranks add partial means where one process adds samples: a relative 2^-24 per addition, which AdamW's division by
-# sqrt(exp_avg_sq) can blow up to a fraction of one lr (0.01) where a gradient is nearly zero. Seen: 2.4e-7.
+# Ranks add partial means where one process adds samples: a relative 2^-24 per addition, which AdamW's
+# division by sqrt(exp_avg_sq) can blow up to a fraction of one lr (0.01) where a gradient is nearly
+# zero. Seen: 2.4e-7.
 FP32_DRIFT = 1e-6
 
 
@@ -132,20 +135,23 @@ def test_five_and_eight_ranks_equal_plain_pytorch_too(many_ranks: Ranks) -> None
                 assert found["norms"] == results[0][0]["norms"]
 
 
-# Between 0.5 and 1, above which no weight here comes, neighbouring bf16 numbers are 2^-8 apart: a slightly different
-# gradient may round a weight to the neighbour. SGD, since AdamW turns the sign of a tiny gradient into a whole lr.
+# Between 0.5 and 1, above which no weight here comes, neighbouring bf16 numbers are 2^-8 apart: a slightly
+# different gradient may round a weight to the neighbour. SGD, since AdamW turns the sign of a tiny
+# gradient into a whole lr.
 BF16_DRIFT = 2.0**-8
 
 
 BF16_STEPS = 20
-# A gradient is rounded to 8 bits on each rank and once more as the average, and the neighbouring weights give others: a few
-# of 2^-9 each, so that a norm moves by about a hundredth. Seen: 1.1 %.
+# A gradient is rounded to 8 bits on each rank and once more as the average, and the neighbouring weights give
+# others: a few of 2^-9 each, so that a norm moves by about a hundredth. Seen: 1.1 %.
 BF16_NORM_DRIFT = 2.0**-6
 SGD = {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}}
 
 
 def _bf16_by_hand(*, steps: int, adam: bool, clipping: float) -> tuple[dict[str, Tensor], list[float]]:
-    """Weights and gradients in bf16, master and states in fp32, with plain PyTorch; returns the weights and the norms."""
+    """Weights and gradients in bf16, master and states in fp32, with plain PyTorch;
+    returns the weights and the norms.
+    """
     masters = make_model()
     model = make_model().bfloat16()
     params = list(masters.parameters())
@@ -193,7 +199,9 @@ def test_bf16_keeps_an_fp32_master_that_starts_from_the_fp32_weights(ranks: Rank
 
 
 class Dyadic(nn.Module):
-    """A linear model with weights, inputs and gradients that are small multiples of powers of two: sums are exact."""
+    """A linear model with weights, inputs and gradients that are small multiples of powers of
+    two: sums are exact.
+    """
 
     def __init__(self) -> None:
         super().__init__()

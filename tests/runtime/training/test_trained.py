@@ -1,4 +1,6 @@
-"""After initialize(), every parameter that plain torch would train is trained, as plain torch does, or named in an error or a warning."""
+"""After initialize(), every parameter that plain torch would train is trained, as plain torch does, or
+named in an error or a warning.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from tests.runtime.ranks import Ranks
 
 STEPS = 5
 STAGES = (0, 1, 2, 3)
-# Two ranks add up in another order than one process, and momentum passes that on; values are below 4. Seen: 5e-7.
+# Two ranks add up in another order than one process, and momentum passes that on;
+# values are below 4. Seen: 5e-7.
 DRIFT = 3e-6
 NORM_DRIFT = 1e-5  # relative. Seen: 1e-6
 

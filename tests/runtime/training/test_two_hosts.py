@@ -1,4 +1,6 @@
-"""Training over a network between hosts: the same result as one process, and the bytes that the formula says."""
+"""Training over a network between hosts: the same result as one process,
+and the bytes that the formula says.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 REPO = Path(__file__).parents[3]
 EXAMPLES = REPO / "docs" / "examples"
-# A step's loss is the mean over the same 96 samples; only the order in which float32 sums are rounded differs
-# between 1 and 4 ranks. Rounding differences of 1e-7 per step grow as training goes on; 48 steps stay below this.
+# A step's loss is the mean over the same 96 samples; only the order in which float32 sums are rounded
+# differs between 1 and 4 ranks. Rounding differences of 1e-7 per step grow as training goes on; 48
+# steps stay below this.
 LOSS_TOLERANCE = 2e-4
 FIRST_STEPS_TOLERANCE = 2e-6  # before they have grown
 NUM_EPOCHS = 3
@@ -123,8 +126,9 @@ def exchanged(lab: Lab) -> Path:
     return folder
 
 
-# How often a step sends all parameters, by the number of micro batches. Sharded gradients are averaged in every one; sharded
-# parameters are gathered in forward and again in backward, but for the two units, half the model, that the backward begins with.
+# How often a step sends all parameters, by the number of micro batches. Sharded gradients are averaged in
+# every one; sharded parameters are gathered in forward and again in backward, but for the two units, half the
+# model, that the backward begins with.
 @pytest.mark.parametrize(
     ("stage", "times"),
     [(0, {1: 2.0, 2: 2.0}), (1, {1: 2.0, 2: 2.0}), (2, {1: 2.0, 2: 3.0}), (3, {1: 2.5, 2: 5.0})],

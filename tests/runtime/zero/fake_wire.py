@@ -1,7 +1,8 @@
 """Ranks as threads of one process, whose collectives block as real ones do, and say so when all stand still.
 
-The n-th collective of a lane is one on all ranks: it ends when each has asked for it. Which thread runs first makes no difference
-to what a rank asks for, since nothing tells a rank how far the others are: so one run of a case stands for all its timings.
+The n-th collective of a lane is one on all ranks: it ends when each has asked for it. Which thread runs first
+makes no difference to what a rank asks for, since nothing tells a rank how far the others are: so one run of
+a case stands for all its timings.
 """
 
 from __future__ import annotations

@@ -218,7 +218,9 @@ def _without_engine(rank: int) -> dict[str, Tensor]:
 
 
 def _failing_without_engine(rank: int) -> dict[str, Tensor]:
-    """A backward of the engine's fails, then one of the loop's own, and then one succeeds and leaves nothing here."""
+    """A backward of the engine's fails, then one of the loop's own, and then one succeeds and
+    leaves nothing here.
+    """
     model = make_model(Model)
     engine = _engine(model)
     for step in range(3):
@@ -445,7 +447,9 @@ def test_a_view_that_a_program_keeps_has_its_values_and_the_unit_other_memory(ra
 
 
 def _copied_to_host(rank: int) -> bool:
-    """Save a model as reward models are saved: each parameter is gathered, and taken to host memory by `.data.cpu()`."""
+    """Save a model as reward models are saved: each parameter is gathered,
+    and taken to host memory by `.data.cpu()`.
+    """
     model = make_model(Model)
     engine = _engine(model)
     plain = snapshot(model.named_parameters())

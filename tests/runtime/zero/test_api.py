@@ -112,7 +112,10 @@ def test_an_edit_without_a_modifier_is_an_error_on_all_ranks(
 
 
 def _written_and_lost(rank: int, is_early: bool, checks: bool) -> tuple[list[str], bool]:
-    """As of a program written for DeepSpeed; each rank writes numbers of its own. Returns the warnings, and whether all is as before."""
+    """As of a program written for DeepSpeed; each rank writes numbers of its own.
+
+    Returns the warnings, and whether all is as before.
+    """
     config = make_config(3)
     config["zero_optimization"]["enable_sanity_checks"] = checks
     with LenientInit(enabled=is_early, config_dict_or_path=config):

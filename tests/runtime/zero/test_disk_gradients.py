@@ -1,4 +1,6 @@
-"""Gradients in files: what goes wrong in a backward, or in a step, leaves the training as it would have been without them."""
+"""Gradients in files: what goes wrong in a backward, or in a step, leaves the training as it would have
+been without them.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,9 @@ class Applied(nn.Module):
 
 
 class Copied(Applied):
-    """Weights that are taken from others: in place, by three at once, as copies of modules, and by replacing data."""
+    """Weights that are taken from others: in place, by three at once, as copies of modules,
+    and by replacing data.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +127,9 @@ def _made(kind: type[nn.Module], *, seed: int, **arguments: Any) -> nn.Module:
 
 
 def _build(rank: int, kind: type[nn.Module]) -> tuple[list[str], dict[str, Tensor], dict[str, Any]]:
-    """Made with a seed of its own on each rank; returns what is not sharded, all values, and plain attributes."""
+    """Made with a seed of its own on each rank; returns what is not sharded, all values,
+    and plain attributes.
+    """
     model = _made(kind, seed=rank)
     whole = [name for name, param in model.named_parameters() if type(param) is not FreedParameter]
     names = {name: value for name, value in vars(model).items() if isinstance(value, (int, float))}
@@ -159,7 +163,8 @@ def _train(rank: int, kind: type[nn.Module], stage: int, bf16: bool, is_early: b
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stage", "bf16"),
-    [*((kind, 3, False) for kind in MODELS), (Applied, 3, True), (Copied, 0, True), (Tied, 1, False), (Applied, 2, True)],
+    [*((kind, 3, False) for kind in MODELS), (Applied, 3, True), (Copied, 0, True), (Tied, 1, False),
+     (Applied, 2, True)],
 )  # fmt: skip
 def test_training_gives_the_same_bits_as_from_a_plain_model(
     ranks: Ranks, kind: type[nn.Module], stage: int, bf16: bool
@@ -191,7 +196,9 @@ def test_an_optimizer_may_be_made_of_sharded_parameters(ranks: Ranks) -> None:
 
 
 def _load_pretrained(rank: int) -> dict[str, Tensor]:
-    """As Hugging Face's from_pretrained does: the state_dict is rank 0's alone, and goes in module by module."""
+    """As Hugging Face's from_pretrained does: the state_dict is rank 0's alone,
+    and goes in module by module.
+    """
     model = _made(Applied, seed=1)
     state = make_model(Applied, seed=2).state_dict() if rank == 0 else {}
 

@@ -183,7 +183,8 @@ def test_many_gradients_are_changed_in_one_go(ranks: Ranks, stage: int, world_si
             assert param.grad is not None
             expected = param.grad / 2 if "bias" in name else param.grad
             assert float((grads[name] - expected).abs().max()) <= DRIFT
-        # Each of the sub-buffers, which hold six parameters, goes once: half of it to share it, half to average it before.
+        # Each of the sub-buffers, which hold six parameters, goes once: half of it to share it, half to
+        # average it before.
         whole = sum(param.numel() for param in model.parameters()) * 4
         assert num_bytes <= (0 if world_size == 1 else 1.5 * whole)
 

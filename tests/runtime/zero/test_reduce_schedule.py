@@ -1,7 +1,9 @@
-"""No rank waits for a collective that another asks for only later, whatever their data reach: all cases, with the engine's own code.
+"""No rank waits for a collective that another asks for only later, whatever their data reach: all cases, with
+the engine's own code.
 
-Ranks are threads with a real model, real nets, autograd and the reducer; only the wire is made here (fake_wire.py). In a case each
-rank leaves out parameters of its own choice, and uses one at a place of its own choice, after all have trained the usual way.
+Ranks are threads with a real model, real nets, autograd and the reducer; only the wire is made here
+(fake_wire.py). In a case each rank leaves out parameters of its own choice, and uses one at a place of its
+own choice, after all have trained the usual way.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Block(nn.Module):
 
 
 class Branches(nn.Module):
-    """Four units, and a root whose bias is finished early or late in a backward, and needs no values for that."""
+    """Four units, and a root whose bias is finished early or late in a backward,
+    and needs no values for that.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +68,9 @@ class Branches(nn.Module):
 
 
 class AsFinished(reducer.BackwardReducer):
-    """The rule that there was before: what a rank has not finished waits, with all behind it, for the end of the backward."""
+    """The rule that there was before: what a rank has not finished waits, with all behind it,
+    for the end of the backward.
+    """
 
     def _before_gather(self, what: str) -> None:
         pass
@@ -182,7 +188,9 @@ def _check_all(job: Job, cases: Iterable[Sequence[Uses]]) -> int:
 
 
 def _choices(num_free: int, places: Sequence[int | None]) -> list[Uses]:
-    """Every use of the scales of the last blocks, which a backward comes to first, with every place of the bias."""
+    """Every use of the scales of the last blocks, which a backward comes to first,
+    with every place of the bias.
+    """
     fixed = (True,) * (UNITS - num_free)
     return [
         Uses((*fixed, *free), place)

@@ -113,7 +113,9 @@ def test_the_training_is_the_one_of_a_single_process(
 
 
 class Branching(Uneven):
-    """Which blocks are used is the rank's own affair: rank 0 leaves out the last, rank 1 the first, and in step 2 all."""
+    """Which blocks are used is the rank's own affair: rank 0 leaves out the last, rank 1 the first,
+    and in step 2 all.
+    """
 
     rank, step = 0, 0
 
@@ -317,6 +319,8 @@ def _held_in_backward(rank: int) -> list[int]:
 
 
 def test_only_few_units_have_memory_for_whole_gradients_at_a_time(ranks: Ranks) -> None:
-    """The root holds its own from the head's to the first layer's; of the blocks, one is filled and one is on its way."""
+    """The root holds its own from the head's to the first layer's; of the blocks,
+    one is filled and one is on its way.
+    """
     for held in ranks(_held_in_backward, world_size=2):
         assert max(held) <= 3

@@ -1,4 +1,6 @@
-"""Stage 3 leaves units of small parameters whole on every rank, as stage3_param_persistence_threshold says."""
+"""Stage 3 leaves units of small parameters whole on every rank, as
+stage3_param_persistence_threshold says.
+"""
 
 from __future__ import annotations
 

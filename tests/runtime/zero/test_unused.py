@@ -1,4 +1,6 @@
-"""ignore_unused_parameters false: a trained parameter that no backward of a step has given a gradient is an error."""
+"""ignore_unused_parameters false: a trained parameter that no backward of a step has given a
+gradient is an error.
+"""
 
 from __future__ import annotations
 

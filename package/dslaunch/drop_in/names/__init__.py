@@ -1,7 +1,7 @@
 """The table of DeepSpeed's names: every module, every public name in it, and what became of it here.
 
-The modules of the package `deepspeed` serve it (serve.py), the compatibility page is written from it, and a test holds both and
-DeepSpeed 0.19.8 itself against it.
+The modules of the package `deepspeed` serve it (serve.py), the compatibility page is written from it, and a
+test holds both and DeepSpeed 0.19.8 itself against it.
 """
 
 from __future__ import annotations

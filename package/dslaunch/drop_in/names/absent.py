@@ -70,13 +70,17 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
         CHECKPOINTS,
         "changes a checkpoint from one number of ranks to another, which no checkpoint needs here",
         "checkpoint.affine checkpoint.affine_transfer checkpoint.autoep_affine checkpoint.autoep_universal "
-        "checkpoint.autoep_zero3_metadata checkpoint.deepspeed_checkpoint checkpoint.ds_to_universal checkpoint.reshape_3d_utils "
-        "checkpoint.reshape_meg_2d checkpoint.reshape_utils checkpoint.universal_checkpoint checkpoint.zero_checkpoint",
+        "checkpoint.autoep_zero3_metadata checkpoint.deepspeed_checkpoint checkpoint.ds_to_universal "
+        "checkpoint.reshape_3d_utils checkpoint.reshape_meg_2d checkpoint.reshape_utils "
+        "checkpoint.universal_checkpoint checkpoint.zero_checkpoint",
     ),
     (
         COMMUNICATION,
         "is a back end of DeepSpeed's collectives",
-        "comm.backend comm.ccl comm.mori comm.pg_utils comm.torch comm.utils comm.config comm.constants runtime.comm",
+        (
+            "comm.backend comm.ccl comm.mori comm.pg_utils comm.torch comm.utils comm.config "
+            "comm.constants runtime.comm"
+        ),
     ),
     (
         LAUNCHING,
@@ -96,9 +100,10 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
     (
         KERNELS,
         "is one accelerator's part; get_accelerator() gives CUDA or the CPU",
-        "accelerator.abstract_accelerator accelerator.cpu_accelerator accelerator.cuda_accelerator accelerator.hpu_accelerator "
-        "accelerator.klxpu_accelerator accelerator.mlu_accelerator accelerator.mps_accelerator accelerator.npu_accelerator "
-        "accelerator.sdaa_accelerator accelerator.supa_accelerator accelerator.xpu_accelerator",
+        "accelerator.abstract_accelerator accelerator.cpu_accelerator accelerator.cuda_accelerator "
+        "accelerator.hpu_accelerator accelerator.klxpu_accelerator accelerator.mlu_accelerator "
+        "accelerator.mps_accelerator accelerator.npu_accelerator accelerator.sdaa_accelerator "
+        "accelerator.supa_accelerator accelerator.xpu_accelerator",
     ),
     (INSIDE, "is DeepCompile; engine.compile() is torch.compile", "compile runtime.compiler"),
     (
@@ -109,14 +114,15 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
     (
         INSIDE,
         "is a part of how DeepSpeed works inside",
-        "compat git_version_info_installed runtime.config_utils runtime.keep_in_fp32 runtime.precision_config runtime.python_gc "
-        "runtime.sparse_tensor runtime.torch_autocast runtime.activation_checkpointing.config "
-        "runtime.activation_checkpointing.offload_activations runtime.zero.contiguous_memory_allocator "
-        "runtime.zero.leaf_module_config runtime.zero.linear runtime.zero.offload_states runtime.zero.parameter_offload "
-        "runtime.zero.partitioned_param_coordinator runtime.zero.partitioned_param_profiler runtime.zero.test "
-        "runtime.zero.utils utils.bwc utils.config utils.debug utils.exceptions utils.mixed_precision_linkage "
-        "utils.pin_memory utils.pin_memory_tracker utils.static_cache utils.types "
-        "ops.adam.multi_tensor_apply ops.lion.multi_tensor_apply",
+        "compat git_version_info_installed runtime.config_utils runtime.keep_in_fp32 "
+        "runtime.precision_config runtime.python_gc runtime.sparse_tensor runtime.torch_autocast "
+        "runtime.activation_checkpointing.config runtime.activation_checkpointing.offload_activations "
+        "runtime.zero.contiguous_memory_allocator runtime.zero.leaf_module_config runtime.zero.linear "
+        "runtime.zero.offload_states runtime.zero.parameter_offload "
+        "runtime.zero.partitioned_param_coordinator runtime.zero.partitioned_param_profiler "
+        "runtime.zero.test runtime.zero.utils utils.bwc utils.config utils.debug utils.exceptions "
+        "utils.mixed_precision_linkage utils.pin_memory utils.pin_memory_tracker utils.static_cache "
+        "utils.types ops.adam.multi_tensor_apply ops.lion.multi_tensor_apply",
     ),
 )
 

@@ -7,10 +7,12 @@ from .table import COMPRESSION, EXPERTS, INSIDE, KERNELS, LAUNCHING, MEASURING, 
 _BY_NAME = works("dslaunch.drop_in.attributes", "recursive_getattr recursive_setattr")
 _BUILDERS = mapped(
     "dslaunch.drop_in.op_builders",
-    "OpBuilder CPUAdamBuilder CPUAdagradBuilder CPULionBuilder FusedAdamBuilder FusedLambBuilder FusedLionBuilder AsyncIOBuilder "
-    "CCLCommBuilder DeepCompileBuilder EvoformerAttnBuilder FPQuantizerBuilder GDSBuilder InferenceBuilder InferenceCoreBuilder "
-    "InferenceCutlassBuilder NotImplementedBuilder PinMemoryBuilder QuantizerBuilder RaggedOpsBuilder RaggedUtilsBuilder "
-    "RandomLTDBuilder ShareMemCommBuilder SpatialInferenceBuilder StochasticTransformerBuilder TransformerBuilder UtilsBuilder",
+    "OpBuilder CPUAdamBuilder CPUAdagradBuilder CPULionBuilder FusedAdamBuilder FusedLambBuilder "
+    "FusedLionBuilder AsyncIOBuilder CCLCommBuilder DeepCompileBuilder EvoformerAttnBuilder "
+    "FPQuantizerBuilder GDSBuilder InferenceBuilder InferenceCoreBuilder InferenceCutlassBuilder "
+    "NotImplementedBuilder PinMemoryBuilder QuantizerBuilder RaggedOpsBuilder RaggedUtilsBuilder "
+    "RandomLTDBuilder ShareMemCommBuilder SpatialInferenceBuilder StochasticTransformerBuilder "
+    "TransformerBuilder UtilsBuilder",
     "`NAME` and `is_compatible()` say what there is; `load()` raises",
 )
 _COMPILES = "compiles kernels when they are first used; ours are compiled with the package"
@@ -26,9 +28,10 @@ ASKED: tuple[Module, ...] = (
         mapped(
             "dslaunch.drop_in.experts",
             "has_moe_layers is_moe_param is_moe_param_group split_params_into_shared_and_expert_params "
-            "split_params_grads_into_shared_and_expert_params split_params_into_different_moe_groups_for_optimizer "
-            "configure_moe_param_groups",
-            "every rank has all experts, so nothing is split off; a parameter with `allreduce = False` is refused",
+            "split_params_grads_into_shared_and_expert_params "
+            "split_params_into_different_moe_groups_for_optimizer configure_moe_param_groups",
+            "every rank has all experts, so nothing is split off; a parameter with "
+            "`allreduce = False` is refused",
         ),
     ),
     absent("deepspeed.ops.op_builder", KERNELS, _COMPILES, _BUILDERS),

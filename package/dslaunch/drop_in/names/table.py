@@ -17,7 +17,10 @@ class Fate:
 
 
 class Row(NamedTuple):
-    """Some names of one module with the same fate. `topic` is a heading of the compatibility page, for those refused."""
+    """Some names of one module with the same fate.
+
+    `topic` is a heading of the compatibility page, for those refused.
+    """
 
     fate: str
     names: dict[
@@ -33,7 +36,9 @@ class Row(NamedTuple):
 
 
 class Module(NamedTuple):
-    """One module of DeepSpeed's. `why` is set where there is nothing of it, or nothing but what the rows have."""
+    """One module of DeepSpeed's. `why` is set where there is nothing of it,
+    or nothing but what the rows have.
+    """
 
     name: str
     rows: tuple[Row, ...] = ()
@@ -68,7 +73,10 @@ def inside(names: str) -> Row:
 
 
 def absent(name: str, topic: str, why: str, *rows: Row) -> Module:
-    """A module of which there is nothing, or only what the rows have. What is below it is not here either, if it has no line of its own."""
+    """A module of which there is nothing, or only what the rows have.
+
+    What is below it is not here either, if it has no line of its own.
+    """
     return Module(name, rows, why, topic)
 
 
@@ -98,22 +106,42 @@ MEASURING = "Measuring"
 INSIDE = "How DeepSpeed works inside"
 
 TOPICS: dict[str, str] = {
-    EXPERTS: "A mixture of experts trains as any model does: every rank has all experts, or a shard of all at stage 3. What "
-    "DeepSpeed has beyond that, experts that live on different ranks, is not here.",
-    PIPELINES: "A model is not cut into stages that different ranks run. Stage 3 spreads a model that is too large for one "
-    "device over all of them.",
-    INFERENCE: "This is for training. A trained model goes to an inference server through `save_16bit_model()` or "
-    "`dslaunch checkpoint export`, which write what Hugging Face loads.",
-    TENSOR_PARALLEL: "No layer and no sequence is divided between ranks. ZeRO and offload are what makes large models fit.",
-    COMPRESSION: "Nothing is quantized, neither weights nor what goes over the wire: it would change results.",
+    EXPERTS: (
+        "A mixture of experts trains as any model does: every rank has all experts, or a shard of all at "
+        "stage 3. What DeepSpeed has beyond that, experts that live on different ranks, is not here."
+    ),
+    PIPELINES: (
+        "A model is not cut into stages that different ranks run. Stage 3 spreads a model that is too large "
+        "for one device over all of them."
+    ),
+    INFERENCE: (
+        "This is for training. A trained model goes to an inference server through `save_16bit_model()` or "
+        "`dslaunch checkpoint export`, which write what Hugging Face loads."
+    ),
+    TENSOR_PARALLEL: (
+        "No layer and no sequence is divided between ranks. ZeRO and offload are what makes large models fit."
+    ),
+    COMPRESSION: (
+        "Nothing is quantized, neither weights nor what goes over the wire: it would change results."
+    ),
     TUNING: "Batch sizes, stages and data are the program's to choose.",
-    KERNELS: "The fused optimizers are here, for CPU and CUDA, and are compiled with the package. DeepSpeed's other kernels "
-    "are not.",
+    KERNELS: (
+        "The fused optimizers are here, for CPU and CUDA, and are compiled with the package. DeepSpeed's "
+        "other kernels are not."
+    ),
     OPTIMIZERS: "`docs/train/optimizers.md` has what is here.",
-    CHECKPOINTS: "Checkpoints have a format of their own, which any ZeRO stage and number of ranks loads; DeepSpeed's own are "
-    "read. See `docs/train/checkpoints.md`.",
+    CHECKPOINTS: (
+        "Checkpoints have a format of their own, which any ZeRO stage and number of ranks loads; DeepSpeed's "
+        "own are read. See `docs/train/checkpoints.md`."
+    ),
     COMMUNICATION: "Collectives are torch.distributed's.",
-    LAUNCHING: "The launcher is another program than DeepSpeed's with the same options; its parts are not functions to call.",
+    LAUNCHING: (
+        "The launcher is another program than DeepSpeed's with the same options; its parts are "
+        "not functions to call."
+    ),
     MEASURING: "What is printed was measured.",
-    INSIDE: "Names that are spelled as public ones, and are what DeepSpeed's own modules share. Programs do without them.",
+    INSIDE: (
+        "Names that are spelled as public ones, and are what DeepSpeed's own modules share. "
+        "Programs do without them."
+    ),
 }

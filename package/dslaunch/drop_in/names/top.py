@@ -26,7 +26,8 @@ TOP: tuple[Module, ...] = (
             mapped(
                 "dslaunch.drop_in.calls",
                 "initialize",
-                "reads a ds_config leniently: what it does not know it names in a warning; models are not divided (mpu)",
+                "reads a ds_config leniently: what it does not know it names in a warning; models "
+                "are not divided (mpu)",
             ),
             works("dslaunch.drop_in.calls", "add_config_arguments"),
             works("dslaunch.runtime.engine.initialize", "init_distributed"),
@@ -48,19 +49,21 @@ TOP: tuple[Module, ...] = (
             works("dslaunch.runtime.compat.on_device", "OnDevice"),
             works(
                 "dslaunch.drop_in.identity",
-                "__version__ __version_major__ __version_minor__ __version_patch__ __git_hash__ __git_branch__ version "
-                "git_hash git_branch",
+                "__version__ __version_major__ __version_minor__ __version_patch__ __git_hash__ "
+                "__git_branch__ version git_hash git_branch",
             ),
             works("dslaunch.drop_in.constants", "TORCH_DISTRIBUTED_DEFAULT_PORT HAS_TRITON"),
             works("typing", "DeepSpeedOptimizerCallable=Callable DeepSpeedSchedulerCallable=Callable"),
             refused(
                 INFERENCE,
-                "init_inference default_inference_config InferenceEngine DeepSpeedInferenceConfig DeepSpeedHybridEngine",
+                "init_inference default_inference_config InferenceEngine DeepSpeedInferenceConfig "
+                "DeepSpeedHybridEngine",
                 "is for inference",
             ),
             refused(
                 TENSOR_PARALLEL,
-                "tp_model_init set_autotp_mode load_ds_config merge_tp_model_init_into_config record_tp_model_init_args",
+                "tp_model_init set_autotp_mode load_ds_config merge_tp_model_init_into_config "
+                "record_tp_model_init_args",
                 "divides layers between ranks",
             ),
             refused(
@@ -70,13 +73,15 @@ TOP: tuple[Module, ...] = (
             ),
             refused(
                 KERNELS,
-                "DeepSpeedTransformerLayer DeepSpeedTransformerConfig replace_transformer_layer module_inject",
+                "DeepSpeedTransformerLayer DeepSpeedTransformerConfig "
+                "replace_transformer_layer module_inject",
                 "is one of DeepSpeed's kernels for layers",
             ),
             refused(
                 INSIDE,
                 "DeepSpeedConfig",
-                "is how DeepSpeed reads a ds_config; engine.config is the dict, engine.settings what it means",
+                "is how DeepSpeed reads a ds_config; engine.config is the dict, "
+                "engine.settings what it means",
             ),
             refused(
                 OPTIMIZERS,
@@ -123,7 +128,8 @@ TOP: tuple[Module, ...] = (
             refused(
                 OPTIMIZERS,
                 "ZenFlowCPUAdam ZenFlowSelectiveAdamW ZenFlowSelectiveAdamW_stage3",
-                "updates some gradients late and others at once; offload_optimizer.delayed_update is what there is",
+                "updates some gradients late and others at once; "
+                "offload_optimizer.delayed_update is what there is",
             ),
         ),
     ),

@@ -1,4 +1,6 @@
-"""What a checkpoint can be turned into: files that transformers and torch.load read, a state_dict, a loaded model."""
+"""What a checkpoint can be turned into: files that transformers and torch.load read,
+a state_dict, a loaded model.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class Square(nn.Module):
 
 
 class Skeleton(nn.Module):
-    """A model's parameters by their names, tied as there, without its program: ranks need not load transformers to train them."""
+    """A model's parameters by their names, tied as there, without its program: ranks need not load
+    transformers to train them.
+    """
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
@@ -88,7 +92,9 @@ TOKENS = torch.arange(24).view(2, 12)
 
 
 def _masters(engine: Any) -> dict[str, Tensor]:
-    """Every parameter's float32 value, whole, on every rank: the master, or the parameter where there is none."""
+    """Every parameter's float32 value, whole, on every rank: the master,
+    or the parameter where there is none.
+    """
     values = {name: value.detach().float() for name, value in engine.state_dict().items()}
     for part in engine.optimizer.parts:
         whole = torch.zeros(part.layout.numel)
@@ -102,7 +108,9 @@ def _masters(engine: Any) -> dict[str, Tensor]:
 
 
 def _save(rank: int, folder: str, shapes: Shapes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A checkpoint, and weights by save_16bit_model() in each of its forms; return both precisions of the weights."""
+    """A checkpoint, and weights by save_16bit_model() in each of its forms;
+    return both precisions of the weights.
+    """
     config = make_config(stage=3, bf16={"enabled": True}, reduce_bucket_size=20_000)
     engine: Any = dslaunch.initialize(model=Skeleton(shapes), config=config)[0]
     for _ in range(2):
@@ -474,7 +482,8 @@ def test_a_url_is_as_good_as_a_folder(saved: Saved) -> None:
 
 
 NUM_TENSORS, TENSOR_BYTES = 24, 16 << 20
-# Three buffers of 16 MiB of the file that is written, a box of at most a tensor (read, then loaded), and a tensor. Seen: 101 MiB.
+# Three buffers of 16 MiB of the file that is written, a box of at most a tensor (read, then loaded), and a
+# tensor. Seen: 101 MiB.
 AT_MOST_BYTES = 3 * (16 << 20) + 3 * TENSOR_BYTES + (16 << 20)
 
 

@@ -1,4 +1,7 @@
-"""Checkpoints at a URL: fsspec's file systems in memory and on the disk. What is said here was tried with S3's protocol, too."""
+"""Checkpoints at a URL: fsspec's file systems in memory and on the disk.
+
+What is said here was tried with S3's protocol, too.
+"""
 
 from __future__ import annotations
 

@@ -44,33 +44,33 @@ WAITING = tuple(position(rank, A, waits=B) for rank in range(3))
     [
         (
             position(3, A, s=312.0),
-            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; in its own code "
-            "for 312 s, after all_gather of unit '1'",
+            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; "
+            "in its own code for 312 s, after all_gather of unit '1'",
         ),
         (
             position(3),
-            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; in its own code "
-            "for 300 s, before any collective",
+            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; "
+            "in its own code for 300 s, before any collective",
         ),
         (
             position(3, A, waits=LANE_1),
-            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; waiting for "
-            "all_gather of unit 'p'; the ranks took different paths",
+            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; "
+            "waiting for all_gather of unit 'p'; the ranks took different paths",
         ),
         (
             position(3, A, waits=OTHER_B),
-            "ranks 0-2 came to all_gather of unit '2' where rank 3 came to all_gather of unit 'other' (step 17): the ranks "
-            "took different paths",
+            "ranks 0-2 came to all_gather of unit '2' where rank 3 came to all_gather of unit 'other' (step "
+            "17): the ranks took different paths",
         ),
         (
             position(3, A, OTHER_B, waits=C),  # the exchange of B did not fail, as the units have one size
-            "ranks 0-2 came to all_gather of unit '2' where rank 3 came to all_gather of unit 'other' (step 17): the ranks "
-            "took different paths",
+            "ranks 0-2 came to all_gather of unit '2' where rank 3 came to all_gather of unit 'other' (step "
+            "17): the ranks took different paths",
         ),
         (
             position(3, A, waits=B),
-            "all ranks have come to all_gather of unit '2' (step 17), and it has not ended for 300 s: the network or a "
-            "device is stuck",
+            "all ranks have come to all_gather of unit '2' (step 17), and it has not ended for 300 s: the "
+            "network or a device is stuck",
         ),
     ],
 )
@@ -80,16 +80,18 @@ def test_the_first_line_says_who_and_what(last: Position, expected: str) -> None
 
 def test_a_rank_that_says_nothing_is_named_with_the_last_that_it_can_have_done() -> None:
     assert first_line(*WAITING) == (
-        "rank 3 does not answer (ended, stopped, or in code that keeps Python's lock), while ranks 0-2 have waited 300 s for "
-        "all_gather of unit '2' (step 17); the last that rank 3 can have taken part in is all_gather of unit '1' (step 17)"
+        "rank 3 does not answer (ended, stopped, or in code that keeps Python's lock), while ranks 0-2 have "
+        "waited 300 s for all_gather of unit '2' (step 17); the last that rank 3 can have taken part in is "
+        "all_gather of unit '1' (step 17)"
     )
 
 
 def test_ranks_that_wait_for_somebody_else_are_not_said_to_have_gone_another_way() -> None:
     line = first_line(*WAITING[:2], position(2, A, waits=LANE_1, s=200.0), position(3, A))
     assert line == (
-        "ranks 2-3 have not come to all_gather of unit '2' (step 17), for which ranks 0-1 have waited 300 s; rank 2: waiting for "
-        "all_gather of unit 'p'; rank 3: in its own code for 300 s, after all_gather of unit '1'"
+        "ranks 2-3 have not come to all_gather of unit '2' (step 17), for which ranks 0-1 have waited 300 "
+        "s; rank 2: waiting for all_gather of unit 'p'; rank 3: in its own code for 300 s, after "
+        "all_gather of unit '1'"
     )
     assert first_line(*WAITING[:2], position(2, A)).endswith(
         "; rank 3 does not answer (ended, stopped, or in code that keeps Python's lock)"

@@ -47,7 +47,9 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 @contextmanager
 def tcp_group(rank: int, folder: Path, *, timeout: timedelta = timedelta(seconds=77)) -> Iterator[None]:
-    """A group over TCP, as jobs have, in place of the one that this rank is in; afterwards it is in a new one over a file."""
+    """A group over TCP, as jobs have, in place of the one that this rank is in;
+    afterwards it is in a new one over a file.
+    """
     world_size = dist.get_world_size()
     dist.barrier()  # who left while others still form the group would make them fail
     dist.destroy_process_group()
@@ -86,7 +88,9 @@ def stderr_into(path: Path, **environ: str) -> Iterator[None]:
 
 @contextmanager
 def watched_into(path: Path) -> Iterator[None]:
-    """Watchdogs that look often, and report to this file; not yet after a second, which a first step may well take."""
+    """Watchdogs that look often, and report to this file; not yet after a second,
+    which a first step may well take.
+    """
     kept = watchdog._LONGEST_POLL_S
     watchdog._LONGEST_POLL_S = LIMIT_S / 4
     try:
@@ -174,8 +178,8 @@ def test_a_rank_in_its_own_code_is_named_with_its_stack_and_the_run_goes_on(
     assert others == ["", ""], "one report for all"
     first, *rest = report.splitlines()
     assert re.fullmatch(
-        rf"dslaunch: it hangs: rank 1 has not come to {what} \(step 3\), for which ranks 0,2 have waited \d+ s; in its own "
-        r"code for \d+ s, after all_gather of .+",
+        rf"dslaunch: it hangs: rank 1 has not come to {what} \(step 3\), for which ranks 0,2 have waited \d+ "
+        r"s; in its own code for \d+ s, after all_gather of .+",
         first,
     )
     assert re.match(rf"dslaunch:   0,2 +\S+ +3 +waits for {what} +\d+ +\d+ s$", rest[1])
@@ -224,9 +228,9 @@ def test_a_stopped_rank_is_named_as_one_that_does_not_answer(ranks: Ranks, tmp_p
     report, *others = ranks(_stopped, str(tmp_path), 1, world_size=3)
     assert others == ["", ""]
     assert re.match(
-        r"dslaunch: it hangs: rank 1 does not answer \(ended, stopped, or in code that keeps Python's lock\), while ranks 0,2 "
-        r"have waited \d+ s for all_gather of unit 'blocks.0' \(step 2\); the last that rank 1 can have taken part in is "
-        r"all_gather of unit 'blocks\.\d' \(step 1\)\n",
+        r"dslaunch: it hangs: rank 1 does not answer \(ended, stopped, or in code that keeps Python's "
+        r"lock\), while ranks 0,2 have waited \d+ s for all_gather of unit 'blocks.0' \(step 2\); the last "
+        r"that rank 1 can have taken part in is all_gather of unit 'blocks\.\d' \(step 1\)\n",
         report,
     )
     assert re.search(r"dslaunch:   1 +\? +\? +does not answer +\? +\?\n", report)
@@ -236,11 +240,13 @@ def test_without_rank_0_which_serves_the_store_each_rank_says_what_it_waits_for(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     of_0, of_1, _ = ranks(_stopped, str(tmp_path), 0, world_size=3)
-    # Its watchdog may be awake before its own code is, and then it says of itself what the others could not ask.
+    # Its watchdog may be awake before its own code is, and then it says of itself what the
+    # others could not ask.
     assert of_0 == "" or of_0.startswith("dslaunch: it hangs: rank 0 has not come to ")
     assert re.fullmatch(
-        r"dslaunch: it hangs: rank 1 has waited \d+ s for all_gather of unit 'blocks.0' \(step 2\), and cannot ask the others: "
-        r"the store at 127\.0\.0\.1:\d+ does not answer; rank 0, which serves it, is stopped, has ended or cannot be reached\n",
+        r"dslaunch: it hangs: rank 1 has waited \d+ s for all_gather of unit 'blocks.0' \(step 2\), and "
+        r"cannot ask the others: the store at 127\.0\.0\.1:\d+ does not answer; rank 0, which serves it, is "
+        r"stopped, has ended or cannot be reached\n",
         of_1,
     )
 
@@ -270,8 +276,8 @@ def test_ranks_that_use_other_units_are_told_where_they_parted_and_what_torch_ga
 ) -> None:
     report, other, parted = ranks(_parted, str(tmp_path), world_size=3)
     assert re.match(
-        r"dslaunch: it hangs: ranks 0-1 came to (\w+) of unit 'blocks\.\d' where rank 2 came to (\w+) of unit 'blocks\.\d' "
-        r"\(step 2\): the ranks took different paths\n",
+        r"dslaunch: it hangs: ranks 0-1 came to (\w+) of unit 'blocks\.\d' where rank 2 came to (\w+) of "
+        r"unit 'blocks\.\d' \(step 2\): the ranks took different paths\n",
         report,
     )
     assert "hangs" not in other + parted
@@ -371,8 +377,8 @@ def test_0_is_no_watchdog_and_one_that_torch_forestalls_is_refused(ranks: Ranks,
     for found in ranks(_limits, str(tmp_path), world_size=2):
         assert found == [
             None,
-            "DSLAUNCH_WATCHDOG_S=77: torch gives a collective up after 77 s; give less, or 0 for no report, or raise "
-            "DEEPSPEED_TIMEOUT, which is in minutes",
+            "DSLAUNCH_WATCHDOG_S=77: torch gives a collective up after 77 s; give less, or 0 for no report, "
+            "or raise DEEPSPEED_TIMEOUT, which is in minutes",
             pytest.approx(77 / 6),
         ]
 
