@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,7 +135,11 @@ Sequential(124 = 100% Params, 330 MACs = 100% MACs, T = P latency, R FLOPS)
 """  # noqa: E501 - as it is printed
 
 
-def test_a_profile_is_printed_whole() -> None:
+def test_a_profile_is_printed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = SimpleNamespace(
+        perf_counter=itertools.count().__next__
+    )  # so two Linears take longer than one Tanh
+    monkeypatch.setattr("dslaunch.runtime.metrics.profiler.time", ticks)
     model = nn.Sequential(nn.Linear(7, 10), nn.Tanh(), nn.Linear(10, 4))
     said = profile_of(model, torch.ones(3, 7), profile_step=4)
     said = re.sub(r"T = [0-9.e-]+% latency", "T = P latency", said)
