@@ -136,9 +136,8 @@ Sequential(124 = 100% Params, 330 MACs = 100% MACs, T = P latency, R FLOPS)
 
 
 def test_a_profile_is_printed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = SimpleNamespace(
-        perf_counter=itertools.count().__next__
-    )  # so two Linears take longer than one Tanh
+    # A second for each module, so that two Linears take longer than one Tanh.
+    ticks = SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr("dslaunch.runtime.metrics.profiler.time", ticks)
     model = nn.Sequential(nn.Linear(7, 10), nn.Tanh(), nn.Linear(10, 4))
     said = profile_of(model, torch.ones(3, 7), profile_step=4)
