@@ -21,6 +21,8 @@ HOSTS  ?= 2
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
 PYTEST  = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# pytest rewrites the asserts of 300 files: half of the time in which it collects them, where it may not keep what it made.
+unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
 .PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs setup clean
