@@ -34,14 +34,11 @@ void Request::wait() {
 
 // Blocks end at multiples of block_bytes in the file, so all but the first and the last are whole pages.
 void Request::move_block(std::int64_t begin, BounceBuffer& bounce) {
-    Failure failure;
-    if (!has_failed_.load(std::memory_order_relaxed)) {
-        const std::int64_t end = std::min(end_, (begin / block_bytes_ + 1) * block_bytes_);
-        char* data = data_ + (begin - begin_);
-        failure = is_write_ ? file_->write(data, begin, end - begin, bounce)
-                            : file_->read(data, begin, end - begin, bounce);
-    }
-    finish_block(failure);
+    const std::int64_t end = std::min(end_, (begin / block_bytes_ + 1) * block_bytes_);
+    char* data = data_ + (begin - begin_);
+    // Also if a later block has failed meanwhile: the failure that is told is the first one in the file.
+    finish_block(is_write_ ? file_->write(data, begin, end - begin, bounce)
+                           : file_->read(data, begin, end - begin, bounce));
 }
 
 void Request::finish_block(Failure failure) {

@@ -343,7 +343,7 @@ def test_a_file_that_was_cut_short_is_said_with_the_byte(engine: DiskEngine, fol
     path = folder / "file"
     file = engine.create(path, FILE_BYTES)
     os.truncate(path, 10_000)
-    for turn in range(2):
+    for turn in (0, 1) * 200:  # blocks behind the end may fail before the one that it is in
         request = file.read(bytearray(FILE_BYTES - turn), turn)
         with pytest.raises(OSError, match="the file ends there") as caught:
             request.wait()
