@@ -176,11 +176,17 @@ def test_a_node_that_ended_well_fails_with_a_later_failure_elsewhere(nodes: Node
     assert (first.wait(), second.wait()) == (3, 3)
 
 
+def command_lines_below(node: Node) -> Iterator[list[str]]:
+    """Of all processes that it started; those that have ended have none."""
+    for one in psutil.Process(node.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one, too
+            yield one.cmdline()
+
+
 def test_node_0_names_ranks_elsewhere_that_ended_before_the_one_that_lost_them(nodes: Nodes) -> None:
     first, second = nodes.both("work.py", "--fail=0", "--words=Connection closed by peer")
     poll(lambda: "up 2" in second.out, "rank 2")
-    below = psutil.Process(second.process.pid).children
-    poll(lambda: not any("work.py" in one.cmdline() for one in below(recursive=True)), "the end of rank 2")
+    poll(lambda: not any("work.py" in words for words in command_lines_below(second)), "the end of rank 2")
     (nodes.folder / "go").touch()
     assert first.wait() == second.wait() == 3
     assert (
