@@ -156,6 +156,7 @@ def plain(built: Path, tmp_path: Path) -> Path:
     return python
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("installed", few(["plain", "editable"], lambda installed: installed == "plain"))
@@ -189,6 +190,7 @@ def test_the_first_example_runs_in_a_clone_whether_dslaunch_was_installed_plainl
     assert Path(asked.stdout.strip()).is_relative_to(home)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_checkout_on_the_path_is_not_taken_for_hugging_faces_kernels() -> None:
     """An editable installation puts it there, and `transformers` imports an optional package of that name."""

@@ -126,6 +126,7 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_counts_what_passes_fails_is_refused_stops_early_and_does_not_collect(tmp_path: Path) -> None:
     for name, text in {

@@ -50,6 +50,7 @@ SAME_LOSS = 5e-6
 Sections = dict[tuple[str, ...], list[str]]
 
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.slow,
     pytest.mark.skipif(count_accelerators() == 1, reason="2 workers need as many GPUs where there is one"),
 ]

@@ -136,6 +136,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "message"),
@@ -191,6 +192,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], 
     return train_digits(tmp_path_factory.mktemp("digits") / "losses", num_ranks=1, stage=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_train_digits_learns_the_digits(one_process: tuple[list[float], float]) -> None:
     losses, accuracy = one_process
@@ -218,6 +220,7 @@ def test_two_ranks_train_digits_as_one_process_does_step_by_step(
     assert num_epochs < 8 or accuracy == expected_accuracy
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_accumulated_micro_batches_give_the_losses_of_whole_batches(
     one_process: tuple[list[float], float], tmp_path: Path
@@ -236,6 +239,7 @@ def test_accumulated_micro_batches_give_the_losses_of_whole_batches(
 # ---- train_chars.py
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "stage"), few([("fp32", 1), ("bf16", 0)], lambda precision, stage: stage == 1)
@@ -276,6 +280,7 @@ def test_a_training_without_a_config_says_which_one_to_give(program: str) -> Non
 # ---- finetune_lora.py
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_finetune_lora_learns_shards_the_base_and_saves_an_adapter_that_is_worth_the_same(
     tmp_path: Path,
@@ -348,6 +353,7 @@ def test_a_job_that_fails_gives_the_demo_its_exit_code(tmp_path: Path) -> None:
     assert not (tmp_path / "loss.png").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_demo_stops_its_job_when_it_is_interrupted(tmp_path: Path) -> None:
     with start_short_demo(tmp_path, "--steps 1000000") as process:

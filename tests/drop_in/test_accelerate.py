@@ -23,7 +23,12 @@ from tests.drop_in.guide_jobs import (
 from tests.drop_in.jobs import asked_for
 from tests.exhaustive import few
 
-pytestmark = [requires_hugging_face, pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 30)]
+pytestmark = [
+    requires_hugging_face,
+    pytest.mark.exhaustive,
+    pytest.mark.slow,
+    pytest.mark.timeout(LIMIT_S + 30),
+]
 
 FP32 = 5e-6  # ten roundings of a loss of about 4
 # The reference adds gradients up in 16 bits, and takes their norm there; dslaunch does both in 32.

@@ -13,7 +13,7 @@ from dslaunch import drop_in
 from tests.lab import Host, Lab
 from tests.launcher.backends.programs import need, start_slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(180)]
 
 SCRIPT = """
 import os, sys

@@ -106,6 +106,7 @@ def test_the_cifar_tutorial_is_told_by_name_when_an_option_asks_for_experts() ->
     ) in said
 
 
+@pytest.mark.exhaustive
 @needs_transformers
 def test_reinforcement_learning_of_deepspeed_chat_runs_at_stage_3(tmp_path: Path) -> None:
     found = results("chat_ppo.py", tmp_path, "--zero_stage=3", "--enable_ema")

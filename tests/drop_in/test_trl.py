@@ -15,6 +15,7 @@ import pytest
 from tests.drop_in.jobs import WORLD_SIZES, Found, assert_close, assert_same_weights, of_case, run
 
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("trl") is None, reason="needs trl: pip install --group drop-in"),

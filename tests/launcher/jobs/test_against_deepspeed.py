@@ -28,7 +28,7 @@ from dslaunch.launcher.options import Options
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.run import host_pool, make_plan, run_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow]
 
 DEEPSPEED = Path(sys.prefix) / "deepspeed"  # `make setup` puts the package there
 ORACLE = Path(__file__).parents[1] / "deepspeed_oracle.py"

@@ -212,6 +212,7 @@ def test_a_blocked_coordinator_port_is_said_and_the_job_trains(job: Job, how: st
     job.assert_clean()
 
 
+@pytest.mark.exhaustive
 def test_one_node_behind_a_firewall_does_not_take_the_failures_of_the_others_away(job: Job) -> None:
     """Rules are the host's own, for what comes in: so node 2 is told a port that is blocked,
     and node 1 is not.
@@ -251,6 +252,7 @@ def test_nodes_are_started_in_any_order(job: Job) -> None:
     job.assert_clean()
 
 
+@pytest.mark.exhaustive
 def test_real_gloo_ranks_train_over_no_ssh(job: Job) -> None:
     """The master port that the coordinator answered on before the start is free for torch's store."""
     job.lab.nodes[0].refuse_port(PORT + 1)

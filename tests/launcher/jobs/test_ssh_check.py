@@ -99,6 +99,7 @@ def test_one_fault_on_each_host_and_all_are_named(lab: Lab, folder: Path) -> Non
     assert lab.wait_until_clean() == [] or server.poll() is None
 
 
+@pytest.mark.exhaustive
 def test_a_python_that_hosts_lack_and_a_host_that_freezes(lab: Lab, folder: Path) -> None:
     """node1 has no such Python, node3 stops in the middle of its answers,
     node2 has a PyTorch that never comes.
@@ -196,6 +197,7 @@ def test_what_is_different_on_one_host_is_named_with_that_host(lab: Lab, folder:
     assert [one["can_be_used"] for one in report["hosts"]] == [True, False, True, True]
 
 
+@pytest.mark.exhaustive
 def test_a_login_that_never_ends_is_said(lab: Lab, folder: Path) -> None:
     (lab.host("node2").home / ".bashrc").write_text("sleep 600\n")
     report = found(Command(lab.head, folder, "check", "-H", "hosts", "--no_torch", "--json"), 3)
@@ -204,6 +206,7 @@ def test_a_login_that_never_ends_is_said(lab: Lab, folder: Path) -> None:
     assert "connected, but no agent answered within 10 s" in texts["node2"]
 
 
+@pytest.mark.exhaustive
 def test_a_port_behind_a_firewall_is_named_for_every_host_that_needs_it(lab: Lab, folder: Path) -> None:
     lab.host("node1").drop_port(29500)
     report = found(Command(lab.head, folder, "check", "-H", "hosts", "--no_torch", "--json"), 3)

@@ -21,6 +21,7 @@ COMMANDS = re.findall(
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("line", [line for block in COMMANDS for line in block.splitlines()])
 def test_a_command_of_the_guide_works(lab: Lab, line: str) -> None:
     folder = lab.shared / re.sub(r"\W+", "_", line)[:80]

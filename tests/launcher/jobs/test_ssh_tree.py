@@ -197,6 +197,7 @@ def test_a_gateway_without_trust_in_one_host_leaves_that_to_the_launcher(lab: La
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_a_gateway_without_a_key_is_said_once(lab: Lab, folder: Path) -> None:
     (lab.host("node4").home / ".ssh" / "id_ed25519").unlink()
     command = Command(lab.head, folder, *TREE, "show.py")
@@ -225,6 +226,7 @@ def hide_ssh(host: Host) -> None:
     host.run(["sh", "-c", words], check=True)
 
 
+@pytest.mark.exhaustive
 def test_a_gateway_that_allows_one_session_leaves_all_to_the_launcher(lab: Lab, folder: Path) -> None:
     node = lab.host("node1")
     node.sshd_kill()
@@ -256,6 +258,7 @@ def test_a_gateway_that_cannot_be_reached_is_the_only_error(lab: Lab, folder: Pa
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_a_host_that_nobody_reaches_is_named_and_no_worker_starts(lab: Lab, folder: Path) -> None:
     lab.host("node8").drop_port(22)
     command = Command(lab.head, folder, *TREE, "--connect_timeout=5", "show.py")
@@ -309,6 +312,7 @@ def test_a_gateway_that_falls_silent_is_the_culprit(lab: Lab, folder: Path) -> N
     assert lab.wait_until_clean(3 + 10 + CLEAN_WITHIN_S) == []
 
 
+@pytest.mark.exhaustive
 def test_a_launcher_that_falls_silent_leaves_nothing(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--heartbeat=3", "work.py")
     lab.head.unplug()
@@ -316,6 +320,7 @@ def test_a_launcher_that_falls_silent_leaves_nothing(lab: Lab, folder: Path) -> 
     assert lab.wait_until_clean(3 + 2 + 10 + CLEAN_WITHIN_S) == []
 
 
+@pytest.mark.exhaustive
 def test_a_host_behind_a_gateway_that_falls_silent_is_the_culprit(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--heartbeat=3", "work.py")
     lab.host("node5").unplug()

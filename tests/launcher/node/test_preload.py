@@ -42,6 +42,7 @@ def test_all_ranks_share_one_import(start: Start) -> None:
     assert seen[0][0] not in (seen[0][1], seen[0][2]), "children of the agent, not of the one that imported"
 
 
+@pytest.mark.exhaustive
 def test_the_program_finds_everything_as_ever(tmp_path: Path) -> None:
     """Arguments, paths, __main__, environment, open files, its line in ps, and what it spawns and pickles."""
     (tmp_path / "big.py").write_text(BIG)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.exhaustive import few
 from tests.runtime.checkpoint.killed_saves import ALL, BEFORE, KEPT, NEVER, POINTS, run_all
 
 
@@ -36,11 +35,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("is_async", "tag"),
-    few([(False, None), (False, "last"), (True, "last")], lambda is_async, tag: is_async),
-)
+@pytest.mark.parametrize(("is_async", "tag"), [(False, None), (False, "last"), (True, "last")])
 def test_a_save_that_is_killed_at_any_point_leaves_a_good_checkpoint(
     warm: Pool, folder: Path, is_async: bool, tag: str | None
 ) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.runtime.placement.offload_plan import MemoryKind, OffloadPlan, Residence
 from dslaunch.runtime.placement.stage_policy import policy_for_stage
+from tests.exhaustive import few
 from tests.runtime.footprint import Footprint, ModelSize, peak_bytes
 from tests.runtime.models import make_config, make_model
 from tests.runtime.offload.census import Census
@@ -145,7 +146,10 @@ REAL = [row for row, residences in ROWS.items() if "nvme" in residences]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "precision", "num_micro_batches"), [(2, "bf16", 3), (1, "fp32", 1)])
+@pytest.mark.parametrize(
+    ("world_size", "precision", "num_micro_batches"),
+    few([(2, "bf16", 3), (1, "fp32", 1)], lambda world_size, *_: world_size == 1),
+)
 def test_training_holds_what_the_formula_says(
     ranks: Ranks, tmp_path: Path, world_size: int, precision: str, num_micro_batches: int
 ) -> None:

@@ -56,7 +56,7 @@ def _train(rank: int, stage: int, precision: str, where: Where, folder: str) -> 
             for row in (("fp32", 3), ("fp32", 1), ("bf16", 1), ("bf16", 2), ("fp16", 2))
         ],
         lambda stage, precision, world_size: (
-            (precision, world_size) == ("bf16", 2) or (stage == 3 and world_size > 1)
+            (precision, world_size) == ("bf16", 2) or (stage, precision, world_size) == (3, "fp32", 3)
         ),
     ),
 )

@@ -124,6 +124,7 @@ def _resume(rank: int, folder: str, stage: int, zero: dict[str, int], saves: boo
     return result
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_checkpoints_go_between_all_ways_to_share(ranks: Ranks, tmp_path: Path) -> None:
     written = ranks(_resume, str(tmp_path), 3, HPZ, True, world_size=4)[0]

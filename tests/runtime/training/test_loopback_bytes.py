@@ -51,6 +51,7 @@ def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "times"), [(0, 2.0), (1, 2.0), (2, 2.0), (3, 2.5)])
 def test_loopback_carries_the_bytes_of_the_formula(exchanged: Path, stage: int, times: float) -> None:

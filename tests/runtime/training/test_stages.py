@@ -116,6 +116,7 @@ def many_ranks(ranks: Ranks) -> Iterator[Ranks]:
     ranks.stop(but=max(WORLDS))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_five_and_eight_ranks_equal_plain_pytorch_too(many_ranks: Ranks) -> None:

@@ -98,6 +98,7 @@ def digits(lab: Lab, folder: Path, name: str, *launcher_words: str, stage: int) 
     )
 
 
+@pytest.mark.exhaustive
 def test_digits_on_two_hosts_at_stages_0_and_2_equal_one_process(lab: Lab, folder: Path) -> None:
     reference, accuracy = digits(lab, folder, "one", "--launcher=local", "--num_gpus=1", stage=0)
     assert len(reference) == 48

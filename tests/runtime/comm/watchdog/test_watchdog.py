@@ -236,6 +236,7 @@ def test_a_stopped_rank_is_named_as_one_that_does_not_answer(ranks: Ranks, tmp_p
     assert re.search(r"dslaunch:   1 +\? +\? +does not answer +\? +\?\n", report)
 
 
+@pytest.mark.exhaustive
 def test_without_rank_0_which_serves_the_store_each_rank_says_what_it_waits_for(
     ranks: Ranks, tmp_path: Path
 ) -> None:
