@@ -45,7 +45,7 @@ class EpochSampler(DistributedSampler[T]):
         repeated ones as it takes.
         """
         generator = torch.Generator().manual_seed(self.seed + self.begin.epoch)
-        order = torch.randperm(self._length, generator=generator).tolist()
+        order = torch.randperm(self._length, generator=generator, device="cpu").tolist()
         left = order[self.begin.num_samples :]
         left += islice(cycle(order), -len(left) % self.num_replicas)
         self.set_epoch(self.begin.epoch + 1)

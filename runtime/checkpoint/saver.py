@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from ..comm.collectives import Collectives
+from ..comm.process_group import group_device
 from ..errors import CheckpointError
 from .files.snapshot import Memory, Snapshot
 
@@ -81,6 +81,7 @@ class Saver:
         under_way = _UnderWay(copies, snapshots)
         for snapshot in snapshots:
             snapshot.take_exposed()
+            snapshot.note_moment()
         # no daemon: an interpreter that ends waits for it
         under_way.thread = threading.Thread(target=self._run, args=(under_way,), name="dslaunch-checkpoint")
         self._current.save = under_way
@@ -104,8 +105,10 @@ class Saver:
         under_way = self._current.save
         if under_way is None:
             return
-        is_done = torch.tensor(float(not under_way.thread.is_alive()), dtype=torch.float64)
-        everywhere = self._comm.all_gather_float64(is_done.to(self._device()), what="the end of a save")
+        is_done = torch.full(
+            (), float(not under_way.thread.is_alive()), dtype=torch.float64, device=group_device()
+        )
+        everywhere = self._comm.all_gather_float64(is_done, what="the end of a save")
         if bool((everywhere > 0).all()):
             self.wait()
 
@@ -147,10 +150,6 @@ class Saver:
             under_way.prepared.write()
         except BaseException as error:  # told by `wait`, in the thread that trains
             under_way.problem = error
-
-    def _device(self) -> torch.device:
-        is_nccl = "nccl" in str(dist.get_backend())
-        return torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
 
     def _tell(self, prepared: Prepared, *, stalled_s: float) -> None:
         if prepared.rank == 0:

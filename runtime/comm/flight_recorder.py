@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from .comms_log import Stopwatch
@@ -51,12 +52,15 @@ class Flight:
         self._recorder = recorder
         self._stopwatch = stopwatch
         self._work: dist.Work | None = None
+        self._event: torch.cuda.Event | None = None  # comes after it
         self._is_over = False
 
     @property
     def is_over(self) -> bool:
         """Whether it has come to its end. On a GPU that is later than the end of wait()."""
-        work = self._work  # the program's thread may take it away
+        work, event = self._work, self._event  # the program's thread may take them away
+        if event is not None:
+            return not torch.cuda.is_current_stream_capturing() and bool(event.query())
         return self._is_over or (work is not None and work.is_completed())
 
     def start(self, send: Callable[[], dist.Work | None]) -> Flight:
@@ -76,8 +80,12 @@ class Flight:
         if self._work is None:
             raise AssertionError(f"{self.label} was not started")
         self._block(self._work.wait)
-        if self._work.is_completed():
-            self._is_over, self._work = True, None  # which keeps tensors alive
+        if self._work.is_completed() or not torch.cuda.is_available():
+            self._is_over = True
+        else:  # NCCL has made the stream wait, and not the host
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        self._work = None  # which keeps tensors alive
 
     def run(self, call: Callable[[], T]) -> T:
         """Return `call()`, which is the whole of it, and blocks."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 import sys
 from datetime import timedelta
 
@@ -15,6 +17,8 @@ import torch.distributed.nn.functional
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError, UserError
 
+_log = logging.getLogger("dslaunch")
+
 
 def start_process_group(
     env: WorkerEnvironment,
@@ -24,8 +28,10 @@ def start_process_group(
     init_method: str | None = None,
     rank: int = -1,
     world_size: int = -1,
+    device_index: int | None = None,
 ) -> None:
-    """Make the default process group unless there is one: NCCL with GPUs, else gloo.
+    """Make the default process group unless there is one: NCCL with GPUs, else gloo. `device_index`: as
+    `index` of choose_device().
 
     Without RANK and WORLD_SIZE, or arguments instead of them, the group is this process alone and opens no
     port. `timeout` goes before DEEPSPEED_TIMEOUT. Collectives of all our groups have it.
@@ -40,7 +46,9 @@ def start_process_group(
     if dist.is_initialized():
         return
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    device = choose_device(env, backend=backend)
+    device = choose_device(env, backend=backend, index=device_index)
+    # Before torch 2.8 NCCL's stream would keep every buffer that is freed from its next user.
+    os.environ.setdefault("TORCH_NCCL_AVOID_RECORD_STREAMS", "1")
     store = None
     if rank < 0 and world_size < 0:
         rank, world_size = env.rank, env.world_size
@@ -82,8 +90,15 @@ def choose_device(
     A worker that is shown a single GPU takes it, whatever its LOCAL_RANK.
     Errors: ConfigError if there is no such GPU
     """
-    backend = backend or str(dist.get_backend())
-    if "nccl" not in backend or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if not (_sends_from_gpus() if backend is None else "nccl" in backend):
+        if backend is None and env.rank == 0:
+            _log.warning(
+                "training on the CPU, though there is a GPU: the process group's back end is '%s', which sends "
+                "only what is in host memory; leave out the back end where the group is made, or give 'nccl'",
+                dist.get_backend(),
+            )
         return torch.device("cpu")
     num_devices = torch.cuda.device_count()
     if index is not None and not 0 <= index < num_devices:
@@ -100,6 +115,23 @@ def choose_device(
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def group_device() -> torch.device:
+    """Return where a tensor must be that goes through the default process group: the current GPU if it sends
+    from GPUs.
+    """
+    if torch.cuda.is_available() and _sends_from_gpus():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _sends_from_gpus() -> bool:
+    """Whether the default group does. One that was made without the name of a back end is called
+    'undefined' and has one for each kind of device.
+    """
+    group = dist.group.WORLD
+    return group is not None and any(device.type == "cuda" for device in group._device_types)
 
 
 def _end_process_group() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..comm.collectives import all_gather_single, reduce_scatter_single
-from ..comm.process_group import group_timeout
+from ..comm.process_group import group_device, group_timeout
 from ..environment import read_environment
 from ..errors import ConfigError
 from . import host_reduction
@@ -93,8 +93,7 @@ def get_all_ranks_from_group(group: Group = None) -> list[int]:
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> DeviceMesh:
     """Return torch's mesh of all ranks."""
-    kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
-    return init_device_mesh(kind, tuple(mesh_shape), mesh_dim_names=tuple(mesh_dim_names))
+    return init_device_mesh(group_device().type, tuple(mesh_shape), mesh_dim_names=tuple(mesh_dim_names))
 
 
 def barrier(group: Group = None, async_op: bool = False, device_ids: list[int] | None = None) -> Any:

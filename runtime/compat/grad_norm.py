@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..comm.process_group import group_device
 from ..errors import ConfigError
 from ..zero.param_location import location_of
 
@@ -40,7 +41,9 @@ def clip_grad_norm_(
             "engine.get_global_grad_norm() for the norm"
         )
     grads = [param.grad for param in given if param.grad is not None]
-    device = grads[0].device if grads else torch.device("cpu")
+    device = (
+        given[0].device if given else group_device()
+    )  # the same on a rank whose data reached none of them
     norm = _norm(grads, norm_type, device)
     if dist.is_initialized() and dist.get_world_size() > 1:
         norm /= dist.get_world_size()

@@ -72,14 +72,15 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"initialize(model={type(model).__name__}): must be a torch.nn.Module")
     source = _config_source(args, config, config_params)
-    init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    worker = read_environment()
+    worker, device_index = read_environment(), getattr(args, "device_rank", None)
+    _require_process_group(dist_init_required)
+    start_process_group(worker, device_index=device_index)
     settings = load_config(
         source, world_size=dist.get_world_size(), is_lenient=is_lenient, has_optimizer=optimizer is not None
     )
     if is_lenient:
         settings = _with_precision_of(model, settings)
-    device = choose_device(worker, index=getattr(args, "device_rank", None))
+    device = choose_device(worker, index=device_index)
     if device.type == "cpu":
         keep_freed_memory()
     engine = Engine(
@@ -122,11 +123,7 @@ def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
     Order:  every rank must call this
     Errors: ConfigError if dist_init_required is False and there is no process group
     """
-    if dist_init_required is False and not dist.is_initialized():
-        raise ConfigError(
-            "dist_init_required=False but torch.distributed has no process group; make one "
-            "first, or leave it out"
-        )
+    _require_process_group(dist_init_required)
     start_process_group(
         read_environment(),
         backend=dist_backend,
@@ -135,6 +132,14 @@ def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
         rank=rank,
         world_size=world_size,
     )
+
+
+def _require_process_group(dist_init_required: bool | None) -> None:
+    if dist_init_required is False and not dist.is_initialized():
+        raise ConfigError(
+            "dist_init_required=False but torch.distributed has no process group; make one "
+            "first, or leave it out"
+        )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

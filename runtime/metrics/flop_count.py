@@ -75,9 +75,8 @@ def counted() -> Iterator[FlopCount]:
     operation without a formula.
     """
     with FlopCount():
-        torch.empty(
-            0
-        ).detach()  # torch loads its compiler at the first operation: 0.6 s that belong to no module
+        # torch loads its compiler at the first operation: 0.6 s that belong to no module
+        torch.empty(0, device="cpu").detach()
     was_open = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

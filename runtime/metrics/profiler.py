@@ -316,5 +316,5 @@ def num_params(module: nn.Module) -> int:
 
 
 def _zeros_for(model: nn.Module, shape: tuple[int, ...]) -> torch.Tensor:
-    first = next(model.parameters(), None)
-    return torch.zeros(shape) if first is None else torch.zeros(shape, dtype=first.dtype, device=first.device)
+    first = next(model.parameters(), torch.empty(0, device="cpu"))
+    return torch.zeros(shape, dtype=first.dtype, device=first.device)

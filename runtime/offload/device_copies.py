@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Arrival:
         """
         self._source: Tensor | None = source
         self._then = then
+        self._lock = Lock()
         self._event: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
         gpu = next((tensor for tensor in (source, target) if tensor.is_cuda), None)
@@ -39,7 +41,7 @@ class Arrival:
             target.copy_(source)
             self.wait()
             return
-        copier = _copier(gpu.device)
+        copier = _copier(gpu.device, is_to_host=source.is_cuda)
         stream = self._stream = copier.stream
         stream.wait_stream(torch.cuda.current_stream(gpu.device))
         with torch.cuda.stream(stream):
@@ -47,19 +49,21 @@ class Arrival:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
         if source.is_cuda:
-            copier.hold(self)
+            copier.hold(self, source.nbytes)
 
     @property
     def is_done(self) -> bool:
         """Whether `wait` would not block."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        event = self._event  # another thread may take it away
+        return event is None or bool(event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Block until the host may use it."""
-        if self._event is not None:
-            self._event.synchronize()
-        self._event = self._source = None
-        then, self._then = self._then, None
+        with self._lock:  # the thread of a step and that of a hook may both wait
+            if self._event is not None:
+                self._event.synchronize()
+            self._event = self._source = None
+            then, self._then = self._then, None
         if then is not None:
             then()
 
@@ -69,24 +73,31 @@ class Arrival:
 
     def wait_on_device(self) -> None:
         """Let what the GPU is told from now on come after it."""
-        if self._event is not None:
-            self._event.wait()
+        event = self._event
+        if event is not None:
+            event.wait()
 
 
 class Copier:
-    """The stream of one device's copies, and those to the host whose sources are held; see [Note: memory
-    that a copy uses].
+    """The stream of one device's copies in one direction, so that both directions of the bus are used, and
+    those to the host whose sources are held; see [Note: memory that a copy uses].
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
-        self._held: deque[Arrival] = deque()
+        self._held: deque[tuple[Arrival, int]] = deque()
 
-    def hold(self, arrival: Arrival) -> None:
-        """Keep its source until it is there; those before it are there afterwards."""
-        self._held.append(arrival)
-        while self._held and (len(self._held) > _HELD_AT_ONCE or self._held[0].is_done):
-            self._held.popleft().wait()
+    def hold(self, arrival: Arrival, num_bytes: int) -> None:
+        """Keep its source until it is there. The host waits for those before it only where all of them
+        would hold more than _HELD_BYTES.
+        """
+        self._held.append((arrival, num_bytes))
+        while len(self._held) > 1 and (self._held[0][0].is_done or self._held_bytes > _HELD_BYTES):
+            self._held.popleft()[0].wait()
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum(num_bytes for _, num_bytes in self._held)
 
 
 class _Brought(Pending):
@@ -109,14 +120,15 @@ def to_device(shard: Tensor, own: Tensor, *, then: Callable[[], Pending]) -> Pen
 
 def to_host(tensor: Tensor, *, pin_memory: bool) -> Tensor:
     """Return a copy in host memory."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin_memory).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pin_memory).copy_(tensor)
 
 
-_HELD_AT_ONCE = 1
-_COPIERS: dict[torch.device, Copier] = {}
+_HELD_BYTES = 256 * 2**20
+_COPIERS: dict[tuple[torch.device, bool], Copier] = {}
 
 
-def _copier(device: torch.device) -> Copier:
-    if device not in _COPIERS:
-        _COPIERS[device] = Copier(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    return _COPIERS[device]
+def _copier(device: torch.device, *, is_to_host: bool) -> Copier:
+    key = device, is_to_host
+    if key not in _COPIERS:
+        _COPIERS[key] = Copier(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return _COPIERS[key]

@@ -110,7 +110,7 @@ class Spill:
         self._is_here = False
         for tensor in self._tensors().values():
             self._folder.give_memory(tensor.data)
-            tensor.data = torch.full((1,), torch.nan, dtype=tensor.dtype).expand(tensor.shape)
+            tensor.data = torch.full((1,), torch.nan, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
 
 @contextmanager

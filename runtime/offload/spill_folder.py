@@ -72,7 +72,7 @@ class SpillFolder:
     def give_memory(self, tensor: Tensor) -> None:
         """Have it for the next one, if it is from here."""
         if tensor.data_ptr() in self.memory:
-            whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
             insort(self._free, whole, key=Tensor.numel)
 
     def close(self) -> None:

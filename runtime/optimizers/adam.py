@@ -34,7 +34,9 @@ class AdamFormula(Formula):
         group = pieces.group
         beta1, beta2 = map(as_float, group["betas"])
         device = pieces.params[0].device
-        count = torch.tensor(float(corrected_step(pieces)), device=device)
+        count = torch.full(
+            (), float(corrected_step(pieces)), dtype=torch.float32, device=device
+        )  # no copy to wait for
         kernel(
             pieces.params,
             pieces.grads,

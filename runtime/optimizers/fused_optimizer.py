@@ -147,7 +147,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 for param in group["params"]:
                     if self.state.get(param):
                         count = self.state[param].get("step", group.get("step", 0))
-                        self.state[param]["step"] = torch.tensor(as_float(count), dtype=torch.float32)
+                        self.state[param]["step"] = torch.tensor(
+                            as_float(count), dtype=torch.float32, device="cpu"
+                        )
 
     # ---- details
 
@@ -160,7 +162,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         state = self.state[param]
         if not state:
             if self.formula.counts_steps:
-                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state.update(self.make_states(param, group))
         step = int(state["step"]) + 1 if self.formula.counts_steps else 1
         return Update(param, grad, {name: state[name] for name in self.formula.state_names}, group, step)

@@ -168,7 +168,7 @@ def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimize
             ]
             if chosen:
                 halves.append({**defaults, **own, "params": chosen, "use_muon": is_muon})
-    shape = [nn.Parameter(torch.zeros(1, 1))]  # they want one, and get others
+    shape = [nn.Parameter(torch.zeros(1, 1, device="cpu"))]  # they want one, and get others
     muon, adam = torch.optim.Muon(shape), torch.optim.AdamW(shape)
     by_kind = {
         kind: [index for index, half in enumerate(halves) if half["use_muon"] is kind]

@@ -39,13 +39,17 @@ def global_grad_norm(
         if known is None
         for chunk in sub_buffer.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
     ]
-    partial = torch.as_tensor(_total(squares, chunks), dtype=torch.float64, device=device).view(1)
-    own = torch.cat([partial, torch.tensor(note, dtype=torch.float64, device=device)])
+    total = _total(squares, chunks)
+    if isinstance(total, Tensor):
+        partial = total.to(device=device, dtype=torch.float64).view(1)
+    else:  # filled in, as a copy would be waited for
+        partial = torch.full((1,), total, dtype=torch.float64, device=device)
+    own = torch.cat([partial, *(torch.full((1,), one, dtype=torch.float64, device=device) for one in note)])
     said = comm.all_gather_float64(own, what="the gradient norm").tolist()
-    total = 0.0
+    norm = 0.0
     for _, square in sorted((mesh.chunk_of(rank), square) for rank, (square, *_) in enumerate(said)):
-        total += square
-    return sqrt(total) if isfinite(total) else total, [notes for _, *notes in said]
+        norm += square
+    return sqrt(norm) if isfinite(norm) else norm, [notes for _, *notes in said]
 
 
 def clip_factor(norm: float, *, max_norm: float) -> float:
@@ -75,5 +79,6 @@ def _sum_on_gpu(chunks: Sequence[Tensor]) -> Tensor:
     total = squared_norm_on_device(chunks, device=chunks[0].device)
     if total is not None:
         return total
-    norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks]
-    return torch.stack(norms).square().sum()
+    # One launch for all, which converts as it reads: vector_norm() would make a float64 copy of each.
+    norms = torch._foreach_norm(list(chunks), 2.0, dtype=torch.float64)
+    return torch.stack(list(norms)).square().sum()

@@ -123,5 +123,10 @@ class _Turn:
         self.sub_buffer.finish_out()
 
     def _start_copy(self, grad: Tensor) -> tuple[Tensor, Arrival]:
-        host = torch.empty(grad.numel(), dtype=grad.dtype, pin_memory=self.sub_buffer.residence.pins_states)
+        host = torch.empty(
+            grad.numel(),
+            dtype=grad.dtype,
+            device="cpu",
+            pin_memory=self.sub_buffer.residence.pins_states,
+        )
         return host, Arrival(grad, host)

@@ -96,7 +96,9 @@ class WholeTensors:
         return [piece for _, _, piece in _cut(arrived, self._theirs)]
 
     def _exchange(self, pieces: Sequence[Tensor], sent: list[_Pieces], received: list[_Pieces]) -> Tensor:
-        buffer = torch.cat(list(pieces)) if pieces else torch.empty(0, device=self._device)
+        buffer = (
+            torch.cat(list(pieces)) if pieces else torch.empty(0, dtype=torch.float32, device=self._device)
+        )
         return self._comm.exchange(
             buffer, sent=_numels(sent), received=_numels(received), what="whole parameters for the optimizer"
         )

@@ -66,14 +66,14 @@ class DiskGradients(ShardedGradients):
         self._spill.reserve(_name(whole.flat.dtype), self._numel * whole.flat.dtype.itemsize)
 
     def _make_shard(self) -> Tensor:
-        return torch.zeros(0, dtype=self._sums.dtype)
+        return torch.zeros(0, dtype=self._sums.dtype, device="cpu")
 
     @property
     def shard(self) -> Tensor:
         """[shard] A copy."""
         with self._here() as value:
             if value is None:
-                return torch.zeros(self._numel, dtype=self._sums.dtype)
+                return torch.zeros(self._numel, dtype=self._sums.dtype, device="cpu")
             return value.to(self._sums.dtype, copy=True)
 
     def squares(self) -> Sequence[float]:
@@ -168,7 +168,7 @@ class DiskGradients(ShardedGradients):
 
     def _arrived_value(self) -> Tensor:
         if self._is_zero:
-            return torch.zeros(self._numel, dtype=self._sums.dtype)
+            return torch.zeros(self._numel, dtype=self._sums.dtype, device="cpu")
         self._spill.finish_in()
         (value,) = self._value.values()
         return value

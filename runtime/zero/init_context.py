@@ -122,7 +122,7 @@ class Init:
                 f"zero.Init(dtype={dtype}): must be a floating-point dtype of torch, or left out"
             )
         self.comm = Collectives(make_mesh(shard_size=dist.get_world_size()))
-        self._num_users = num_users(nn.Parameter(torch.empty(1)))
+        self._num_users = num_users(nn.Parameter(torch.empty(1, device="cpu")))
         if module is not None:
             for name, param in module.named_parameters():
                 self.note(param, name)

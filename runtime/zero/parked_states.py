@@ -45,7 +45,9 @@ class ParkedStorage:
     def __init__(self, tensor: Tensor, *, pin_memory: bool, non_blocking: bool) -> None:
         self._tensor = tensor
         own = _bytes(tensor)
-        self._host = torch.empty(own.numel(), dtype=torch.uint8, pin_memory=pin_memory and tensor.is_cuda)
+        self._host = torch.empty(
+            own.numel(), dtype=torch.uint8, device="cpu", pin_memory=pin_memory and tensor.is_cuda
+        )
         self._host.copy_(own, non_blocking=non_blocking)
         # The device's allocator may give this memory away at once: its next use comes later
         # in the same stream.

@@ -154,6 +154,6 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
 
 def _have_common_elements(one: Tensor, other: Tensor) -> bool:
     """Of two in one storage; columns of a matrix have none."""
-    elements = torch.arange(one.untyped_storage().nbytes() // one.itemsize)
+    elements = torch.arange(one.untyped_storage().nbytes() // one.itemsize, device="cpu")
     places = [elements.as_strided(each.shape, each.stride(), each.storage_offset()) for each in (one, other)]
     return bool(torch.isin(*places).any())

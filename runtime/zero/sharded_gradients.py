@@ -229,7 +229,7 @@ class HostGradients(ShardedGradients):
 
     def _make_shard(self) -> Tensor:
         self._is_single = False
-        return torch.zeros(0, dtype=self._sums.dtype)  # until it is needed
+        return torch.zeros(0, dtype=self._sums.dtype, device="cpu")  # until it is needed
 
     @property
     def shard(self) -> Tensor:
@@ -264,7 +264,7 @@ class HostGradients(ShardedGradients):
         own = self.flat[self._start : self._stop]
         if self._landed is None:
             pinned = self._sums.pin_memory
-            self._landed = torch.empty(own.numel(), dtype=own.dtype, pin_memory=pinned)
+            self._landed = torch.empty(own.numel(), dtype=own.dtype, device="cpu", pin_memory=pinned)
         self._arrival = Arrival(own, self._landed, then=self._whole.free)
         self._is_single, self._is_zero = self._is_zero, False
         self._hand_over()

@@ -426,5 +426,5 @@ def _place_rest(
     for tensor in (*integers, *module.buffers()):
         dtype = buffer_dtype if tensor.is_floating_point() else None
         whole = tensor.detach().to(device=device, dtype=dtype).contiguous()
-        comm.broadcast(whole, what="a buffer")
+        comm.broadcast(whole.reshape(-1).view(torch.uint8), what="a buffer")  # NCCL lacks 16-bit integers
         tensor.data = whole

@@ -64,7 +64,7 @@ class Pieces:
 
     def whole(self) -> Tensor:
         """Return all of it, in host memory of its own."""
-        out = torch.empty(prod(self.shape), dtype=self.dtype)
+        out = torch.empty(prod(self.shape), dtype=self.dtype, device="cpu")
         self.copy_to(0, out)
         return out.view(self.shape)
 

@@ -74,7 +74,7 @@ def tensor_in(archive: memoryview, *, dtype: torch.dtype, shape: Sequence[int]) 
     """Return the contiguous tensor that torch.save wrote, in the archive's own memory where that can be."""
     numel = torch.Size(shape).numel()
     if numel == 0:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     start = _start_of_storage(archive)
     if start is None or len(archive) < start + numel * dtype.itemsize:
         whole: Tensor = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)

@@ -145,7 +145,7 @@ class CheckpointReader:
     def tensor(self, name: str) -> Tensor:
         """Return one whole tensor, in host memory."""
         found = self._tensors[name]
-        whole = torch.empty(found.size, dtype=found.properties.dtype)
+        whole = torch.empty(found.size, dtype=found.properties.dtype, device="cpu")
         self._read_runs([self._whole_run(name)], {name: whole.view(-1)})
         return whole
 

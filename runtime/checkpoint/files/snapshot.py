@@ -26,7 +26,7 @@ class Memory:
         for place, tensor in enumerate(self._free):
             if (tensor.dtype, tensor.shape) == (values.dtype, values.shape):
                 return self._free.pop(place)
-        return torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+        return torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda)
 
     def give(self, tensors: Iterable[Tensor]) -> None:
         """Take them back."""
@@ -50,6 +50,7 @@ class Snapshot:
         }
         self._copies: dict[str, Tensor] = {}
         self._problem: Exception | None = None
+        self._moment: torch.cuda.Event | None = None
         runs: list[Run] = [
             replace(run, offset=run.offset - self._ranges[run.flat][0]) for run in tensor_runs.runs
         ]
@@ -65,8 +66,13 @@ class Snapshot:
         """Copy what may change at any time."""
         self._take([kind for kind in self._ranges if kind in self._source.exposed])
 
+    def note_moment(self) -> None:
+        """The rest is copied as the device has it after all that this thread's stream has been told so far."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._moment = torch.cuda.current_stream().record_event()
+
     def take_rest(self) -> None:
-        """Copy the rest."""
+        """Copy the rest, beside what the device computes; in any thread."""
         self._take([kind for kind in self._ranges if kind not in self._source.exposed])
 
     @torch.no_grad()
@@ -76,9 +82,22 @@ class Snapshot:
                 flats = self._source.flats()
                 for kind in kinds:
                     values = flats[kind][slice(*self._ranges[kind])]
-                    self._copies[kind] = self._memory.take(values).copy_(values)
+                    self._copies[kind] = self._memory.take(values)
+                    self._copy(values, self._copies[kind])
         except Exception as error:
             self._problem = error
+
+    def _copy(self, values: Tensor, target: Tensor) -> None:
+        if self._moment is None or not values.is_cuda:
+            target.copy_(values)
+            return
+        # Another thread's current stream is the default one: copies there would stand between the kernels of a
+        # program, and would not wait for one that trains in a stream of its own.
+        stream = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
+        stream.wait_event(self._moment)
+        with torch.cuda.stream(stream):
+            target.copy_(values, non_blocking=True)
+        stream.synchronize()
 
     def give_back(self) -> None:
         """The copies have been written."""

@@ -285,7 +285,7 @@ class Accelerator(ABC):
         if torch.device(device).type != "cpu":
             raise ConfigError(f"pin_empty(device={str(device)!r}): pinned memory is the host's; leave it out")
         shape = [n for given in size for n in ((given,) if isinstance(given, int) else given)]
-        return torch.empty(shape, dtype=dtype, pin_memory=self._pins_memory)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self._pins_memory)
 
     def pin_empty_like(
         self, tensor: Tensor, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
