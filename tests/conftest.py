@@ -7,11 +7,16 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.fake_cuda.build import can_be_built, library
 from tests.lab import Lab
+
+if TYPE_CHECKING:  # most tests need no torch
+    from tests.runtime.ranks import Ranks
 
 # No time limit for one example: other tests keep the machine busy. A fixture may serve all examples. The
 # same examples in every run, so that a failure is of what was changed; `--hypothesis-profile=default`
@@ -66,6 +71,23 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def cuda_ranks() -> Iterator[Ranks]:
+    """Processes to run ranks in, with a fake CUDA device each: `cuda_ranks(function, world_size=2)`."""
+    reason = can_be_built()
+    if reason is not None:
+        pytest.skip(reason)
+    from tests.fake_cuda.ranks import Parent
+    from tests.runtime.ranks import Ranks
+
+    library()
+    parent = Parent()
+    pool = Ranks(parent.fork)
+    yield pool
+    pool.stop()
+    parent.stop()
+
+
 @pytest.fixture(autouse=True)
 def _restored_lab(request: pytest.FixtureRequest) -> Iterator[None]:
     """After a test that used the lab: all hosts up, connected and clean again, whatever the test left behind.
@@ -87,9 +109,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("exhaustive") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(EXHAUSTIVE_LIMIT_S))
-        for fixture in ("lab", "ranks"):
+        for fixture, marker in (("lab", "lab"), ("ranks", "ranks"), ("cuda_ranks", "ranks")):
             if fixture in getattr(item, "fixturenames", ()):
-                item.add_marker(fixture)
+                item.add_marker(marker)
     if hasattr(config, "workerinput"):
         is_run = [
             item

@@ -60,7 +60,7 @@ class Flight:
         """Whether it has come to its end. On a GPU that is later than the end of wait()."""
         work, event = self._work, self._event  # the program's thread may take them away
         if event is not None:
-            return not torch.cuda.is_current_stream_capturing() and bool(event.query())
+            return not torch.cuda.is_current_stream_capturing() and bool(event.query())  # type: ignore[no-untyped-call]
         return self._is_over or (work is not None and work.is_completed())
 
     def start(self, send: Callable[[], dist.Work | None]) -> Flight:

@@ -95,8 +95,9 @@ def choose_device(
     if not (_sends_from_gpus() if backend is None else "nccl" in backend):
         if backend is None and env.rank == 0:
             _log.warning(
-                "training on the CPU, though there is a GPU: the process group's back end is '%s', which sends "
-                "only what is in host memory; leave out the back end where the group is made, or give 'nccl'",
+                "training on the CPU, though there is a GPU: the process group's back end is '%s', which "
+                "sends only what is in host memory; leave out the back end where the group is made, or give "
+                "'nccl'",
                 dist.get_backend(),
             )
         return torch.device("cpu")
@@ -128,10 +129,9 @@ def group_device() -> torch.device:
 
 def _sends_from_gpus() -> bool:
     """Whether the default group does. One that was made without the name of a back end is called
-    'undefined' and has one for each kind of device.
+    'undefined' and has one for each kind of device; gloo takes tensors of GPUs, too, and is not meant.
     """
-    group = dist.group.WORLD
-    return group is not None and any(device.type == "cuda" for device in group._device_types)
+    return dist.is_initialized() and "nccl" in dist.get_backend_config()
 
 
 def _end_process_group() -> None:

@@ -41,9 +41,7 @@ def clip_grad_norm_(
             "engine.get_global_grad_norm() for the norm"
         )
     grads = [param.grad for param in given if param.grad is not None]
-    device = (
-        given[0].device if given else group_device()
-    )  # the same on a rank whose data reached none of them
+    device = given[0].device if given else group_device()  # though this rank's data may have reached none
     norm = _norm(grads, norm_type, device)
     if dist.is_initialized() and dist.get_world_size() > 1:
         norm /= dist.get_world_size()

@@ -199,9 +199,14 @@ class SubBuffer:
         Errors: ConfigError where an update of the same values is under way
         """
         writes = self.param_shard.writes
+        writes.look_back(f"a parameter of {self.label}")
         if not writes.are_due():
             return
-        writes.must_compare, is_counted = False, writes.are_counted
+        if writes.may_compare_late and self.refuses_writes is None and self._is_whole_on_gpu:
+            writes.must_compare = False
+            writes.compare_late(*self._known_values())
+            return
+        writes.must_compare, writes.is_known, is_counted = False, True, writes.are_counted
         if self.refuses_writes is not None:
             if is_counted:
                 raise ConfigError(
@@ -217,9 +222,15 @@ class SubBuffer:
             changed = differences(*known)
             if changed is not None:
                 if not is_counted:
-                    writes.say(self._first_of(changed))
+                    writes.say(f"parameter '{self._first_of(changed)}'")
                 self.take_edits(keeps_masters=True)
         writes.note()
+
+    @property
+    def _is_whole_on_gpu(self) -> bool:
+        """Whether its values and what they are compared with are there between their uses."""
+        residence = self.residence
+        return self.device.type == "cuda" and not (residence.params_on_host or residence.steps_on_host)
 
     def _known_values(self) -> tuple[Tensor, Tensor]:
         """What this rank's parameters are, [kept] or [shard], and what they are known to be."""

@@ -4,7 +4,8 @@ does, or a loop between two steps.
 Shards and float32 masters are copies, so such a write has to be found and taken over. torch counts the writes
 to every tensor, and the sum of these counters tells in one pass. What is written through `p.data` is not
 counted: that is found by comparing values, which is done the first time, then for one sub-buffer in turn, and
-always where it was found once.
+always where it was found once. On a GPU the host does not wait for the answer of the one in turn: it looks at
+it in a later step.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Writes:
         self._is_through_data = False  # a write that was not counted has been found
         self.is_watched = False  # between `note` and `forget`
         self.must_compare = True
+        self.is_known = False  # they have been compared once
+        self._late: tuple[Tensor, torch.cuda.Event] | None = None  # an answer on its way to the host
 
     def note(self) -> None:
         """What is there now is known."""
@@ -66,7 +69,26 @@ class Writes:
         """Whether torch has counted a write since `note`, or a parameter has another memory."""
         return self._counters() != self._noted
 
-    def say(self, name: str) -> None:
+    @property
+    def may_compare_late(self) -> bool:
+        """Whether it is only their turn."""
+        return self.is_known and not (self._is_through_data or self.are_counted)
+
+    def compare_late(self, new: Tensor, known: Tensor) -> None:
+        """Ask the GPU, on which both are, whether they differ, and do not wait for it."""
+        differs = ((new != known) & ~(new.isnan() & known.isnan())).any()
+        answer = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=True)
+        answer.copy_(differs, non_blocking=True)
+        self._late = answer, torch.cuda.current_stream(new.device).record_event()
+
+    def look_back(self, what: str) -> None:
+        """See what became of that; `what` is said to be written."""
+        if self._late is not None and self._late[1].query():  # type: ignore[no-untyped-call]
+            (answer, _), self._late = self._late, None
+            if bool(answer):
+                self.say(what)
+
+    def say(self, what: str) -> None:
         """A write has been found by its values alone.
 
         A program that always writes so is heard at its first step; one that begins later may have lost
@@ -75,10 +97,10 @@ class Writes:
         if not self._is_through_data:
             self._is_through_data = True
             _log.warning(
-                "parameter '%s' was written through .data, which torch does not count: it is taken over "
+                "%s was written through .data, which torch does not count: it is taken over "
                 "from now on, but the first such writes may be lost; write to the parameter itself, "
                 "inside torch.no_grad()",
-                name,
+                what,
             )
 
     def _counters(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,9 @@ class Ranks:
     which is most of what a process costs here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], tuple[Any, Connection]] | None = None) -> None:
+        """`make` returns a process that runs `serve`, and the pipe to it."""
+        self._make = make or _forked
         self._workers: list[tuple[Any, Connection]] = []
 
     def __call__(
@@ -76,14 +78,8 @@ class Ranks:
         del self._workers[but:]
 
     def _start(self, count: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
         while len(self._workers) < count:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
+            self._workers.append(self._make())
 
     def _collect(self, pipes: list[Connection], deadline_s: float) -> list[tuple[bool, Any]]:
         answers: dict[int, tuple[bool, Any]] = {}
@@ -107,7 +103,20 @@ class Ranks:
         return [answers[index] for index in range(len(pipes))]
 
 
-def _serve(pipe: Connection) -> None:
+def _forked() -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def serve(
+    pipe: Connection, group: Callable[[int, int, str], AbstractContextManager[None]] | None = None
+) -> None:
+    """Call what comes through the pipe, in a group of ranks, until its other end is closed."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     has_imported = False
@@ -122,7 +131,7 @@ def _serve(pipe: Connection) -> None:
             gc.freeze()
             has_imported = True
         try:
-            with process_group(rank, world_size, store):
+            with (group or process_group)(rank, world_size, store):
                 value = function(rank, *args)
             pipe.send((True, value))
         except Exception:

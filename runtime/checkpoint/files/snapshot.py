@@ -67,7 +67,7 @@ class Snapshot:
         self._take([kind for kind in self._ranges if kind in self._source.exposed])
 
     def note_moment(self) -> None:
-        """The rest is copied as the device has it after all that this thread's stream has been told so far."""
+        """The rest is copied as the device has it after all that this thread's stream was told so far."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._moment = torch.cuda.current_stream().record_event()
 
@@ -91,8 +91,8 @@ class Snapshot:
         if self._moment is None or not values.is_cuda:
             target.copy_(values)
             return
-        # Another thread's current stream is the default one: copies there would stand between the kernels of a
-        # program, and would not wait for one that trains in a stream of its own.
+        # Another thread's current stream is the default one: copies there would stand between the kernels of
+        # a program, and would not wait for one that trains in a stream of its own.
         stream = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
         stream.wait_event(self._moment)
         with torch.cuda.stream(stream):

@@ -1,0 +1,349 @@
+"""The back end "nccl" for the fake device: gloo sends what is on the host, and the results arrive later, on
+a stream of the group's.
+
+What is as with NCCL: `wait()` makes the current stream wait and not the host, so that a work is completed
+only when the host has waited for the device; a work keeps its outputs alive; sums of 16 bits are rounded at
+each of the ring's hops, and a reduce_scatter and an all_reduce add in different orders.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+_C10D = torch._C._distributed_c10d
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_SUPPORTED = (*_FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool)
+_Host = list[Tensor]
+
+
+class Work(_C10D.Work):  # type: ignore[name-defined, misc]
+    """One collective; `outputs` live as long as it does."""
+
+    def __init__(self, native: Any, event: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._native, self._event = native, event
+        self._inputs: Sequence[Tensor] = tuple(inputs)
+        self.outputs = tuple(outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the current stream come after it."""
+        self._native.block(self._event, self._native.get_stream(self._native.get_device()))
+        self._inputs = ()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the host has waited for something that came after it."""
+        return bool(self._native.is_known_done(self._event))
+
+    def is_success(self) -> bool:
+        """As every work."""
+        return True
+
+    def exception(self) -> None:
+        """There is none."""
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+
+class Options:
+    """What torch and programs set and read of NCCL's."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self._timeout = timedelta(minutes=10)
+        self.group_name = ""
+        self.global_ranks_in_group: list[int] = []
+        self.config = types.SimpleNamespace()
+
+
+class ProcessGroupNCCL(dist.ProcessGroup):
+    """One communicator, on the device that is current when it is first used."""
+
+    Options = Options
+    native: Any = None  # the device; see install()
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        super().__init__(rank, size)
+        self.options = options
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
+        self._stream: int | None = None
+        self._coalesced: list[Work] | None = None
+        self._has_cpu = False
+
+    # What torch asks of a group or of its back ends.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cuda"), *([torch.device("cpu")] if self._has_cpu else [])]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self if torch.device(device).type == "cuda" else self._gloo
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def getBackendName(self) -> str:
+        """As torch names it."""
+        return "nccl"
+
+    def name(self) -> str:
+        """As torch names it."""
+        return "nccl"
+
+    def setGroupName(self, name: str) -> None:
+        """As torch calls it."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """As torch calls it."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """As torch calls it."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """As torch calls it."""
+        return self._description
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of all that comes."""
+        self.options._timeout = timeout
+
+    def shutdown(self) -> None:
+        """Gloo's threads end with the group."""
+
+    def abort(self) -> None:
+        """As shutdown."""
+
+    # Collectives.
+
+    def _run(
+        self, what: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], send: Callable[[_Host], _Host]
+    ) -> Any:
+        """Have `send` make the outputs' values of the inputs', which it gets as they are when the group's
+        stream comes to them.
+        """
+        native = self.native
+        for tensor in (*inputs, *outputs):
+            if tensor.dtype not in _SUPPORTED:
+                raise RuntimeError(f"Unconvertible NCCL type {tensor.dtype}")
+            if not tensor.is_cuda:
+                raise RuntimeError(
+                    f"No backend type associated with device type {tensor.device.type}: NCCL's are CUDA's"
+                )
+            if not tensor.is_contiguous():
+                raise RuntimeError("Tensors must be contiguous")
+        device = native.get_device()
+        if self._stream is None:
+            self._stream = native.new_stream(device)
+        native.block(native.record(native.get_stream(device)), self._stream)
+        values = send([native.take(tensor.detach(), self._stream, what) for tensor in inputs])
+        for tensor, value in zip(outputs, values, strict=True):
+            native.land(tensor.detach(), value.view(tensor.shape), self._stream, what)
+        return Work(native, native.record(self._stream), inputs, outputs)
+
+    def _all(self, host: Tensor) -> list[Tensor]:
+        """Every rank's."""
+        gathered = [torch.empty_like(host) for _ in range(self.size())]
+        self._gloo.allgather([gathered], [host.contiguous()]).wait()
+        return gathered
+
+    def _reduced(self, values: Sequence[Tensor], op: Any) -> Tensor:
+        """In the order of `values`, rounded at each hop."""
+        kind = getattr(op, "op", op)
+        total = values[0].clone()
+        if kind == dist.ReduceOp.AVG:
+            values = [value / self.size() for value in values]
+            total = values[0].clone()
+        for value in values[1:]:
+            if kind == dist.ReduceOp.MAX:
+                total = torch.maximum(total, value)
+            elif kind == dist.ReduceOp.MIN:
+                total = torch.minimum(total, value)
+            elif kind == dist.ReduceOp.PRODUCT:
+                total = total * value
+            else:
+                total = total + value
+        return total
+
+    def _around(self, values: list[Tensor], last: int) -> list[Tensor]:
+        """As the ring passes a chunk on, which ends at the rank whose it is."""
+        first = (last + 1) % self.size()
+        return values[first:] + values[:first]
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
+        """In rank order, as the tree does for what is small."""
+        if not tensors[0].is_cuda:
+            return self._gloo.allreduce(list(tensors), opts)
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        return self._run(
+            "all_reduce", tensors, tensors, lambda host: [self._reduced(self._all(one), op) for one in host]
+        )
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
+        """As allreduce."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Any:
+        """As allreduce, on one rank."""
+        if not tensors[0].is_cuda:
+            return self._gloo.reduce(list(tensors), opts)
+
+        def send(host: _Host) -> _Host:
+            total = self._reduced(self._all(host[0]), opts.reduceOp)
+            return [total if self.rank() == opts.rootRank else host[0]]
+
+        return self._run("reduce", tensors, tensors, send)
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Any:
+        """From one rank."""
+        if not tensors[0].is_cuda:
+            return self._gloo.broadcast(list(tensors), opts)
+        return self._run("broadcast", tensors, tensors, lambda host: [self._all(host[0])[opts.rootRank]])
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
+        """One after the other, in rank order."""
+        if not output.is_cuda:
+            return self._gloo._allgather_base(output, given)
+        return self._run(
+            "all_gather",
+            [given],
+            [output],
+            lambda host: [torch.cat([one.reshape(-1) for one in self._all(host[0])])],
+        )
+
+    _allgather_base = all_gather_single
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any) -> Any:
+        """Around the ring."""
+        if not output.is_cuda:
+            return self._gloo._reduce_scatter_base(output, given, opts)
+
+        def send(host: _Host) -> _Host:
+            chunks = [one.reshape(-1).chunk(self.size())[self.rank()] for one in self._all(host[0])]
+            return [self._reduced(self._around(chunks, self.rank()), opts.reduceOp)]
+
+        return self._run("reduce_scatter", [given], [output], send)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        """Into a list."""
+        if not given[0].is_cuda:
+            return self._gloo.allgather([list(one) for one in outputs], list(given))
+        return self._run("all_gather", given, outputs[0], lambda host: self._all(host[0]))
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor], opts: Any) -> Any:
+        """On one rank."""
+        if not given[0].is_cuda:
+            return self._gloo.gather([list(one) for one in outputs], list(given), opts)
+        into = outputs[0] if outputs else []
+        return self._run(
+            "gather",
+            given,
+            into,
+            lambda host: self._all(host[0]) if len(into) else (self._all(host[0]), [])[1],
+        )
+
+    def scatter(self, outputs: Sequence[Tensor], given: Sequence[Sequence[Tensor]], opts: Any) -> Any:
+        """From one rank."""
+        if not outputs[0].is_cuda:
+            return self._gloo.scatter(list(outputs), [list(one) for one in given], opts)
+        sent = list(given[0]) if given else []
+
+        def send(host: _Host) -> _Host:
+            own = (
+                torch.stack(host)
+                if host
+                else torch.empty(self.size(), *outputs[0].shape, dtype=outputs[0].dtype)
+            )
+            return [self._all(own)[opts.rootRank][self.rank()]]
+
+        return self._run("scatter", sent, outputs, send)
+
+    def all_to_all_single(
+        self, output: Tensor, given: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
+    ) -> Any:
+        """Rows, as many to each rank as the sizes say; alike for all without sizes."""
+        if not given.is_cuda:
+            return self._gloo.alltoall_base(output, given, output_sizes, input_sizes)
+
+        def send(host: _Host) -> _Host:
+            into = torch.empty(output.shape, dtype=output.dtype)
+            self._gloo.alltoall_base(into, host[0], list(output_sizes), list(input_sizes)).wait()
+            return [into]
+
+        return self._run("all_to_all", [given], [output], send)
+
+    alltoall_base = all_to_all_single
+
+    def send(self, tensors: Sequence[Tensor], target: int, tag: int = 0) -> Any:
+        """To one rank."""
+        if not tensors[0].is_cuda:
+            return self._gloo.send(list(tensors), target, tag)
+
+        def hand_over(host: _Host) -> _Host:
+            self._gloo.send(host, target, tag).wait()
+            return []
+
+        return self._run("send", tensors, [], hand_over)
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> Any:
+        """From one rank."""
+        if not tensors[0].is_cuda:
+            return self._gloo.recv(list(tensors), source, tag)
+
+        def take(_: _Host) -> _Host:
+            into = [torch.empty(one.shape, dtype=one.dtype) for one in tensors]
+            self._gloo.recv(into, source, tag).wait()
+            return into
+
+        return self._run("recv", [], tensors, take)
+
+    def barrier(self, opts: Any = None) -> Any:
+        """As NCCL's, which blocks the host."""
+        self._gloo.barrier().wait()
+        return Work(self.native, self.native.record(self.native.get_stream(self.native.get_device())), (), ())
+
+
+def install(native: Any) -> None:
+    """Have torch.distributed believe that it was built with NCCL."""
+    ProcessGroupNCCL.native = native
+    c10d.ProcessGroupNCCL = ProcessGroupNCCL  # type: ignore[attr-defined, misc]
+    dist.ProcessGroupNCCL = ProcessGroupNCCL  # type: ignore[attr-defined, misc]
+    c10d._NCCL_AVAILABLE = True
+    c10d.default_pg_nccl_timeout = timedelta(minutes=10)  # type: ignore[attr-defined]
+    torch.cuda.nccl.version = lambda: (2, 0, 0)  # type: ignore[assignment]
+    make = c10d._new_process_group_helper
+
+    def with_options(*args: Any, **more: Any) -> Any:
+        made = make(*args, **more)
+        if isinstance(made[0], ProcessGroupNCCL):
+            made[0]._has_cpu = "gloo" in str(args[3] if len(args) > 3 else more.get("backend"))
+            if more.get("device_id") is not None:
+                made[0].bound_device_id = more["device_id"]
+        return made
+
+    c10d._new_process_group_helper = with_options

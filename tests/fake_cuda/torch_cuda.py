@@ -1,0 +1,203 @@
+"""What torch's Python looks for in its compiled half when that was built with CUDA, over the fake device.
+
+It is put there before torch.cuda is imported, which then runs unmodified.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from .build import NAME, library
+
+
+def _load_native() -> ModuleType:
+    """Before torch asks for its CUDA hooks, which it does once."""
+    place = library()
+    ctypes.CDLL(str(place), mode=ctypes.RTLD_GLOBAL)
+    spec = importlib.util.spec_from_file_location(NAME, place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _BeforeTorchCuda(importlib.abc.MetaPathFinder):
+    """Its turn comes when torch, half imported, imports torch.cuda."""
+
+    def __init__(self, native: ModuleType) -> None:
+        self._native = native
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name == "torch.cuda":
+            sys.meta_path.remove(self)
+            _extend(sys.modules["torch._C"], self._native)
+        return None
+
+
+def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions, side by side)
+    """Give torch._C what a build with CUDA has, as far as training needs it."""
+
+    class CudaStreamBase(compiled.Stream):  # type: ignore[misc]
+        def __new__(cls, *_: Any, priority: int = 0, **which: int) -> Any:
+            if "stream_id" in which:
+                which.setdefault("device_type", 1)
+                return compiled.Stream.__new__(
+                    cls,
+                    stream_id=which["stream_id"],
+                    device_index=which["device_index"],
+                    device_type=which["device_type"],
+                )
+            return compiled.Stream.__new__(cls, f"cuda:{native.get_device()}", priority=priority)
+
+        @property
+        def cuda_stream(self) -> int:
+            return int(self.stream_id)
+
+    class CudaEventBase(compiled.Event):  # type: ignore[misc]
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+        ) -> Any:
+            return compiled.Event.__new__(
+                cls, "cuda", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+            )
+
+    def current(device: int) -> tuple[int, int, int]:
+        stream = native.get_stream(device)
+        return (0 if stream == device else stream), device, 1
+
+    def exchange_device(device: int) -> int:
+        before: int = native.get_device()
+        if device >= 0:
+            native.set_device(device)
+        return before
+
+    def set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
+        native.set_device(device_index)
+        native.set_stream(device_index, stream_id)
+
+    def statistics(device: int) -> dict[str, Any]:
+        found = native.memory(device)
+
+        def amounts(now: int, peak: int) -> dict[str, dict[str, int]]:
+            return {"all": {"current": now, "peak": peak, "allocated": found["allocated"], "freed": 0}}
+
+        return {
+            "allocated_bytes": amounts(found["in_use"], found["peak"]),
+            "active_bytes": amounts(found["in_use"], found["peak"]),
+            "reserved_bytes": amounts(found["reserved"], found["peak_reserved"]),
+            "num_ooms": found["num_failures"],
+            "num_alloc_retries": 0,
+        }
+
+    def free_and_total(device: int) -> tuple[int, int]:
+        total = native.capacity(device)
+        return total - native.memory(device)["reserved"], total
+
+    def init() -> None:
+        sys.modules["torch.cuda"].default_generators = tuple(  # type: ignore[attr-defined]
+            native.generator(index) for index in range(native.num_devices())
+        )
+
+    class NoGraphs:
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            raise NotImplementedError("the fake CUDA device captures no graphs")
+
+    names = {
+        "_CUDAGraph": NoGraphs,
+        "_graph_pool_handle": NoGraphs,
+        "_CudaStreamBase": CudaStreamBase,
+        "_CudaEventBase": CudaEventBase,
+        "_cudart": SimpleNamespace(
+            cudaMemGetInfo=free_and_total,
+            cudaError=SimpleNamespace(success=0),
+            cudaGetErrorString=str,
+            cudaHostRegister=lambda *_: 0,
+            cudaHostUnregister=lambda *_: 0,
+        ),
+        "_cuda_init": init,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_getDeviceCount": native.num_devices,
+        "_cuda_getArchFlags": lambda: "sm_90",
+        "_cuda_getDevice": native.get_device,
+        "_cuda_setDevice": native.set_device,
+        "_cuda_exchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_canDeviceAccessPeer": lambda *_: True,
+        "_cuda_getCurrentStream": current,
+        "_cuda_getCurrentRawStream": native.get_stream,
+        "_cuda_getDefaultStream": lambda device: (0, device, 1),
+        "_cuda_setStream": set_stream,
+        "_cuda_synchronize": lambda: native.synchronize_device(native.get_device()),
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_sleep": lambda cycles: None,
+        "_cuda_ipc_collect": lambda: None,
+        "_cuda_emptyCache": lambda *_: native.empty_cache(),
+        "_cuda_memoryStats": statistics,
+        "_cuda_resetPeakMemoryStats": native.reset_peaks,
+        "_cuda_resetAccumulatedMemoryStats": lambda device: None,
+        "_cuda_set_sync_debug_mode": lambda mode: None,
+        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_hasPrimaryContext": lambda device: True,
+    }
+    for name, value in names.items():
+        setattr(compiled, name, value)
+    compiled._has_cuda = True
+
+
+def _finish(native: Any) -> None:
+    """Once torch is there: what its Python does not ask of the names above."""
+    import torch
+
+    def properties(device: Any = None) -> SimpleNamespace:
+        total = native.capacity(torch.cuda._utils._get_device_index(device, optional=True))
+        return SimpleNamespace(
+            name="Fake CUDA device", major=9, minor=0, total_memory=total, multi_processor_count=1,
+            is_integrated=False, is_multi_gpu_board=False, gcnArchName="", uuid="fake",
+        )  # fmt: skip
+
+    def resize(storage: torch.UntypedStorage, num_bytes: int) -> torch.UntypedStorage:
+        if storage.device.type != "cuda":
+            return plain_resize(storage, num_bytes)
+        native.resize_storage(
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), num_bytes
+        )
+        return storage
+
+    plain_resize: Any = torch.UntypedStorage.resize_
+    torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
+    torch.cuda.get_device_properties = properties  # type: ignore[assignment]
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
+    torch.cuda.is_bf16_supported = lambda *_, **__: True  # type: ignore[assignment]
+    torch.version.cuda = "0.0"
+
+
+def load() -> Any:
+    """Import torch with a fake CUDA device, in a process that has not imported it yet; return the device.
+
+    Errors:  RuntimeError if torch is there already
+    """
+    if "torch" in sys.modules:
+        raise RuntimeError("torch has been imported already, and has asked for its devices")
+    native = _load_native()
+    sys.meta_path.insert(0, _BeforeTorchCuda(native))
+    _finish(native)
+    _LOADED.append(native)
+    return native
+
+
+def device() -> Any:
+    """Return the device of a process that has loaded it."""
+    return _LOADED[0]
+
+
+_LOADED: list[Any] = []

@@ -1,0 +1,321 @@
+"""What the engine does on a machine with GPUs, on the fake device: where it trains, what it waits for, and
+what it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch.runtime.comm.process_group import start_process_group
+from dslaunch.runtime.compat.grad_norm import clip_grad_norm_
+from dslaunch.runtime.environment import read_environment
+from tests.fake_cuda.torch_cuda import device
+from tests.runtime.models import batch, loss_of, make_config, make_model
+from tests.runtime.ranks import Ranks
+
+PINNED = {"device": "cpu", "pin_memory": True}
+BF16 = {"bf16": {"enabled": True}, "gradient_clipping": 0.05}
+
+
+def step(engine: dslaunch.Engine, number: int = 0) -> None:
+    """Train on one batch."""
+    dtype = next(engine.module.parameters()).dtype
+    own = batch(number).chunk(dist.get_world_size())[dist.get_rank()].to(engine.device, dtype)
+    engine.backward(loss_of(engine, own))
+    engine.step()
+
+
+@contextlib.contextmanager
+def another_group(backend: str | None, *, folder: str) -> Iterator[None]:
+    """The default group is this one meanwhile."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    where = f"file://{folder}/{backend}"
+    dist.init_process_group(backend, init_method=where, rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        more = {"device_id": torch.device("cuda", rank)}
+        dist.init_process_group(
+            "nccl", init_method=f"{where}-after", rank=rank, world_size=world_size, **more
+        )
+
+
+# ---- where it trains
+
+
+def _chosen(rank: int, backend: str | None, folder: str) -> tuple[str, list[str]]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dslaunch").addHandler(handler)
+    try:
+        with another_group(backend, folder=folder):
+            engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2))
+            step(engine)
+            found = str(engine.device)
+            engine.save_checkpoint(folder)
+            engine.destroy()
+    finally:
+        logging.getLogger("dslaunch").removeHandler(handler)
+    return found, [text for text in said if "CPU" in text]
+
+
+def test_a_group_without_the_name_of_a_back_end_trains_on_the_gpu(cuda_ranks: Ranks, tmp_path: Path) -> None:
+    """As `torch.distributed.init_process_group()` makes it: gloo and NCCL, and a name that is 'undefined'."""
+    assert cuda_ranks(_chosen, None, str(tmp_path), world_size=2) == [("cuda:0", []), ("cuda:1", [])]
+
+
+def test_a_group_that_cannot_send_from_gpus_trains_on_the_cpu_and_says_so(
+    cuda_ranks: Ranks, tmp_path: Path
+) -> None:
+    (first, said), second = cuda_ranks(_chosen, "gloo", str(tmp_path), world_size=2)
+    assert (first, second) == ("cpu", ("cpu", []))
+    assert len(said) == 1
+    assert "training on the CPU, though there is a GPU: the process group's back end is 'gloo'" in said[0]
+
+
+def _flights(rank: int) -> tuple[int, bool]:
+    engine, *_ = dslaunch.initialize(
+        model=make_model(), config=make_config(stage=3, reduce_bucket_size=50, **BF16)
+    )
+    for number in range(3):
+        step(engine, number)
+    recorder = engine._comm.recorder
+    held = sum(flight._work is not None for flight in recorder._under_way)
+    torch.cuda.synchronize()
+    is_quiet = not recorder.under_way()
+    engine.destroy()
+    return held, is_quiet
+
+
+def test_a_collective_that_was_waited_for_holds_no_memory(cuda_ranks: Ranks) -> None:
+    """A work of NCCL's keeps its outputs, and is completed only when the host has waited for the device."""
+    assert cuda_ranks(_flights, world_size=2) == [(0, True)] * 2
+
+
+class Deep(nn.Module):
+    """12 blocks of one size."""
+
+    width, depth = 64, 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(self.width, self.width) for _ in range(self.depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def _begun(rank: int) -> float:
+    config = make_config(stage=3, reduce_bucket_size=64, **BF16)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with dslaunch.zero.Init(config_dict_or_path=config):
+        model = make_model(Deep)
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    at_most = torch.cuda.max_memory_allocated() - before
+    engine.destroy()
+    unit = 4 * (Deep.width + 1) * Deep.width
+    return at_most / unit
+
+
+def test_a_model_that_begins_in_shards_is_never_whole_on_the_device(cuda_ranks: Ranks) -> None:
+    """In units of one block in float32: masters, moments and 16 bits of half of 12 blocks are 21."""
+    for found in cuda_ranks(_begun, world_size=2):
+        assert found < 21 + 9
+
+
+# ---- what it waits for
+
+
+def _counted(rank: int, stage: int, zero: dict[str, Any], depth: int) -> dict[str, Any]:
+    model = make_model(type("Deeper", (Deep,), {"depth": depth}))
+    config = make_config(stage=stage, reduce_bucket_size=64, **BF16)
+    config["zero_optimization"].update(zero)
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    own = torch.ones(2, Deep.width, dtype=torch.bfloat16, device=engine.device)
+    for number in range(3):
+        if number == 2:
+            torch.cuda.synchronize()
+            device().clear_counters()
+        engine.backward(engine(own).float().pow(2).mean())
+        engine.step()
+    found = {"launches": device().launches(), "waits": device().host_waits(), "copies": device().copies()}
+    engine.destroy()
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_host_waits_for_the_device_once_a_step(cuda_ranks: Ranks, stage: int, world_size: int) -> None:
+    """For the norm."""
+    for found in cuda_ranks(_counted, stage, {}, 12, world_size=world_size):
+        assert found["waits"] == {"copy to the host": 1}
+
+
+def test_the_norm_is_one_launch_however_many_units_there_are(cuda_ranks: Ranks) -> None:
+    few, many = (cuda_ranks(_counted, 2, {}, depth, world_size=2)[0]["launches"] for depth in (3, 12))
+    norms = [{name: n for name, n in found.items() if "norm" in name} for found in (few, many)]
+    assert norms[0] == norms[1]
+
+
+# ---- what scripts do
+
+
+def _with_default_device(rank: int, stage: int, zero: dict[str, Any], folder: str) -> None:
+    torch.set_default_device("cuda")
+    try:
+        config = make_config(stage=stage, reduce_bucket_size=50, **BF16)
+        config["zero_optimization"].update(
+            {
+                name: {**value, "nvme_path": folder} if value["device"] == "nvme" else value
+                for name, value in zero.items()
+            }
+        )
+        with torch.device("cpu"):
+            model = make_model()
+        engine, *_ = dslaunch.initialize(model=model, config=config)
+        for number in range(2):
+            with torch.device("cpu"):
+                step(engine, number)
+        for sub_buffer in engine._model.trained:
+            assert sub_buffer.optimizer_shard.master.device.type == "cpu"
+        engine.save_checkpoint(folder)
+        engine.load_checkpoint(folder)
+        engine.destroy()
+    finally:
+        torch.set_default_device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("stage", "zero"),
+    [
+        (2, {"offload_optimizer": {"device": "cpu"}}),
+        (2, {"offload_optimizer": PINNED}),
+        (3, {"offload_param": PINNED, "offload_optimizer": PINNED}),
+        (2, {"offload_optimizer": {"device": "nvme", "nvme_path": ""}}),
+    ],
+)
+def test_what_is_offloaded_lies_in_host_memory_whatever_the_default_device_is(
+    cuda_ranks: Ranks, tmp_path: Path, stage: int, zero: dict[str, Any]
+) -> None:
+    cuda_ranks(_with_default_device, stage, zero, str(tmp_path), world_size=2)
+
+
+def _in_own_stream(rank: int, folder: str) -> None:
+    """The values of a save beside training, in a program that trains in a stream of its own."""
+    config = make_config(stage=2, reduce_bucket_size=50, checkpoint={"async_save": True}, **BF16)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        engine, *_ = dslaunch.initialize(model=make_model(), config=config)
+        for number in range(3):
+            step(engine, number)
+        saved = [sub_buffer.optimizer_shard.master.clone() for sub_buffer in engine._model.trained]
+        engine.save_checkpoint(folder)
+        step(engine, 4)
+        engine.load_checkpoint(folder)
+        for before, sub_buffer in zip(saved, engine._model.trained, strict=True):
+            assert torch.equal(before, sub_buffer.optimizer_shard.master)
+        engine.destroy()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def test_a_save_beside_training_waits_for_the_stream_of_the_program(
+    cuda_ranks: Ranks, tmp_path: Path
+) -> None:
+    cuda_ranks(_in_own_stream, str(tmp_path), world_size=2)
+
+
+class WithBuffers(nn.Module):
+    """Of dtypes that NCCL does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 1)
+        for dtype in (torch.int16, torch.uint16, torch.bool, torch.complex64):
+            self.register_buffer(str(dtype).rpartition(".")[2], torch.ones(3).to(dtype))
+        self.register_buffer("none", torch.empty(0, 4))
+        self.register_buffer("one", torch.tensor(3, dtype=torch.int16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.first(x)
+        return result
+
+
+def _buffers(rank: int) -> list[str]:
+    model = make_model(WithBuffers)
+    if rank == 1:
+        for buffer in model.buffers():
+            buffer.zero_()
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=1))
+    step(engine)
+    values = [str(buffer.cpu().tolist()) for buffer in engine.module.buffers()]
+    engine.destroy()
+    return values
+
+
+def test_buffers_of_every_dtype_are_those_of_rank_0(cuda_ranks: Ranks) -> None:
+    first, second = cuda_ranks(_buffers, world_size=2)
+    assert first == second
+    assert "[1, 1, 1]" in first
+
+
+def _clipped(rank: int) -> float:
+    params = [nn.Parameter(torch.ones(3, device="cuda"))]
+    if rank == 0:
+        params[0].grad = torch.full((3,), 2.0, device="cuda")
+    return float(clip_grad_norm_(params, 1.0))
+
+
+def test_a_rank_without_gradients_takes_part_in_their_norm(cuda_ranks: Ranks) -> None:
+    first, second = cuda_ranks(_clipped, world_size=2)
+    assert first == second > 0
+
+
+def _with_rank_of_device(rank: int, folder: str) -> tuple[str, str]:
+    """As a program that counts GPUs in its own way, and has `args.device_rank`."""
+    bound = []
+    begin = dist.init_process_group
+
+    def init(*args: Any, device_id: Any = None, **more: Any) -> None:
+        bound.append(str(device_id))
+        begin(*args, device_id=device_id, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "init_process_group", init)
+        dist.destroy_process_group()
+        start_process_group(
+            read_environment(),
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=2,
+            device_index=1 - rank,
+        )
+    args = argparse.Namespace(device_rank=1 - rank)
+    engine, *_ = dslaunch.initialize(args=args, model=make_model(), config=make_config(stage=2))
+    step(engine)
+    device_of_engine = str(engine.device)
+    engine.destroy()
+    torch.cuda.set_device(rank)
+    return bound[0], device_of_engine
+
+
+def test_the_group_is_bound_to_the_gpu_that_the_arguments_name(cuda_ranks: Ranks, tmp_path: Path) -> None:
+    found = cuda_ranks(_with_rank_of_device, str(tmp_path), world_size=2)
+    assert found == [("cuda:1", "cuda:1"), ("cuda:0", "cuda:0")]

@@ -1,0 +1,382 @@
+"""Training on the fake CUDA device, whose side streams work as late as they may: the values of plain torch,
+and no two accesses to memory that nothing has put in order.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch.runtime.offload.device_copies import Arrival
+from tests.exhaustive import few
+from tests.fake_cuda.torch_cuda import device
+from tests.runtime.models import (
+    GLOBAL_BATCH,
+    batch,
+    loss_of,
+    make_config,
+    make_model,
+    snapshot,
+    worst_difference,
+)
+from tests.runtime.ranks import RankFailed, Ranks
+
+STEPS = 4
+CLIPPING = 0.05
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of a parameter: a gradient near zero may get the other sign by rounding, and Adam steps by 0.01 whatever
+# its size.
+DRIFT = {"fp32": 1e-5, "bf16": 2.0**-6, "fp16": 2.0**-7}
+NORM_DRIFT = {"fp32": 1e-5, "bf16": 2.0**-6, "fp16": 2.0**-8}  # as a part of the norm
+PINNED, PLAIN = {"device": "cpu", "pin_memory": True}, {"device": "cpu"}
+NVME = {"device": "nvme", "nvme_path": "FOLDER"}
+
+
+class Case(NamedTuple):
+    """One way to train."""
+
+    stage: int
+    precision: str
+    world_size: int = 1
+    num_micro_batches: int = 1
+    zero: dict[str, Any] = {}  # noqa: RUF012  # never written
+
+
+class Trained(NamedTuple):
+    """What came of it."""
+
+    params: dict[str, Tensor]
+    norms: list[float]
+
+
+OFFLOADS: list[tuple[int, dict[str, Any]]] = [
+    (1, {"offload_optimizer": PINNED}),
+    (2, {"offload_optimizer": PINNED}),
+    (3, {"offload_optimizer": PINNED}),
+    (2, {"offload_optimizer": PLAIN}),
+    (3, {"offload_param": PINNED}),
+    (3, {"offload_param": PLAIN}),
+    (3, {"offload_param": PINNED, "offload_optimizer": PINNED}),
+    (2, {"offload_optimizer": {**PINNED, "super_offload": True}}),
+    (3, {"offload_optimizer": {**PINNED, "super_offload": True}}),
+    (2, {"offload_optimizer": {**PINNED, "delayed_update": {"enabled": True, "warmup_steps": 100}}}),
+    (3, {"offload_optimizer": {**PINNED, "ratio": 0.5}}),
+    (2, {"offload_optimizer": NVME}),
+    (3, {"offload_param": NVME}),
+    (3, {"offload_param": NVME, "offload_optimizer": NVME}),
+]
+CASES = (
+    [
+        Case(stage, precision, world_size, num_micro_batches)
+        for world_size in (1, 2, 4)
+        for precision in ("fp32", "bf16", "fp16")
+        for num_micro_batches in (1, 2)
+        for stage in (0, 1, 2, 3)
+    ]
+    + [
+        Case(stage, precision, world_size, num_micro_batches, zero)
+        for world_size in (1, 2)
+        for precision, num_micro_batches in (("fp32", 1), ("bf16", 1), ("bf16", 2), ("fp16", 2))
+        for stage, zero in OFFLOADS
+    ]
+    + [
+        Case(3, precision, 4, num_micro_batches, zero)
+        for precision, num_micro_batches in (("fp32", 1), ("bf16", 2))
+        for zero in (
+            {"mics_shard_size": 2},
+            {"zero_hpz_partition_size": 2},
+            {"mics_shard_size": 2, "offload_optimizer": PINNED},
+        )
+    ]
+)
+
+
+def config_of(case: Case, folder: str) -> dict[str, Any]:
+    """With units of one layer."""
+    more: dict[str, Any] = {
+        "gradient_accumulation_steps": case.num_micro_batches,
+        "gradient_clipping": CLIPPING,
+    }
+    if case.precision == "bf16":
+        more["bf16"] = {"enabled": True}
+    if case.precision == "fp16":
+        more["fp16"] = {"enabled": True, "loss_scale": 64}
+    config = make_config(stage=case.stage, reduce_bucket_size=50, **more)
+    zero = {
+        key: {**value, "nvme_path": folder} if isinstance(value, dict) and "nvme_path" in value else value
+        for key, value in case.zero.items()
+    }
+    config["zero_optimization"].update(zero)
+    return config
+
+
+def train_steps(engine: dslaunch.Engine, *, first: int = 0, steps: int = STEPS) -> list[float]:
+    """Train on this rank's part of each batch, and return the norms."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    dtype = next(engine.module.parameters()).dtype
+    norms = []
+    for step in range(first, first + steps):
+        for micro in batch(step).chunk(engine.gradient_accumulation_steps()):
+            own = micro.chunk(world_size)[rank].to(engine.device).to(dtype)
+            engine.backward(loss_of(engine, own))
+            engine.step()
+        norms.append(engine.get_global_grad_norm() or 0.0)
+    return norms
+
+
+def values_of(engine: dslaunch.Engine) -> dict[str, Tensor]:
+    """The masters' values on the host."""
+    named = dict(engine.module.named_parameters())
+    return {name: dslaunch.zero.safe_get_full_fp32_param(param).cpu() for name, param in named.items()}
+
+
+def _trained(rank: int, case: Case, folder: str) -> Trained:
+    engine, *_ = dslaunch.initialize(model=make_model(), config=config_of(case, folder))
+    assert engine.device == torch.device("cuda", rank)
+    norms = train_steps(engine)
+    params = values_of(engine)
+    shown = {name: value.cpu() for name, value in snapshot(engine.module.named_parameters()).items()}
+    assert all(torch.equal(value, params[name].to(value.dtype)) for name, value in shown.items())
+    engine.destroy()
+    return Trained(params, norms)
+
+
+@functools.cache
+def plain(precision: str, num_micro_batches: int) -> Trained:
+    """Of plain torch in this process, which has no such device."""
+    dtype = DTYPES[precision]
+    masters, model = make_model(), make_model().to(dtype)
+    optimizer = torch.optim.AdamW(masters.parameters(), lr=0.01, weight_decay=0.1)
+    norms = []
+    for step in range(STEPS):
+        model.zero_grad()
+        for micro in batch(step).chunk(num_micro_batches):
+            (loss_of(model, micro.to(dtype)) / num_micro_batches).backward()
+        for master, param in zip(masters.parameters(), model.parameters(), strict=True):
+            assert param.grad is not None
+            master.grad = param.grad.float()
+        norms.append(float(nn.utils.clip_grad_norm_(masters.parameters(), CLIPPING)))
+        optimizer.step()
+        with torch.no_grad():
+            for master, param in zip(masters.parameters(), model.parameters(), strict=True):
+                param.copy_(master)
+    return Trained({name: param.detach() for name, param in masters.named_parameters()}, norms)
+
+
+def name_of(case: Case) -> str:
+    """For the test's name."""
+    words = [f"{key}={value}" for key, value in case.zero.items()]
+    return f"{case.stage}-{case.precision}-{case.world_size}-{case.num_micro_batches}-{' '.join(words)}"
+
+
+def is_kept(case: Case) -> bool:
+    """In make test: each placement once, with two ranks and bf16; a few of the others."""
+    if case.world_size == 2:
+        return (case.precision, case.num_micro_batches) == ("bf16", 2)
+    return (case.precision, case.num_micro_batches) == ("fp32", 1) and (case.world_size == 4 or not case.zero)
+
+
+def few_cases() -> list[Any]:
+    """A case is one value, though it is a tuple."""
+    return [
+        pytest.param(case, id=name_of(case), marks=() if is_kept(case) else pytest.mark.exhaustive)
+        for case in CASES
+    ]
+
+
+@pytest.mark.parametrize("case", few_cases())
+def test_training_is_that_of_plain_torch(cuda_ranks: Ranks, tmp_path: Path, case: Case) -> None:
+    expected = plain(case.precision, case.num_micro_batches)
+    for found in cuda_ranks(_trained, case, str(tmp_path), world_size=case.world_size):
+        assert worst_difference(found.params, expected.params) <= DRIFT[case.precision]
+        for ours, theirs in zip(found.norms, expected.norms, strict=True):
+            assert ours == pytest.approx(theirs, rel=NORM_DRIFT[case.precision])
+
+
+# ---- at other times than as late as possible
+
+
+def _in_order(rank: int, case: Case, order: str, seed: int) -> Trained:
+    device().set_order(order, seed)
+    try:
+        return _trained(rank, case, "")
+    finally:
+        device().set_order("late", 0)
+
+
+@pytest.mark.parametrize(
+    ("order", "seed"),
+    few([("early", 0), *(("random", seed) for seed in range(8))], lambda order, seed: seed < 2),
+)
+def test_values_do_not_depend_on_when_side_streams_work(cuda_ranks: Ranks, order: str, seed: int) -> None:
+    case = Case(3, "bf16", 2, 2, {"offload_param": PINNED, "offload_optimizer": PINNED})
+    for late, other in zip(
+        cuda_ranks(_trained, case, "", world_size=2),
+        cuda_ranks(_in_order, case, order, seed, world_size=2),
+        strict=True,
+    ):
+        assert all(torch.equal(value, other.params[name]) for name, value in late.params.items())
+
+
+# ---- faults that are planted
+
+
+def _without_wait(self: Arrival) -> None:
+    self._event = self._source = None
+    then, self._then = self._then, None
+    if then is not None:
+        then()
+
+
+def _with_fault(rank: int, fault: str) -> Trained:
+    patch = pytest.MonkeyPatch()
+    with patch.context() as change:
+        if fault == "no wait on the device":
+            change.setattr(Arrival, "wait_on_device", lambda self: None)
+        if fault == "no wait on the host":
+            change.setattr(Arrival, "wait", _without_wait)
+        if fault == "no wait for a collective":
+            from tests.fake_cuda.nccl import Work
+
+            change.setattr(Work, "wait", lambda self, timeout=None: True)
+        if fault == "freed at once":
+            begin = Arrival.__init__
+
+            def and_free(self: Arrival, source: Tensor, target: Tensor, *, then: Any = None) -> None:
+                begin(self, source, target)
+                if then is not None:
+                    then()
+
+            change.setattr(Arrival, "__init__", and_free)
+        if fault == "no wait for what computes":
+            change.setattr(torch.cuda.Stream, "wait_stream", lambda self, other: None)
+        zero = {"offload_param": PINNED, "offload_optimizer": PINNED}
+        return _trained(rank, Case(3, "bf16", dist.get_world_size(), 1, zero), "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "world_size"),
+    [
+        ("no wait on the device", 1),  # where others send what was copied, waiting for that is enough
+        ("no wait on the host", 2),
+        ("no wait for a collective", 2),
+        ("freed at once", 2),
+        ("no wait for what computes", 2),
+    ],
+)
+def test_a_fault_is_found(cuda_ranks: Ranks, fault: str, world_size: int) -> None:
+    with pytest.raises(
+        RankFailed, match=r"nothing has put the two in order|the host changed|nan|AssertionError"
+    ):
+        cuda_ranks(_with_fault, fault, world_size=world_size, deadline_s=30.0)
+
+
+# ---- checkpoints, zero.Init, and others
+
+
+def _saved(rank: int, stage: int, is_async: bool, folder: str) -> tuple[Trained, Trained]:
+    config = config_of(Case(stage, "bf16"), folder)
+    config["checkpoint"] = {"async_save": is_async}
+    engine, *_ = dslaunch.initialize(model=make_model(), config=config)
+    train_steps(engine)
+    engine.save_checkpoint(folder)
+    engine.save_checkpoint(folder, tag="again")  # in the memory of the first
+    at_the_save = values_of(engine)
+    train_steps(engine, first=STEPS)
+    engine.save_checkpoint(folder, tag="last")
+    fresh, *_ = dslaunch.initialize(model=make_model(seed=1), config=config)
+    fresh.load_checkpoint(folder, tag="again")
+    assert all(torch.equal(value, at_the_save[name]) for name, value in values_of(fresh).items())
+    own, theirs = Trained(values_of(engine), []), Trained({}, train_steps(fresh, first=STEPS))
+    theirs = Trained(values_of(fresh), theirs.norms)
+    engine.destroy()
+    fresh.destroy()
+    return own, theirs
+
+
+@pytest.mark.parametrize(("stage", "is_async"), [(0, True), (1, True), (2, False), (3, True)])
+def test_a_checkpoint_is_continued(cuda_ranks: Ranks, tmp_path: Path, stage: int, is_async: bool) -> None:
+    for own, theirs in cuda_ranks(_saved, stage, is_async, str(tmp_path), world_size=2):
+        assert all(torch.equal(value, theirs.params[name]) for name, value in own.params.items())
+
+
+class Checkpointed(nn.Module):
+    """Whose blocks are computed twice, dropout included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 15)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(15, 17), nn.Dropout(0.3), nn.Tanh(), nn.Linear(17, 15)) for _ in range(3)
+        )
+        self.last = nn.Linear(15, 1)
+        self.is_checkpointed = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            if self.is_checkpointed:
+                x = x + torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+            else:
+                x = x + block(x)
+        result: Tensor = self.last(x)
+        return result
+
+
+def _checkpointed(rank: int, stage: int) -> bool:
+    found = []
+    for is_checkpointed in (True, False):
+        model = make_model(Checkpointed)
+        model.is_checkpointed = is_checkpointed
+        engine, *_ = dslaunch.initialize(model=model, config=config_of(Case(stage, "fp32"), ""))
+        torch.cuda.manual_seed(5)
+        train_steps(engine)
+        found.append(values_of(engine))
+        engine.destroy()
+    return all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_recomputed_activations_change_no_bit(cuda_ranks: Ranks, stage: int) -> None:
+    assert cuda_ranks(_checkpointed, stage, world_size=2) == [True, True]
+
+
+def _begun_in_shards(rank: int) -> Trained:
+    config = config_of(Case(3, "fp32"), "")
+    with dslaunch.zero.Init(config_dict_or_path=config):
+        model = make_model()
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    norms = train_steps(engine)
+    trained = Trained(values_of(engine), norms)
+    engine.destroy()
+    return trained
+
+
+def test_a_model_that_begins_in_shards_trains_the_same(cuda_ranks: Ranks) -> None:
+    first, second = cuda_ranks(_begun_in_shards, world_size=2)
+    assert first.norms == second.norms
+    assert worst_difference(first.params, second.params) == 0.0
+
+
+def _no_trained_twice(rank: int) -> int:
+    engine, *_ = dslaunch.initialize(model=make_model(), config=config_of(Case(3, "bf16"), ""))
+    train_steps(engine)
+    engine.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            engine(batch(0, size=GLOBAL_BATCH).to(engine.device).bfloat16())
+    engine.train()
+    train_steps(engine, first=STEPS)
+    engine.destroy()
+    return 1
+
+
+def test_evaluation_between_steps(cuda_ranks: Ranks) -> None:
+    assert cuda_ranks(_no_trained_twice, world_size=2) == [1, 1]
