@@ -54,13 +54,17 @@ test: setup
 	@# most of those processes import torch, and a fifth of that is a search for garbage among what stays loaded
 	@echo 'import gc, os; "PYTEST_CURRENT_TEST" in os.environ and gc.set_threshold(50_000, 20, 50)' \
 		> $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests_of_dslaunch.pth
+	@# the CUDA device of the tests, which no single test may wait for
+	$(BIN)/python -m tests.fake_cuda.build
 	@# three on two cores: much of the time is waiting, for hosts that fall silent and time limits that run out
 	$(PYTEST) -m "not exhaustive"
 
 test-fast: setup
+	$(BIN)/python -m tests.fake_cuda.build
 	$(PYTEST) -m "not exhaustive and not slow and not lab and not ranks"
 
 test-exhaustive: setup
+	$(BIN)/python -m tests.fake_cuda.build
 	$(PYTEST) -m exhaustive
 
 test-all: test test-exhaustive

@@ -12,6 +12,7 @@ Source: DeepSpeed 0.19.8 runtime/config.py, runtime/engine.py, runtime/zero/part
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 
 
@@ -58,16 +59,34 @@ class SkippedStepsError(UserError):
 
 
 _excepthook = sys.excepthook
+_EXPLANATIONS: dict[type[BaseException], Callable[[], str]] = {}
+
+
+def explain(kind: type[BaseException], text: Callable[[], str]) -> None:
+    """Have an uncaught error of this kind followed by what `text` returns, after its traceback."""
+    _EXPLANATIONS[kind] = text
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not isinstance(error, UserError):
         _excepthook(kind, error, trace)
+        for known, text in _EXPLANATIONS.items():
+            if isinstance(error, known):
+                _tell(text)
         return
     # Not sys.stderr: torch.distributed's own hook, which calls this one,
     # holds that back and loses it at SystemExit.
     print(f"dslaunch: {error}", file=sys.__stderr__, flush=True)
     raise SystemExit(error.exit_code)  # an exception hook that raises SystemExit sets the exit code
+
+
+def _tell(text: Callable[[], str]) -> None:
+    """Print it, or why it cannot be had: the error that it explains has been printed, and stays the cause."""
+    try:
+        lines = text().splitlines()
+    except Exception as error:
+        lines = [f"more cannot be said about it: {type(error).__name__}: {error}"]
+    print(*(f"dslaunch: {line}" for line in lines), sep="\n", file=sys.__stderr__, flush=True)
 
 
 def report_user_errors_in_one_line() -> None:

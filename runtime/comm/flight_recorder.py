@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -139,6 +140,21 @@ class FlightRecorder:
         self._under_way.append(flight)
         self.quiet_since = flight.began
         return flight
+
+    @contextmanager
+    def waiting_for_device(self) -> Iterator[None]:
+        """Inside, the program stands still until the GPU has done what it was told. Of the collectives under
+        way the oldest is what it waits for.
+        """
+        oldest = next(iter(self.under_way()), None)
+        if oldest is not None:
+            oldest.is_awaited = True
+        try:
+            yield
+        finally:
+            if oldest is not None:
+                oldest.is_awaited = False
+            self.note_progress()
 
     def note_progress(self) -> None:
         """The program goes on after a collective."""

@@ -21,6 +21,7 @@ from ..comm.watchdog.watchdog import Watchdog, watch
 from ..config import Config
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
+from ..metrics.device_memory import watch_memory
 from ..offload.offload import Offload, make_offload
 from ..placement.offload_plan import StepAt, plan_offload
 from ..placement.precision import precision_of
@@ -222,6 +223,8 @@ def _model(
     )
     note_locations(model)
     ds_attributes.describe(model)
+    if device.type == "cuda":
+        watch_memory(model)
     return model
 
 

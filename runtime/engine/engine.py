@@ -568,8 +568,15 @@ class Engine(Getters, nn.Module):
         for name, value in refused.items():
             if value is not None:
                 raise ConfigError(f"engine.compile({name}={value!r}): is not available here; leave it out")
+        kwargs = dict(compile_kwargs or {})
+        if self.device.type == "cuda" and self._model.has_shards and _records_graphs(kwargs):
+            raise ConfigError(
+                f"engine.compile(compile_kwargs={kwargs!r}): CUDA graphs record addresses, and gathered "
+                "parameters have others at each use, so that every step would record anew; leave it out, or "
+                "use stage 0, 1 or 2"
+            )
         if not self.is_compiled:
-            self._model.compile({**(compile_kwargs or {}), "backend": backend})
+            self._model.compile({**kwargs, "backend": backend})
             self.is_compiled = True
 
     # ---- the module behind
@@ -620,6 +627,13 @@ class Engine(Getters, nn.Module):
             self.optimizer = self._optimizer_step = None
             if self._watchdog is not None:
                 self._watchdog.stop()
+
+
+def _records_graphs(compile_kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch.compile() would make CUDA graphs."""
+    options = compile_kwargs.get("options") or {}
+    is_asked = compile_kwargs.get("mode") in ("reduce-overhead", "max-autotune")
+    return is_asked or bool(options.get("triton.cudagraphs"))
 
 
 def _to_half(value: Any) -> Any:

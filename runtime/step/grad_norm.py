@@ -45,7 +45,9 @@ def global_grad_norm(
     else:  # filled in, as a copy would be waited for
         partial = torch.full((1,), total, dtype=torch.float64, device=device)
     own = torch.cat([partial, *(torch.full((1,), one, dtype=torch.float64, device=device) for one in note)])
-    said = comm.all_gather_float64(own, what="the gradient norm").tolist()
+    gathered = comm.all_gather_float64(own, what="the gradient norm")
+    with comm.recorder.waiting_for_device():  # NCCL's wait() does not
+        said = gathered.tolist()
     norm = 0.0
     for _, square in sorted((mesh.chunk_of(rank), square) for rank, (square, *_) in enumerate(said)):
         norm += square

@@ -120,6 +120,12 @@ class Gradients(ABC):
     def put_on(self) -> None:
         """Undo that. What autograd made of parameters meanwhile is added."""
 
+    def held(self) -> tuple[Tensor, ...]:
+        """What has memory, wherever it lies."""
+        with torch._C.DisableTorchFunctionSubclass():  # freed parameters would ask Python
+            grads = [param.grad for param in self._params]
+        return tuple(grad for grad in grads if grad is not None and not grad.is_sparse)
+
     @property
     def is_here(self) -> bool:
         """Whether they are not taken off."""
@@ -199,6 +205,9 @@ class FlatGradients(Gradients):
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer) -> None:
         super().__init__(names, params)
         self._whole = whole
+
+    def held(self) -> tuple[Tensor, ...]:
+        return (*super().held(), self._whole.flat)
 
     @property
     def flat(self) -> Tensor:

@@ -88,6 +88,10 @@ class OptimizerShard:
         else:
             self._master.copy_(new)
 
+    def held(self) -> tuple[Tensor, ...]:
+        """What has memory of its own, wherever it lies."""
+        return tuple(self._stored().values())
+
     def release(self) -> None:
         """Free all of it."""
         self.states, self.states_of_whole = {}, {}

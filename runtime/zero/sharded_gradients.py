@@ -64,6 +64,9 @@ class ShardedGradients(FlatGradients):
     def shard(self) -> Tensor:
         return self._shard
 
+    def held(self) -> tuple[Tensor, ...]:
+        return (*super().held(), self._shard)
+
     def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
         whole = comm.gather_states(self.shard.to(self.flat.device), what=self._label(indices[0]))
         return [self._cut(whole, index) for index in indices]

@@ -106,7 +106,7 @@ class ShardedModel:
             for plan, by_role in zip(plans, runs, strict=True)
         )
         self.prefetcher = Prefetcher(self.units)
-        is_any_sharded = any(unit.is_sharded for unit in self.units)
+        is_any_sharded = self.has_shards
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
         _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
         self.trained = tuple(
@@ -128,6 +128,11 @@ class ShardedModel:
     def is_sharded(self) -> bool:
         """Whether this rank keeps no more of any parameter than its shard."""
         return all(sub_buffer.is_sharded for unit in self.units for sub_buffer in unit.sub_buffers)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether some parameters are."""
+        return any(unit.is_sharded for unit in self.units)
 
     @property
     def num_small(self) -> int:

@@ -60,4 +60,5 @@ def _compile(target: Path, torch: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(library())
+    why_not = can_be_built()
+    print(why_not or f"the fake CUDA device: {library()}")

@@ -319,3 +319,69 @@ def _with_rank_of_device(rank: int, folder: str) -> tuple[str, str]:
 def test_the_group_is_bound_to_the_gpu_that_the_arguments_name(cuda_ranks: Ranks, tmp_path: Path) -> None:
     found = cuda_ranks(_with_rank_of_device, str(tmp_path), world_size=2)
     assert found == [("cuda:1", "cuda:1"), ("cuda:0", "cuda:0")]
+
+
+def _norm_of_small(rank: int, wire: str | None) -> float:
+    """Rank 0 has a gradient of 1, and each of the others less than a 16-bit sum with it can show."""
+    more = {} if wire is None else {"communication_data_type": wire}
+    config = make_config(stage=2, bf16={"enabled": True}, train_batch_size=dist.get_world_size(), **more)
+    engine, *_ = dslaunch.initialize(model=nn.Linear(1, 1, bias=False), config=config)
+    own = torch.full((1, 1), 1.0 if rank == 0 else 2.0**-9, dtype=torch.bfloat16, device=engine.device)
+    engine.backward(engine(own).sum())
+    engine.step()
+    norm = engine.get_global_grad_norm()
+    engine.destroy()
+    assert norm is not None
+    return norm
+
+
+def test_gradients_of_16_bits_are_averaged_in_float32_if_the_config_says_so(cuda_ranks: Ranks) -> None:
+    """NCCL rounds at every hop to what is sent; gloo's sums are in float32 in any case."""
+    exact = (1 + 3 * 2.0**-9) / 4
+    assert cuda_ranks(_norm_of_small, "fp32", world_size=4) == [exact] * 4
+    assert all(abs(norm - exact) > 1e-4 for norm in cuda_ranks(_norm_of_small, None, world_size=4))
+
+
+def _graphs(rank: int, stage: int) -> str:
+    engine, *_ = dslaunch.initialize(
+        model=make_model(), config=make_config(stage=stage, reduce_bucket_size=50)
+    )
+    try:
+        engine.compile(backend="eager", compile_kwargs={"mode": "reduce-overhead"})
+    except dslaunch.ConfigError as error:
+        return str(error)
+    finally:
+        engine.destroy()
+    return ""
+
+
+def test_cuda_graphs_of_gathered_parameters_are_refused(cuda_ranks: Ranks) -> None:
+    assert "CUDA graphs record addresses" in cuda_ranks(_graphs, 3, world_size=2)[0]
+    assert cuda_ranks(_graphs, 2, world_size=2)[0] == ""
+
+
+def _written(rank: int, stage: int) -> tuple[list[str], bool]:
+    """A program that writes through `.data` after every step, from the second on."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dslaunch").addHandler(handler)
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=stage, **BF16))
+    first = engine.module.first.weight
+    for number in range(40):
+        step(engine, number)
+        if number > 1:
+            first.data[0, 0] = 3.0
+    master = dslaunch.zero.safe_get_full_fp32_param(first)
+    logging.getLogger("dslaunch").removeHandler(handler)
+    engine.destroy()
+    assert master is not None
+    return [text for text in said if ".data" in text], abs(float(master[0, 0]) - 3.0) < 0.1
+
+
+def test_writes_through_data_are_found_though_the_host_does_not_wait(cuda_ranks: Ranks) -> None:
+    (said, is_taken), (_, is_taken_there) = cuda_ranks(_written, 2, world_size=2)
+    assert len(said) == 1
+    assert "was written through .data" in said[0]
+    assert is_taken
+    assert is_taken_there
