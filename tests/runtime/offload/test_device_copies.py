@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from dslaunch.runtime.offload.device_copies import Arrival, Copier
+from dslaunch.runtime.offload.device_copies import _HELD_BYTES, Arrival, Copier
 
 
 class _Fake:
@@ -24,16 +24,17 @@ class _Fake:
         self.num_waits += 1
 
 
-def test_the_source_of_the_newest_copy_is_held_and_older_ones_are_waited_for() -> None:
+def test_sources_are_held_and_the_oldest_is_waited_for_where_they_are_too_much() -> None:
     copier = Copier(cast(Any, None))
-    first, second, third = _Fake(), _Fake(), _Fake()
-    copier.hold(cast(Arrival, first))
+    first, second, third, fourth = (_Fake() for _ in range(4))
+    copier.hold(cast(Arrival, first), _HELD_BYTES)
+    copier.hold(cast(Arrival, second), 0)
     assert first.num_waits == 0
-    copier.hold(cast(Arrival, second))
-    assert (first.num_waits, second.num_waits) == (1, 0)
+    copier.hold(cast(Arrival, third), 1)
+    assert (first.num_waits, second.num_waits, third.num_waits) == (1, 0, 0)
     second.is_done = True
-    copier.hold(cast(Arrival, third))
-    assert (second.num_waits, third.num_waits) == (1, 0)
+    copier.hold(cast(Arrival, fourth), 2 * _HELD_BYTES)  # held, though it is more by itself
+    assert (second.num_waits, third.num_waits, fourth.num_waits) == (1, 1, 0)
 
 
 def test_on_a_cpu_a_copy_is_there_at_once_and_its_source_is_free() -> None:
