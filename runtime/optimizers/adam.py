@@ -34,9 +34,8 @@ class AdamFormula(Formula):
         group = pieces.group
         beta1, beta2 = map(as_float, group["betas"])
         device = pieces.params[0].device
-        count = torch.full(
-            (), float(corrected_step(pieces)), dtype=torch.float32, device=device
-        )  # no copy to wait for
+        steps = float(corrected_step(pieces))
+        count = torch.full((), steps, dtype=torch.float32, device=device)  # a copy would be waited for
         kernel(
             pieces.params,
             pieces.grads,

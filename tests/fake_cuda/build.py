@@ -30,7 +30,7 @@ def library() -> Path:
     Errors:  subprocess.CalledProcessError with what the compiler said
     """
     packages = Path(sysconfig.get_path("purelib"))
-    sources = sorted(NATIVE.iterdir())
+    sources = [Path(__file__), *sorted(NATIVE.iterdir())]
     digest = hashlib.sha256(b"".join([version("torch").encode(), *(one.read_bytes() for one in sources)]))
     place = packages.parents[2] / f"{NAME}-{digest.hexdigest()[:16]}" / f"{NAME}.so"
     if not place.exists():
@@ -52,7 +52,7 @@ def _compile(target: Path, torch: Path) -> None:
             f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}",
             f"-I{sysconfig.get_path('include')}", str(NATIVE / "operators.cpp"), "-o", str(target),
             f"-L{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python",
-            f"-Wl,-rpath,{torch / 'lib'}",
+            f"-Wl,-rpath,$ORIGIN/{os.path.relpath(torch / 'lib', target.parent)}",
         ],
         check=True,
         timeout=LIMIT_S,
