@@ -241,7 +241,7 @@ def _in_own_stream(rank: int, folder: str) -> None:
 def test_a_save_beside_training_waits_for_the_stream_of_the_program(
     cuda_ranks: Ranks, tmp_path: Path
 ) -> None:
-    cuda_ranks(_in_own_stream, str(tmp_path), world_size=1)  # several wait for the device as they agree
+    cuda_ranks(_in_own_stream, str(tmp_path), world_size=2)
 
 
 class WithBuffers(nn.Module):
