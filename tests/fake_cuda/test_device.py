@@ -157,6 +157,22 @@ def test_memory_is_freed_while_a_copy_reads_it(cuda_ranks: Ranks) -> None:
     cuda_ranks(_freed_too_early, world_size=1)
 
 
+def _freed_in_order(rank: int) -> None:
+    own = side_stream()
+    with torch.cuda.stream(own):
+        values = torch.ones(N, device="cuda")
+        copied = torch.empty(N, device="cuda")
+        copied.copy_(values)
+        del values
+        torch.full((N,), 7.0, device="cuda")  # gets the memory, later in the same stream
+        assert copied.sum().item() == N
+
+
+def test_memory_may_be_freed_before_its_own_stream_has_read_it(cuda_ranks: Ranks) -> None:
+    """As torch's allocator has it, which gives it to no other stream."""
+    cuda_ranks(_freed_in_order, world_size=1)
+
+
 def _two_copies(rank: int) -> None:
     host, values = torch.empty(N, pin_memory=True), torch.ones(N, device="cuda")
     first, second = side_stream(), side_stream()

@@ -554,9 +554,18 @@ class Machine {
     TORCH_CHECK(false, "fake CUDA: ", text);
   }
 
+  // Work of the block's own stream that is not done yet comes before its next owner's, and still finds what was there.
   void give_back(char* address, const Block& block) {
-    Opened opened;
-    std::memset(address, POISON, block.size);
+    auto spoil = [address, size = block.size] {
+      Opened opened;
+      std::memset(address, POISON, size);
+    };
+    Stream& own = *streams_.at(block.stream);
+    if (own.waiting.empty()) {
+      spoil();
+    } else {
+      own.waiting.push_back({own.issued, spoil});
+    }
     free_[{block.device, block.stream, block.size}].push_back(address);
   }
   // As the caching allocator does, which asks the events without waiting for them.

@@ -228,6 +228,7 @@ def _in_own_stream(rank: int, folder: str) -> None:
         engine, *_ = dslaunch.initialize(model=make_model(), config=config)
         for number in range(3):
             step(engine, number)
+            assert 0.0 < (engine.get_global_grad_norm() or 0.0) < 100.0
         saved = [sub_buffer.optimizer_shard.master.clone() for sub_buffer in engine._model.trained]
         engine.save_checkpoint(folder)
         step(engine, 4)
@@ -238,10 +239,13 @@ def _in_own_stream(rank: int, folder: str) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
+@pytest.mark.parametrize(
+    "world_size", [1, 2]
+)  # with 2 the ranks agree before the save, and wait for the device
 def test_a_save_beside_training_waits_for_the_stream_of_the_program(
-    cuda_ranks: Ranks, tmp_path: Path
+    cuda_ranks: Ranks, tmp_path: Path, world_size: int
 ) -> None:
-    cuda_ranks(_in_own_stream, str(tmp_path), world_size=2)
+    cuda_ranks(_in_own_stream, str(tmp_path), world_size=world_size)
 
 
 class WithBuffers(nn.Module):
