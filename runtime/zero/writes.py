@@ -75,7 +75,12 @@ class Writes:
         return self.is_known and not (self._is_through_data or self.are_counted)
 
     def compare_late(self, new: Tensor, known: Tensor) -> None:
-        """Ask the GPU, on which both are, whether they differ, and do not wait for it."""
+        """Ask the GPU, on which both are, whether they differ, and do not wait for it.
+
+        An answer that is still on its way is not given up for another.
+        """
+        if self._late is not None:
+            return
         differs = ((new != known) & ~(new.isnan() & known.isnan())).any()
         answer = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=True)
         answer.copy_(differs, non_blocking=True)

@@ -15,11 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dslaunch
+from dslaunch.runtime.checkpoint.files.snapshot import Snapshot
 from dslaunch.runtime.comm.process_group import start_process_group
 from dslaunch.runtime.compat.grad_norm import clip_grad_norm_
 from dslaunch.runtime.environment import read_environment
+from dslaunch.runtime.offload.device_copies import Arrival
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.models import batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -218,9 +221,7 @@ def test_what_is_offloaded_lies_in_host_memory_whatever_the_default_device_is(
 
 
 def _in_own_stream(rank: int, folder: str) -> None:
-    """What a save beside training holds, in a program that trains in a stream of its own; at stage 3, where
-    nothing is copied before `save_checkpoint()` returns.
-    """
+    """What the host copies or agrees on before the save begins waits for that stream in any case."""
     config = make_config(stage=3, reduce_bucket_size=50, checkpoint={"async_save": True}, **BF16)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -239,13 +240,46 @@ def _in_own_stream(rank: int, folder: str) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-@pytest.mark.parametrize(
-    "world_size", [1, 2]
-)  # with 2 the ranks agree before the save, and wait for the device
-def test_a_save_beside_training_waits_for_the_stream_of_the_program(
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_save_beside_training_holds_what_was_trained_in_a_stream_of_the_programs_own(
     cuda_ranks: Ranks, tmp_path: Path, world_size: int
 ) -> None:
     cuda_ranks(_in_own_stream, str(tmp_path), world_size=world_size)
+
+
+class Streams(TorchDispatchMode):
+    """In which streams a thread copies from the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[1].is_cuda:
+            self.used.add(torch.cuda.current_stream().stream_id)
+        return func(*args, **(kwargs or {}))
+
+
+def _beside(rank: int, folder: str) -> set[int]:
+    used: set[int] = set()
+    take_rest = Snapshot.take_rest
+
+    def seen(self: Snapshot) -> None:
+        with Streams() as streams:
+            take_rest(self)
+        used.update(streams.used)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshot, "take_rest", seen)
+        _in_own_stream(rank, folder)
+    return used
+
+
+def test_a_save_beside_training_copies_in_streams_of_its_own(cuda_ranks: Ranks, tmp_path: Path) -> None:
+    """In the default stream, with which a thread begins, they would stand between the kernels of training."""
+    for used in cuda_ranks(_beside, str(tmp_path), world_size=2):
+        assert used
+        assert 0 not in used
 
 
 class WithBuffers(nn.Module):
@@ -391,3 +425,19 @@ def test_writes_through_data_are_found_though_the_host_does_not_wait(cuda_ranks:
     assert "was written through .data" in said[0]
     assert is_taken
     assert is_taken_there
+
+
+def _both_ways(rank: int) -> tuple[bool, bool]:
+    """Whether a copy to the device waits for an earlier one to the host, on the host."""
+    there, back = torch.ones(1000, device="cuda"), torch.empty(1000, pin_memory=True)
+    here, target = torch.ones(1000, pin_memory=True), torch.empty(1000, device="cuda")
+    to_host = Arrival(there, back)
+    to_device = Arrival(here, target)
+    to_device.wait()
+    is_waited_for = to_host.is_done
+    to_host.wait()
+    return is_waited_for, bool((back == 1).all()) and bool((target == 1).all())
+
+
+def test_copies_in_one_direction_do_not_wait_for_those_in_the_other(cuda_ranks: Ranks) -> None:
+    assert cuda_ranks(_both_ways, world_size=1) == [(False, True)]
