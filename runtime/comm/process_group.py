@@ -47,7 +47,7 @@ def start_process_group(
         return
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     device = choose_device(env, backend=backend, index=device_index)
-    if torch.__version__ < (2, 8):  # whose NCCL keeps every buffer that is freed from its next user else
+    if torch.__version__ < "2.8":  # whose NCCL keeps every buffer that is freed from its next user else
         os.environ.setdefault("TORCH_NCCL_AVOID_RECORD_STREAMS", "1")
     store = None
     if rank < 0 and world_size < 0:
