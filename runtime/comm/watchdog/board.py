@@ -18,6 +18,7 @@ import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -48,6 +49,7 @@ class Board:
             store = store.underlying_store
         self.place = "a file"
         self._socket: socket.socket | None = None
+        self._file: Path | None = None
         if isinstance(store, TCPStore):
             self.place = f"{store.host}:{store.port}"
             before = _connections_to(store.port)
@@ -56,7 +58,8 @@ class Board:
             if made:
                 self._socket = socket.socket(fileno=os.dup(max(made)))
         elif isinstance(store, FileStore):
-            self._store = FileStore(store.path)  # type: ignore[attr-defined]  # torch forgot to list it
+            self._file = Path(store.path)  # type: ignore[attr-defined]  # torch forgot to list it
+            self._store = FileStore(str(self._file))
         else:
             raise BoardLost(f"{type(store).__name__} has no second connection")
         self._late: Future[Any] | None = None  # a call that was not waited for any longer
@@ -100,6 +103,9 @@ class Board:
             raise BoardLost(f"the store at {self.place}: {error}") from error
 
     def _is_open(self) -> bool:
+        if self._file is not None:
+            # one that is gone torch would try to open for minutes, a hundred times a second
+            return self._file.exists()
         if self._socket is None:
             return True
         try:

@@ -46,13 +46,14 @@ class Watchdog:
         self._poll_s = min(_LONGEST_POLL_S, limit_s / 4)
         self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # for others to notice, and to answer
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._group = weakref.ref(dist.distributed_c10d._get_default_group())
         self._round = 0
         self._reported = [0] * NUM_LANES  # numbers of the last collectives that a report has seen
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dslaunch-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch, until stop() or the end of the program."""
+        """Begin to watch, until stop(), or the end of the process group or of the program."""
         self._thread.start()
         atexit.register(_stop, weakref.ref(self))
 
@@ -65,7 +66,7 @@ class Watchdog:
             self._thread.join(_END_S)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._poll_s):
+        while not self._stopped.wait(self._poll_s) and self._is_of_this_group():
             overdue = self._overdue()
             try:
                 self._look(overdue)
@@ -73,6 +74,11 @@ class Watchdog:
                 if overdue is not None and dist.is_initialized():
                     self._speak_alone(overdue, lost)
         self._board.close()
+
+    def _is_of_this_group(self) -> bool:
+        """Whether the group that the board is of is there still, and is not replaced by another one."""
+        group = self._group()
+        return group is not None and group is dist.group.WORLD
 
     def _look(self, overdue: Flight | None) -> None:
         ring = f"{self._round}/ring"

@@ -27,6 +27,7 @@ from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import group_timeout
 from dslaunch.runtime.comm.watchdog import watchdog
+from dslaunch.runtime.comm.watchdog.board import BoardLost
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks
 
@@ -296,6 +297,7 @@ QUIET = """
 import os, sys, time, torch, dslaunch
 from pathlib import Path
 from dslaunch.runtime.comm.watchdog import watchdog
+from dslaunch.runtime.comm.watchdog.board import BoardLost
 from tests.runtime.comm.watchdog.test_watchdog import make_engine, train_step, wait_until
 watchdog._LONGEST_POLL_S = 0.5
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
@@ -414,6 +416,30 @@ def _let_go(rank: int, folder: str) -> bool:
 
 def test_the_thread_ends_with_its_engine(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(_let_go, str(tmp_path), world_size=2) == [False, False]
+
+
+def _outlived(rank: int, folder: str) -> list[bool]:
+    with stderr_into(Path(folder) / f"err{rank}", DSLAUNCH_WATCHDOG_S="2"):  # it looks every half second
+        with tcp_group(rank, Path(folder)):
+            engine = make_engine(1)
+            assert engine._watchdog is not None
+            thread = engine._watchdog._thread
+        assert dist.is_initialized()  # in the next group, which must not be asked for this engine's notes
+        thread.join(5.0)
+        found = [thread.is_alive()]
+
+        watchdog = make_engine(1)._watchdog
+        assert watchdog is not None
+        assert not watchdog._board.has("a note")
+        dist.barrier()
+        (watchdog._board._file or Path()).unlink(missing_ok=True)
+        with pytest.raises(BoardLost, match="has ended"):
+            watchdog._board.has("a note")
+        return found
+
+
+def test_the_thread_ends_with_the_process_group(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(_outlived, str(tmp_path), world_size=2) == [[False]] * 2
 
 
 def test_collectives_are_labelled_and_numbered_by_lane(ranks: Ranks) -> None:
