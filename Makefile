@@ -13,6 +13,8 @@
 #   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-offload  memory, files and time of training wherever values lie, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-drop-in  the same programs under dslaunch's package deepspeed and DeepSpeed's, into docs/reference/benchmarks.md (ten minutes)
+#   make gpu PART=works   on a machine with a GPU: is it right and how fast; then PART=speed, PART=scale (ten minutes each)
+#   make gpu-bundle      before that, where there is a network: what such a machine lacks, into .gpu/
 #   make check-sanitizers   tests/kernels on compiled code that watches every memory access (ten minutes)
 
 PYTHON ?= python3
@@ -25,7 +27,7 @@ PYTEST  = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs setup clean
+.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs gpu gpu-bundle setup clean
 
 setup: $(VENV)/ready
 
@@ -106,6 +108,13 @@ bench-drop-in: setup
 	$(BIN)/python -m compileall -q package runtime kernels
 	$(BIN)/python tests/benchmarks/bench_drop_in.py --publish
 
+gpu:
+	@# as the machine is: it need not have a network to set .venv up
+	$(PYTHON) -m tests.gpu $(PART)
+
+gpu-bundle: setup
+	$(BIN)/python -m tests.gpu.bundle
+
 lab: setup
 	$(BIN)/python -m tests.lab up $(HOSTS)
 
@@ -114,4 +123,4 @@ docs: setup
 	$(BIN)/python -m pytest tests/docs
 
 clean:
-	rm -rf $(VENV) build dist demo-out
+	rm -rf $(VENV) build dist demo-out gpu-out .gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +38,32 @@ LAB_NAME = "-".join(
     for word in (os.environ.get("DSLAUNCH_LAB_NAME", "tests"), os.environ.get("PYTEST_XDIST_WORKER"))
     if word
 )
+END_ENV = "DSLAUNCH_TESTS_END"  # when no more test begins, in seconds of time.time()
 EXHAUSTIVE_LIMIT_S = 600.0  # of a test with all cases of something, unless it has a limit of its own
 LAB_WAIT_S = 100  # for another test run on this machine to end; below the time limit of one test
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--time-limit`, for machines whose time is limited."""
+    parser.addoption(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="skip, and list, the tests that have not begun by then",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes of `pytest -n` begin later, and end with the first."""
+    limit_s = config.getoption("--time-limit")
+    if limit_s is not None and not hasattr(config, "workerinput"):
+        os.environ[END_ENV] = str(time.time() + limit_s)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin nothing after the end."""
+    if time.time() > float(os.environ.get(END_ENV, "inf")):
+        pytest.skip(f"not begun within {item.config.getoption('--time-limit'):g} s")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -96,6 +96,7 @@ def test_every_config_is_valid_and_every_key_of_it_is_used(
 # ---- check_collectives.py
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_check_collectives_lists_the_ranks_and_times_every_operation() -> None:
     num_ranks = 3
@@ -331,6 +332,7 @@ def start_short_demo(out: Path, options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_demo_runs_the_command_it_shows_and_draws_the_loss(tmp_path: Path) -> None:
     with start_short_demo(tmp_path, "--steps 10") as process:
@@ -344,6 +346,7 @@ def test_the_demo_runs_the_command_it_shows_and_draws_the_loss(tmp_path: Path) -
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_job_that_fails_gives_the_demo_its_exit_code(tmp_path: Path) -> None:
     with start_short_demo(tmp_path, "--stage 7") as process:

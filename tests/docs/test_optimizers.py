@@ -17,6 +17,7 @@ GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "train" / "optimizers.md
 PROGRAMS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_program_runs_and_torch_goes_on_from_it() -> None:
     (program,) = PROGRAMS

@@ -17,7 +17,7 @@ from tests.drop_in.jobs import WORLD_SIZES, Found, assert_close, assert_same_wei
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("trl") is None, reason="needs trl: pip install --group drop-in"),
 ]
 LOSS_RELATIVE = {"sft": 1e-6, "dpo": 1e-5}

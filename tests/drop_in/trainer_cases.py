@@ -74,15 +74,11 @@ CASES: tuple[Case, ...] = (
 )
 FEW = (  # one or two of each kind: the cases of `make test`
     "stage1-fp32-ds-optimizer-ds-scheduler",
-    "stage3-fp32-ds-optimizer-ds-scheduler",
     "stage2-bf16-ds-optimizer-ds-scheduler",
     "stage3-fp16-ds-optimizer-ds-scheduler",
-    "stage0-fp32-hf-optimizer-hf-scheduler",
-    "stage2-fp32-hf-optimizer-hf-scheduler",
     "stage3-bf16-hf-optimizer-hf-scheduler",
     "stage3-fp32-ds-optimizer-hf-scheduler",
     "stage2-fp32-hf-optimizer-ds-scheduler",
-    "stage2-bf16-ds-optimizer-ds-scheduler-offload-optimizer",
     "stage3-fp32-hf-optimizer-hf-scheduler-offload-optimizer",
     "stage3-bf16-ds-optimizer-ds-scheduler-offload-optimizer-offload-param",
     "stage3-bf16-ds-optimizer-ds-scheduler-loaded",

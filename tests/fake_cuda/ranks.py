@@ -114,6 +114,7 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
         """All ranks on one host with a device for each; afterwards the device must have found nothing."""
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
         native.set_num_devices(world_size)
+        torch.cuda._cached_device_count = None  # of the call before
         native.set_device(rank)
         native.clear_conflicts()
         dist.init_process_group(
@@ -128,7 +129,8 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
             torch.cuda.synchronize()
             dist.barrier()
         finally:
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
         found = native.conflicts()
         assert not found, found
 

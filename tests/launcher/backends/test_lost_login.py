@@ -60,7 +60,7 @@ def test_a_login_that_failed_ends_an_mpirun_that_would_wait_for_its_host(
     ("missing", "launcher"),
     few(
         [(missing, launcher) for missing in ("nowhere", "down") for launcher in ("pdsh", "openmpi", "mpich")],
-        lambda missing, launcher: missing == "nowhere" or launcher == "openmpi",
+        lambda missing, launcher: missing == "nowhere" and launcher != "mpich",
     ),
 )
 def test_a_host_that_is_not_there_ends_the_job_with_its_name(launcher: str, missing: str, lab: Lab) -> None:
@@ -78,7 +78,9 @@ def test_a_host_that_is_not_there_ends_the_job_with_its_name(launcher: str, miss
     assert procfs.wait_until(lambda: not left_over(lab), timeout_s=15), left_over(lab)
 
 
-@pytest.mark.parametrize("launcher", ["pdsh", "openmpi", "mpich"])
+@pytest.mark.parametrize(
+    "launcher", few(["pdsh", "openmpi", "mpich"], lambda launcher: launcher == "openmpi")
+)
 def test_ctrl_c_while_a_login_gets_no_answer_leaves_nothing(launcher: str, lab: Lab) -> None:
     need(launcher)
     folder = lab.shared / f"pending-login-{launcher}"

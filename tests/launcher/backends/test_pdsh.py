@@ -100,6 +100,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pdsh.Pdsh]:
     made = pdsh.Pdsh(nodes(), launcher_args=(), ssh=SshOptions())
     yield made
     made.close()
+    made._process.wait(30)
 
 
 def say(run: pdsh.Pdsh, words: str) -> socket.socket:

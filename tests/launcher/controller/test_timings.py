@@ -91,6 +91,7 @@ def test_the_first_collective_is_timed(options: list[str], tmp_path: Path) -> No
     assert phases["process group"] + 0.2 <= phases["first collective"] < time.monotonic() - began
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_only_some_ranks_reach_is_not_a_phase(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKER + TRAIN.format(is_reducing=False))

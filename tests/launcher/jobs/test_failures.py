@@ -317,6 +317,7 @@ def test_sigterm_to_the_launcher_lets_workers_on_all_hosts_save(lab: Lab, folder
     assert lab.wait_until_clean(15.0) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("grace_s", "num_saved"), [(30, 3), (1, 0)])
 def test_when_a_rank_fails_the_others_may_save_for_as_long_as_the_grace(
     lab: Lab, folder: Path, grace_s: int, num_saved: int

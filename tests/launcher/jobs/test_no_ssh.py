@@ -163,6 +163,7 @@ def test_a_hostfile_that_differs_ends_all_with_2(job: Job) -> None:
     job.assert_clean()
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_does_not_come_is_named_by_all_others(job: Job) -> None:
     commands = [job.start(place, "--rendezvous_timeout=5", "work.py") for place in (0, 2)]
     assert codes(commands) == [3, 3]
@@ -180,6 +181,7 @@ def test_node_0_that_does_not_come_is_named_too(job: Job) -> None:
     job.assert_clean()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("first", few([0, 1], lambda first: first == 1))
 def test_a_second_node_0_is_told_where_the_first_is(job: Job, first: int) -> None:
     commands = {}
@@ -244,6 +246,7 @@ def test_a_scheduler_says_who_is_who(job: Job, variable: str) -> None:
     job.assert_clean()
 
 
+@pytest.mark.exhaustive
 def test_nodes_are_started_in_any_order(job: Job) -> None:
     late = [job.start(2, "work.py", "--meet"), job.start(1, "work.py", "--meet")]
     poll(lambda: "waiting for node 0 at" in late[0].err, "node 0 being missed", late[0])

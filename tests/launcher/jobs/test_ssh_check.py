@@ -69,6 +69,7 @@ def test_hosts_without_fault_are_all_the_same(lab: Lab, folder: Path) -> None:
     assert lab.wait_until_clean() == []
 
 
+@pytest.mark.exhaustive
 def test_one_fault_on_each_host_and_all_are_named(lab: Lab, folder: Path) -> None:
     """node1: the port is in use. node2: no sshd. node3: not the folder. node4: a login that prints a lot."""
     place = "/root/job"

@@ -103,6 +103,7 @@ def test_workers_end_though_both_processes_above_them_are_killed(lab: Lab, folde
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("victim", [0, 1], ids=["keeper", "agent"])
 def test_a_stopped_agent_leaves_nothing_when_its_launcher_is_killed(
     lab: Lab, folder: Path, victim: int
@@ -114,6 +115,7 @@ def test_a_stopped_agent_leaves_nothing_when_its_launcher_is_killed(
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("victim", [0, 1], ids=["keeper", "agent"])
 def test_a_stopped_agent_goes_on_and_so_does_the_job(lab: Lab, folder: Path, victim: int) -> None:
     command = launch(lab, folder)
@@ -123,6 +125,7 @@ def test_a_stopped_agent_goes_on_and_so_does_the_job(lab: Lab, folder: Path, vic
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_stopped_workers_are_ended_with_the_others(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder)
     for pid in workers(lab.host("node3")):
@@ -144,6 +147,7 @@ def test_a_frozen_host_is_lost_and_clean_once_it_is_thawed(lab: Lab, folder: Pat
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_a_login_that_is_killed_is_a_lost_host(lab: Lab, folder: Path) -> None:
     """The process of sshd on the host, which the agent's stream goes through."""
     command = launch(lab, folder)
@@ -153,6 +157,7 @@ def test_a_login_that_is_killed_is_a_lost_host(lab: Lab, folder: Path) -> None:
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_an_ssh_that_is_killed_is_a_lost_host(lab: Lab, folder: Path) -> None:
     """A ProxyCommand is a child of ours on the launching machine, and the only way to that host."""
     target, jump = lab.host("node2"), lab.host("node1")
@@ -180,6 +185,7 @@ def kill_a_worker(lab: Lab, job: Command) -> None:
     lab.host("node3").run(["kill", "-9", words[-1]], check=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "end", few([kill_launcher, interrupt, kill_a_worker], lambda end: end is kill_launcher)
 )

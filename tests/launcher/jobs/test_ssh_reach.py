@@ -106,6 +106,7 @@ def test_who_reaches_no_address_is_named_and_nothing_starts(lab: Lab, folder: Pa
     assert lab.wait_until_clean() == []
 
 
+@pytest.mark.exhaustive
 def test_a_port_behind_a_firewall_is_said_and_not_waited_for_without_end(lab: Lab, folder: Path) -> None:
     lab.host("node1").drop_port(29500)
     command = Command(lab.head, folder, "-H", "hosts", "show.py")

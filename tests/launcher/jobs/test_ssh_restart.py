@@ -169,6 +169,7 @@ def test_an_elastic_job_goes_on_with_fewer_hosts(lab: Lab, folder: Path) -> None
     assert {said["world"] for said in second.values()} == {"4"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "words",
     few(
@@ -197,6 +198,7 @@ def test_deepspeed_s_words_for_how_many_hosts(lab: Lab, folder: Path, words: str
     assert {said["world"] for said in attempts(command)[2].values()} == {"4"}
 
 
+@pytest.mark.exhaustive
 def test_hosts_that_count_their_own_slots_keep_that_number(lab: Lab, folder: Path) -> None:
     """They are looked at once, before the first attempt, the spare too."""
     (folder / "hosts").write_text("".join(f"{node.name} slots=auto\n" for node in lab.nodes[:3]))

@@ -110,11 +110,13 @@ def test_hosts_are_reached_through_gateways_and_the_job_is_the_same(lab: Lab, fo
     assert_clean(lab)  # the agents, which were the last to speak, a moment later
 
 
+@pytest.mark.exhaustive
 def test_as_few_hosts_as_said_are_reached_directly(lab: Lab, folder: Path) -> None:
     command = Command(lab.head, folder, "-H", "hosts", "--tree_above=9", "--tree_radix=2", "show.py")
     assert set(ways(lab, command).values()) == {"head"}
 
 
+@pytest.mark.exhaustive
 def test_a_window_of_one_is_enough(lab: Lab, folder: Path) -> None:
     """A host that waits for its gateway does not keep the gateway from being connected."""
     assert ways(lab, Command(lab.head, folder, *TREE, "--connect_window=1", "show.py")) == through_gateways(
@@ -122,6 +124,7 @@ def test_a_window_of_one_is_enough(lab: Lab, folder: Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_user_of_the_hostfile_is_the_one_that_a_gateway_logs_in_as(lab: Lab, folder: Path) -> None:
     (folder / "hosts").write_text("".join(f"root@{node.name} slots=1 port=22\n" for node in lab.nodes))
     for gateway in ("node1", "node4", "node7"):
@@ -129,6 +132,7 @@ def test_a_user_of_the_hostfile_is_the_one_that_a_gateway_logs_in_as(lab: Lab, f
     assert ways(lab, Command(lab.head, folder, *TREE, "show.py")) == through_gateways(lab)
 
 
+@pytest.mark.exhaustive
 def test_arguments_variables_and_output_are_the_same_bytes(lab: Lab, folder: Path) -> None:
     (folder / "dump.py").write_text(
         "import os, sys\n"
@@ -159,6 +163,7 @@ def test_a_failure_behind_a_gateway_stops_all_and_is_named(lab: Lab, folder: Pat
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_an_interrupt_stops_the_hosts_behind_gateways(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "work.py")
     command.process.send_signal(signal.SIGINT)
@@ -167,6 +172,7 @@ def test_an_interrupt_stops_the_hosts_behind_gateways(lab: Lab, folder: Path) ->
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_while_hosts_are_being_connected_ends_at_once(lab: Lab, folder: Path) -> None:
     lab.host("node5").sshd_stop()
     command = Command(lab.head, folder, *TREE, "--connect_timeout=60", "work.py")
@@ -185,6 +191,7 @@ def test_the_launcher_killed_by_9_leaves_nothing(lab: Lab, folder: Path) -> None
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_a_gateway_without_trust_in_one_host_leaves_that_to_the_launcher(lab: Lab, folder: Path) -> None:
     known = lab.host("node4").home / ".ssh" / "known_hosts"
     lines = known.read_text().splitlines(keepends=True)
@@ -210,6 +217,7 @@ def test_a_gateway_without_a_key_is_said_once(lab: Lab, folder: Path) -> None:
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_a_gateway_without_ssh_leaves_all_to_the_launcher(lab: Lab, folder: Path) -> None:
     hide_ssh(lab.host("node7"))
     command = Command(lab.head, folder, *TREE, "show.py")
@@ -269,6 +277,7 @@ def test_a_host_that_nobody_reaches_is_named_and_no_worker_starts(lab: Lab, fold
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_a_gateway_that_dies_during_the_start_is_the_host_that_failed(lab: Lab, folder: Path) -> None:
     lab.host("node5").sshd_stop()  # so that the start does not get further than this
     command = Command(lab.head, folder, *TREE, "--kill_grace=2", "--connect_timeout=5", "work.py")
@@ -300,6 +309,7 @@ def test_a_gateway_that_dies_during_the_run_is_the_culprit(lab: Lab, folder: Pat
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_a_gateway_that_falls_silent_is_the_culprit(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--heartbeat=3", "--report=report.json", "work.py")
     lab.host("node4").unplug()
@@ -330,6 +340,7 @@ def test_a_host_behind_a_gateway_that_falls_silent_is_the_culprit(lab: Lab, fold
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_a_relay_that_is_killed_is_a_failure_of_its_gateway(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--report=report.json", "work.py")
     gateway = lab.host("node7")
@@ -359,6 +370,7 @@ def test_a_lost_gateway_is_replaced_and_the_hosts_behind_it_stay(lab: Lab, folde
     assert_clean(lab)
 
 
+@pytest.mark.exhaustive
 def test_what_a_gateway_shows_in_ps_is_the_login_and_nothing_of_the_job(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "work.py", "--end")
     shown = [one.argv for one in lab.host("node1").processes() if one.argv.startswith("ssh -T ")]

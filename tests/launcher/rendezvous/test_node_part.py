@@ -220,6 +220,7 @@ def test_node_0_that_is_killed_ends_the_others(nodes: Nodes) -> None:
     assert "dslaunch: node 0 (alpha): the connection to it ended" in second.err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sleeper", [0, 1])
 def test_a_node_that_stood_still_says_so_and_blames_no_other(nodes: Nodes, sleeper: int) -> None:
     both = nodes.both("--heartbeat=2", "work.py", "--wait")
@@ -276,6 +277,7 @@ def test_without_a_coordinator_each_node_is_on_its_own(nodes: Nodes) -> None:
     assert "coordinator" not in first.err + second.err
 
 
+@pytest.mark.exhaustive
 def test_a_busy_coordinator_port_is_said_by_all_and_the_job_runs(nodes: Nodes) -> None:
     with socket.create_server(("", nodes.port + 1)):
         first, second = nodes.both("work.py")

@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 import dslaunch
 from dslaunch import ConfigError
 from dslaunch.runtime.config import load_config
+from tests.exhaustive import few
 from tests.runtime.models import batch, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
 
@@ -70,7 +71,11 @@ def test_a_mistake_in_the_config_ends_the_program_with_one_line_and_code_2() -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ending", "is_left"), [("", False), ("raise dslaunch.ConfigError", False), ("1 / 0", True)]
+    ("ending", "is_left"),
+    few(
+        [("", False), ("raise dslaunch.ConfigError", False), ("1 / 0", True)],
+        lambda ending, is_left: not ending or is_left,
+    ),
 )
 def test_a_group_that_we_made_ends_before_the_interpreter_does(ending: str, is_left: bool) -> None:
     """Else gloo's threads may end the process with SIGABRT; an unexpected error does not
@@ -207,7 +212,10 @@ def test_a_timeout_is_a_timedelta_above_0(timeout: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("argument", "seconds"), [("", 120), ("timeout=timedelta(seconds=7)", 7)])
+@pytest.mark.parametrize(
+    ("argument", "seconds"),
+    few([("", 120), ("timeout=timedelta(seconds=7)", 7)], lambda argument, seconds: bool(argument)),
+)
 def test_a_timeout_that_is_given_goes_before_the_environments(argument: str, seconds: int) -> None:
     done = _run_script(
         "import dslaunch\n"

@@ -161,6 +161,7 @@ run.finish()
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_weights_and_biases_gets_a_run_without_a_network(tmp_path: Path) -> None:
     pytest.importorskip("wandb")

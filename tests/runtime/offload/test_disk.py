@@ -186,6 +186,7 @@ def _start(folder: Path, steps: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_killed_in_a_step_loses_nothing_that_a_checkpoint_held(tmp_path: Path) -> None:
     steps = 8

@@ -148,6 +148,7 @@ def _hybrid(rank: int) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_groups_that_share_in_two_ways_have_the_same_bits(ranks: Ranks) -> None:
     for guesses in ranks(_hybrid, world_size=4):

@@ -107,7 +107,9 @@ def _train(rank: int, name: str) -> list[dict[str, Tensor]]:
     ("name", "world_size"),
     few(
         itertools.product(MAKE, (1, 2)),
-        lambda name, world_size: world_size == 2 or name in ("FusedAdam", "FusedLamb", "a subclass"),
+        lambda name, world_size: (
+            world_size == 2 and name in ("FusedAdam", "FusedLamb", "torch SGD", "a subclass")
+        ),
     ),
 )
 def test_under_sharding_it_does_what_it_does_in_one_process(ranks: Ranks, name: str, world_size: int) -> None:
@@ -135,7 +137,7 @@ def _goes_on(rank: int, name: str) -> list[dict[str, Tensor]]:
             "torch Adagrad",
             "FusedLamb",
         ],
-        lambda name: name in ("DeepSpeedCPUAdam L2", "torch Adagrad", "FusedLamb"),
+        lambda name: name == "FusedLamb",
     ),
 )
 def test_one_that_has_stepped_before_goes_on(ranks: Ranks, name: str) -> None:
@@ -172,7 +174,13 @@ def _resumed(rank: int, folder: str, name: str, stage: int, saves: bool) -> dict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["FusedAdam", "FusedLion", "torch Adagrad", "torch SGD", "FusedLamb"])
+@pytest.mark.parametrize(
+    "name",
+    few(
+        ["FusedAdam", "FusedLion", "torch Adagrad", "torch SGD", "FusedLamb"],
+        lambda name: name in ("FusedLion", "FusedLamb"),
+    ),
+)
 def test_a_checkpoint_is_that_of_the_same_type_in_a_ds_config(ranks: Ranks, tmp_path: Any, name: str) -> None:
     on = ranks(_resumed, str(tmp_path), name, 2, True, world_size=2)
     assert_same_bits(on[0], ranks(_resumed, str(tmp_path), name, 3, False, world_size=2)[0])
@@ -257,7 +265,13 @@ def _from_disk(rank: int, name: str, folder: str) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["DeepSpeedCPUAdam", "DeepSpeedCPULion", "torch Adagrad", "torch SGD"])
+@pytest.mark.parametrize(
+    "name",
+    few(
+        ["DeepSpeedCPUAdam", "DeepSpeedCPULion", "torch Adagrad", "torch SGD"],
+        lambda name: name == "DeepSpeedCPUAdam",
+    ),
+)
 def test_states_on_a_disk_change_no_bit(ranks: Ranks, tmp_path: Path, name: str) -> None:
     for in_memory, on_disk in ranks(_from_disk, name, str(tmp_path), world_size=2):
         assert_same_bits(in_memory, on_disk)

@@ -107,7 +107,7 @@ def _train(rank: int, name: str) -> list[dict[str, Tensor]]:
 
 # Of those that are stepped element by element, one with each kind of state: none, tensors, tensors that do
 # not begin as zeros, and numbers that the optimizer changes itself.
-FEW = ("SGD plain", "Adam amsgrad", "Adagrad", "NAdam", "ASGD", *WHOLE)
+FEW = ("Adam amsgrad", "Adagrad", "ASGD", "Adafactor", "Muon", "Halving")
 
 
 @pytest.mark.slow
@@ -261,7 +261,13 @@ def _resumed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Adam amsgrad", "NAdam", "SGD", "Halving", "Adafactor", "Muon"])
+@pytest.mark.parametrize(
+    "name",
+    few(
+        ["Adam amsgrad", "NAdam", "SGD", "Halving", "Adafactor", "Muon"],
+        lambda name: name in ("NAdam", "Muon"),
+    ),
+)
 def test_a_checkpoint_keeps_what_it_remembers(ranks: Ranks, tmp_path: Any, name: str) -> None:
     on = ranks(_resumed, str(tmp_path), name, 2, 2, True, world_size=2)
     assert_same_bits(on[0], ranks(_resumed, str(tmp_path), name, 3, 2, False, world_size=2)[0])
@@ -316,7 +322,7 @@ STEPPED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STEPPED)
+@pytest.mark.parametrize("name", few(STEPPED, lambda name: name == "AdamW"))
 def test_an_optimizer_that_has_stepped_before_goes_on(ranks: Ranks, name: str) -> None:
     expected = trained_plain(STEPPED[name])
     for by_stage in ranks(_goes_on, name, world_size=2):

@@ -64,7 +64,10 @@ def _reference(clipping: float = 0.0) -> tuple[dict[str, Tensor], list[float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("clipping", "world_size"),
-    few(itertools.product([0.0, 0.05], WORLDS), lambda clipping, world_size: clipping or world_size == 3),
+    few(
+        itertools.product([0.0, 0.05], WORLDS),
+        lambda clipping, world_size: bool(clipping) == (world_size != 3) and world_size > 2,
+    ),
 )
 def test_ten_steps_equal_plain_pytorch_on_the_whole_batch_with_the_same_bits_at_every_stage(
     ranks: Ranks, world_size: int, clipping: float
@@ -175,7 +178,7 @@ def _bf16_by_hand(*, steps: int, adam: bool, clipping: float) -> tuple[dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", few([1, 2, 3, 4], lambda world_size: world_size in (1, 4)))
 def test_twenty_bf16_steps_give_the_same_bits_at_every_stage_and_stay_near_one_process(
     ranks: Ranks, world_size: int
 ) -> None:
@@ -231,7 +234,7 @@ def _train_dyadic(rank: int, stage: int, gas: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", few([1, 2, 4], lambda world_size: world_size == 4))
 def test_accumulation_gives_the_same_bits_when_sums_are_exact(ranks: Ranks, world_size: int) -> None:
     expected = ranks(_train_dyadic, 0, 1, world_size=1)[0]
     for stage in (0, 1, 2, 3):

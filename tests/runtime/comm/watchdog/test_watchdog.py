@@ -316,6 +316,7 @@ if rank == 1:  # rank 0 ends first, and the store with it
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_job_without_a_hang_prints_nothing_even_if_rank_0_ends_long_before_the_others(
     tmp_path: Path,

@@ -1,0 +1,1 @@
+"""What a machine with one GPU shows in half an hour; see __main__.py."""

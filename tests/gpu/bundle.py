@@ -1,0 +1,116 @@
+"""Fill .gpu/ with what a machine with a GPU and no network needs beside the checkout: `make gpu-bundle`.
+
+    python -m tests.gpu.bundle [--python 3.12]
+
+Wheels of the packages that dslaunch imports, dslaunch's own where that Python is at hand (else it is compiled
+there), and DeepSpeed to compare with. Checkout and bundle together stay below 64 MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BUNDLE = ROOT / ".gpu"
+LIMIT_MIB = 64
+PACKAGES = (
+    "pydantic",
+    "annotated-types",
+    "typing-inspection",
+    "cuda-core",
+    "scikit-build-core",
+    "pytest-timeout",
+)
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+)
+
+
+def main() -> int:
+    """Return 0 if it is small enough."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu.bundle",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--python", default="3.12", help="version on the machine with the GPU; 3.12 unless given"
+    )
+    version = parser.parse_args().python
+    shutil.rmtree(BUNDLE, ignore_errors=True)
+    wheels = BUNDLE / "wheels"
+    wheels.mkdir(parents=True)
+    download(wheels, version)
+    build(wheels, version)
+    pack_deepspeed()
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    size = sum((ROOT / name.decode()).lstat().st_size for name in tracked.split(b"\0") if name)
+    size += sum(one.stat().st_size for one in BUNDLE.rglob("*"))
+    print(f"{BUNDLE.relative_to(ROOT)} and the checkout: {size / 2**20:.1f} MiB of {LIMIT_MIB}")
+    for one in sorted(BUNDLE.rglob("*.*")):
+        print(f"  {one.stat().st_size / 2**20:6.1f} MiB  {one.name}")
+    return 0 if size < LIMIT_MIB * 2**20 else 1
+
+
+def download(wheels: Path, version: str) -> None:
+    """Fetch what is imported, for that Python; pydantic-core in the version that pydantic asks for."""
+    ask = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
+    ask += ["--only-binary=:all:", "--python-version", version, "--implementation", "cp"]
+    ask += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    subprocess.run([*ask, *PACKAGES], check=True)
+    (pydantic,) = wheels.glob("pydantic-[0-9]*.whl")
+    with zipfile.ZipFile(pydantic) as packed:
+        (name,) = (one for one in packed.namelist() if one.endswith(".dist-info/METADATA"))
+        needs = Parser().parsestr(packed.read(name).decode()).get_all("Requires-Dist", [])
+    (core,) = (one.split(";")[0].strip() for one in needs if one.startswith("pydantic-core"))
+    subprocess.run([*ask, core], check=True)
+    # it has no wheel of its own
+    make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), "hjson"]
+    subprocess.run(make, check=True)
+
+
+def build(wheels: Path, version: str) -> None:
+    """Compile dslaunch's wheel with that Python, in an environment made for it."""
+    python = shutil.which(f"python{version}")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "venv"
+        pip = [str(made / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        try:
+            if python is None:
+                raise OSError(f"no python{version}")
+            subprocess.run([python, "-m", "venv", str(made)], check=True, capture_output=True)
+            subprocess.run([*pip, "install", "scikit-build-core", "nanobind", "cmake", "ninja"], check=True)
+            wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
+            subprocess.run([*wheel, f"-Cbuild-dir={folder}/build", str(ROOT)], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"dslaunch will be compiled on the machine with the GPU: {error}", flush=True)
+
+
+def pack_deepspeed() -> None:
+    """DeepSpeed as `make setup` has it, in pure Python."""
+    found = Path(sys.prefix) / "deepspeed"
+    if not found.is_dir():
+        print("without DeepSpeed: make setup could not install it")
+        return
+    with tarfile.open(BUNDLE / "deepspeed.tgz", "w:gz") as packed:
+        for one in sorted(found.iterdir()):
+            packed.add(one, arcname=one.name, filter=_without_caches)
+
+
+def _without_caches(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in entry.name else entry
+
+
+if __name__ == "__main__":
+    sys.exit(main())

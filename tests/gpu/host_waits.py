@@ -1,0 +1,82 @@
+"""Where the host waits for the GPU within a step, by lines of the runtime: torch's own report of such waits.
+
+python -m tests.gpu.host_waits
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import traceback
+import warnings
+from typing import Any
+
+import torch
+
+import dslaunch
+
+from .model import GPT, MIDDLE, SMALL, config, tokens
+
+PINNED = {"device": "cpu", "pin_memory": True}
+STEPS = 4
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("stage 0", {"stage": 0}),
+    ("stage 3", {"stage": 3}),
+    ("stage 2, optimizer in pinned memory", {"stage": 2, "offload_optimizer": PINNED}),
+    ("stage 3, both in pinned memory", {"stage": 3, "offload_optimizer": PINNED, "offload_param": PINNED}),
+]
+
+
+def main() -> None:
+    """One line of JSON for each placement."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true")
+    size = SMALL if parser.parse_args().small else MIDDLE
+    for name, zero in CASES:
+        engine, *_ = dslaunch.initialize(model=GPT(size), config=config(size, **zero))
+        ids = tokens(size, 0)
+        lines: dict[str, int] = {}
+        for number in range(STEPS):
+            if number == STEPS - 1:
+                lines = waits_of(lambda engine=engine, ids=ids: _step(engine, ids))  # type: ignore[misc]
+            else:
+                _step(engine, ids)
+        print(json.dumps({"name": name, "host_waits": sum(lines.values()), "lines": lines}), flush=True)
+        engine.destroy()
+
+
+def _step(engine: dslaunch.Engine, ids: torch.Tensor) -> None:
+    engine.backward(engine(ids))
+    engine.step()
+
+
+def waits_of(work: Any) -> dict[str, int]:
+    """Call `work`; return how often the host waited, by the line of the runtime that it was in."""
+    seen: collections.Counter[str] = collections.Counter()
+
+    def note(*_: Any, **__: Any) -> None:
+        ours = [
+            frame
+            for frame in traceback.extract_stack()
+            if any(folder in frame.filename for folder in ("/runtime/", "/kernels/"))
+            and "/torch/" not in frame.filename
+            and "/tests/" not in frame.filename
+        ]
+        seen[f"{'/'.join(ours[-1].filename.split('/')[-3:])}:{ours[-1].lineno}" if ours else "not ours"] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return dict(seen)
+
+
+if __name__ == "__main__":
+    main()
