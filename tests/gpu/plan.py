@@ -22,7 +22,7 @@ class Step(NamedTuple):
     only_real: str = ""  # why the fake device cannot answer it
 
 
-_PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout", "240")
+_PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout", "240", "-n", "8")
 _GPU_TESTS = (
     "tests/runtime/training/test_gpu.py",
     "tests/runtime/engine/test_offload_states.py",
@@ -31,10 +31,10 @@ _GPU_TESTS = (
 OWN = {"DSLAUNCH_CUDA_KERNELS": "1"}
 
 PLAN = (
-    Step("works", "training", "does it train as plain torch does", 170, (*_PYTEST, *_GPU_TESTS), ()),
+    Step("works", "training", "does it train as plain torch does", 170, (*_PYTEST, *_GPU_TESTS), ("-n", "2")),
     Step(
         *("works", "kernels", "have the kernels the bits of the CPU's", 110),
-        (*_PYTEST, "-n", "8", "tests/kernels/cuda/test_device.py", "tests/kernels/test_bindings.py"),
+        (*_PYTEST, "tests/kernels/cuda/test_device.py", "tests/kernels/test_bindings.py"),
         only_real="the fake device runs no CUDA code",
     ),
     Step(
