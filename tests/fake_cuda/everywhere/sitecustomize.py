@@ -34,9 +34,10 @@ class _WithDevice(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
         native.set_num_devices(int(os.environ.get("FAKE_CUDA_DEVICES", "1")))
         nccl.install(native)
-        torch = sys.modules["torch"]
+        torch: Any = sys.modules["torch"]
+        torch.cuda.init()  # as the first tensor on a true device does
         self._spec = torch.__spec__
-        return torch
+        return torch  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # importlib has put in the one that led here

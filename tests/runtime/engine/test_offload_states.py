@@ -286,7 +286,7 @@ torch.distributed.destroy_process_group()
 def test_on_a_gpu_the_memory_is_the_devices_again(stage: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ON_GPU.format(stage=stage, optimizer=ADAMW)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         timeout=110,

@@ -130,6 +130,7 @@ def early(stage: int) -> None:
             _make(stage, 1.0, delayed_update={"enabled": True, "warmup_steps": 0}),
         )
         assert isinstance(delayed._schedule, DelayedSteps)
+        shown._model._copied = ()  # what it is shown is not to be taken over
         params = list(shown.module.parameters())
         latest = visible = [param.detach().clone() for param in params]
         for number in range(STEPS):
