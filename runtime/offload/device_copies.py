@@ -21,7 +21,9 @@ class Arrival:
     another one. So the source of a copy to the host is held, and freed by `then`, only when the copy's event
     has happened; nothing else may free it. The target of a copy to the device needs no holding: before it is
     freed, it is used, and the stream that it came from has waited for the event by then. Of pinned memory
-    torch knows by itself which copies use it.
+    torch knows by itself which copies use it. Of other host memory it does not: on most machines the driver
+    has read it when the call returns, but where a GPU reads the host's page tables, as on GH200, the copy may
+    come later; so that source is held, too.
     """
 
     def __init__(self, source: Tensor, target: Tensor, *, then: Callable[[], None] | None = None) -> None:
@@ -29,7 +31,7 @@ class Arrival:
         it was told so far.
 
         `then` is called when the source has been read: at once, in `wait`,
-        or when a later copy to the host begins.
+        or when a later copy in the same direction begins.
         """
         self._source: Tensor | None = source
         self._then = then
@@ -48,7 +50,7 @@ class Arrival:
             target.copy_(source, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
-        if source.is_cuda:
+        if source.is_cuda or then is not None or not source.is_pinned():
             copier.hold(self, source.nbytes)
 
     @property
@@ -80,7 +82,7 @@ class Arrival:
 
 class Copier:
     """The stream of one device's copies in one direction, so that both directions of the bus are used, and
-    those to the host whose sources are held; see [Note: memory that a copy uses].
+    those whose sources are held; see [Note: memory that a copy uses].
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -92,7 +94,9 @@ class Copier:
         would hold more than _HELD_BYTES.
         """
         self._held.append((arrival, num_bytes))
-        while len(self._held) > 1 and (self._held[0][0].is_done or self._held_bytes > _HELD_BYTES):
+        while self._held and (
+            self._held[0][0].is_done or (len(self._held) > 1 and self._held_bytes > _HELD_BYTES)
+        ):
             self._held.popleft()[0].wait()
 
     @property
@@ -113,9 +117,25 @@ class _Brought(Pending):
         self._rest.wait()
 
 
-def to_device(shard: Tensor, own: Tensor, *, then: Callable[[], Pending]) -> Pending:
-    """Begin to copy `shard` to `own`, [n] each, and to send it to others, as `then` does."""
-    return _Brought(Arrival(shard, own), then)
+def to_device(
+    shard: Tensor, own: Tensor, *, then: Callable[[], Pending], when_read: Callable[[], None] | None = None
+) -> Pending:
+    """Begin to copy `shard` to `own`, [n] each, and to send it to others, as `then` does.
+
+    `when_read` is called when `shard` has been read, as `then` of Arrival.
+    """
+    return _Brought(Arrival(shard, own, then=when_read), then)
+
+
+def bring(source: Tensor, target: Tensor) -> None:
+    """Copy to host memory at once; to a GPU begin to, and let what that is told from now on come after it.
+
+    The caller may let go of `source`, but not change it.
+    """
+    if target.is_cuda:
+        Arrival(source, target).wait_on_device()
+    else:
+        target.copy_(source)
 
 
 def to_host(tensor: Tensor, *, pin_memory: bool) -> Tensor:

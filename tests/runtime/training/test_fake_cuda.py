@@ -227,6 +227,35 @@ def test_values_do_not_depend_on_when_side_streams_work(cuda_ranks: Ranks, order
         assert all(torch.equal(value, other.params[name]) for name, value in late.params.items())
 
 
+def _with_late_reads(rank: int, case: Case, folder: str) -> Trained:
+    device().set_pageable_async(True)
+    try:
+        return _trained(rank, case, folder)
+    finally:
+        device().set_pageable_async(False)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name_of(case), marks=() if is_kept else pytest.mark.exhaustive)
+        for case, is_kept in (
+            (Case(3, "bf16", 2, 2, {"offload_param": NVME, "offload_optimizer": NVME}), True),
+            (Case(3, "bf16", 2, 2, {"offload_param": NVME}), False),
+            (Case(2, "bf16", 2, 2, {"offload_optimizer": PLAIN}), True),
+            (Case(3, "bf16", 2, 2, {"offload_param": PLAIN, "offload_optimizer": PLAIN}), False),
+        )
+    ],
+)
+def test_a_gpu_may_read_host_memory_that_is_not_pinned_late(
+    cuda_ranks: Ranks, tmp_path: Path, case: Case
+) -> None:
+    """As one does that has the host's page tables: what it reads is neither freed nor changed before."""
+    expected = plain(case.precision, case.num_micro_batches)
+    for found in cuda_ranks(_with_late_reads, case, str(tmp_path), world_size=2):
+        assert worst_difference(found.params, expected.params) <= DRIFT[case.precision]
+
+
 # ---- faults that are planted
 
 
