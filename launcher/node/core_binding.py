@@ -63,8 +63,8 @@ def share_near(cores: list[Core], near: list[set[int]], *, uses_all: bool) -> li
     Empty if some rank would have no core that way. All shares have the size of the smallest.
     """
     groups: dict[frozenset[int], list[int]] = {}
-    for rank, cpus in enumerate(near):
-        groups.setdefault(frozenset(core.cpu for core in cores if core.cpu in cpus), []).append(rank)
+    for rank, nearest in enumerate(near):
+        groups.setdefault(frozenset(core.cpu for core in cores if core.cpu in nearest), []).append(rank)
     if sum(len(cpus) for cpus in groups) > len(frozenset().union(*groups)):  # sets that overlap in part
         return []
     shares: dict[int, list[int]] = {}

@@ -140,6 +140,7 @@ NODES = ({0, 1, 4, 5}, {2, 3, 6, 7})  # of TWO
         ([NODES[1], NODES[1]], False, ["2", "3"]),  # cores near no GPU are left alone
         ([set(range(8))] * 2, False, ["0-1", "2-3"]),  # one socket
         ([NODES[0], NODES[0], NODES[1]], False, ["0", "1", "2"]),  # equal shares
+        ([NODES[0] | {90}, NODES[0] | {91}], False, ["0", "1"]),  # 90 and 91 may not be used
         ([NODES[1]] * 5, False, []),
         ([NODES[0], {90, 91}], False, []),
         ([NODES[0], NODES[0] | NODES[1]], False, []),
