@@ -18,6 +18,7 @@ Example:
   dslaunch check -H hosts
       prints what keeps hosts from being used, what differs, and what is the same everywhere
 
+More about each NVIDIA GPU is told by NVML, where the Python of jobs has nvidia-ml-py on that host.
 The exit code is 0 if every host can be used, 3 if one cannot, and 2 for a mistake in what was given.
 """
 
