@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..comm.collectives import Pending
+from .pinned_memory import PINNED_MEMORY, host_empty
 
 
 class Arrival:
@@ -21,9 +22,9 @@ class Arrival:
     another one. So the source of a copy to the host is held, and freed by `then`, only when the copy's event
     has happened; nothing else may free it. The target of a copy to the device needs no holding: before it is
     freed, it is used, and the stream that it came from has waited for the event by then. Of pinned memory
-    torch knows by itself which copies use it. Of other host memory it does not: on most machines the driver
-    has read it when the call returns, but where a GPU reads the host's page tables, as on GH200, the copy may
-    come later; so that source is held, too.
+    it is known which copies use it, by torch or by pinned_memory.py. Of other host memory it is not: on most
+    machines the driver has read it when the call returns, but where a GPU reads the host's page tables, as on
+    GH200, the copy may come later; so that source is held, too.
     """
 
     def __init__(self, source: Tensor, target: Tensor, *, then: Callable[[], None] | None = None) -> None:
@@ -50,6 +51,7 @@ class Arrival:
             target.copy_(source, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
+        PINNED_MEMORY.note_use(target if source.is_cuda else source, stream, self._event)
         if source.is_cuda or then is not None or not source.is_pinned():
             copier.hold(self, source.nbytes)
 
@@ -140,7 +142,7 @@ def bring(source: Tensor, target: Tensor) -> None:
 
 def to_host(tensor: Tensor, *, pin_memory: bool) -> Tensor:
     """Return a copy in host memory."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pin_memory).copy_(tensor)
+    return host_empty(tensor.shape, tensor.dtype, pin_memory=pin_memory).copy_(tensor)
 
 
 _HELD_BYTES = 256 * 2**20

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..offload.device_copies import Arrival, bring
+from ..offload.pinned_memory import host_empty
 from ..zero.sub_buffer import SubBuffer
 
 Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
@@ -120,10 +120,5 @@ class _Turn:
         self.sub_buffer.finish_out()
 
     def _start_copy(self, grad: Tensor) -> tuple[Tensor, Arrival]:
-        host = torch.empty(
-            grad.numel(),
-            dtype=grad.dtype,
-            device="cpu",
-            pin_memory=self.sub_buffer.residence.pins_states,
-        )
+        host = host_empty((grad.numel(),), grad.dtype, pin_memory=self.sub_buffer.residence.pins_states)
         return host, Arrival(grad, host)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError
 from ..offload.device_copies import Arrival
+from ..offload.pinned_memory import host_empty
 from .offload_kinds import OffloadStateTypeEnum as Kind
 from .sub_buffer import SubBuffer
 
@@ -46,9 +47,7 @@ class ParkedStorage:
     def __init__(self, tensor: Tensor, *, pin_memory: bool, non_blocking: bool) -> None:
         self._tensor = tensor
         own = _bytes(tensor)
-        self._host = torch.empty(
-            own.numel(), dtype=torch.uint8, device="cpu", pin_memory=pin_memory and tensor.is_cuda
-        )
+        self._host = host_empty(own.shape, torch.uint8, pin_memory=pin_memory and tensor.is_cuda)
         _copy(own, self._host, non_blocking=non_blocking)
         # The device's allocator may give this memory away at once: its next use comes later
         # in the same stream.
