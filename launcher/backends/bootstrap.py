@@ -152,6 +152,7 @@ _SHIM = (
     "node.devices",
     "node.process_tree",
     "node.core_binding",
+    "node.gpu_cores",
     "node.preparation",
     "node.worker_shim",
 )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from ..errors import LaunchError
+from ..inputs.selection import Selected
+from ..options import Options
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
 from .prefix_command import SETTINGS, PrefixCommand
 
@@ -18,7 +22,9 @@ Example:
   dslaunch check -H hosts
       prints what keeps hosts from being used, what differs, and what is the same everywhere
 
-The exit code is 0 if every host can be used, 3 if one cannot, and 2 for a mistake in what was given.
+More about each NVIDIA GPU is told by NVML, where the Python of jobs has nvidia-ml-py on that host.
+The exit code is 0 if every host can be used, 3 if one cannot, and 2 for a mistake in what was given;
+with --nccl it is 1 if a link or a host is slow, or sends nothing.
 """
 
 
@@ -37,18 +43,35 @@ The exit code is 0 if every host can be used, 3 if one cannot, and 2 for a mista
     metavar="S",
     help="Seconds for one host to answer everything.  [default: 60]",
 )
+@click.option(
+    "--nccl",
+    "asks_network",
+    is_flag=True,
+    help=(
+        "Then measure the network: with one rank on each host, over NCCL if all have GPUs, else gloo, "
+        "all_reduce, all_gather and reduce_scatter of all, and how fast every pair of hosts sends both ways."
+    ),
+)
 @click.option("--force_multi", is_flag=True, help="Reach every host by SSH, this machine too.")
 @click.option("--json", "is_json", is_flag=True, help="Print all facts as JSON.")
 def command(**given: Any) -> int:
-    """Look at all hosts at the same time: what is missing, what differs, who reaches whom. Starts nothing."""
+    """Look at all hosts at the same time: what is missing, what differs, who reaches whom. Starts nothing,
+    but for --nccl.
+    """
     from ..backends.choose import direct_connect
     from ..fleet.check import Check, CheckSettings
     from ..fleet.check_report import as_dict, as_text, report_of
+    from ..options.process import ProcessOptions
     from ..output.console import Console
     from ..run.host_pool import choose_hosts, host_options, nodes_of
     from ..run.make_plan import DEFAULT_PORT, current_folder, exact
 
-    options = host_options(given, force_multi=given["force_multi"])
+    options = host_options(
+        given,
+        force_multi=given["force_multi"],
+        master_port=given["master_port"],
+        process=ProcessOptions(gives_stdin=False),
+    )
     settings = CheckSettings(
         python=exact(sys.executable),
         cwd=exact(current_folder()),
@@ -58,6 +81,8 @@ def command(**given: Any) -> int:
         timeout_s=given["timeout"],
     )
     chosen = choose_hosts(options)
+    if given["asks_network"] and len(chosen) < 2:
+        raise LaunchError("--nccl measures the network between hosts, and there is one host; leave it out")
     nodes = nodes_of(chosen, options)
     console = Console(log_level="info")
     num_slots = [one for _, one in chosen]
@@ -65,9 +90,38 @@ def command(**given: Any) -> int:
     facts = check.run()
     report = report_of(facts)
     console.drain()
-    text = json.dumps(as_dict(facts, report), indent=2) + "\n" if given["is_json"] else as_text(facts, report)
+    told = as_dict(facts, report)
+    if not given["is_json"]:
+        _print(as_text(facts, report))
+    if given["asks_network"] and report.exit_code == 0:
+        told["exit_code"], told["network"] = _network(
+            options, [one for one, _ in chosen], shows=not given["is_json"]
+        )
+    elif given["asks_network"]:
+        console.warn("the network is not measured, because not all hosts can be used")
+        console.drain()
+    if given["is_json"]:
+        _print(json.dumps(told, indent=2) + "\n")
+    return int(told["exit_code"])
+
+
+def _network(
+    options: Options, hosts: Sequence[Selected], *, shows: bool
+) -> tuple[int, dict[str, Any] | None]:
+    """The exit code, and what was measured; None if the measurement failed, which was said then."""
+    from ..fleet.network import faults_of, network_as_dict, network_as_text
+    from ..run.network_check import measure_network
+
+    network = measure_network(options, hosts)
+    if isinstance(network, int):
+        return network, None
+    if shows:
+        _print(network_as_text(network))
+    return (1 if faults_of(network) else 0), network_as_dict(network)
+
+
+def _print(text: str) -> None:
     click.echo(text.encode("utf-8", "backslashreplace"), nl=False)
-    return report.exit_code
 
 
 command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS]

@@ -5,6 +5,7 @@ what is missing, who reaches whom.
 from __future__ import annotations
 
 import math
+import pkgutil
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -146,8 +147,10 @@ class Check:
             self._inspect(look, question, path=path)
         timeout_s = settings.timeout_s * PROGRAM_MARGIN_S
         self._inspect(look, "gpu", timeout_s=timeout_s)
+        python = host.python or settings.python
         for question in ("python", "torch") if settings.asks_torch else ("python",):
-            self._inspect(look, question, python=host.python or settings.python, timeout_s=timeout_s)
+            self._inspect(look, question, python=python, timeout_s=timeout_s)
+        self._inspect(look, "nvml", python=python, timeout_s=timeout_s, program=_nvml_program())
 
     def _inspect(self, look: _Look, question: str, **given: object) -> None:
         look.waiting_for.add(question)
@@ -239,6 +242,13 @@ class Check:
             clock_error_s=look.clock_error_s if look.clock_offset_s is not None else 0.0,
             reach=look.reach,
         )
+
+
+def _nvml_program() -> str:
+    data = pkgutil.get_data(__package__, "nvml_program.py")
+    if data is None:
+        raise AssertionError("nvml_program.py is missing from the package")
+    return data.decode()
 
 
 def wall_minus_monotonic(wall: Callable[[], float] = time.time) -> tuple[float, float]:

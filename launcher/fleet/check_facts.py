@@ -12,8 +12,23 @@ from typing import Any
 
 from ..wording import cleaned
 
-_DISK = {"problem": str, "size_bytes": int, "free_bytes": int}
-SHAPES: dict[str, dict[str, type]] = {
+_DISK: dict[str, Any] = {"problem": str, "size_bytes": int, "free_bytes": int}
+_GPU: dict[str, Any] = {  # a number that the GPU does not tell is -1
+    "index": int,
+    "problem": str,
+    "name": str,
+    "memory_bytes": int,
+    "ecc_errors": int,
+    "throttling": int,
+    "pcie_generation": int,
+    "max_pcie_generation": int,
+    "pcie_width": int,
+    "max_pcie_width": int,
+    "num_nvlinks": int,
+    "num_nvlinks_up": int,
+}
+# A type, `list` for a list of texts, or the shape of each record of a list.
+SHAPES: dict[str, dict[str, Any]] = {
     "clock": {"time": float},
     "system": {
         "hostname": str,
@@ -31,11 +46,13 @@ SHAPES: dict[str, dict[str, type]] = {
     "tmp": _DISK,
     "cwd": _DISK,
     "python": {"version": str, "problem": str},
-    "torch": {"version": str, "platform": str, "problem": str},
+    "torch": {"version": str, "platform": str, "nccl": str, "problem": str},
     "gpu": {"driver": str, "names": list, "num": int},
+    "nvml": {"problem": str, "cuda": int, "gpus": _GPU},
     "port_owner": {"owner": str},
 }
 MAX_TEXT = 300  # of one value; more is cut
+MAX_ITEMS = 64  # of a list; more are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +100,30 @@ class ClusterFacts:
 def read_answer(question: str, facts: object) -> tuple[dict[str, Any] | None, str]:
     """The answer in its form, or None and what is wrong with it."""
     shape = SHAPES.get(question)
-    if not isinstance(facts, dict) or shape is None:
+    if shape is None:
         return None, f"{clean(repr(facts))} is no answer"
-    if "error" in facts:
+    if isinstance(facts, dict) and "error" in facts:
         return None, clean(str(facts["error"])) or "it failed"
+    return _read(shape, facts)
+
+
+def _read(shape: dict[str, Any], facts: object) -> tuple[dict[str, Any] | None, str]:
+    if not isinstance(facts, dict):
+        return None, f"{clean(repr(facts))} is no answer"
     found: dict[str, Any] = {}
     for name, kind in shape.items():
         value = facts.get(name)
+        if isinstance(kind, dict) and isinstance(value, list):
+            records = [_read(kind, one) for one in value[:MAX_ITEMS]]
+            wrong = [why for record, why in records if record is None]
+            if wrong:
+                return None, f"one of {name}: {wrong[0]}"
+            found[name] = [record for record, _ in records]
+            continue
         if kind is float and isinstance(value, int | float) and math.isfinite(value):
             found[name] = float(value)
         elif kind is list and isinstance(value, list):
-            found[name] = [clean(str(one)) for one in value[:64]]
+            found[name] = [clean(str(one)) for one in value[:MAX_ITEMS]]
         elif kind is str and isinstance(value, str):
             found[name] = clean(value)
         elif kind is int and isinstance(value, int):

@@ -11,6 +11,7 @@ from ..controller.master_search import first_reached, who_fails
 from ..inputs.host_list import folded
 from ..wording import shown_ms, shown_size
 from .check_facts import ClusterFacts, HostFacts
+from .check_gpus import faults_of_gpus
 from .check_rows import rows_of
 
 CLOCK_WARNING_S = 1.0
@@ -52,6 +53,8 @@ def _findings_of_hosts(cluster: ClusterFacts) -> Iterable[Finding]:
         yield from _findings_of_devices(host, has_gpus=has_gpus)
         yield from _findings_of_room(host)
         yield from _findings_of_clock(host)
+    for fault in faults_of_gpus(cluster):
+        yield Finding(hosts=(fault.host.name,), text=fault.text, is_problem=fault.is_problem)
 
 
 def _findings_of_software(host: HostFacts, *, has_torch: bool) -> Iterable[Finding]:
@@ -153,7 +156,7 @@ def _findings_of_cluster(cluster: ClusterFacts) -> Iterable[Finding]:
 def _differences(cluster: ClusterFacts) -> Iterable[Finding]:
     """Versions that must be the same."""
     for row in rows_of(cluster):
-        if row.label in ("Python", "PyTorch", "NVIDIA driver") and not row.is_same:
+        if row.label in ("Python", "PyTorch", "NCCL", "NVIDIA driver") and not row.is_same:
             there = [(value, hosts) for value, hosts, _ in row.values if value != "none"]
             if len(there) > 1:
                 shown = "; ".join(f"{value} on {folded(hosts)}" for value, hosts in there)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..wording import shown_ms, shown_size
 from .check_facts import ClusterFacts, HostFacts
+from .check_gpus import GPU_WORDS
 
 CLOCK_SAME_S = 0.1
 NUM_VALUES_SHOWN = 8
@@ -91,6 +92,11 @@ def _torch(host: HostFacts) -> str | None:
     return ", ".join(filter(None, (found["version"], found["platform"]))) or "none"
 
 
+def _nccl(host: HostFacts) -> str | None:
+    """Of torch. One that has no CUDA has no NCCL, which is no fact about it."""
+    return _get(host, "torch", "nccl") or None
+
+
 def _gpus(host: HostFacts) -> str | None:
     found = host.answers.get("gpu")
     if found is None:
@@ -135,8 +141,10 @@ _WORDS: dict[str, Callable[[HostFacts], str | None]] = {
     "host name": _hostname,
     "Python": _text_of("python", "version"),
     "PyTorch": _torch,
+    "NCCL": _nccl,
     "NVIDIA driver": _text_of("gpu", "driver"),
     "GPUs": _gpus,
+    **GPU_WORDS,
     "CPUs": _text_of("system", "num_cpus"),
     "machine": _text_of("system", "machine"),
     "kernel": _text_of("system", "kernel"),

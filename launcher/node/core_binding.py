@@ -57,6 +57,25 @@ def share_cores(cores: list[Core], num_ranks: int, *, uses_all: bool) -> list[li
     return _cut([cpu for node in nodes for cpu in node], num_ranks)
 
 
+def share_near(cores: list[Core], near: list[set[int]], *, uses_all: bool) -> list[list[int]]:
+    """As `share_cores`, but each rank has cores of its own set in `near`; ranks of equal sets share them.
+
+    Empty if some rank would have no core that way. All shares have the size of the smallest.
+    """
+    groups: dict[frozenset[int], list[int]] = {}
+    for rank, nearest in enumerate(near):
+        groups.setdefault(frozenset(core.cpu for core in cores if core.cpu in nearest), []).append(rank)
+    if sum(len(cpus) for cpus in groups) > len(frozenset().union(*groups)):  # sets that overlap in part
+        return []
+    shares: dict[int, list[int]] = {}
+    for cpus, ranks in groups.items():
+        own = [core for core in cores if core.cpu in cpus]
+        for place, share in enumerate(share_cores(own, len(ranks), uses_all=uses_all)):
+            shares[ranks[place]] = share
+    size = min(len(shares.get(rank, ())) for rank in range(len(near)))
+    return [shares[rank][:size] for rank in range(len(near))] if size else []
+
+
 def _cut(cpus: list[int], num_shares: int) -> list[list[int]]:
     size = len(cpus) // num_shares
     return [cpus[start : start + size] for start in range(0, size * num_shares, size)] if size else []

@@ -26,7 +26,11 @@ _ASK_TORCH = """
 import json, torch
 cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
 platform = "CUDA " + cuda if cuda else "HIP " + hip if hip else ""
-print("\\ndslaunch facts: " + json.dumps([torch.__version__, platform]))
+nccl = ""
+try:
+    if platform: nccl = ".".join(map(str, torch.cuda.nccl.version()))
+except Exception: pass  # a build without NCCL
+print("\\ndslaunch facts: " + json.dumps([torch.__version__, platform, nccl]))
 """
 _DRIVER_VERSION = r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s"
 _TCP_LISTEN = "0A"
@@ -97,8 +101,14 @@ def _python(given: dict[str, Any]) -> dict[str, Any]:
 
 def _torch(given: dict[str, Any]) -> dict[str, Any]:
     found, problem = ask([given["python"], "-c", _ASK_TORCH], given["timeout_s"])
-    version, platform = found or ("", "")
-    return {"version": version, "platform": platform, "problem": problem}
+    version, platform, nccl = found or ("", "", "")
+    return {"version": version, "platform": platform, "nccl": nccl, "problem": problem}
+
+
+def _nvml(given: dict[str, Any]) -> dict[str, Any]:
+    """What a program says that asks NVML. The launcher sends it along: jobs do not need it."""
+    found, problem = ask([given["python"], "-c", given["program"]], given["timeout_s"])
+    return {"problem": problem, "cuda": -1, "gpus": []} if found is None else found
 
 
 def ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
@@ -180,5 +190,6 @@ QUESTIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "python": _python,
     "torch": _torch,
     "gpu": _gpu,
+    "nvml": _nvml,
     "port_owner": _port_owner,
 }

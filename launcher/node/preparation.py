@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..wire.job import NodeJob
+    from .core_binding import Core
 
 VENV_TIMEOUT_S = 60.0
 MAX_CLAIMS = 100
@@ -56,7 +57,7 @@ class Prepared:
         apply_environment(self.env, job.environment)
         self.cores: list[list[int]] = []  # by local rank; empty if no rank is bound
         if job.bind_cores is not None:
-            self._bind(job.bind_cores, num_ranks=len(job.devices))
+            self._bind(job.bind_cores, job.devices, has_gpus=num_devices > 0)
         self._choose_devices(job.devices, num_devices)
         self._port_claim: PortClaim | None = None
         if job.master_port is not None:
@@ -74,9 +75,10 @@ class Prepared:
         if self.python and after and after != before and not keeps_python:
             self.python = text_of(after)
 
-    def _bind(self, asked: list[int], *, num_ranks: int) -> None:
+    def _bind(self, asked: list[int], devices: list[str], *, has_gpus: bool) -> None:
         from .core_binding import format_ranges, read_cores, share_cores  # here: few jobs ask for it
 
+        num_ranks = len(devices)
         if b"KMP_AFFINITY" in self.env:
             raise Unprepared(
                 "--bind_cores_to_rank, but KMP_AFFINITY is set and binds threads by itself; unset it",
@@ -90,20 +92,39 @@ class Prepared:
                 f"--bind_core_list: core {format_ranges(missing)} cannot be used here; allowed are {shown}",
                 exit_code=3,
             )
-        self.cores = share_cores(read_cores(set(asked) or allowed), num_ranks, uses_all=bool(asked))
+        cores, uses_all = read_cores(set(asked) or allowed), bool(asked)
+        where = ""
+        if has_gpus:
+            self.cores, where = self._cores_near(devices, cores, uses_all=uses_all)
+        self.cores = self.cores or share_cores(cores, num_ranks, uses_all=uses_all)
         if not self.cores:
-            cores = f"--bind_core_list={format_ranges(asked)}" if asked else f"cores {shown}"
+            given = f"--bind_core_list={format_ranges(asked)}" if asked else f"cores {shown}"
             raise Unprepared(
-                f"--bind_cores_to_rank: {num_ranks} ranks cannot share {cores}; use fewer "
+                f"--bind_cores_to_rank: {num_ranks} ranks cannot share {given}; use fewer "
                 "slots here, or more cores",
                 exit_code=3,
             )
         num_cores = len(self.cores[0])
         self.env[b"OMP_NUM_THREADS"] = str(num_cores).encode()
         self.notes.append(
-            f"each rank is bound to {num_cores} core{'s' if num_cores > 1 else ''}: "
+            f"each rank is bound to {num_cores} core{'s' if num_cores > 1 else ''}{where}: "
             + ", ".join(format_ranges(sorted(share)) for share in self.cores)
         )
+
+    def _cores_near(
+        self, devices: list[str], cores: list[Core], *, uses_all: bool
+    ) -> tuple[list[list[int]], str]:
+        """The cores near each rank's GPU, or none of them, and what to say of it."""
+        from .core_binding import share_near
+        from .gpu_cores import cores_near
+
+        try:
+            is_by_bus = self.env.get(b"CUDA_DEVICE_ORDER") == b"PCI_BUS_ID"
+            shares = share_near(cores, cores_near(devices, is_by_bus=is_by_bus), uses_all=uses_all)
+            why_not = "" if shares else "too few cores are near the GPUs to give each rank its own"
+        except (LookupError, ValueError) as error:
+            shares, why_not = [], str(error)
+        return shares, f", wherever its GPU is ({why_not})" if why_not else " near its GPU"
 
     def _choose_devices(self, devices: list[str], num_devices: int) -> None:
         if not devices:  # no ranks that share the host, but one command that may see all of it

@@ -36,8 +36,8 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--bind_cores_to_rank"],
         is_flag=True,
         help=(
-            "Bind each rank to its share of the host's cores, and set OMP_NUM_THREADS to their number. "
-            "Memory is not bound."
+            "Bind each rank to its share of the host's cores, near its GPU if there is one, and set "
+            "OMP_NUM_THREADS to their number. Memory is not bound."
         ),
     ),
     click.Option(

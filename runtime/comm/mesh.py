@@ -135,7 +135,31 @@ def _make_axis(lines: list[range], *, rank: int, world_size: int, is_default_for
     own = next(line for line in lines if rank in line)
     group: dist.ProcessGroup | None = None
     if 1 < len(own) < world_size or (len(own) > 1 and not is_default_for_all):
-        for line in lines:  # every rank takes part in the making of every group
-            made = dist.new_group(list(line), timeout=group_timeout())
-            group = made if line is own else group
+        group = _make_groups(lines, own)
     return Axis(size=len(own), index=own.index(rank), group=group)
+
+
+def _make_groups(lines: list[range], own: range) -> dist.ProcessGroup | None:
+    """Make a group of each line, and return this rank's; every rank takes part in the making of all.
+
+    NCCL splits its communicator into all of them at once. One by one each is a split of its own, in which all
+    ranks wait for each other: 136 for a mesh of 64 x 8.
+    """
+    if _can_split():
+        split: dist.ProcessGroup | None = dist.split_group(
+            split_ranks=[list(line) for line in lines], timeout=group_timeout()
+        )
+        return split
+    group = None
+    for line in lines:
+        made = dist.new_group(list(line), timeout=group_timeout())
+        group = made if line is own else group
+    return group
+
+
+def _can_split() -> bool:
+    """Whether the default group is NCCL's alone, with a communicator that is there: it is bound to a GPU."""
+    default = dist.group.WORLD
+    if default is None or default.bound_device_id is None or dist.get_backend() != "nccl":
+        return False
+    return bool(default._get_backend(default.bound_device_id).supports_splitting)

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import sys
+import weakref
 from datetime import timedelta
 
 import torch
@@ -63,8 +64,10 @@ def start_process_group(
         store=store,
         device_id=device if device.type == "cuda" else None,
     )
-    if "gloo" in backend:
-        atexit.register(_end_process_group)
+    made = dist.group.WORLD
+    if made is None:
+        raise AssertionError("init_process_group() has returned and made no group")
+    atexit.register(_end_process_group, weakref.ref(made))
 
 
 def group_timeout() -> timedelta | None:
@@ -134,14 +137,16 @@ def _sends_from_gpus() -> bool:
     return dist.is_initialized() and "nccl" in dist.get_backend_config()
 
 
-def _end_process_group() -> None:
-    """End gloo's threads while the interpreter is still whole.
+def _end_process_group(made: weakref.ref[dist.ProcessGroup]) -> None:
+    """End the group that was made here while the interpreter is still whole.
 
-    A thread that lets go of a finished collective's tensors during the shutdown ends the process with
-    SIGABRT: seen in 5 of 30 processes whose last act was a step. Ending the group waits for what is in
-    flight, so an error in the middle of things, which the other ranks know nothing of, must not do it; a
-    UserError has nothing in flight.
+    A thread of gloo's that lets go of a finished collective's tensors during the shutdown ends the process
+    with SIGABRT: seen in 5 of 30 processes whose last act was a step. NCCL's group warns that it was not
+    ended, and in some versions of torch its threads abort the process as late. Ending the group waits for
+    what is in flight, so an error in the middle of things, which the other ranks know nothing of, must not do
+    it; a UserError has nothing in flight.
     """
     error = getattr(sys, "last_value", None)  # the uncaught exception, if that is why we end
-    if dist.is_initialized() and (error is None or isinstance(error, UserError)):
+    is_ours = dist.is_initialized() and dist.group.WORLD is made()
+    if is_ours and (error is None or isinstance(error, UserError)):
         dist.destroy_process_group()

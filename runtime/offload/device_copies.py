@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..comm.collectives import Pending
+from .pinned_memory import PINNED_MEMORY, host_empty
 
 
 class Arrival:
@@ -21,7 +22,9 @@ class Arrival:
     another one. So the source of a copy to the host is held, and freed by `then`, only when the copy's event
     has happened; nothing else may free it. The target of a copy to the device needs no holding: before it is
     freed, it is used, and the stream that it came from has waited for the event by then. Of pinned memory
-    torch knows by itself which copies use it.
+    it is known which copies use it, by torch or by pinned_memory.py. Of other host memory it is not: on most
+    machines the driver has read it when the call returns, but where a GPU reads the host's page tables, as on
+    GH200, the copy may come later; so that source is held, too.
     """
 
     def __init__(self, source: Tensor, target: Tensor, *, then: Callable[[], None] | None = None) -> None:
@@ -29,7 +32,7 @@ class Arrival:
         it was told so far.
 
         `then` is called when the source has been read: at once, in `wait`,
-        or when a later copy to the host begins.
+        or when a later copy in the same direction begins.
         """
         self._source: Tensor | None = source
         self._then = then
@@ -48,7 +51,8 @@ class Arrival:
             target.copy_(source, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
-        if source.is_cuda:
+        PINNED_MEMORY.note_use(target if source.is_cuda else source, stream, self._event)
+        if source.is_cuda or then is not None or not source.is_pinned():
             copier.hold(self, source.nbytes)
 
     @property
@@ -80,7 +84,7 @@ class Arrival:
 
 class Copier:
     """The stream of one device's copies in one direction, so that both directions of the bus are used, and
-    those to the host whose sources are held; see [Note: memory that a copy uses].
+    those whose sources are held; see [Note: memory that a copy uses].
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -92,7 +96,9 @@ class Copier:
         would hold more than _HELD_BYTES.
         """
         self._held.append((arrival, num_bytes))
-        while len(self._held) > 1 and (self._held[0][0].is_done or self._held_bytes > _HELD_BYTES):
+        while self._held and (
+            self._held[0][0].is_done or (len(self._held) > 1 and self._held_bytes > _HELD_BYTES)
+        ):
             self._held.popleft()[0].wait()
 
     @property
@@ -113,14 +119,30 @@ class _Brought(Pending):
         self._rest.wait()
 
 
-def to_device(shard: Tensor, own: Tensor, *, then: Callable[[], Pending]) -> Pending:
-    """Begin to copy `shard` to `own`, [n] each, and to send it to others, as `then` does."""
-    return _Brought(Arrival(shard, own), then)
+def to_device(
+    shard: Tensor, own: Tensor, *, then: Callable[[], Pending], when_read: Callable[[], None] | None = None
+) -> Pending:
+    """Begin to copy `shard` to `own`, [n] each, and to send it to others, as `then` does.
+
+    `when_read` is called when `shard` has been read, as `then` of Arrival.
+    """
+    return _Brought(Arrival(shard, own, then=when_read), then)
+
+
+def bring(source: Tensor, target: Tensor) -> None:
+    """Copy to host memory at once; to a GPU begin to, and let what that is told from now on come after it.
+
+    The caller may let go of `source`, but not change it.
+    """
+    if target.is_cuda:
+        Arrival(source, target).wait_on_device()
+    else:
+        target.copy_(source)
 
 
 def to_host(tensor: Tensor, *, pin_memory: bool) -> Tensor:
     """Return a copy in host memory."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pin_memory).copy_(tensor)
+    return host_empty(tensor.shape, tensor.dtype, pin_memory=pin_memory).copy_(tensor)
 
 
 _HELD_BYTES = 256 * 2**20

@@ -46,6 +46,14 @@ class Spill:
         """Give back one that is written no more."""
         self._folder.give_memory(tensor)
 
+    def lend(self, tensor: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """Return the values of one that is here, and what to call when they have been read; until then their
+        memory is given to no other, though the tensor itself may go away.
+        """
+        values = tensor.detach()
+        self._folder.keep_memory(values)
+        return values, lambda: self._folder.give_memory(values)
+
     @property
     def is_ready(self) -> bool:
         """Whether `finish_in` would not wait."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ class SpillFolder:
         except (OSError, ValueError) as error:
             raise ConfigError(f"aio: {error}") from error
         self._free: list[Tensor] = []  # memory that is not in use, [nbytes] uint8, the smallest first
+        self._num_readers: Counter[int] = Counter()  # address -> how often `keep_memory` was called for it
         self.memory: dict[int, int] = {}  # of all that was made here and is not given up: address and bytes
 
     def create(self, name: str, nbytes: int) -> DiskFile:
@@ -69,9 +71,17 @@ class SpillFolder:
             del self.memory[memory.data_ptr()]
             nbytes -= memory.numel()
 
-    def give_memory(self, tensor: Tensor) -> None:
-        """Have it for the next one, if it is from here."""
+    def keep_memory(self, tensor: Tensor) -> None:
+        """Have one `give_memory` more for it before it is free: a copy reads it."""
         if tensor.data_ptr() in self.memory:
+            self._num_readers[tensor.data_ptr()] += 1
+
+    def give_memory(self, tensor: Tensor) -> None:
+        """Have it for the next one, if it is from here, and nothing else reads it."""
+        address = tensor.data_ptr()
+        if self._num_readers[address]:
+            self._num_readers[address] -= 1
+        elif address in self.memory:
             whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
             insort(self._free, whole, key=Tensor.numel)
 

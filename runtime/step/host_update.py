@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..offload.device_copies import to_host
+from ..offload.device_copies import bring, to_host
 from ..zero.sub_buffer import SubBuffer
 from .pipeline import Pieces, Ready
 
@@ -107,10 +107,7 @@ class HostUpdate:
             elif state is not sub_buffer.optimizer_shard.states[name]:
                 _exchange(state, sub_buffer.optimizer_shard.states[name])
         if ready.param_out is not None:
-            # torch gives pinned memory to no other tensor before a copy from it is done.
-            sub_buffer.param_shard.own.copy_(
-                ready.param_out, non_blocking=not sub_buffer.residence.params_on_host
-            )
+            bring(ready.param_out, sub_buffer.param_shard.own)
 
     @torch.no_grad()
     def _run(self) -> Ready:

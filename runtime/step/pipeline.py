@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ..offload.device_copies import Arrival
+from ..offload.device_copies import Arrival, bring
+from ..offload.pinned_memory import host_empty
 from ..zero.sub_buffer import SubBuffer
 
 Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
@@ -110,10 +110,7 @@ class _Turn:
             pending_update.publish()
             return
         if self._param_out is not None:
-            # torch gives pinned memory to no other tensor before a copy from it is done.
-            self.sub_buffer.param_shard.own.copy_(
-                self._param_out, non_blocking=not self.sub_buffer.residence.params_on_host
-            )
+            bring(self._param_out, self.sub_buffer.param_shard.own)
         self._copies, self._param_out = (), None
         self.sub_buffer.gradients.let_go()
         self.sub_buffer.start_out()
@@ -123,10 +120,5 @@ class _Turn:
         self.sub_buffer.finish_out()
 
     def _start_copy(self, grad: Tensor) -> tuple[Tensor, Arrival]:
-        host = torch.empty(
-            grad.numel(),
-            dtype=grad.dtype,
-            device="cpu",
-            pin_memory=self.sub_buffer.residence.pins_states,
-        )
+        host = host_empty((grad.numel(),), grad.dtype, pin_memory=self.sub_buffer.residence.pins_states)
         return host, Arrival(grad, host)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..offload.offload import Offload
+from ..offload.pinned_memory import host_zeros
 from ..offload.spill import Spill
 from .param_shard import ParamShard
 from .sub_buffer_plan import SubBufferPlan
@@ -60,17 +61,21 @@ class OptimizerShard:
         """
         if not self.has_separate_master:
             return None
-        own, pinned = self._params.own, self._plan.residence.pins_states
+        own = self._params.own
         # The step writes segments only: neither padding nor what it leaves alone.
-        out = torch.zeros(own.numel(), dtype=own.dtype, device=self.master.device, pin_memory=pinned)
+        out = self._zeros(own.dtype)
         return out.copy_(own) if self.frozen else out
 
     def allocate_states(self, names: Sequence[str]) -> None:
         """Have zeros in the states of these names, and no other; what lies on a disk must be here."""
-        numel, device, pinned = self.master.numel(), self.master.device, self._plan.residence.pins_states
-        self.states = {
-            name: torch.zeros(numel, dtype=torch.float32, device=device, pin_memory=pinned) for name in names
-        }
+        self.states = {name: self._zeros(torch.float32) for name in names}
+
+    def _zeros(self, dtype: torch.dtype) -> Tensor:
+        """[shard] Where the master is."""
+        master = self.master
+        if master.device.type != "cpu":
+            return torch.zeros(master.numel(), dtype=dtype, device=master.device)
+        return host_zeros(master.shape, dtype, pin_memory=self._plan.residence.pins_states)
 
     def refresh_master(self, *, keeps_rest: bool = False) -> None:
         """Take the parameters' values into the master, if it is a copy; what lies on a disk must be here.

@@ -140,8 +140,11 @@ class ParamShard:
         self.values.allocate()
         if not self.residence.parameters.is_away:
             return self._comm.all_gather_from(self.kept, self.values.flat, what=self._plan.label)
-        with self.here():
+        if self.spill is None:
             return to_device(self.kept, self.own_values(), then=self._gather_others)
+        with self.spill.here(is_written=False):
+            kept, when_read = self.spill.lend(self.kept)
+            return to_device(kept, self.own_values(), then=self._gather_others, when_read=when_read)
 
     def start_read(self) -> None:
         """Begin to read what `start_unshard` needs, if it lies on a disk."""

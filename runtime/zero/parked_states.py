@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError
+from ..offload.device_copies import Arrival
+from ..offload.pinned_memory import host_empty
 from .offload_kinds import OffloadStateTypeEnum as Kind
 from .sub_buffer import SubBuffer
 
@@ -45,10 +47,8 @@ class ParkedStorage:
     def __init__(self, tensor: Tensor, *, pin_memory: bool, non_blocking: bool) -> None:
         self._tensor = tensor
         own = _bytes(tensor)
-        self._host = torch.empty(
-            own.numel(), dtype=torch.uint8, device="cpu", pin_memory=pin_memory and tensor.is_cuda
-        )
-        self._host.copy_(own, non_blocking=non_blocking)
+        self._host = host_empty(own.shape, torch.uint8, pin_memory=pin_memory and tensor.is_cuda)
+        _copy(own, self._host, non_blocking=non_blocking)
         # The device's allocator may give this memory away at once: its next use comes later
         # in the same stream.
         tensor.untyped_storage().resize_(0)
@@ -60,7 +60,7 @@ class ParkedStorage:
     def restore(self, *, non_blocking: bool) -> None:
         """Take the memory again, and the bytes."""
         self._tensor.untyped_storage().resize_(self._host.numel())
-        _bytes(self._tensor).copy_(self._host, non_blocking=non_blocking)
+        _copy(self._host, _bytes(self._tensor), non_blocking=non_blocking)
 
 
 class ParkedStates:
@@ -158,6 +158,13 @@ def _holders(sub_buffer: SubBuffer, kind: Kind) -> Sequence[Tensor]:
             *(state for state in whole if isinstance(state, Tensor)),
         )
     return ()
+
+
+def _copy(source: Tensor, target: Tensor, *, non_blocking: bool) -> None:
+    if non_blocking:
+        Arrival(source, target).wait_on_device()
+    else:
+        target.copy_(source)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -63,6 +63,10 @@ class Prefetcher:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = tuple(units)
+        # Those that `reshard` may have something to do for: few, of however many there are.
+        self._unsharded: dict[Unit, None] = {}
+        for unit in self._units:
+            unit.on_unshard = self._note
         # Called when a forward without gradients, in which units were gathered,
         # has come to its end; a collective.
         self.after_evaluation: Callable[[], None] = _nothing
@@ -229,11 +233,17 @@ class Prefetcher:
         """Reshard what is not used; before the end of a backward or an evaluation, without units that the
         backward finds here.
         """
-        for unit in self._units:
-            if unit.is_resharded or unit.num_forwards or not (is_end or unit.reshard_after_forward):
+        for unit in tuple(self._unsharded):
+            if unit.is_resharded:
+                del self._unsharded[unit]
+                continue
+            if unit.num_forwards or not (is_end or unit.reshard_after_forward):
                 continue
             if not (unit in kept or self._held[unit] or unit in self._until_end):
                 unit.reshard()
+
+    def _note(self, unit: Unit) -> None:
+        self._unsharded[unit] = None
 
     def _watch_end(self) -> None:
         """Of a backward that the user runs without the engine, autograd tells the end."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..comm.collectives import Collectives
 from ..errors import ConfigError
 from ..offload.device_copies import Arrival
+from ..offload.pinned_memory import host_empty, host_zeros
 from .flat_buffer import FlatBuffer
 from .gradients import FlatGradients, HostSums
 
@@ -58,7 +59,9 @@ class ShardedGradients(FlatGradients):
     def _make_shard(self) -> Tensor:
         where = self._sums
         numel = self._stop - self._start
-        return torch.zeros(numel, dtype=where.dtype, device=where.device, pin_memory=where.pin_memory)
+        if where.device.type == "cpu":
+            return host_zeros((numel,), where.dtype, pin_memory=where.pin_memory)
+        return torch.zeros(numel, dtype=where.dtype, device=where.device)
 
     @property
     def shard(self) -> Tensor:
@@ -267,7 +270,7 @@ class HostGradients(ShardedGradients):
         own = self.flat[self._start : self._stop]
         if self._landed is None:
             pinned = self._sums.pin_memory
-            self._landed = torch.empty(own.numel(), dtype=own.dtype, device="cpu", pin_memory=pinned)
+            self._landed = host_empty(own.shape, own.dtype, pin_memory=pinned)
         self._arrival = Arrival(own, self._landed, then=self._whole.free)
         self._is_single, self._is_zero = self._is_zero, False
         self._hand_over()

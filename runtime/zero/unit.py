@@ -4,7 +4,7 @@ as one `SubBuffer` per (dtype, is_trained).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from torch import nn
@@ -44,6 +44,7 @@ class Unit:
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
         for sub_buffer in self._sharded:
             sub_buffer.param_shard.on_use = self.show
+        self.on_unshard: Callable[[Unit], None] = _nothing  # called when it is about to be unsharded
         self._gathers: list[Pending] = []
         self._referred_to: list[SubBuffer] = []  # freed, but for the memory, in which the program has tensors
         self.num_gathers = 0
@@ -60,6 +61,7 @@ class Unit:
         Order: a collective
         """
         if self.state is UnitState.FREED:
+            self.on_unshard(self)
             self._gathers = [sub_buffer.param_shard.start_unshard() for sub_buffer in self._sharded]
             self.state = UnitState.GATHERING
             self.num_gathers += 1
@@ -139,3 +141,7 @@ class Unit:
         for gather in self._gathers:
             gather.wait()
         self._gathers = []
+
+
+def _nothing(unit: Unit) -> None:
+    """A unit that no prefetcher has."""

@@ -75,6 +75,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
         super().__init__(rank, size)
         self.options = options
+        self._store = store
         self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
         self._stream: int | None = None
         self._coalesced: list[Work] | None = None
@@ -89,7 +90,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self if torch.device(device).type == "cuda" else self._gloo
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
 
@@ -128,6 +129,30 @@ class ProcessGroupNCCL(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Of all that comes."""
         self.options._timeout = timeout
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """As torch calls it of a group that is bound to a device."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """As torch calls it where others make a group."""
+
+    def get_group_store(self) -> Any:
+        """As torch calls it."""
+        return self._store
+
+    def split_group(
+        self, ranks: Sequence[int], *, timeout: timedelta, group_name: str, **_: Any
+    ) -> ProcessGroupNCCL | None:
+        """One call of all ranks makes all groups: those that give the same ranks are one."""
+        if self.rank() not in ranks:
+            return None
+        options = Options()
+        options._timeout = timeout
+        store = dist.PrefixStore(f"split {group_name}", self._store)
+        made = ProcessGroupNCCL(store, list(ranks).index(self.rank()), len(ranks), options)
+        made.setGroupName(group_name)
+        made._has_cpu = self._has_cpu
+        return made
 
     def shutdown(self) -> None:
         """Gloo's threads end with the group."""

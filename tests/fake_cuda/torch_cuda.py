@@ -111,7 +111,16 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         total = native.capacity(device)
         return total - native.memory(device)["reserved"], total
 
+    def lock_pages(address: int, num_bytes: int, flags: int) -> int:
+        native.lock_pages(address, num_bytes)
+        return 0
+
+    def unlock_pages(address: int) -> int:
+        native.unlock_pages(address)
+        return 0
+
     def init() -> None:
+        native.init()
         sys.modules["torch.cuda"].default_generators = tuple(  # type: ignore[attr-defined]
             native.generator(index) for index in range(native.num_devices())
         )
@@ -129,8 +138,8 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
             cudaMemGetInfo=free_and_total,
             cudaError=SimpleNamespace(success=0),
             cudaGetErrorString=str,
-            cudaHostRegister=lambda *_: 0,
-            cudaHostUnregister=lambda *_: 0,
+            cudaHostRegister=lock_pages,
+            cudaHostUnregister=unlock_pages,
         ),
         "_cuda_init": init,
         "_cuda_isInBadFork": lambda: False,

@@ -20,6 +20,7 @@ ARGUMENTS: dict[str, type[int] | type[float] | type[str]] = {  # of the faults t
     "drop-port": int,
     "refuse-port": int,
     "limit-cpu": float,
+    "slow-down": float,
     "limit-memory": int,
     "drop-from": str,  # an address
 }

@@ -55,6 +55,12 @@ class Host(Machine):
         """What comes from this address vanishes; what goes there arrives."""
         self._add_rule("INPUT", "-s", address, "-j", "DROP")
 
+    def slow_down(self, mbit_per_s: float, *, to: Host | None = None) -> None:
+        """What it sends, to all or to one host, goes no faster."""
+        self._is_slow = True
+        address = "0.0.0.0/0" if to is None else f"{to.address}/32"
+        network.slow_down(self._place, self.name, to=address, mbit_per_s=mbit_per_s)
+
     def clear(self) -> None:
         """Take back every firewall rule of this host."""
         network.clear_rules(self._place, self.name)
@@ -123,6 +129,7 @@ class Host(Machine):
             )
         if self._place.netns_file(self.name).exists():
             network.remove_host(self._place, self.name)
+            self._is_slow = False
         network.add_hosts(self._place, {self.name: self._index})
         self.wait_for_start(self.start())
 
@@ -148,6 +155,9 @@ class Host(Machine):
             self._may_be_cut = False
         if self._may_have_rules:
             self.clear()
+        if self._is_slow:
+            network.end_slowness(self._place, self.name)
+            self._is_slow = False
         init = self._init_or_error()
         if network.addresses_and_routes(init) != self._own_network:
             network.reset_addresses(self._place, self.name, self._index)

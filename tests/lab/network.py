@@ -81,6 +81,18 @@ def clear_rules(place: Place, host: str) -> None:
     _run(["nsenter", f"--net={place.netns_file(host)}", "iptables", "-w", "-F"])
 
 
+def slow_down(place: Place, host: str, *, to: str, mbit_per_s: float) -> None:
+    """What the host sends to these addresses goes no faster."""
+    tc = ["tc", "-n", place.netns(host)]
+    _run([*tc, *["qdisc", "replace", "dev", "eth0", "root", "handle", "1:", "htb"]])
+    _run([*tc, *f"class replace dev eth0 parent 1: classid 1:1 htb rate {mbit_per_s}mbit".split()])
+    _run([*tc, *f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {to} flowid 1:1".split()])
+
+
+def end_slowness(place: Place, host: str) -> None:
+    _run(["tc", "-n", place.netns(host), *["qdisc", "del", "dev", "eth0", "root"]])
+
+
 def reset_addresses(place: Place, host: str, index: int) -> None:
     """Take out every address and route that was added to the host, and give its own address back."""
     netns = place.netns(host)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...offload.pinned_memory import host_empty
 from .tensor_runs import Run, TensorRuns
 
 
@@ -26,7 +27,7 @@ class Memory:
         for place, tensor in enumerate(self._free):
             if (tensor.dtype, tensor.shape) == (values.dtype, values.shape):
                 return self._free.pop(place)
-        return torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda)
+        return host_empty(values.shape, values.dtype, pin_memory=values.is_cuda)
 
     def give(self, tensors: Iterable[Tensor]) -> None:
         """Take them back."""

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -303,7 +304,8 @@ class Machine {
   void set_capacity(int device, size_t num_bytes) { arenas_.at(device).capacity = num_bytes; }
   size_t capacity(int device) { return arenas_.at(device).capacity; }
 
-  // ---- pinned memory of the host. As torch's, it is not given to anyone else before copies that use it are done.
+  // ---- pinned memory of the host. As torch's, it is not given to anyone else before copies that use it are done, and each
+  // request is rounded up to a power of two.
 
   char* allocate_pinned(size_t num_bytes) {
     Locked locked(lock_of_all());
@@ -316,13 +318,25 @@ class Machine {
         ++it;
       }
     }
-    size_t size = std::max<size_t>((num_bytes + 63) / 64 * 64, 64);
+    size_t size = std::bit_ceil(std::max<size_t>(num_bytes, 64));
     auto* address = static_cast<char*>(std::aligned_alloc(64, size));
     std::memset(address, POISON, size);
-    pinned_[address] = Pinned{size, false, {}};
-    pinned_bytes_ += size;
-    peak_pinned_bytes_ = std::max(peak_pinned_bytes_, pinned_bytes_);
+    add_pinned(address, size);
     return address;
+  }
+  // Memory that is not this machine's, page by page: its owner keeps it until copies that use it are done.
+  void lock_pages(char* address, size_t num_bytes) {
+    Locked locked(lock_of_all());
+    TORCH_CHECK(reinterpret_cast<uintptr_t>(address) % 4096 == 0 && num_bytes % 4096 == 0, "fake CUDA: only whole pages can be locked");
+    add_pinned(address, num_bytes);
+  }
+  void unlock_pages(char* address) {
+    Locked locked(lock_of_all());
+    auto found = pinned_.find(address);
+    TORCH_CHECK(found != pinned_.end(), "CUDA error: memory to be unlocked is not locked");
+    if (!is_known_done(found->second)) fail("pages were unlocked before a copy that uses them was known to be done");
+    pinned_bytes_ -= found->second.size;
+    pinned_.erase(found);
   }
   void free_pinned(char* address) {
     Locked locked(lock_of_all());
@@ -582,6 +596,11 @@ class Machine {
     }
   }
 
+  void add_pinned(char* address, size_t size) {
+    pinned_[address] = Pinned{size, false, {}};
+    pinned_bytes_ += size;
+    peak_pinned_bytes_ = std::max(peak_pinned_bytes_, pinned_bytes_);
+  }
   Pinned* pinned_at(const void* address) {
     auto it = pinned_.upper_bound(const_cast<char*>(static_cast<const char*>(address)));
     if (it == pinned_.begin()) return nullptr;

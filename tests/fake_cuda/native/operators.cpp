@@ -455,15 +455,18 @@ void launch(int stream, const std::string& name, const std::vector<std::tuple<ui
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("init", [] { at::globalContext().lazyInitDevice(at::kCUDA); });
   m.def("get_device", [] { return current_device; });
   m.def("set_device", [](int device) { current_device = checked(device); });
   m.def("num_devices", [] { return machine().num_devices; });
   m.def("get_stream", [](int device) { return current_stream(device); });
   m.def("set_stream", [](int device, int64_t id) { current_streams.at(device) = id == 0 ? device : static_cast<int>(id); });
-  m.def("new_stream", [](int device) { return machine().new_stream(device); });
+  m.def("new_stream", [](int device) { return machine().new_stream(device); }, NoGil());
   m.def("synchronize_device", [](int device) { machine().synchronize_device(device); }, NoGil());
   m.def("generator", [](int device) { return generators().at(device); });
   m.def("resize_storage", &resize_storage);
+  m.def("lock_pages", [](uintptr_t address, size_t num_bytes) { machine().lock_pages(reinterpret_cast<char*>(address), num_bytes); }, NoGil());
+  m.def("unlock_pages", [](uintptr_t address) { machine().unlock_pages(reinterpret_cast<char*>(address)); }, NoGil());
 
   pybind11::class_<Event>(m, "Event");
   m.def("record", [](int stream) { return machine().record(stream); }, NoGil());

@@ -35,7 +35,7 @@ def answers(**changed: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "tmp": {"problem": "", "size_bytes": 900 * GIB, "free_bytes": 700 * GIB},
         "cwd": {"problem": "", "size_bytes": 900 * GIB, "free_bytes": 700 * GIB},
         "python": {"version": "3.11.7", "problem": ""},
-        "torch": {"version": "2.6.0", "platform": "CUDA 12.4", "problem": ""},
+        "torch": {"version": "2.6.0", "platform": "CUDA 12.4", "nccl": "2.21.5", "problem": ""},
         "gpu": {"driver": "550.54.15", "names": ["NVIDIA H100"] * 8, "num": 8},
     }
     return {question: {**facts, **changed.get(question, {})} for question, facts in good.items()}
@@ -92,7 +92,7 @@ CLUSTERS = {
         lost(1, "node2 port 22 refused the connection; is sshd running there, on this port?"),
         host(2,
              answers=answers(python={"version": "", "problem": MISSING},
-                 torch={"version": "", "platform": "", "problem": MISSING}), reach=("", "")),
+                 torch={"version": "", "platform": "", "nccl": "", "problem": MISSING}), reach=("", "")),
         host(3, answers=answers(cwd={"problem": MISSING, "free_bytes": 0, "size_bytes": 0}),
              reach=("did not answer within 5 s", "")),
         host(4,
@@ -172,6 +172,8 @@ def test_what_keeps_a_host_from_being_used(changed: dict[str, Any], problem: str
          "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on"),
         ({"answers": answers(torch={"platform": ""})},
          "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on"),
+        ({"answers": answers(torch={"nccl": "2.20.5"})},
+         "NCCL is not the same everywhere: 2.21.5 on node[1,3]"),
         ({"answers": answers(gpu={"driver": "1.2"})},
          "NVIDIA driver is not the same everywhere: 550.54.15 on"),
     ],
@@ -202,7 +204,12 @@ def test_what_is_no_fault(changed: dict[str, Any]) -> None:
 def test_a_cluster_without_gpus_or_pytorch_is_usable() -> None:
     bare = answers(
         gpu={"driver": "", "names": [], "num": 0},
-        torch={"version": "", "platform": "", "problem": "ModuleNotFoundError: No module named 'torch'"},
+        torch={
+            "version": "",
+            "platform": "",
+            "nccl": "",
+            "problem": "ModuleNotFoundError: No module named 'torch'",
+        },
     )
     report = report_of(cluster(host(0, answers=bare), host(1, answers=bare)))
     assert report.exit_code == 0

@@ -21,6 +21,7 @@ from tests.launcher.command import AT_ONCE_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
+FAKE_NVML = Path(__file__).parents[1] / "fake_nvml"
 IMPORTS = ":".join(one for one in sys.path if one)
 LISTEN = (
     "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(600)"
@@ -145,7 +146,8 @@ PROGRAM = "cat >/usr/local/sbin/{name} <<'END'\n#!/bin/sh\n{script}\nEND\nchmod 
 PYTHON = """#!/bin/sh
 case "$*" in
 *platform.python_version*) echo 'dslaunch facts: "{python}"';;
-*torch.version*) echo 'dslaunch facts: ["{torch}", "CUDA 12.4"]';;
+*torch.version*) echo 'dslaunch facts: ["{torch}", "CUDA 12.4", "2.21.5"]';;
+*nvmlInit*) PYTHONPATH={fake} FAKE_NVML=/root/own/nvml.json exec {real} "$@";;
 *) exec {real} "$@";;
 esac
 """
@@ -164,7 +166,12 @@ def four_hosts_alike(lab: Lab) -> Iterator[None]:
         python = node.home / "own" / "python3"
         python.parent.mkdir()
         versions = ("3.12.1", "2.5.0") if odd["node3"] else ("3.11.9", "2.6.0")
-        python.write_text(PYTHON.format(python=versions[0], torch=versions[1], real=sys.executable))
+        python.write_text(
+            PYTHON.format(python=versions[0], torch=versions[1], real=sys.executable, fake=FAKE_NVML)
+        )
+        hot = {"1": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x48}} if odd["node4"] else {}
+        record = {**json.loads((FAKE_NVML / "h100x8.json").read_text()), "nvmlDeviceGetCount": 2, "gpu": hot}
+        (node.home / "own" / "nvml.json").write_text(json.dumps(record))
         python.chmod(0o755)
     shell(lab.host("node1"), "mount -o remount,size=16m /dev/shm")
     yield
@@ -176,7 +183,7 @@ def four_hosts_alike(lab: Lab) -> Iterator[None]:
 @pytest.mark.usefixtures("four_hosts_alike")
 def test_what_is_different_on_one_host_is_named_with_that_host(lab: Lab, folder: Path) -> None:
     """node1: little shared memory. node2: a GPU and numactl are missing. node3: other versions.
-    node4: another driver.
+    node4: another driver, and a GPU that is hot.
     """
     own = "/root/own/python3"
     shell(lab.head, f"mkdir /root/own && ln -s {sys.executable} {own}")
@@ -191,9 +198,11 @@ def test_what_is_different_on_one_host_is_named_with_that_host(lab: Lab, folder:
         "PyTorch is not the same everywhere: 2.6.0, CUDA 12.4 on node[1-2,4]; 2.5.0, CUDA 12.4 on node3":
             ["node3"],
         "NVIDIA driver is not the same everywhere: 550.90.07 on node[1-3]; 535.54.03 on node4": ["node4"],
+        "GPU 1: clocks are lowered by heat": ["node4"],
     }  # fmt: skip
     for text, hosts in said.items():
         assert [found for one, found in warnings.items() if text in one] == [hosts], warnings
+    assert report["same"]["GPU memory"] == "2 x 80 GiB"
     assert report["different"]["numactl"]["none"] == ["node2"]
     assert [one["can_be_used"] for one in report["hosts"]] == [True, False, True, True]
 

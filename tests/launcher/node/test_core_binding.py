@@ -9,7 +9,14 @@ from hypothesis import given, strategies as st
 
 from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.node.core_binding import Core, format_ranges, parse_ranges, read_cores, share_cores
+from dslaunch.launcher.node.core_binding import (
+    Core,
+    format_ranges,
+    parse_ranges,
+    read_cores,
+    share_cores,
+    share_near,
+)
 from dslaunch.launcher.options import read_subjects
 from dslaunch.launcher.options.binding import BindingOptions
 from tests.lab import Lab
@@ -118,6 +125,30 @@ def test_shares_are_disjoint_equal_and_there_if_they_can_be(
     assert len(set(given_out)) == len(given_out)
     assert {*given_out} <= {core.cpu for core in cores}
     assert len({len(share) for share in shares}) <= 1
+
+
+NODES = ({0, 1, 4, 5}, {2, 3, 6, 7})  # of TWO
+
+
+@pytest.mark.parametrize(
+    ("near", "uses_all", "shares"),
+    [
+        ([NODES[0], NODES[1]], False, ["0-1", "2-3"]),
+        ([NODES[1], NODES[0]], False, ["2-3", "0-1"]),
+        ([NODES[1], NODES[0], NODES[1], NODES[0]], False, ["2", "0", "3", "1"]),
+        ([NODES[1], NODES[0]], True, ["2-3,6-7", "0-1,4-5"]),
+        ([NODES[1], NODES[1]], False, ["2", "3"]),  # cores near no GPU are left alone
+        ([set(range(8))] * 2, False, ["0-1", "2-3"]),  # one socket
+        ([NODES[0], NODES[0], NODES[1]], False, ["0", "1", "2"]),  # equal shares
+        ([NODES[0] | {90}, NODES[0] | {91}], False, ["0", "1"]),  # 90 and 91 may not be used
+        ([NODES[1]] * 5, False, []),
+        ([NODES[0], {90, 91}], False, []),
+        ([NODES[0], NODES[0] | NODES[1]], False, []),
+    ],
+)
+def test_every_rank_gets_cores_near_its_gpu(near: list[set[int]], uses_all: bool, shares: list[str]) -> None:
+    found = share_near(TWO, near, uses_all=uses_all)
+    assert [format_ranges(sorted(share)) for share in found] == shares
 
 
 def test_the_machine_is_read_from_sys(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_python_is_asked_for_its_version(
 def test_a_program_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     python = script(tmp_path / "python3", "exec sleep 600")
     found = answer("torch", {"python": python, "timeout_s": 0.1}).facts
-    assert found == {"version": "", "platform": "", "problem": "did not end within 0.1 s"}
+    assert found == {"version": "", "platform": "", "nccl": "", "problem": "did not end within 0.1 s"}
 
 
 def test_the_owner_of_a_port_is_found() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dslaunch.launcher.inputs.env_file import EnvEntry, expand
-from dslaunch.launcher.node import listener, preparation
+from dslaunch.launcher.node import gpu_cores, listener, preparation
 from dslaunch.launcher.node.preparation import Prepared, Unprepared, apply_environment, find_program
 from dslaunch.launcher.wire.frames import bytes_of, text_of
 from dslaunch.launcher.wire.job import read_job
@@ -487,3 +487,36 @@ def test_a_host_that_does_not_get_ready_is_given_up_with_the_step_it_is_at(tmp_p
         "localhost: not prepared within --prepare_timeout=1 s: still sourcing --venv_script=venv.sh"
         in job.err
     )
+
+
+TWO_CORES = sorted(os.sched_getaffinity(0))[:2]
+
+
+@pytest.mark.skipif(len(TWO_CORES) < 2, reason="one core")
+@pytest.mark.parametrize(
+    ("near", "cores", "note"),
+    [
+        ({"0": {TWO_CORES[-1]}, "1": {TWO_CORES[0]}}, TWO_CORES[::-1], "near its GPU"),
+        ({"0": {TWO_CORES[0]}, "1": {TWO_CORES[0]}}, TWO_CORES,
+         "wherever its GPU is (too few cores are near the GPUs to give each rank its own)"),
+        ({}, TWO_CORES, "wherever its GPU is (nothing is known)"),
+    ],
+)  # fmt: skip
+def test_ranks_with_gpus_get_cores_near_them_or_the_reason_why_not(
+    near: dict[str, set[int]],
+    cores: list[int],
+    note: str,
+    job: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cores_near(devices: list[str], *, is_by_bus: bool) -> list[set[int]]:
+        assert not is_by_bus
+        if not near:
+            raise LookupError("nothing is known")
+        return [near[device] for device in devices]
+
+    monkeypatch.setattr(gpu_cores, "cores_near", cores_near)
+    prepared = prepare({**job, "devices": ["0", "1"], "bind_cores": TWO_CORES}, num_devices=2)
+    assert prepared.cores == [[core] for core in cores]
+    start = f"each rank is bound to 1 core{' ' if note.startswith('near') else ', '}{note}: "
+    assert prepared.notes == [start + ", ".join(map(str, cores))]

@@ -1,8 +1,11 @@
-"""Which GPU a worker takes."""
+"""Which GPU a worker takes, and the end of the process group."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ import torch
 from dslaunch import ConfigError
 from dslaunch.runtime.comm.process_group import choose_device
 from dslaunch.runtime.environment import read_environment
+from tests.fake_cuda.build import can_be_built
 
 
 @pytest.fixture
@@ -41,3 +45,53 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(chosen: list[int
 
 def test_without_a_gpu_all_is_the_cpu() -> None:
     assert choose_device(read_environment({}), backend="gloo", index=3) == torch.device("cpu")
+
+
+PROGRAM = """
+import os
+from tests.fake_cuda import torch_cuda
+native = torch_cuda.load()
+from tests.fake_cuda import nccl
+nccl.install(native)
+import torch.distributed as dist
+from dslaunch.runtime.comm.process_group import start_process_group
+from dslaunch.runtime.environment import read_environment
+
+def shut_down(group):
+    print("shut down", os.environ["CASE"], flush=True)
+
+nccl.ProcessGroupNCCL.shutdown = shut_down
+for case in ("ours", "after an error", "the program's", "the program's, after ours"):
+    os.environ["CASE"] = case
+    child = os.fork()
+    if child != 0:
+        os.waitpid(child, 0)
+        continue
+    if case == "the program's":
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    start_process_group(read_environment({}))
+    if case == "after an error":
+        raise RuntimeError("in the middle of a step")
+    if case == "the program's, after ours":
+        nccl.ProcessGroupNCCL.shutdown = lambda group: None
+        dist.destroy_process_group()
+        nccl.ProcessGroupNCCL.shutdown = shut_down
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    break
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(can_be_built() is not None, reason="the fake CUDA device is compiled")
+def test_at_a_clean_exit_nccl_s_group_is_ended_if_we_made_it() -> None:
+    """Each case is a process that comes to the end of its program."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "shut down ours\n", done.stderr

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dslaunch
 from dslaunch.runtime.checkpoint.files.snapshot import Snapshot
+from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import start_process_group
 from dslaunch.runtime.compat.grad_norm import clip_grad_norm_
 from dslaunch.runtime.environment import read_environment
@@ -142,6 +143,43 @@ def test_a_model_that_begins_in_shards_is_never_whole_on_the_device(cuda_ranks: 
     """In units of one block in float32: masters, moments and 16 bits of half of 12 blocks are 21."""
     for found in cuda_ranks(_begun, world_size=2):
         assert found < 21 + 9
+
+
+def _lines(rank: int) -> tuple[dict[str, int], list[float]]:
+    made = {"split_group": 0, "new_group": 0}
+
+    def counted(name: str) -> Callable[..., Any]:
+        make = getattr(dist, name)
+
+        def count(*args: Any, **more: Any) -> Any:
+            made[name] += 1
+            return make(*args, **more)
+
+        return count
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in made:
+            patch.setattr(dist, name, counted(name))
+        mesh = make_mesh(shard_size=2)
+        gathers = make_shard_axis(shard_size=2)
+    sums = []
+    for axis in (mesh.shard, mesh.replicate, gathers):
+        value = torch.full((1,), 10.0**rank, device="cuda")
+        dist.all_reduce(value, group=axis.group)
+        sums.append(float(value))
+        axis.without_group()
+    return made, sums
+
+
+def test_the_groups_of_an_axis_are_made_at_once(cuda_ranks: Ranks) -> None:
+    found = cuda_ranks(_lines, world_size=4)
+    assert [made for made, _ in found] == [{"split_group": 3, "new_group": 0}] * 4
+    assert [sums for _, sums in found] == [
+        [11, 101, 11],
+        [11, 1010, 11],
+        [1100, 101, 1100],
+        [1100, 1010, 1100],
+    ]
 
 
 # ---- what it waits for

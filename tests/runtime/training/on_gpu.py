@@ -67,7 +67,7 @@ def train(case: Case) -> None:
             slow_compute(model)
         norms = train_steps(engine)
         found = values_of(engine)
-        expected = plain(case.precision, case.num_micro_batches, "cuda")
+        expected = plain(case.precision, case.num_micro_batches, on="cuda")
         assert_near(found, expected.params, case.precision)
         for ours, theirs in zip(norms, expected.norms, strict=True):
             assert abs(ours / theirs - 1) <= NORM_DRIFT[case.precision], (norms, expected.norms)

@@ -14,11 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.compat.generation import unwrap_model_for_generation
 from dslaunch.runtime.offload.device_copies import Arrival
 from tests.exhaustive import few
 from tests.fake_cuda.torch_cuda import device
+from tests.runtime.compat.test_generation import Writer
 from tests.runtime.models import (
     GLOBAL_BATCH,
+    Uneven,
     batch,
     loss_of,
     make_config,
@@ -155,17 +158,19 @@ def _trained(rank: int, case: Case, folder: str) -> Trained:
 
 
 @functools.cache
-def plain(precision: str, num_micro_batches: int, on: str = "cpu") -> Trained:
-    """Of plain torch in this process, which has no such device unless a test of a true one calls it."""
+def plain(precision: str, num_micro_batches: int, kind: type[nn.Module] = Uneven, on: str = "cpu") -> Trained:
+    """Of plain torch in this process, which has no such device unless a test of a true one calls it;
+    of the trained parameters.
+    """
     dtype = DTYPES[precision]
-    masters, model = make_model().to(on), make_model().to(on, dtype)
-    optimizer = torch.optim.AdamW(masters.parameters(), lr=0.01, weight_decay=0.1)
+    masters, model = make_model(kind).to(on), make_model(kind).to(on, dtype)
+    optimizer = torch.optim.AdamW(trained_of(masters).values(), lr=0.01, weight_decay=0.1)
     norms = []
     for step in range(STEPS):
         model.zero_grad()
         for micro in batch(step).chunk(num_micro_batches):
             (loss_of(model, micro.to(on, dtype)) / num_micro_batches).backward()
-        for master, param in zip(masters.parameters(), model.parameters(), strict=True):
+        for master, param in zip(trained_of(masters).values(), trained_of(model).values(), strict=True):
             assert param.grad is not None
             master.grad = param.grad.float()
         norms.append(float(nn.utils.clip_grad_norm_(masters.parameters(), CLIPPING)))
@@ -173,7 +178,12 @@ def plain(precision: str, num_micro_batches: int, on: str = "cpu") -> Trained:
         with torch.no_grad():
             for master, param in zip(masters.parameters(), model.parameters(), strict=True):
                 param.copy_(master)
-    return Trained({name: param.detach().cpu() for name, param in masters.named_parameters()}, norms)
+    return Trained({name: param.detach().cpu() for name, param in trained_of(masters).items()}, norms)
+
+
+def trained_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are, by name."""
+    return {name: param for name, param in model.named_parameters() if param.requires_grad}
 
 
 def name_of(case: Case) -> str:
@@ -233,6 +243,35 @@ def test_values_do_not_depend_on_when_side_streams_work(cuda_ranks: Ranks, order
         strict=True,
     ):
         assert all(torch.equal(value, other.params[name]) for name, value in late.params.items())
+
+
+def _with_late_reads(rank: int, case: Case, folder: str) -> Trained:
+    device().set_pageable_async(True)
+    try:
+        return _trained(rank, case, folder)
+    finally:
+        device().set_pageable_async(False)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name_of(case), marks=() if is_kept else pytest.mark.exhaustive)
+        for case, is_kept in (
+            (Case(3, "bf16", 2, 2, {"offload_param": NVME, "offload_optimizer": NVME}), True),
+            (Case(3, "bf16", 2, 2, {"offload_param": NVME}), False),
+            (Case(2, "bf16", 2, 2, {"offload_optimizer": PLAIN}), True),
+            (Case(3, "bf16", 2, 2, {"offload_param": PLAIN, "offload_optimizer": PLAIN}), False),
+        )
+    ],
+)
+def test_a_gpu_may_read_host_memory_that_is_not_pinned_late(
+    cuda_ranks: Ranks, tmp_path: Path, case: Case
+) -> None:
+    """As one does that has the host's page tables: what it reads is neither freed nor changed before."""
+    expected = plain(case.precision, case.num_micro_batches)
+    for found in cuda_ranks(_with_late_reads, case, str(tmp_path), world_size=2):
+        assert worst_difference(found.params, expected.params) <= DRIFT[case.precision]
 
 
 # ---- faults that are planted
@@ -390,3 +429,116 @@ def _no_trained_twice(rank: int) -> int:
 
 def test_evaluation_between_steps(cuda_ranks: Ranks) -> None:
     assert cuda_ranks(_no_trained_twice, world_size=2) == [1, 1]
+
+
+# ---- adapters beside a frozen model, and generation
+
+
+class Adapted(nn.Module):
+    """A linear layer that is frozen, and two small matrices beside it, as PEFT puts them."""
+
+    def __init__(self, base_layer: nn.Linear, rank: int = 3) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.Linear(base_layer.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, base_layer.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.base_layer(x) + self.lora_B(self.lora_A(x)) * 2.0
+        return result
+
+
+class WithAdapters(Uneven):
+    """Only the adapters in the blocks are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        for block in self.blocks:
+            assert isinstance(block, nn.Sequential)
+            for index in (0, 2):
+                base = block[index]
+                assert isinstance(base, nn.Linear)
+                block[index] = Adapted(base)
+
+
+def _adapted(rank: int, case: Case) -> tuple[Trained, dict[str, Tensor]]:
+    engine, *_ = dslaunch.initialize(model=make_model(WithAdapters), config=config_of(case, ""))
+    norms = train_steps(engine)
+    masters = {
+        name: dslaunch.zero.safe_get_full_fp32_param(param).cpu()
+        for name, param in trained_of(engine.module).items()
+    }
+    shown = {name: value.cpu() for name, value in snapshot(engine.module.named_parameters()).items()}
+    engine.destroy()
+    return Trained(masters, norms), {name: shown[name] for name in shown if name not in masters}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name_of(case), marks=() if is_kept else pytest.mark.exhaustive)
+        for case, is_kept in (
+            (Case(0, "bf16", 2, 2), False),
+            (Case(1, "bf16", 2, 2), False),
+            (Case(2, "bf16", 2, 2), True),
+            (Case(3, "fp32", 2, 1), False),
+            (Case(3, "bf16", 2, 2), True),
+            (Case(3, "bf16", 2, 2, {"offload_param": PINNED, "offload_optimizer": PINNED}), True),
+        )
+    ],
+)
+def test_adapters_beside_a_frozen_model_are_trained_as_by_plain_torch(cuda_ranks: Ranks, case: Case) -> None:
+    expected = plain(case.precision, case.num_micro_batches, WithAdapters)
+    begun = dict(make_model(WithAdapters).to(DTYPES[case.precision]).named_parameters())
+    for found, frozen in cuda_ranks(_adapted, case, world_size=2):
+        assert worst_difference(found.params, expected.params) <= DRIFT[case.precision]
+        for ours, theirs in zip(found.norms, expected.norms, strict=True):
+            assert ours == pytest.approx(theirs, rel=NORM_DRIFT[case.precision])
+        assert frozen.keys() | found.params.keys() == begun.keys()
+        assert all(torch.equal(value, begun[name]) for name, value in frozen.items())
+
+
+def _texts(step: int, world_size: int) -> Tensor:
+    return torch.randint(11, (2 * world_size, 5), generator=torch.Generator().manual_seed(step))
+
+
+def _text_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def _generated(rank: int) -> dict[str, Tensor]:
+    engine, *_ = dslaunch.initialize(model=Writer(), config=config_of(Case(3, "fp32"), ""))
+    whole = Writer()
+    for number in range(3):
+        own = _texts(number, 2).chunk(2)[rank].to(engine.device)
+        engine.backward(_text_loss(engine, own))
+        engine.step()
+        shown = snapshot(engine.module.named_parameters())
+        whole.load_state_dict({name: value.cpu() for name, value in shown.items()})
+        prompt = torch.tensor([[1, 2, 3, 4, 5]])[:, : 2 + 3 * rank]
+        engine.eval()
+        # Each forward is a collective: ranks call it equally often, with texts as long as they are.
+        made = engine.module.generate(prompt.to(engine.device), 6)
+        assert torch.equal(made.cpu(), whole.generate(prompt, 6))
+        with unwrap_model_for_generation(engine) as model:
+            made = model.module.generate(prompt.to(engine.device), 2 + 5 * rank)
+        assert torch.equal(made.cpu(), whole.generate(prompt, 2 + 5 * rank))
+        engine.train()
+    params = values_of(engine)
+    engine.destroy()
+    return params
+
+
+def test_generation_between_steps_is_that_of_a_whole_model(cuda_ranks: Ranks) -> None:
+    """And training goes on as if there had been none."""
+    expected = Writer()
+    optimizer = torch.optim.AdamW(expected.parameters(), lr=0.01, weight_decay=0.1)
+    for number in range(3):
+        optimizer.zero_grad()
+        _text_loss(expected, _texts(number, 2)).backward()
+        nn.utils.clip_grad_norm_(expected.parameters(), CLIPPING)
+        optimizer.step()
+    for found in cuda_ranks(_generated, world_size=2):
+        assert worst_difference(found, snapshot(expected.named_parameters())) <= DRIFT["fp32"]

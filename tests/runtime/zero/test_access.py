@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import ConfigError
 from dslaunch.runtime.zero.sub_buffer import SubBuffer
+from dslaunch.runtime.zero.unit import Unit
+from tests.runtime import models
 from tests.runtime.models import assert_same_bits, batch, make_model, snapshot, worst_difference
 from tests.runtime.ranks import Ranks
 from tests.runtime.training.hard_models import WIDTH, Model
@@ -528,3 +530,48 @@ def test_a_derivative_of_torch_func_in_a_forward_says_what_to_write_instead(rank
     expected = _reference(lambda model, x: model.loss(model, x))
     for result in ranks(_with_torch_func, world_size=2):
         assert worst_difference(result, expected) <= DRIFT
+
+
+# ---- many units
+
+
+class Deep(nn.Module):
+    """Each block is a unit."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(7, 7) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def _looked_at(rank: int, depth: int) -> int:
+    """How often a step asks whether a unit is resharded."""
+    engine, *_ = dslaunch.initialize(
+        model=Deep(depth), config=models.make_config(stage=3, reduce_bucket_size=50)
+    )
+    count = 0
+    is_resharded = Unit.is_resharded.fget  # type: ignore[attr-defined]
+
+    def counted(unit: Unit) -> bool:
+        nonlocal count
+        count += 1
+        return bool(is_resharded(unit))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for step in range(2):
+            if step == 1:
+                patch.setattr(Unit, "is_resharded", property(counted))
+            engine.backward(models.loss_of(engine, batch(step, size=2)))
+            engine.step()
+    engine.destroy()
+    return count
+
+
+def test_the_units_that_are_looked_at_when_one_is_unsharded_are_few_of_many(ranks: Ranks) -> None:
+    few, many = (ranks(_looked_at, depth, world_size=2)[0] for depth in (4, 16))
+    assert few > 0
+    assert many <= 5 * few

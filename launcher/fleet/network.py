@@ -1,0 +1,251 @@
+"""How fast the network between hosts is, as `dslaunch check --nccl` measured it, and what is slow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ..wording import cleaned, shown_ms, shown_size
+from .check_facts import clean
+from .check_findings import Finding
+
+_Hosts = tuple[str, ...]
+
+MARK = "dslaunch network: "  # before what rank 0 prints; runtime/comm/network_check.py says the same
+SLOW_FACTOR = 3.0  # below the speed of most; less is noise of other jobs
+NO_ANSWER = "no answer"
+LATE_FACTOR, LATE_S = 5.0, 0.001  # above the latency of most, and at least so much
+MAX_PAIRS_SHOWN = 28  # all pairs of eight hosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One operation of all hosts together; its speed is what each link carried."""
+
+    name: str
+    num_bytes: int
+    seconds: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two hosts: how fast each sends to the other. `error` says why nothing was measured."""
+
+    hosts: _Hosts
+    latency_s: float = 0.0
+    bytes_per_s: tuple[float, float] = (0.0, 0.0)
+    error: str = ""
+
+    @property
+    def slowest(self) -> float:
+        return min(self.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """All that was measured. `error` is that of all hosts together; `silent` hosts ended the measurement."""
+
+    backend: str
+    collectives: tuple[Collective, ...]
+    error: str
+    pairs: tuple[Pair, ...]
+    silent: tuple[str, ...]
+    timeout_s: float
+
+
+def read_network(text: str, names: Sequence[str], *, timeout_s: float) -> Network:
+    """What rank 0 printed behind the mark; `names` are those of the hosts, by rank.
+
+    Errors: ValueError if it has not that form
+    """
+    try:
+        told = json.loads(text)
+        together, pairs = told["together"], told["pairs"]
+        collectives = [
+            Collective(
+                name=clean(name),
+                num_bytes=int(one["bytes"]),
+                seconds=float(one["seconds"]),
+                bytes_per_s=float(one["bytes_per_s"]),
+            )
+            for name, one in (together["found"] or [{}])[0].items()
+            if name != "error"
+        ]
+        return Network(
+            backend=clean(str(told["backend"])),
+            collectives=tuple(collectives),
+            error=_error_of(together, names),
+            pairs=tuple(_pair(one, names) for one in pairs),
+            silent=tuple(names[rank] for rank in told["silent"]),
+            timeout_s=timeout_s,
+        )
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _pair(group: dict[str, Any], names: Sequence[str]) -> Pair:
+    first, second = (names[rank] for rank in group["ranks"])
+    error = _error_of(group, names)
+    if error:
+        return Pair(hosts=(first, second), error=error)
+    there, back = group["found"]
+    if not (there and back):
+        return Pair(hosts=(first, second), error=NO_ANSWER)
+    return Pair(
+        hosts=(first, second),
+        latency_s=float(there["latency_s"]),
+        bytes_per_s=(float(there["bytes_per_s"]), float(back["bytes_per_s"])),
+    )
+
+
+def _error_of(group: dict[str, Any], names: Sequence[str]) -> str:
+    """The first one, with the host that had it."""
+    for rank, found in zip(group["ranks"], group["found"], strict=True):
+        if "error" in found:
+            return f"{clean(str(found['error']))} (on {names[rank]})"
+    return ""
+
+
+def faults_of(network: Network) -> tuple[Finding, ...]:
+    """Hosts first, then links of hosts that are not at fault themselves."""
+    found = [*_silent_hosts(network)]
+    if not found:
+        found += _broken(network)
+    found += [*_slow_hosts(network)]
+    slow = {one.hosts[0] for one in found if len(one.hosts) == 1}
+    found += _slow_links([pair for pair in network.pairs if not slow.intersection(pair.hosts)])
+    if network.error and not found:
+        found.append(_fault((), f"all hosts together: {network.error}; read what the ranks wrote above"))
+    return tuple(found)
+
+
+def _silent_hosts(network: Network) -> Iterable[Finding]:
+    """Two hosts that fell silent while they were to exchange data wait for each other."""
+    waiting = [pair.hosts for pair in network.pairs if {*pair.hosts} <= {*network.silent}]
+    text = f"did not answer within {2 * network.timeout_s:g} s"
+    for hosts in waiting:
+        yield _fault(hosts, f"cannot exchange data: both {text}; {_ADVICE_ON_BREAKS}")
+    for host in network.silent:
+        if not any(host in hosts for hosts in waiting):
+            yield _fault((host,), f"{text}; look at the host and its network")
+
+
+def _broken(network: Network) -> Iterable[Finding]:
+    """A host all of whose links are broken, where others have some that work; then single links."""
+    working = {host for pair in network.pairs if not pair.error for host in pair.hosts}
+    cut_off = {host for pair in network.pairs for host in pair.hosts} - working if working else set()
+    for host in sorted(cut_off):
+        error = next(pair.error for pair in network.pairs if host in pair.hosts)
+        yield _fault((host,), f"no other host can exchange data with it: {error}; {_ADVICE_ON_BREAKS}")
+    for pair in network.pairs:
+        if pair.error and not cut_off.intersection(pair.hosts):
+            yield _fault(pair.hosts, f"cannot exchange data: {pair.error}; {_ADVICE_ON_BREAKS}")
+
+
+def _slow_hosts(network: Network) -> Iterable[Finding]:
+    """What a host can do is what its fastest link does: one link that is slow says nothing of the host."""
+    links: dict[_Hosts, list[Pair]] = {}
+    for pair in network.pairs:
+        for host in pair.hosts if not pair.error else ():
+            links.setdefault((host,), []).append(pair)
+    speeds = {host: max(pair.slowest for pair in pairs) for host, pairs in links.items()}
+    latencies = {host: min(pair.latency_s for pair in pairs) for host, pairs in links.items()}
+    what = ("even its fastest link carries", "even its quickest link takes")
+    yield from _compared(speeds, latencies, what=what, advice=_ADVICE_ON_HOSTS)
+
+
+def _slow_links(pairs: Sequence[Pair]) -> Iterable[Finding]:
+    working = [pair for pair in pairs if not pair.error]
+    speeds = {pair.hosts: pair.slowest for pair in working}
+    latencies = {pair.hosts: pair.latency_s for pair in working}
+    what = ("the link between them carries", "a message between them takes")
+    yield from _compared(speeds, latencies, what=what, advice=_ADVICE_ON_LINKS)
+
+
+def _compared(
+    speeds: dict[_Hosts, float], latencies: dict[_Hosts, float], *, what: tuple[str, str], advice: str
+) -> Iterable[Finding]:
+    """Those that are far from the median; of two it is not known which one is at fault."""
+    if len(speeds) < 3:
+        return
+    usual, usual_s = median(speeds.values()), median(latencies.values())
+    for hosts, speed in speeds.items():
+        latency_s = latencies[hosts]
+        if usual > SLOW_FACTOR * speed:
+            told = f"{what[0]} {_shown_speed(speed)}, where most carry {_shown_speed(usual)}"
+            yield _fault(hosts, f"{told}: {_times(usual / speed)} as slow; {advice}")
+        elif latency_s > LATE_FACTOR * usual_s and latency_s > usual_s + LATE_S:
+            told = f"{what[1]} {shown_ms(latency_s)}, where most take {shown_ms(usual_s)}"
+            yield _fault(hosts, f"{told}: {_times(latency_s / usual_s)} as long; {advice}")
+
+
+_ADVICE_ON_BREAKS = (
+    "look at firewalls, and at which interface is used (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
+)
+_ADVICE_ON_HOSTS = "look at its network card, cable and port"
+_ADVICE_ON_LINKS = "look at the switches and routes between them"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.0f} times" if factor >= 10 else f"{factor:.1f} times"
+
+
+def _fault(hosts: tuple[str, ...], text: str) -> Finding:
+    return Finding(hosts=hosts, text=text, is_problem=True)
+
+
+def network_as_text(network: Network) -> str:
+    """For people: what was measured, then what is wrong."""
+    lines = ["", f"Network, with one rank on each host ({network.backend}):"]
+    for one in network.collectives:
+        size, speed = shown_size(one.num_bytes), _shown_speed(one.bytes_per_s)
+        lines.append(f"  {one.name:14} {size:>8} in {shown_ms(one.seconds):>10}  {speed:>10} on each link")
+    shown = sorted(network.pairs, key=lambda pair: pair.slowest)[:MAX_PAIRS_SHOWN]
+    if len(shown) == len(network.pairs):
+        shown = list(network.pairs)
+    else:
+        lines.append(f"  the slowest {len(shown)} of {len(network.pairs)} pairs of hosts:")
+    width = max((len(" - ".join(pair.hosts)) for pair in shown), default=0)
+    for pair in shown:
+        there, back = (_shown_speed(speed) for speed in pair.bytes_per_s)
+        told = f"latency {shown_ms(pair.latency_s):>9}  there {there:>10}  back {back:>10}"
+        lines.append(f"  {' - '.join(pair.hosts):{width}}  {pair.error or told}")
+    faults = faults_of(network)
+    lines += ["", "Problems of the network:"] if faults else ["", "No link and no host is slow."]
+    lines += [f"  {' and '.join(one.hosts) or 'all'}: {one.text}" for one in faults]
+    return "".join(f"{cleaned(line)}\n" for line in lines)
+
+
+def network_as_dict(network: Network) -> dict[str, Any]:
+    """For machines."""
+    return {
+        "backend": network.backend,
+        "error": network.error,
+        "silent": list(network.silent),
+        "collectives": {
+            one.name: {"bytes": one.num_bytes, "seconds": one.seconds, "bytes_per_s": one.bytes_per_s}
+            for one in network.collectives
+        },
+        "pairs": [
+            {
+                "hosts": list(pair.hosts),
+                "latency_s": pair.latency_s,
+                "bytes_per_s": list(pair.bytes_per_s),
+                "error": pair.error,
+            }
+            for pair in network.pairs
+        ],
+        "problems": [{"hosts": list(one.hosts), "text": one.text} for one in faults_of(network)],
+    }
+
+
+def _shown_speed(bytes_per_s: float) -> str:
+    """Bytes as networks count them, in powers of ten."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
+        if bytes_per_s >= size:
+            return f"{bytes_per_s / size:.2f} {unit}"
+    return f"{bytes_per_s / 1e3:.1f} kB/s"

@@ -1,0 +1,76 @@
+"""`dslaunch check --nccl` on real hosts: every pair is measured, and a slow link or host is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import Lab
+from tests.launcher.command import TIMEOUT_S, Command
+from tests.launcher.local_job import Job
+
+pytestmark = pytest.mark.slow
+
+SLOW_MBIT = 20  # the lab's cables carry more than 1000
+PAIRS = [["node1", "node2"], ["node1", "node3"], ["node2", "node3"]]
+WORDS = ("check", "-H", "hosts", "--num_nodes=3", "--no_torch", "--nccl", "--json")
+
+
+def measured(lab: Lab, folder: Path, exit_code: int) -> dict[str, Any]:
+    command = Command(lab.head, folder, *WORDS)
+    assert command.wait(2 * TIMEOUT_S) == exit_code, command.out + command.err
+    report: dict[str, Any] = json.loads(command.out)
+    assert report["exit_code"] == exit_code
+    network: dict[str, Any] = report["network"]
+    assert network["backend"] == "gloo"
+    return network
+
+
+@pytest.mark.exhaustive
+def test_hosts_that_are_alike_have_no_slow_link(lab: Lab, folder: Path) -> None:
+    for node in lab.nodes[:3]:  # slower than what other programs of this machine could make of it
+        node.slow_down(SLOW_MBIT)
+    network = measured(lab, folder, 0)
+    assert network["problems"] == []
+    assert sorted(one["hosts"] for one in network["pairs"]) == PAIRS
+    assert network["collectives"].keys() == {"all_reduce", "all_gather", "reduce_scatter"}
+    speeds = [speed for one in network["pairs"] for speed in one["bytes_per_s"]]
+    assert speeds == pytest.approx([SLOW_MBIT * 1e6 / 8] * 6, rel=0.5)
+    assert lab.wait_until_clean() == []
+
+
+def test_a_link_that_is_slow_one_way_is_named(lab: Lab, folder: Path) -> None:
+    lab.host("node1").slow_down(SLOW_MBIT, to=lab.host("node3"))
+    (problem,) = measured(lab, folder, 1)["problems"]
+    assert problem["hosts"] == ["node1", "node3"]
+    assert "the link between them carries 2." in problem["text"]
+
+
+@pytest.mark.exhaustive
+def test_a_host_whose_links_are_all_slow_is_named_and_not_its_links(lab: Lab, folder: Path) -> None:
+    lab.host("node2").slow_down(SLOW_MBIT)
+    (problem,) = measured(lab, folder, 1)["problems"]
+    assert problem["hosts"] == ["node2"]
+    assert "even its fastest link carries 2." in problem["text"]
+
+
+@pytest.mark.exhaustive
+def test_a_link_that_carries_nothing_is_named(lab: Lab, folder: Path) -> None:
+    lab.host("node2").drop_from(lab.host("node3").address)
+    network = measured(lab, folder, 1)
+    (problem,) = network["problems"]  # all together are not measured then
+    assert problem["hosts"] == ["node2", "node3"]
+    assert problem["text"].startswith("cannot exchange data: ")
+    assert network["collectives"] == {}
+
+
+def test_one_host_has_no_network_to_measure(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["check", "--nccl", "--no_torch"])
+    try:
+        assert job.wait() == 2
+    finally:
+        job.end()
+    assert "--nccl measures the network between hosts, and there is one host; leave it out" in job.err
