@@ -36,7 +36,8 @@ class OffloadParamConfig(Section):
     device: Annotated[str, BeforeValidator(DEVICE.read)] = "none"
     nvme_path: Annotated[str | None, BeforeValidator(_text_or_none)] = None
     """A folder on a local disk."""
-    pin_memory: Bool = False
+    pin_memory: Bool = True
+    """Where the run is on GPUs."""
 
     @property
     def is_on(self) -> bool:

@@ -18,7 +18,7 @@ from tests.fake_cuda.torch_cuda import device
 from tests.runtime.ranks import Ranks
 
 DEPTH, WIDTH, STEPS = 24, 64, 4
-PINNED, PLAIN = {"device": "cpu", "pin_memory": True}, {"device": "cpu"}
+PINNED, PLAIN = {"device": "cpu", "pin_memory": True}, {"device": "cpu", "pin_memory": False}
 ROWS: list[tuple[str, int, dict[str, Any]]] = [
     *((f"stage {stage}", stage, {}) for stage in (0, 1, 2, 3)),
     ("stage 1, optimizer in pinned memory", 1, {"offload_optimizer": PINNED}),

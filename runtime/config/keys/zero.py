@@ -156,7 +156,7 @@ ZERO = (
     used("zero_optimization.offload_optimizer.nvme_path", "a folder on a local disk, for nvme"),
     used(
         "zero_optimization.offload_optimizer.pin_memory",
-        "page-locked host memory, which a GPU copies faster, for cpu",
+        "page-locked host memory, which a GPU copies faster, for cpu; true if left out",
     ),
     used(
         "zero_optimization.offload_optimizer.ratio",
@@ -193,7 +193,7 @@ ZERO = (
     used("zero_optimization.offload_param.nvme_path", "a folder on a local disk, for nvme"),
     used(
         "zero_optimization.offload_param.pin_memory",
-        "page-locked host memory, which a GPU copies faster, for cpu",
+        "page-locked host memory, which a GPU copies faster, for cpu; true if left out",
     ),
     hint("zero_optimization.offload_param.buffer_count", COUNT, "prefetch_bucket_size sets what is here"),
     hint("zero_optimization.offload_param.buffer_size", COUNT, "a buffer is as large as its unit"),

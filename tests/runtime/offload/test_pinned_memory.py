@@ -66,19 +66,30 @@ def _trained(rank: int, stage: int, zero: dict[str, Any]) -> tuple[int, int]:
     return held, at_most
 
 
-@pytest.mark.parametrize(
-    ("stage", "more"), [(2, {}), (3, {"offload_param": {"device": "cpu", "pin_memory": True}})]
-)
+@pytest.mark.parametrize(("stage", "more"), [(2, {}), (3, {"offload_param": {"device": "cpu"}})])
 def test_offloading_takes_the_pinned_memory_of_its_tensors(
     cuda_ranks: Ranks, stage: int, more: dict[str, Any]
 ) -> None:
     """A page more for each of five tensors of a unit, and rounded parameters of three units in a step."""
-    zero = {"offload_optimizer": {"device": "cpu", "pin_memory": True}, **more}
+    zero = {"offload_optimizer": {"device": "cpu"}, **more}  # pinned unless the config says otherwise
     shard = (Blocks.width + 1) * Blocks.width / 2
     units = Blocks.depth
     for held, at_most in cuda_ranks(_trained, stage, zero, world_size=2):
         assert held >= units * shard * (12 + 2)
         assert at_most <= held + 3 * 2 * shard + (5 * units + 3) * mmap.PAGESIZE
+
+
+def _not_pinned(rank: int) -> int:
+    before = pinned()
+    torch.cuda.reset_peak_memory_stats()
+    config = make_config(stage=2, bf16={"enabled": True})
+    config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    dslaunch.initialize(model=make_model(Blocks), config=config)[0].destroy()
+    return int(device().memory(rank)["peak_pinned"]) - before
+
+
+def test_memory_that_the_config_says_is_not_pinned_is_not(cuda_ranks: Ranks) -> None:
+    assert cuda_ranks(_not_pinned, world_size=1) == [0]
 
 
 def _again(rank: int) -> None:

@@ -38,7 +38,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # its size.
 DRIFT = {"fp32": 1e-5, "bf16": 2.5e-2, "fp16": 2.0**-7}
 NORM_DRIFT = {"fp32": 1e-5, "bf16": 2.0**-5, "fp16": 2.0**-7}  # as a part of the norm
-PINNED, PLAIN = {"device": "cpu", "pin_memory": True}, {"device": "cpu"}
+PINNED, PLAIN = {"device": "cpu", "pin_memory": True}, {"device": "cpu", "pin_memory": False}
 NVME = {"device": "nvme", "nvme_path": "FOLDER"}
 
 
