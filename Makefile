@@ -110,7 +110,7 @@ bench-drop-in: setup
 
 gpu:
 	@# as the machine is: it need not have a network to set .venv up
-	$(PYTHON) -m tests.gpu $(PART)
+	$(if $(FAKE),$(BIN)/python,$(PYTHON)) -m tests.gpu $(PART) $(if $(FAKE),--fake)
 
 gpu-bundle: setup
 	$(BIN)/python -m tests.gpu.bundle

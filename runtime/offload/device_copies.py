@@ -64,7 +64,7 @@ class Arrival:
     def wait(self) -> None:
         """Block until the host may use it."""
         with self._lock:  # the thread of a step and that of a hook may both wait
-            if self._event is not None:
+            if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
                 self._event.synchronize()
             self._event = self._source = None
             then, self._then = self._then, None

@@ -114,7 +114,8 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
         """All ranks on one host with a device for each; afterwards the device must have found nothing."""
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
         native.set_num_devices(world_size)
-        torch.cuda._cached_device_count = None  # of the call before
+        torch.cuda._cached_device_count = None  # of the call before, as the generators
+        torch.cuda.default_generators = tuple(native.generator(index) for index in range(world_size))
         native.set_device(rank)
         native.clear_conflicts()
         dist.init_process_group(

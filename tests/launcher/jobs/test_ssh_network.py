@@ -42,6 +42,7 @@ def test_hosts_that_are_alike_have_no_slow_link(lab: Lab, folder: Path) -> None:
     assert lab.wait_until_clean() == []
 
 
+@pytest.mark.exhaustive
 def test_a_link_that_is_slow_one_way_is_named(lab: Lab, folder: Path) -> None:
     lab.host("node1").slow_down(SLOW_MBIT, to=lab.host("node3"))
     (problem,) = measured(lab, folder, 1)["problems"]

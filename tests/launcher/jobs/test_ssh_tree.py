@@ -357,6 +357,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.exhaustive
 def test_a_lost_gateway_is_replaced_and_the_hosts_behind_it_stay(lab: Lab, folder: Path) -> None:
     words = ("--tree_above=2", "--tree_radix=3", "--spares=1", "--max_restarts=1", "--min_uptime=0")
     command = Command(lab.head, folder, "-H", "hosts", *words, "--kill_grace=2", "work.py", "--end")

@@ -160,6 +160,7 @@ COSINE = {"type": "CosineAnnealingLR", "params": {"T_max": 9}}  # of torch
 CPU_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stage", "world", "zero", "is_universal"),
@@ -206,6 +207,7 @@ def test_what_deepspeed_saved_is_continued(
             )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_its_checkpoints_are_listed_with_what_they_are(made: Path) -> None:
     for name, case in BY_NAME.items():
@@ -240,6 +242,7 @@ def _load_partly(rank: int, folder: str) -> list[str]:
     return said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_weights_can_be_taken_alone_by_another_optimizer(ranks: Ranks, made: Path) -> None:
     assert ranks(_load_partly, str(made / "stage1"), world_size=1)[0] == [
@@ -253,6 +256,7 @@ def test_weights_can_be_taken_alone_by_another_optimizer(ranks: Ranks, made: Pat
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in CASES])
 def test_exported_weights_are_those_of_deepspeeds_own_script(made: Path, name: str) -> None:
@@ -281,6 +285,7 @@ def test_exported_weights_are_those_of_deepspeeds_own_script(made: Path, name: s
         assert set(expected) - set(trained) == {"frozen.weight", "frozen.bias"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_only_the_files_that_hold_what_is_wanted_are_opened(made: Path) -> None:
     """Of the first parameter, which lies in rank 0's partition, rank 1's file is not touched."""
@@ -291,6 +296,7 @@ def test_only_the_files_that_hold_what_is_wanted_are_opened(made: Path) -> None:
     assert reader._folder.optimizer.cache_info().currsize == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change", "beginning"),

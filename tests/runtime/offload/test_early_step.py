@@ -283,6 +283,7 @@ def _actions(rank: int, stage: int, where: Where, folder: str) -> dict[str, tupl
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "where"), few([(2, STATES_AWAY), (3, ALL_AWAY)], lambda stage, _: stage == 3)
