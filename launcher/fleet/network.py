@@ -215,7 +215,10 @@ def network_as_text(network: Network) -> str:
         told = f"latency {shown_ms(pair.latency_s):>9}  there {there:>10}  back {back:>10}"
         lines.append(f"  {' - '.join(pair.hosts):{width}}  {pair.error or told}")
     faults = faults_of(network)
-    lines += ["", "Problems of the network:"] if faults else ["", "No link and no host is slow."]
+    verdict = "No link and no host is slow."
+    if len(network.pairs) < 3:
+        verdict = "There is no other link to compare with: judge the figures yourself."
+    lines += ["", "Problems of the network:" if faults else verdict]
     lines += [f"  {' and '.join(one.hosts) or 'all'}: {one.text}" for one in faults]
     return "".join(f"{cleaned(line)}\n" for line in lines)
 

@@ -13,6 +13,7 @@ again when all events noted for it have happened.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import weakref
 from bisect import bisect_left, insort
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_log = logging.getLogger("dslaunch")
 _LOOSE = 9 / 8  # how many times what is wanted memory may be that is used again
 _KEPT = 1 / 8  # what is kept for later requests, as a part of what is in use,
 _KEPT_BYTES = 256 * 2**20  # or so much if that is more
@@ -83,8 +85,9 @@ class PinnedMemory:
         if num_bytes >= mmap.PAGESIZE and self._can_lock:
             try:
                 return self._cut(self._take(num_bytes), num_bytes)
-            except OSError:
-                self._can_lock = False  # the driver, or what the process runs in, cannot
+            except OSError as error:  # the driver, or what the process runs in, cannot
+                self._can_lock = False
+                _log.warning("pinned host memory is torch's from now on, up to twice as much: %s", error)
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def note_use(self, tensor: Tensor, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:

@@ -125,6 +125,15 @@ def test_the_network_as_people_see_it() -> None:
     )
 
 
+def test_of_two_hosts_none_is_said_to_be_fast() -> None:
+    """Nothing was compared."""
+    for given in ({}, {(0, 1): (SLOW, SLOW)}):
+        text = network_as_text(network(2, given))
+        assert "There is no other link to compare with" in text
+        assert "is slow" not in text
+    assert "No link and no host is slow." in network_as_text(network(3, {}))
+
+
 def test_of_many_pairs_the_slowest_are_shown() -> None:
     text = network_as_text(network(10, {(8, 9): (SLOW, SLOW)}))
     assert f"  the slowest {MAX_PAIRS_SHOWN} of 45 pairs of hosts:\n  node9 - node10 " in text
