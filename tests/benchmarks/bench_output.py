@@ -4,7 +4,7 @@ Run: python tests/benchmarks/bench_output.py [num_ranks [num_lines]]        (fai
                                                                             loses or mixes a line)
 
 CPU seconds are those of the launcher and its agent: of the whole command, less what the workers say
-they used. Without --tee, torchrun carries nothing: its workers write to our file themselves, and nobody
+they used. Without --tee, torchrun carries nothing: its workers write to our file themselves, and no process
 keeps lines apart.
 """
 

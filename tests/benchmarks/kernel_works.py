@@ -184,7 +184,7 @@ def load_deepspeed_adam(build: Path) -> tuple[Any, str]:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(build))
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # torch's loader waits for ever for the lock of a run that was stopped; nobody else builds in this folder
+    # torch's loader waits for ever for the lock of a run that was stopped; no other program builds here
     (build / "cpu_adam" / "lock").unlink(missing_ok=True)
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam  # late: seconds, and it may not be there

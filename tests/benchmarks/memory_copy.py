@@ -20,7 +20,7 @@ FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-tree-loop
 def build_copy(folder: Path) -> Callable[[Tensor, Tensor, int], None]:
     """Return copy(to, source, num_threads) for float32 tensors of equal length.
 
-    Errors: CalledProcessError if there is no C++ compiler, which whoever built the kernels has
+    Errors: CalledProcessError if there is no C++ compiler, which a machine that built the kernels has
     """
     library = folder / "memory_copy.so"
     subprocess.run([os.environ.get("CXX", "c++"), *FLAGS, str(SOURCE), "-o", str(library)], check=True)

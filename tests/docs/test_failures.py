@@ -51,7 +51,7 @@ def raised(source: str) -> list[str]:
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         texts = [text for one in node.args[:1] for text in _texts(one)]
-        if name in SAID_WITH:  # whoever refuses a line of a hostfile adds an example to it
+        if name in SAID_WITH:  # code that refuses a line of a hostfile adds an example to it
             found += [f"{text}; write e.g. {GAP}" if name == "refusal" else text for text in texts]
     return found
 

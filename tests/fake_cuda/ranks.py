@@ -90,7 +90,7 @@ def _be_parent(number: int) -> None:
 
     import tests.runtime.ranks as plain
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for them
     asked = socket.socket(fileno=number)
     multiprocessing.current_process().authkey = asked.recv(len(multiprocessing.current_process().authkey))
     while asked.recv(1):

@@ -101,7 +101,7 @@ def make_arrays(
 
     tensors = {"param": normal(), "grad": normal().to(grad)}
     tensors |= {name: normal().square().to(state) for name in optimizer.states}
-    if optimizer.kernel.has_update:  # what a step writes and nobody keeps
+    if optimizer.kernel.has_update:  # what a step writes and nothing keeps
         tensors["update"] = torch.full((numel,), 5.0)
     if out is not None:
         tensors["param_out"] = torch.full((numel,), 7.0, dtype=out)

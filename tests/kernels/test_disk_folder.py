@@ -1,4 +1,4 @@
-"""A rank's folder: it goes with its process, or the next run removes it; nobody else's folder is touched."""
+"""A rank's folder: it goes with its process, or the next run removes it; no other folder is touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twenty steps of every optimizer beside somebody else's: torch's own,
+"""Twenty steps of every optimizer beside another implementation: torch's own,
 or the formula in float64 from step to step.
 """
 

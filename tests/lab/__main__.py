@@ -101,7 +101,7 @@ def _exec(arguments: argparse.Namespace) -> int:
     argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not argv:
         raise LabError("no command given; say what to run on the host, e.g. exec head -- bash")
-    # The environment's commands are at hand, `dslaunch` first of all: this is where somebody types.
+    # The environment's commands are at hand, `dslaunch` first of all: this is where a person types.
     env = {"PATH": f"{os.path.dirname(os.path.abspath(sys.executable))}:{LOGIN_ENV['PATH']}"}
     if "TERM" in os.environ:
         env["TERM"] = os.environ["TERM"]

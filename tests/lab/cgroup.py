@@ -1,8 +1,9 @@
 """The cgroups of one host: freezer from the start, cpu and memory from the first limit on.
 
-They lie below the cgroups of whoever makes the lab, so a limit set on that one still holds for all its hosts.
+They lie below the cgroups of the process that makes the lab, so a limit set on that one still holds for all
+its hosts.
 Limits need version 1. The freezer is that of version 2 where there is one: what it has frozen can still be
-killed. With version 1 a killed process stays, and whoever waits for it hangs, until the host is thawed.
+killed. With version 1 a killed process stays until the host is thawed, and a process that waits for it hangs.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Cgroups:
         folder = own / self._name
         with self._note.open(
             "a"
-        ) as note:  # noted first: a crash in between must not leave one nobody knows of
+        ) as note:  # noted first: a crash in between must not leave one that is not known
             note.write(f"{controller} {folder}\n")
         folder.mkdir(exist_ok=True)
         return folder

@@ -27,7 +27,7 @@ class Host(Machine):
         network.set_carrier(self._place, self.name, is_up=True)
 
     def unplug(self) -> None:
-        """A silent cut: nothing gets through in either direction, carrier stays, nobody is told."""
+        """A silent cut: nothing gets through in either direction, carrier stays, no process is told."""
         self._may_be_cut = True
         network.set_plugged(self._place, self.name, is_plugged=False)
 
@@ -103,7 +103,7 @@ class Host(Machine):
         self.wait_for_sshd()
 
     def new_host_key(self) -> None:
-        """Its sshd starts again with another host key, which is in nobody's known_hosts."""
+        """Its sshd starts again with another host key, which is in no known_hosts."""
         ssh.make_host_key(self._place, self.name)
         self._restart_sshd()
 
@@ -114,7 +114,7 @@ class Host(Machine):
         self.end()
 
     def poweroff(self) -> None:
-        """The host is gone from one moment to the next: nobody hears from it any more."""
+        """The host is gone from one moment to the next: no other host hears from it any more."""
         self.unplug()
         self.end()
         network.remove_host(self._place, self.name)

@@ -62,7 +62,7 @@ class Place:
         return NETNS_FOLDER / self.netns(host)
 
     def netns_left(self) -> tuple[str, ...]:
-        """Network namespaces of this lab that exist now, whoever made them."""
+        """Network namespaces of this lab that exist now, whichever process made them."""
         if not NETNS_FOLDER.is_dir():
             return ()
         return tuple(sorted(file.name for file in NETNS_FOLDER.glob(f"dslab.{self.name}.*")))

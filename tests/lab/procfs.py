@@ -15,7 +15,7 @@ from pathlib import Path
 from .place import LabError
 
 POLL_S = 0.002
-REST = 3  # times as long as a look has taken: whoever waits leaves the processor to those that are waited for
+REST = 3  # times as long as a look has taken: the processor is left to those that are waited for
 DEATH_TIMEOUT_S = 20.0  # SIGKILL takes effect within milliseconds; a loaded machine may be slow to say so
 
 

@@ -42,7 +42,7 @@ def test_a_silent_cut_is_silent(lab: Lab) -> None:
     node = lab.nodes[0]
     with connected(lab.head, node) as client:
         node.unplug()
-        node.kill_processes()  # the kernel of node1 tells the other side, but nobody hears it
+        node.kill_processes()  # the kernel of node1 tells the other side, but the frame does not arrive
         assert not is_readable(client, QUIET_S)
         assert node.run(["cat", "/sys/class/net/eth0/carrier"]).stdout == "1\n"
         assert node.condition() == "unplugged"

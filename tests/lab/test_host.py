@@ -15,7 +15,8 @@ from tests.lab import Lab
 from tests.lab.lab import CHECKOUT
 from tests.lab.observe import SOON_S, banner, eventually, next_line, running, ssh
 
-LIBC_SIGNALS = 3 << 31  # 32 and 33, which the C library keeps to itself: whoever ignores them was started so
+# 32 and 33, which the C library keeps to itself: a process that ignores them was started so
+LIBC_SIGNALS = 3 << 31
 
 
 def test_hosts_reach_each_other_by_name_and_by_address(lab: Lab) -> None:

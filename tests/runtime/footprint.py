@@ -109,8 +109,8 @@ def peak_bytes(
     """Return the most that a rank holds at one time in training, as tests find it with a census of storages.
 
     `is_accumulating`: a step has several micro batches. `is_gpu`: collectives need no memory beside, and
-    copies to the host go on while the next unit computes; else they are gloo's, and done at once. Nobody has
-    measured a GPU yet.
+    copies to the host go on while the next unit computes; else they are gloo's, and done at once. No GPU
+    has been measured yet.
     """
     states_leave = plan.states.is_away and (plan.has_host or plan.states.kind is MemoryKind.NVME)
     is_alone = num_ranks == 1

@@ -1,4 +1,4 @@
-"""What is kept from being loaded with paramiko, and that nobody else notices."""
+"""What is kept from being loaded with paramiko, and that no other program notices."""
 
 from __future__ import annotations
 

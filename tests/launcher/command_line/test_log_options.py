@@ -303,7 +303,7 @@ def test_output_that_cannot_be_written_is_a_failure_though_all_ranks_ended_well(
 
 @pytest.mark.slow
 def test_a_slow_disk_slows_the_workers_and_loses_nothing(start: Start, tmp_path: Path) -> None:
-    """The log file is a pipe that nobody reads for a while."""
+    """The log file is a pipe that is not read for a while."""
     num_lines = 5000
     (tmp_path / "logs").mkdir()
     job = start(
@@ -338,7 +338,7 @@ def test_a_slow_disk_slows_the_workers_and_loses_nothing(start: Start, tmp_path:
 
 
 def unread(job: Job) -> int:
-    """Put a pipe that nobody reads in the place of rank 0's log file; returns its reading end."""
+    """Put a pipe that is not read in the place of rank 0's log file; returns its reading end."""
     poll(lambda: (job.folder / "logs" / "latest").exists() and (job.folder / "ready").exists(), "the worker")
     path = run_folder(job) / "attempt_0" / "rank000.stdout.log"
     path.unlink()
@@ -378,7 +378,7 @@ def test_a_second_interrupt_gives_up_a_disk_that_does_not_answer(start: Start, t
 
 @pytest.mark.slow
 def test_an_interrupt_ends_a_job_whose_output_nobody_takes(start: Start, tmp_path: Path) -> None:
-    """The worker's end can only be told when somebody takes what it wrote before."""
+    """The worker's end can only be told when a reader takes what it wrote before."""
     read, write = os.pipe()
     job = start(FLOOD, stdout=write)
     os.close(write)

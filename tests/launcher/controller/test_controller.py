@@ -1,5 +1,5 @@
 """A job on hosts that are channels in this process: what one host does wrong is that host's failure,
-and nobody else's.
+and no other host's.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_two_hosts_with_two_ranks_each_get_everything_exact(back: Back) -> None:
 
 @pytest.mark.parametrize("back", few(BACK_ENDS, lambda back: back in ("slurm",)), indirect=True)
 def test_chosen_slots_of_hosts_in_an_order_of_their_own(back: Back) -> None:
-    """Unequal, and not in the order in which anybody would sort them;
+    """Unequal, and not in the order in which a program would sort them;
     this machine in between if it may be.
     """
     middle = "node4" if back.launcher == "slurm" else "head"

@@ -70,7 +70,7 @@ def test_the_master_may_be_given(start: Start) -> None:
 
 def test_a_busy_default_port_moves_and_says_so(start: Start) -> None:
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # then somebody else keeps it busy
+        with contextlib.suppress(OSError):  # then another process keeps it busy
             stack.enter_context(socket.create_server(("", 29500)))
         job = start("say(os.environ['MASTER_PORT'])", "--num_gpus=2")
         assert job.wait() == 0

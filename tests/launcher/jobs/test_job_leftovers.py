@@ -1,4 +1,4 @@
-"""Nothing of a job is left on this machine, whoever dies."""
+"""Nothing of a job is left on this machine, whichever process dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks write, all the way to whoever reads it, or does not."""
+"""What the ranks write, all the way to its reader, where there is one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NUM_LONG_LINES = 20_000
 
 
 def test_a_reader_that_is_slow_loses_nothing_and_slows_the_workers(start: Start, tmp_path: Path) -> None:
-    """Nobody reads our stdout for three heartbeats, so the worker waits; then all of it is read."""
+    """Our stdout is not read for three heartbeats, so the worker waits; then all of it is read."""
     read, write = os.pipe()
     job = start(
         f"""

@@ -10,7 +10,8 @@ from tests.launcher.local_job import Start
 
 pytestmark = pytest.mark.slow
 
-LIBC_SIGNALS = 3 << 31  # 32 and 33, which the C library keeps to itself: whoever ignores them was started so
+# 32 and 33, which the C library keeps to itself: a process that ignores them was started so
+LIBC_SIGNALS = 3 << 31
 
 
 def test_a_script_that_is_missing_is_a_mistake(start_words: Start) -> None:

@@ -137,7 +137,7 @@ def test_ctrl_z_stops_the_launcher_and_the_workers_run_on(tmp_path: Path) -> Non
         poll(lambda: time.monotonic() > until or not workers[0].is_running(), "three heartbeats")
         assert workers[0].is_running()
         os.killpg(process.pid, signal.SIGCONT)
-        until = time.monotonic() + 2 * HEARTBEAT_S  # nobody is called lost for what he could not hear
+        until = time.monotonic() + 2 * HEARTBEAT_S  # no host is called lost for what it could not hear
         poll(lambda: time.monotonic() > until or process.poll() is not None, "two heartbeats")
         assert process.poll() is None, (tmp_path / "out").read_text()
         (tmp_path / "go").touch()

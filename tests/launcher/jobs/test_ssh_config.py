@@ -149,7 +149,7 @@ def test_an_identity_that_is_not_there_is_refused_though_other_keys_might_do(hom
 
 
 def test_the_port_of_a_host_is_that_of_its_proxy_command(home: Path) -> None:
-    """What %p stands for is where we go, whoever said it."""
+    """What %p stands for is where we go, whichever line said it."""
     target = reached(home, "Host w0\n ProxyCommand nc %h %p", host={"port": 3})
     assert target.proxy_command == "nc w0 3"
 

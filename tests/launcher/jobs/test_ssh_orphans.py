@@ -93,7 +93,7 @@ def test_a_keeper_killed_by_9_is_a_lost_host(lab: Lab, folder: Path) -> None:
 
 
 def test_workers_end_though_both_processes_above_them_are_killed(lab: Lab, folder: Path) -> None:
-    """Not so what escaped into a session of its own: then nobody above it is ours any more."""
+    """Not so what escaped into a session of its own: then no process above it is ours any more."""
     command = launch(lab, folder, "--plain")
     for pid in keeper_and_agent(lab.host("node2")):
         with contextlib.suppress(ProcessLookupError):  # the agent has heard of its keeper's end already

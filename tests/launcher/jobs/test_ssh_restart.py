@@ -256,7 +256,7 @@ def test_an_import_error_is_not_started_again_and_again(lab: Lab, folder: Path) 
 def test_a_cut_link_in_the_middle_of_a_job_costs_one_restart_and_the_ranks_stay(
     lab: Lab, folder: Path
 ) -> None:
-    """The host notices it too: its workers are gone before anybody plugs it in again."""
+    """The host notices it too: its workers are gone before it is plugged in again."""
     words = ("--num_nodes=3", "--spares=1", "--max_restarts=1", "--heartbeat=2", "work.py", "wait")
     command = launch(lab, folder, *words)
     command.wait_for('"attempt": 0', times=6)

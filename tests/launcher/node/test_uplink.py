@@ -1,5 +1,5 @@
 """The agent's end of the stream: what is not taken waits, slows the workers,
-and is dropped when nobody listens.
+and is dropped when no reader listens.
 """
 
 from __future__ import annotations

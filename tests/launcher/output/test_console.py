@@ -368,7 +368,7 @@ def test_nobody_waits_for_a_reader_that_does_not_read() -> None:
 
 
 def test_a_reader_that_takes_nothing_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then whoever was held back may go on, once for each text, and what comes later is dropped."""
+    """Then a writer that was held back may go on, once for each text, and what comes later is dropped."""
     monkeypatch.setattr(console_module, "URGENT_S", 0.05)
     read, write = os.pipe()
     done: list[int] = []

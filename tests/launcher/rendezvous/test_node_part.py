@@ -128,7 +128,7 @@ def left_in(folder: Path) -> list[int]:
 
 
 def free_ports() -> int:
-    """A port that nobody uses, and the one after it too."""
+    """A port that no process uses, and the one after it too."""
     while True:
         with socket.create_server(("", 0)) as first:
             port: int = first.getsockname()[1]
@@ -260,7 +260,7 @@ def verdict_of(*failures: RankFailure, interrupted_by: int | None = None) -> Ver
 
 
 def test_the_last_word_of_node_0_counts_more_than_what_was_told_first() -> None:
-    """A rank that fell with the culprit was the first that anybody heard of."""
+    """A rank that fell with the culprit was the first that was heard of."""
     ours, theirs = rank_failure(1, "alpha", "our words"), rank_failure(2, "beta")
     assert whole_verdict(verdict_of(ours), told=theirs).culprit == theirs
     assert whole_verdict(verdict_of(theirs, ours), told=rank_failure(1, "alpha")).culprit == ours

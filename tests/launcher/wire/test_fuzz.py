@@ -1,4 +1,4 @@
-"""Well-formed frames of wrong content, and bytes of no form: whoever reads them ends in an
+"""Well-formed frames of wrong content, and bytes of no form: a reader of them ends in an
 orderly way, and at once.
 """
 

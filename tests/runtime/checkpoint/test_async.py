@@ -58,7 +58,7 @@ def _tensors(folder: str | Path, tag: str) -> dict[str, Tensor]:
 
 @contextmanager
 def _held_back() -> Iterator[threading.Event]:
-    """The background does nothing until the event is set, or somebody has to wait for it."""
+    """The background does nothing until the event is set, or a caller has to wait for it."""
     may_go = threading.Event()
     take_rest = Snapshot.take_rest
 
@@ -75,7 +75,7 @@ def _held_back() -> Iterator[threading.Event]:
 
 
 def _let_go_when_waited_for(engine: Any, may_go: threading.Event) -> list[int]:
-    """Have the copy made at the last moment: when somebody says that values are about to change."""
+    """Have the copy made at the last moment: when a caller says that values are about to change."""
     asked = [0]
     before_change = engine._saver.before_change
 
@@ -183,7 +183,7 @@ def _change_while_saving(rank: int, folder: str, stage: int, bf16: bool) -> None
 def test_what_changes_while_a_save_is_under_way_is_not_in_it(
     ranks: Ranks, tmp_path: Path, stage: int, bf16: bool
 ) -> None:
-    """The background begins as late as it can: when somebody says that values are about to change."""
+    """The background begins as late as it can: when a caller says that values are about to change."""
     ranks(_change_while_saving, str(tmp_path), stage, bf16, world_size=2)
     start = _tensors(tmp_path, "start")
     groups = CheckpointReader(open_store(tmp_path), "start").training()["optimizer"]["groups"]

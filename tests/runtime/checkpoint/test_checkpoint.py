@@ -345,7 +345,7 @@ def _left_out(rank: int, folder: str) -> tuple[bool, bool, list[str]]:
 
 
 def test_frozen_parameters_may_be_left_out(ranks: Ranks, tmp_path: Path) -> None:
-    """Whoever loads such a checkpoint has theirs from elsewhere."""
+    """A program that loads such a checkpoint has theirs from elsewhere."""
     assert ranks(_left_out, str(tmp_path), world_size=2) == [(True, True, [])] * 2
 
 

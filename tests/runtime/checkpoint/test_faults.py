@@ -369,7 +369,7 @@ def test_a_damaged_checkpoint_is_an_error_with_its_tag_and_passed_over_without(
         assert "; trying global_step" in warnings[0]
 
 
-# ---- checkpoints that somebody else made
+# ---- checkpoints that another program made
 
 
 class Runs:

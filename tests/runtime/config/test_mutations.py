@@ -1,4 +1,4 @@
-"""Every key of a ds_config with values that nobody means: each gives a config that trains, or a
+"""Every key of a ds_config with values that no user means: each gives a config that trains, or a
 ConfigError that names the key.
 """
 

@@ -136,7 +136,7 @@ def test_getters_say_what_the_config_says(ranks: Ranks) -> None:
         "bf16": False,
         "lr": [0.01],
         "mom": [(0.9, 0.999)],
-        "ranks": (1, 0, 2, "cpu"),  # nobody set LOCAL_RANK: it is not the rank
+        "ranks": (1, 0, 2, "cpu"),  # LOCAL_RANK is not set: it is not the rank
     }
 
 

@@ -66,7 +66,7 @@ class Census(TorchDispatchMode):
                 time.sleep(LET_GO_S / 1000)
                 now = self.look()
             if now.device > self._allowed:
-                self._allowed = inf  # nobody lets go of it
+                self._allowed = inf  # nothing lets go of it
             self.most = Bytes(max(self.most.device, now.device), max(self.most.host, now.host))
         return result
 

@@ -200,7 +200,7 @@ def test_a_run_killed_in_a_step_loses_nothing_that_a_checkpoint_held(tmp_path: P
     killed.communicate(timeout=TIMEOUT_S)
     assert killed.returncode == -signal.SIGKILL
     left = list((tmp_path / "killed" / "nvme").iterdir())
-    assert left, "files of a killed run stay until somebody looks"
+    assert left, "files of a killed run stay until a later run looks"
     second = _start(tmp_path / "killed", steps)
     assert second.communicate(timeout=TIMEOUT_S)[0].splitlines()[0] == "step 4", (
         "the checkpoint of step 3 was read"

@@ -250,7 +250,7 @@ ACTIONS: dict[str, Callable[[Any], None]] = {
     "coalesced": _coalesced,
     "reading": _read,
 }
-# Guesses of sub-buffers that nobody touched stay right; those of `first` are never, where it is touched.
+# Guesses of sub-buffers that no backward touched stay right; those of `first` are never, where it is touched.
 ALL_RIGHT = {"nothing", "reading"}
 
 

@@ -15,7 +15,7 @@ from tests.runtime.training.test_two_hosts import EXCHANGE, PROTOCOL_OVERHEAD
 TIMEOUT_S = 100
 NUM_RANKS = 3
 PSI = 4 * 500 * 500  # elements
-# a network of its own, so that nobody else's bytes count
+# a network of its own, so that no other program's bytes count
 IN_ITS_OWN_NETWORK = ("unshare", "--net", "sh", "-ec", 'ip link set lo up; "$@"', "sh")
 START = """
 for rank in 0 1 2; do RANK=$rank LOCAL_RANK=$rank "$@" & ranks="$ranks $!"; done

@@ -29,7 +29,7 @@ from tests.runtime.ranks import Ranks
 from tests.runtime.training.test_hard_cases import check_freed
 
 PADDING = 0.02  # of the whole; every unit is padded to 256 bytes per rank
-LET_GO_S = 5.0  # of what nobody needs any more
+LET_GO_S = 5.0  # of what is not needed any more
 LAYER = 64 * 65  # elements of a layer of Deep
 
 

@@ -387,7 +387,7 @@ def test_hooks_of_a_backward_read_and_write_the_values(ranks: Ranks) -> None:
     _plain(model, batch(0, width=WIDTH)).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     for params, seen, kinds in ranks(_hooked, world_size=2):
-        assert kinds == {"FreedParameter"}  # nobody has asked for these
+        assert kinds == {"FreedParameter"}  # no code has asked for these
         assert worst_difference(params, snapshot(model.named_parameters())) <= DRIFT
         for name, values in seen.items():
             assert len(values) == len(expected[name]), name

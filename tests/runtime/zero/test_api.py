@@ -164,7 +164,7 @@ def test_an_exception_inside_frees_and_goes_on(ranks: Ranks) -> None:
 
 
 class Borrower(Model):
-    """It uses a block's weight through a list of its own, which nobody sees."""
+    """It uses a block's weight through a list of its own, which the engine does not see."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -354,7 +354,7 @@ def test_the_other_script_is_told_the_dtype(
 
 
 class InMemory(Source):
-    """Tensors that somebody has."""
+    """Tensors that another program holds."""
 
     where, tag = "memory", "tag"
 

@@ -186,7 +186,7 @@ def test_memory_of_the_cpu_is_what_the_process_has_in_physical_memory(cpu: Accel
     del held
     cpu.empty_cache()
     assert cpu.memory_allocated() - before < 16 * MIB
-    # Its peak, which only the kernel saw: nobody asked while the second one was there.
+    # Its peak, which only the kernel saw: no call asked while the second one was there.
     held = torch.ones(128 * MIB // 4)
     del held
     cpu.empty_cache()
