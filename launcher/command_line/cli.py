@@ -35,65 +35,17 @@ ABSENT = {
     ),
 }
 
-# The titles of --help and what stands below them, the common ones first.
-GROUPS = {
-    title: names.split()
-    for title, names in {
-        "Hosts and slots": "hostfile include exclude num_nodes num_gpus",
-        "The program": "module no_python no_local_rank venv_script drop_in preload profile",
-        "Output": "quiet tee prefix timestamps fold log_dir enable_each_rank_log report timings "
-        "stack_on_hang stdin log_level",
-        "Failures and restarts": (
-            "max_restarts spares min_nodes max_nodes min_uptime elastic_training kill_grace heartbeat "
-            "prepare_timeout save_pid"
-        ),
-        "Rank 0, CPU cores": "master_addr master_port bind_cores_to_rank bind_core_list",
-        "SSH": "ssh_user ssh_port ssh_identity ssh_config connect_timeout connect_window tree_above "
-        "tree_radix force_multi",
-        "Other ways to start": (
-            "launcher launcher_args no_ssh node_rank coordinator_port rendezvous_timeout job_id no_ssh_check"
-        ),
-        "Information": "dry_run version help",
-    }.items()
-}
 
-EPILOG = """
-\b
-Examples:
-  dslaunch train.py --deepspeed --deepspeed_config ds_config.json
-      on this machine, one process per GPU (one process if there is none)
-  dslaunch -H hosts train.py --epochs 3
-      on every host and slot of the file `hosts`
-  dslaunch -H hosts -i "node1@node2:0,2" train.py
-      all slots of node1, and slots 0 and 2 of node2
-  dslaunch -H hosts --dry_run train.py
-      only show what would run where
+class JobCommand(PrefixCommand):
+    """Its --help is one screen; `dslaunch help TOPIC` has the rest."""
 
-\b
-A hostfile has one line per host:
-  node1 slots=8
-  ada@node2 slots=8 port=2222
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from .job_help import write_first_page  # here: few runs show it
 
-\b
-Other commands, each with a --help of its own:
-  dslaunch check -H hosts            what is missing or differs on the hosts, and who reaches whom
-  dslaunch exec -H hosts -- COMMAND  a command once on every host, equal output shown once
-  dslaunch env -H hosts train.py     the variables that each rank would get, and where they come from
-  dslaunch stacks PID                what each rank of a job that runs does, as seen by Python
-  dslaunch checkpoint ls DIR         look at checkpoints, verify, compare, prune, and export weights
-  dslaunch report-env                what works on this machine: kernels, CUDA, direct I/O, and why not
-  dslaunch drop-in install           every program's `import deepspeed` and the command deepspeed get dslaunch
-  dslaunch completion SHELL          what makes bash, zsh or fish complete options and commands
-
-Everything after the script belongs to the script. Options may be shortened as long as they stay unique.
-The exit code is 0 if every process ended with 0, else that of the process that failed first (128 + n after
-signal n), 2 for a mistake in what was given and 3 if a host could not be used.
-"""
+        write_first_page(formatter, ctx, self)
 
 
-@click.command(
-    cls=PrefixCommand, absent=ABSENT, groups=GROUPS, epilog=EPILOG, context_settings=PROGRAM_SETTINGS
-)
+@click.command(cls=JobCommand, absent=ABSENT, context_settings=PROGRAM_SETTINGS)
 @click.option(
     "--num_gpus",
     "--num_accelerators",
@@ -151,7 +103,9 @@ signal n), 2 for a mistake in what was given and 3 if a host could not be used.
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def dslaunch(**given: Any) -> int:
-    """Start SCRIPT on every slot of every host, and stop all of it at the first failure."""
+    """Start SCRIPT on every slot of every host, and stop all of it at the first failure. Everything after
+    SCRIPT belongs to it.
+    """
     if given["version"]:
         from ... import __version__
 
@@ -203,7 +157,8 @@ def job_options(given: dict[str, Any]) -> Options:
     )
 
 
-# Other commands than running a job: the module with the click command, loaded when it is called.
+# Other commands than running a job: the module with the click command, loaded when it is called. What
+# each is for is in help_topics.py.
 COMMANDS: dict[str, str] = {
     "check": ".check",
     "exec": ".exec",
@@ -213,6 +168,8 @@ COMMANDS: dict[str, str] = {
     "report-env": ".report_env",
     "drop-in": ".drop_in",
     "completion": ".completion",
+    "man": ".man",
+    "help": ".help",
 }
 
 
@@ -225,7 +182,7 @@ def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
         module = import_module(COMMANDS[words[0]], __package__)
         command: click.Command = module.command
         return command, f"dslaunch {words[0]}", words[1:]
-    if words and words[0].isidentifier() and not os.path.exists(words[0]):
+    if words and _is_word(words[0]) and not os.path.exists(words[0]):
         import difflib  # here: it takes 1 ms
 
         near = difflib.get_close_matches(words[0].lower(), COMMANDS, n=1, cutoff=0.7)
@@ -235,6 +192,11 @@ def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
                 f"{near[0]}`? A script that is on the hosts only is ./{words[0]}"
             )
     return dslaunch, "dslaunch", words
+
+
+def _is_word(word: str) -> bool:
+    """Neither an option nor a path."""
+    return word[0:1] != "-" and word.replace("-", "_").isidentifier()
 
 
 def _for_terminal(message: str) -> str:

@@ -26,7 +26,12 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = super().get_command(ctx, cmd_name)
         if found is None and not ctx.resilient_parsing:
-            raise click.UsageError(f"there is no command {cmd_name!r}; write {', '.join(self.commands)}")
+            names = ", ".join(self.commands)
+            import difflib  # here: it takes 1 ms
+
+            near = difflib.get_close_matches(cmd_name.lower(), self.commands, n=1)
+            hint = f"did you mean {near[0]}? There are {names}" if near else f"write {names}"
+            raise click.UsageError(f"{ctx.command_path} has no command {cmd_name!r}; {hint}")
         return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -21,9 +21,9 @@ Examples:
   dslaunch drop-in uninstall
       remove what was installed; call it before `pip uninstall dslaunch`
 
-Jobs that dslaunch starts need none of this: see --drop_in of `dslaunch --help`. Nothing of another program
-is changed: where DeepSpeed is installed, or a command of one of those names is there already, nothing is
-installed.
+Jobs that dslaunch starts need none of this: see --drop_in of `dslaunch help start`. Nothing of another
+program is changed: where DeepSpeed is installed, or a command of one of those names is there already, nothing
+is installed.
 """
 
 

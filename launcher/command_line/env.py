@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import LaunchError
-from .cli import GROUPS, dslaunch, job_options
+from .cli import dslaunch, job_options
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
 NOT_OURS = ("dry_run", "report", "version")
@@ -17,19 +17,23 @@ Example:
   dslaunch env -H hosts --rank 0 train.py
       every variable that rank 0 of `dslaunch -H hosts train.py` gets, each with the file and line it is from
 
+All options of a job are allowed; `dslaunch help all` shows them.
+
 Values of variables whose names contain KEY, TOKEN, SECRET, PASSW or CREDENTIAL are shown as ***.
 No host is contacted, so nothing is said of what a host sets by itself.
 """
 
 
-@click.command(cls=PrefixCommand, groups=GROUPS, epilog=EPILOG, context_settings=PROGRAM_SETTINGS)
+@click.command(
+    cls=PrefixCommand,
+    groups={"Options": ("rank", "show_secrets", "help")},
+    epilog=EPILOG,
+    context_settings=PROGRAM_SETTINGS,
+)
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show the variables of this rank only.")
 @click.option("--show_secrets", is_flag=True, help="Show the values of secrets too.")
 def command(**given: Any) -> int:
-    """Show which variables each rank of a job would get, and where each comes from.
-
-    All options of a job are allowed.
-    """
+    """Show which variables each rank of a job would get, and where each comes from."""
     if not given["script"]:
         raise click.UsageError("which script? Write: dslaunch env [options] script.py [its arguments]")
     # Here, so that --help does not load what only a plan needs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,8 @@ PROFILE = "--profile"
 # Of every command, and of those whose last argument is a program with arguments of its own.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
+
+Groups = Mapping[str, tuple[str, ...]]
 
 
 class _Typed(NamedTuple):
@@ -28,26 +30,44 @@ def _show_help(context: click.Context, parameter: click.Parameter, is_asked: boo
         context.exit()
 
 
+def option_records(ctx: click.Context, command: click.Command) -> dict[str, tuple[str, str]]:
+    """What is written of each option, and what it does, by parameter name; arguments stand in the usage."""
+    records = {}
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
+            records[parameter.name or ""] = record
+    return records
+
+
+def write_groups(
+    formatter: click.HelpFormatter, records: Mapping[str, tuple[str, str]], groups: Groups
+) -> None:
+    """Each title with the options below it."""
+    for title, names in groups.items():
+        with formatter.section(title):
+            formatter.write_dl([records[name] for name in names])
+
+
 class PrefixCommand(click.Command):
     """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too.
 
     Ambiguous or unknown: refused with a hint.
 
     `absent`: options of other launchers that this command does not have, each with what to do
-    instead. `groups`: titles and the parameter names below them, in the order of --help; what is in
-    none stands under the last.
+    instead. `groups`: titles and the parameter names below them, in the order of --help, which shows
+    no others; without it, all stand below one title.
     """
 
     def __init__(
         self,
         *args: Any,
         absent: Mapping[str, str] | None = None,
-        groups: Mapping[str, tuple[str, ...]] | None = None,
+        groups: Groups | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._absent = absent or {}
-        self._groups = groups or {"Options": ()}
+        self._groups = groups
         self._own_help: click.Option | None = None
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
@@ -65,26 +85,31 @@ class PrefixCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every option below its group's title."""
-        last = list(self._groups)[-1]
-        title_of = {name: title for title, names in self._groups.items() for name in names}
-        place_of = {name: place for names in self._groups.values() for place, name in enumerate(names)}
-        records: dict[str, list[tuple[int, tuple[str, str]]]] = {title: [] for title in self._groups}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                name = parameter.name or ""
-                records[title_of.get(name, last)].append((place_of.get(name, len(place_of)), record))
-        for title, found in records.items():
-            with formatter.section(title):
-                formatter.write_dl([record for _, record in sorted(found, key=lambda one: one[0])])
+        records = option_records(ctx, self)
+        write_groups(
+            formatter, records, {"Options": tuple(records)} if self._groups is None else self._groups
+        )
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = {
+    def typed_value(self, ctx: click.Context, words: Sequence[str], parameter: str) -> str | None:
+        """What stands in these words for this parameter, None if it was not given.
+
+        Errors: click.UsageError as parse_args()
+        """
+        options = self._options(ctx)
+        typed, _ = self._complete(list(words), options)
+        values = [one.value for one in typed if one.name in options and options[one.name].name == parameter]
+        return values[-1] if values else None
+
+    def _options(self, ctx: click.Context) -> dict[str, click.Option]:
+        return {
             name: parameter
             for parameter in self.get_params(ctx)
             if isinstance(parameter, click.Option)
             for name in parameter.opts
         }
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = self._options(ctx)
         typed, rest = self._complete(args, options)
         files = [one for one in typed if one.name == PROFILE]
         if not files:

@@ -209,7 +209,7 @@ def curve_targets(rows: Mapping[int, Row]) -> list[Target]:
 
 def has_preload() -> bool:
     """Whether this dslaunch can import modules before it starts the workers."""
-    shown = subprocess.run([peers.DSLAUNCH, "--help"], capture_output=True, text=True, check=True)
+    shown = subprocess.run([peers.DSLAUNCH, "help", "all"], capture_output=True, text=True, check=True)
     return "--preload" in shown.stdout.split()
 
 

@@ -431,32 +431,6 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"dslaunch {__version__}\n"
 
 
-@pytest.mark.parametrize("word", ["-h", "--help", "--hel"])
-def test_the_help_names_every_option_with_a_sentence(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([word, "t.py"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    for names in OPTIONS:
-        line = next(line for line in text.splitlines() if line.strip().startswith(", ".join(names)))
-        assert line.strip() not in (*names, ", ".join(names))
-    assert "Everything after the script belongs to the script." in text
-    assert all(line.isascii() and len(line) <= 120 for line in text.splitlines())
-
-
-def test_the_help_has_every_option_below_a_title_and_the_common_ones_first() -> None:
-    named = [name for names in cli.GROUPS.values() for name in names]
-    taken = {one.name for one in cli.dslaunch.params if isinstance(one, click.Option)}
-    assert sorted(named) == sorted(taken | {"help"})
-    with click.Context(cli.dslaunch, info_name="dslaunch") as context:
-        text = cli.dslaunch.get_help(context)
-    assert [line[:-1] for line in text.splitlines() if line[:-1] in cli.GROUPS] == list(cli.GROUPS)
-    places = [
-        text.index(word) for word in ("--hostfile", "--num_gpus", "--module", "--log_dir", "--ssh_port")
-    ]
-    assert places == sorted(places)
-
-
 @pytest.mark.parametrize("given", [["--module", "--no_python"]])
 def test_options_that_contradict_each_other(
     given: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

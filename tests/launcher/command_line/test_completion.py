@@ -1,4 +1,4 @@
-"""`dslaunch completion SHELL`, in the shells themselves."""
+"""`dslaunch completion SHELL`, in the shells themselves: a line is typed, and the key pressed."""
 
 from __future__ import annotations
 
@@ -9,60 +9,161 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.command_line.completion_places import Kind, places
+from tests.exhaustive import few
 
 DSLAUNCH = Path(sys.executable).with_name("dslaunch")
 PATH = f"{DSLAUNCH.parent}:{os.environ['PATH']}"
-CASES = [
-    ("dslaunch --hostf", "--hostfile"),
-    ("dslaunch -H hosts --num_no", "--num_nodes"),
-    ("dslaunch chec", "check"),
-    ("dslaunch check --no_to", "--no_torch"),
-    ("dslaunch --drop_in al", "always"),
-    ("dslaunch checkpoint verif", "verify"),
-    ("dslaunch trai", "train.py"),
+TIMEOUT_S = 60
+
+# What is typed, and all that can stand in place of its last word.
+ROWS: list[tuple[str, list[str]]] = [
+    ("dslaunch chec", ["check", "checkpoint"]),
+    ("dslaunch --num_", ["--num_accelerators", "--num_gpus", "--num_nodes"]),
+    ("dslaunch --drop_in=al", ["--drop_in=always"]),
+    ("dslaunch -qH hosts -i n", ["node1", "node2", "node3"]),
+    ("dslaunch check --hostfile=hosts -e node1@node", ["node1@node2", "node1@node3"]),
+    ("dslaunch -H hosts train.py --hostf", []),
+    ("dslaunch checkpoint export --dt", ["--dtype"]),
+    ("dslaunch trai", ["train.py"]),
+    ("dslaunch --hostf", ["--hostfile"]),
+    ("dslaunch check --no_to", ["--no_torch"]),
+    ("dslaunch env --show", ["--show_secrets"]),
+    ("dslaunch --drop_in al", ["always"]),
+    ("dslaunch --launcher=o", ["--launcher=openmpi"]),
+    ("dslaunch exec --launch", []),
+    ("dslaunch checkpoint export --dtype bf", ["bfloat16"]),
+    ("dslaunch checkpoint verif", ["verify"]),
+    ("dslaunch checkpoint ls --dt", []),
+    ("dslaunch checkpoint ls fol", ["folder/"]),
+    ("dslaunch help host", ["hosts"]),
+    ("dslaunch completion f", ["fish"]),
+    ("dslaunch -H hosts --include=o", ["--include=other"]),
+    ("dslaunch --hostfile hosts -e node1:", []),
+    ("dslaunch -H nosuch -i n", []),
+    ("dslaunch -H hos", ["hosts"]),
+    ("dslaunch --log_dir f", ["folder/"]),
+    ("dslaunch --num-nodes 2 -q trai", ["train.py"]),
+    ("dslaunch -H hosts train.py tra", ["train.py"]),
+    ("dslaunch exec -H hosts -- ls tra", ["train.py"]),
+    ("dslaunch -q check --no_to", []),
 ]
 
+BASH = """
+PS1='ready '
+source {script}
+bind '"\\C-xa": insert-completions'
+show() {{ printf '%s' "$READLINE_LINE" > {shown}.new; mv {shown}.new {shown}; READLINE_LINE=; }}
+bind -x '"\\C-xs": show'
+"""
+ZSH = """
+PS1='ready '
+autoload -U compinit && compinit -u -D
+source {script}
+bindkey '^Xa' complete-word
+show() {{ printf '%s' "$BUFFER" > {shown}.new; mv {shown}.new {shown}; BUFFER= }}
+zle -N show
+bindkey '^Xs' show
+"""
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").touch()
-    return tmp_path
+
+class Terminal:
+    """A shell at its prompt."""
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        self._shown = folder.parent / "shown"
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            os.chdir(folder)
+            env = {"PATH": PATH, "ZDOTDIR": str(folder.parent), "HOME": str(folder.parent), "TERM": "dumb"}
+            os.execve(shutil.which(words[0]) or "", words, env)
+        self.completed("true")  # until it reads what is typed
+
+    def completed(self, line: str) -> str:
+        """What stands there after the key that completes."""
+        os.write(self._terminal, line.encode() + b"\x18a\x18s")
+        deadline, output = time.monotonic() + TIMEOUT_S, b""
+        while not self._shown.exists():
+            assert time.monotonic() < deadline, (line, output)
+            if select.select([self._terminal], [], [], 0.01)[0]:
+                output += os.read(self._terminal, 1 << 16)
+        text = self._shown.read_text()
+        self._shown.unlink()
+        return text
+
+    def close(self) -> None:
+        os.close(self._terminal)
+        os.waitpid(self._pid, 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home") / "work"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "train.py").touch()
+    (folder / "hosts").write_text("node[1-3] slots=2\nother slots=1\n")
+    return folder
 
 
 def script_of(shell: str, folder: Path) -> Path:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    path = folder / "completion.sh"
+    path = folder.parent / f"completion.{shell}"
     done = subprocess.run([DSLAUNCH, "completion", shell], check=True, capture_output=True)
     path.write_bytes(done.stdout)
     return path
 
 
-def test_bash_completes_options_commands_values_and_files(folder: Path) -> None:
-    script = script_of("bash", folder)
-    asks = [
-        f'COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}; _dslaunch; echo "${{COMPREPLY[@]}}"'
-        for line, _ in CASES
-    ]
-    done = subprocess.run(
-        ["bash", "--norc", "-c", "; ".join([f"source {script}", *asks])],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == [word if word != "check" else "check checkpoint" for _, word in CASES]
-    assert done.stderr == ""
+@pytest.fixture(scope="module")
+def bash(folder: Path) -> Iterator[Callable[[str], str]]:
+    script, start = script_of("bash", folder), folder.parent / "bashrc"
+    start.write_text(BASH.format(script=script, shown=folder.parent / "shown"))
+    terminal = Terminal(["bash", "--noprofile", "--rcfile", str(start), "-i"], folder)
+    yield terminal.completed
+    terminal.close()
 
 
-def test_fish_completes_options_commands_values_and_files(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def zsh(folder: Path) -> Iterator[Callable[[str], str]]:
+    script, start = script_of("zsh", folder), folder.parent / ".zshrc"
+    start.write_text(ZSH.format(script=script, shown=folder.parent / "shown"))
+    terminal = Terminal(["zsh", "-i"], folder)
+    yield terminal.completed
+    terminal.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "wanted"), few(ROWS, lambda *row: row in ROWS[:8]))
+def test_bash_completes(line: str, wanted: list[str], bash: Callable[[str], str]) -> None:
+    """Of several words those behind the first begin where bash cuts. A folder has no slash here."""
+    before, last = line.rsplit(" ", 1)
+    wanted = [one.rstrip("/") for one in wanted]
+    pieces = bash(line).removeprefix(f"{before} ").split()
+    cut = max(wanted[0].rfind("=") + 1, wanted[0].rfind("@")) if wanted else 0
+    assert pieces == ([wanted[0], *(one[cut:] for one in wanted[1:])] if wanted else [last])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "wanted"), few(ROWS, lambda *row: row in ROWS[2:6]))
+def test_zsh_completes(line: str, wanted: list[str], zsh: Callable[[str], str]) -> None:
+    """As far as all that it may be agree; behind an option that takes a value stands its `=`."""
+    before, last = line.rsplit(" ", 1)
+    completed = zsh(line).removeprefix(f"{before} ").strip().removesuffix("=")
+    wanted = [one.rstrip("/") for one in wanted]
+    shared = {"node1": "node", "node1@node2": "node1@node", "check": "check", "--num_accelerators": "--num_"}
+    assert completed.rstrip("/") == (shared.get(wanted[0], wanted[0]) if wanted else last)
+
+
+@pytest.mark.slow
+def test_fish_completes(folder: Path) -> None:
     script = script_of("fish", folder)
-    asks = [f"complete -C '{line}'; echo ==" for line, _ in CASES]
+    asks = [f"complete -C '{line}'; echo ==" for line, _ in ROWS]
     done = subprocess.run(
         ["fish", "--no-config", "-c", "; ".join([f"source {script}", *asks])],
         cwd=folder,
@@ -71,47 +172,59 @@ def test_fish_completes_options_commands_values_and_files(folder: Path) -> None:
         text=True,
         check=True,
     )
+    assert done.stderr == ""
     answers = [[line.split("\t")[0] for line in part.splitlines()] for part in done.stdout.split("==\n")]
-    for (line, word), found in zip(CASES, answers, strict=False):
-        assert word in found, (line, found, done.stderr)
+    for (line, wanted), found in zip(ROWS, answers, strict=False):
+        assert sorted(found) == wanted, line
 
 
-@pytest.mark.slow
-def test_zsh_completes_at_the_key(folder: Path) -> None:
-    script = script_of("zsh", folder)
-    (folder / ".zshrc").write_text(
-        f"PS1='ready '\nautoload -U compinit && compinit -u -D\nsource {script}\nprint loaded\n"
-    )
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        os.execve(
-            shutil.which("zsh") or "",
-            ["zsh", "-i"],
-            {"PATH": PATH, "ZDOTDIR": str(folder), "HOME": str(folder), "TERM": "dumb"},
-        )
-    try:
-        shown = _read_until(terminal, b"ready ", since=b"loaded")
-        for line, word in CASES[:5]:
-            os.write(terminal, f"{line}\t".encode())
-            _read_until(terminal, word.encode())
-            os.write(terminal, b"\x15")  # clear the line
-        assert b"rror" not in shown
-    finally:
-        os.close(terminal)
-        os.waitpid(pid, 0)
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["", "-H", "hosts"], ["node1", "node2", "node3", "other"]),
+        (["node2@", "-H", "'hosts'", "-i"], ["node2@node1", "node2@node3", "node2@other"]),
+        (["node2:0,1@o", "check", "-Hhosts", "-i"], ["node2:0,1@other"]),
+        (["n", "--hostf=$FOLDER/hosts", "-i"], ["node1", "node2", "node3"]),
+        (["n", "checkpoint", "ls", "-H", "hosts"], []),
+        (["n", "-i"], []),
+    ],
+)
+def test_the_hosts_are_those_of_the_hostfile_on_the_line(
+    words: list[str],
+    wanted: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("FOLDER", str(folder))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["completion", "hosts", *words])
+    assert (ended.value.code, capsys.readouterr().out.split()) == (0, wanted)
 
 
-def _read_until(terminal: int, wanted: bytes, *, since: bytes = b"") -> bytes:
-    shown, deadline = b"", time.monotonic() + 60
-    while wanted not in shown.partition(since)[2] if since else wanted not in shown:
-        assert time.monotonic() < deadline, (wanted, shown)
-        if select.select([terminal], [], [], 1.0)[0]:
-            shown += os.read(terminal, 1 << 16)
-    return shown
+def test_without_a_hostfile_the_hosts_are_those_of_the_default_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dslaunch.launcher.run import host_pool
+
+    (tmp_path / "hostfile").write_text("node7 slots=1\nfd00::7 slots=1\n")
+    monkeypatch.setattr(host_pool, "DEFAULT_HOSTFILE", tmp_path / "hostfile")
+    with pytest.raises(SystemExit):
+        cli.main(["completion", "hosts", "", "-q", "-i"])
+    assert capsys.readouterr().out.split() == ["node7", "[fd00::7]"]
 
 
-def test_every_command_and_option_is_in_what_bash_gets() -> None:
-    text = subprocess.run([DSLAUNCH, "completion", "bash"], check=True, capture_output=True, text=True).stdout
-    assert all(name in text for name in cli.COMMANDS)
-    assert all(one.opts[-1] in text for one in cli.dslaunch.params if one.opts[-1].startswith("--"))
+def test_each_command_and_option_has_a_place_and_an_option_takes_a_value_everywhere_or_nowhere() -> None:
+    """The shells' lines find out by its name whether a word is the value of the option before it."""
+    found = places()
+    assert {one.words[0] for one in found if one.words} == set(cli.COMMANDS)
+    assert {name for one in found[0].options for name in one.names} >= {
+        name for one in cli.dslaunch.params for name in one.opts if name.startswith("-")
+    }
+    takes: dict[str, set[bool]] = {}
+    for place in found:
+        for option in place.options:
+            for name in option.names:
+                takes.setdefault(name, set()).add(option.value.kind is not Kind.FLAG)
+    assert all(len(one) == 1 for one in takes.values()), takes

@@ -22,24 +22,22 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher.command_line").command
     options = [one for one in command.params if isinstance(one, click.Option)]
     assert all(one.help for one in options)
+    if name == "env":  # the others are those of a job
+        options = [one for one in options if one not in cli.dslaunch.params]
     assert all(f"  {', '.join(one.opts)}" in text for one in options)
     assert text.startswith(f"Usage: dslaunch {name} ")
     assert all(line.isascii() and len(line) <= 120 for line in text.splitlines())
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint", "drop-in", "completion"})
+    "name",
+    sorted(
+        set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint", "drop-in", "completion", "man", "help"}
+    ),
 )  # one asks a job that has its hosts, the others are about this machine
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher.command_line").command
     assert set(command.params) >= {*CHOICE_OPTIONS, *SSH_OPTIONS}
-
-
-def test_the_help_of_dslaunch_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    text = capsys.readouterr().out
-    assert all(f"  dslaunch {name} " in text for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +62,9 @@ def test_the_help_of_dslaunch_names_every_command(capsys: pytest.CaptureFixture[
         ("report-env --nvme_path . --disk_test 0", "'0' is no number of bytes; write e.g. 8G"),
         ("report-env train.py", "unexpected extra argument"),
         ("checkpoint", "which command? Write: dslaunch checkpoint ls DIR"),
-        ("checkpoint list", "there is no command 'list'; write ls, verify, diff, prune, export"),
+        ("checkpoint list", "dslaunch checkpoint has no command 'list'; did you mean ls? There are ls,"),
         ("drop-in", "which command? Write: dslaunch drop-in install; there are also uninstall, status"),
-        ("drop-in remove", "there is no command 'remove'; write install, uninstall, status"),
+        ("drop-in remove", "dslaunch drop-in has no command 'remove'; write install, uninstall, status"),
         ("dropin", "did you mean `dslaunch drop-in`?"),
         ("checkpoint ls", "Missing argument 'DIR'"),
         ("checkpoint prune out", "Missing option '--keep'"),

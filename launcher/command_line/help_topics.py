@@ -1,0 +1,174 @@
+"""What can be said of a job's options and of the commands, by topic: `dslaunch --help`,
+`dslaunch help TOPIC` and `dslaunch man` are made of this.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Topic(NamedTuple):
+    """`options` are parameter names of a job, the common ones first. `text` is as an epilog of click:
+    a paragraph that begins with \\b keeps its lines.
+    """
+
+    name: str
+    title: str
+    options: tuple[str, ...]
+    text: str = ""
+
+
+HOSTS = """
+\b
+A hostfile has one line per host:
+  node1 slots=8
+  ada@node2 slots=8 port=2222
+
+\b
+Examples:
+  dslaunch -H hosts --num_nodes 4 train.py
+      on the first four hosts of the file `hosts`
+  dslaunch -H hosts -i "node1@node2:0,2" train.py
+      all slots of node1, and slots 0 and 2 of node2
+"""
+
+START = """
+Options may be shortened as long as they stay unique, and written with `-` in place of `_`. Everything after
+SCRIPT belongs to the script.
+
+\b
+Examples:
+  dslaunch --no_python ./train.sh
+      a program that is no Python script; --local_rank=N is added to its arguments, too
+  dslaunch --profile job.yaml --num_nodes 2
+      with the options of job.yaml, and --num_nodes 2 in place of what stands there
+"""
+
+OUTPUT = """
+\b
+Examples:
+  dslaunch --tee 0 --log_dir logs train.py
+      show rank 0 only, and keep the output of all ranks in files
+  dslaunch --stack_on_hang 300 train.py
+      show where each rank is, if none has written anything for five minutes
+"""
+
+FAILURES = """
+The first rank that fails stops the job on all hosts. The exit code is 0 if every process ended with 0, else
+that of the process that failed first (128 + n after signal n), 2 for a mistake in what was given and 3 if a
+host could not be used.
+"""
+
+ELASTIC = """
+\b
+Examples:
+  dslaunch -H hosts --num_nodes 8 --spares 2 --max_restarts 3 train.py
+      on eight hosts, with two more to take the place of those that fail
+  dslaunch -H hosts --num_nodes 4:8 --max_restarts 3 train.py
+      on eight hosts, and after a failure on as many as are left, if these are four
+"""
+
+LAUNCHERS = """
+\b
+Examples:
+  dslaunch -H hosts --launcher slurm train.py
+      by srun, inside an allocation
+  dslaunch -H hosts --no_ssh --node_rank 1 train.py
+      the part of the second host; the same command with other ranks runs on the others
+"""
+
+TOPICS = (
+    Topic(
+        "hosts",
+        "Hosts and slots",
+        (
+            *("hostfile", "include", "exclude", "num_nodes", "num_gpus", "force_multi"),
+            *("ssh_user", "ssh_port", "ssh_identity", "ssh_config", "connect_timeout"),
+        ),
+        HOSTS,
+    ),
+    Topic(
+        "start",
+        "The program and its start",
+        (
+            *(
+                "module",
+                "no_python",
+                "no_local_rank",
+                "venv_script",
+                "profile",
+                "drop_in",
+                "preload",
+                "stdin",
+            ),
+            *("master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
+            *("prepare_timeout", "connect_window", "tree_above", "tree_radix"),
+        ),
+        START,
+    ),
+    Topic(
+        "output",
+        "Output",
+        (
+            *("quiet", "log_level", "tee", "prefix", "timestamps", "fold"),
+            *("log_dir", "report", "timings", "stack_on_hang"),
+        ),
+        OUTPUT,
+    ),
+    Topic(
+        "failures",
+        "Failures and restarts",
+        ("max_restarts", "min_uptime", "heartbeat", "kill_grace"),
+        FAILURES,
+    ),
+    Topic(
+        "elastic",
+        "Elastic jobs: other hosts after a failure",
+        ("spares", "min_nodes", "max_nodes", "elastic_training"),
+        ELASTIC,
+    ),
+    Topic(
+        "launchers",
+        "Other launchers, and no SSH",
+        (
+            *("launcher", "launcher_args", "no_ssh", "node_rank"),
+            *("coordinator_port", "rendezvous_timeout", "job_id"),
+        ),
+        LAUNCHERS,
+    ),
+    Topic(
+        "deepspeed",
+        "DeepSpeed's spellings",
+        ("enable_each_rank_log", "save_pid", "no_ssh_check"),
+    ),
+    Topic("information", "Information", ("dry_run", "version", "help")),
+)
+
+# Second names of options that are there for scripts written for DeepSpeed: they stand under that topic.
+DEEPSPEED_NAMES = {
+    "--num_accelerators": "--num_gpus",
+    "--min_elastic_nodes": "--min_nodes",
+    "--max_elastic_nodes": "--max_nodes",
+}
+
+# The first page shows these and no others, so that it fits on a screen.
+FIRST_PAGE = {
+    "What most jobs need": (
+        *("hostfile", "include", "num_nodes", "num_gpus", "module"),
+        *("log_dir", "max_restarts", "dry_run", "version", "help"),
+    )
+}
+
+# What each command is for, in the order of the first page: one line of 80 columns at most.
+# `help` stands below them.
+COMMANDS = {
+    "check": "what is missing or differs on the hosts, and who reaches whom",
+    "exec": "a command once on every host, equal output shown once",
+    "env": "the variables that each rank would get, and where they come from",
+    "stacks": "what each rank of a job that runs does, as seen by Python",
+    "checkpoint": "look at checkpoints, verify, compare, prune, export weights",
+    "report-env": "what works on this machine: kernels, CUDA, direct I/O",
+    "drop-in": "make `import deepspeed` get dslaunch in every program",
+    "completion": "what makes bash, zsh or fish complete a command line",
+    "man": "the manual page, for `man -l -`",
+}

@@ -1,0 +1,83 @@
+"""The help of `dslaunch` itself: a first page, and every option by topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from .cli import ABSENT
+from .help_topics import COMMANDS, DEEPSPEED_NAMES, FIRST_PAGE, TOPICS, Topic
+from .prefix_command import option_records, write_groups
+
+EXAMPLES = """
+\b
+Examples:
+  dslaunch train.py --deepspeed --deepspeed_config ds_config.json
+  dslaunch -H hosts --num_nodes 2 train.py --epochs 3
+"""
+
+
+def topic_names() -> tuple[str, ...]:
+    """What can stand behind `dslaunch help`, beside the commands."""
+    return (*(one.name for one in TOPICS), "all")
+
+
+def write_first_page(formatter: click.HelpFormatter, ctx: click.Context, job: click.Command) -> None:
+    """At most 40 lines at 80 columns: what most jobs need, the commands, and where the rest is."""
+    formatter.write_usage("dslaunch", "[OPTIONS] SCRIPT [ARGS]...")
+    formatter.write_usage("dslaunch", "COMMAND ...", prefix="       ")
+    job.format_help_text(ctx, formatter)
+    write_groups(formatter, job_records(ctx, job), FIRST_PAGE)
+    _write_text(formatter, EXAMPLES)
+    with formatter.section("Commands, each with a --help of its own"):
+        formatter.write_dl(list(COMMANDS.items()))
+    topics = ", ".join(topic_names()[:-1])
+    _write_text(formatter, f"All options are shown by `dslaunch help TOPIC`: {topics}, or all.")
+
+
+def write_topics(
+    formatter: click.HelpFormatter, ctx: click.Context, job: click.Command, topics: Sequence[Topic]
+) -> None:
+    """Every option of these topics, and what is said of them."""
+    records = job_records(ctx, job)
+    for topic in topics:
+        with formatter.section(topic.title):
+            formatter.write_dl(topic_records(topic, records))
+        if topic.name == "deepspeed":
+            with formatter.section("Options of other launchers that are not here"):
+                formatter.write_dl(absent_records())
+        if topic.text:
+            _write_text(formatter, topic.text)
+
+
+def job_records(ctx: click.Context, job: click.Command) -> dict[str, tuple[str, str]]:
+    """As option_records(), without the names that only DeepSpeed's scripts use."""
+    records = option_records(ctx, job)
+    for name, (written, does) in records.items():
+        for other in DEEPSPEED_NAMES:
+            written = written.replace(f", {other}", "")
+        records[name] = (written, does)
+    return records
+
+
+def topic_records(topic: Topic, records: dict[str, tuple[str, str]]) -> list[tuple[str, str]]:
+    """What is written of each option of the topic, and what it does."""
+    found = [records[name] for name in topic.options]
+    if topic.name == "deepspeed":
+        found += [(f"{name} N", f"The same as {ours}.") for name, ours in DEEPSPEED_NAMES.items()]
+    return found
+
+
+def absent_records() -> list[tuple[str, str]]:
+    """Options of other launchers, those with the same advice together, and the advice."""
+    names_of: dict[str, list[str]] = {}
+    for name, advice in ABSENT.items():
+        names_of.setdefault(advice, []).append(name)
+    return [(", ".join(names), advice) for advice, names in names_of.items()]
+
+
+def _write_text(formatter: click.HelpFormatter, text: str) -> None:
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(text.strip("\n"))
