@@ -308,6 +308,53 @@ def test_finetune_lora_learns_shards_the_base_and_saves_an_adapter_that_is_worth
     assert (tmp_path / "adapter_model.safetensors").stat().st_size < 65_536 * 4 * 1.05
 
 
+# ---- lora_text.py
+
+
+def make_base_with_tokenizer(folder: Path, text: str) -> None:
+    """A small Qwen2 with random weights, and a tokenizer of its kind, made of `text`."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+    learned = ByteLevelBPETokenizer()
+    learned.train_from_iterator([text], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    learned.save_model(str(folder.parent))
+    vocab = json.loads((folder.parent / "vocab.json").read_text())
+    merges = [
+        tuple(line.split()) for line in (folder.parent / "merges.txt").read_text().splitlines()[1:]
+    ]  # behind the version
+    Qwen2Tokenizer(vocab=vocab, merges=merges, pad_token="<|endoftext|>").save_pretrained(folder)
+    Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(vocab),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    ).save_pretrained(folder)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_lora_text_learns_a_text_and_saves_the_adapter_alone(tmp_path: Path) -> None:
+    text = "the quick brown fox jumps over the lazy dog\n\n" * 32
+    (tmp_path / "lines.txt").write_text(text)
+    make_base_with_tokenizer(tmp_path / "base", text)
+    words = ("--model", tmp_path / "base", "--text", tmp_path / "lines.txt", "--out", tmp_path / "adapter")
+    more = ("--epochs", "3", "--length", "16", "--micro_batch", "2")
+    done = launch(EXAMPLES / "lora_text.py", *words, *more, num_ranks=2, preload="torch,transformers,peft")
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r" step \d+  loss (\S+)$", done.stdout, re.MULTILINE)]
+    assert len(losses) == 3 * 32 // 4
+    assert losses[0] == pytest.approx(math.log(300), abs=0.3)
+    assert losses[-1] < losses[0] - 0.1
+    assert [path.name for path in (tmp_path / "adapter").glob("*.safetensors")] == [
+        "adapter_model.safetensors"
+    ]
+
+
 # ---- demo.py
 
 SHORT_DEMO = f"""

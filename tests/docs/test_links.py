@@ -33,14 +33,15 @@ OTHER_PROGRAMS = {
     "mca": "mpirun of Open MPI",
     "tag-output": "mpirun of Open MPI",
     **dict.fromkeys(
-        ("cpus-per-task", "gpus-per-node", "gpus-per-task", "label", "nodes", "partition", "time"), "Slurm"
+        ("cpus-per-task", "gpus-per-node", "gpus-per-task", "label", "nodes", "partition", "signal", "time"),
+        "Slurm",
     ),
     **dict.fromkeys(("network", "shm-size", "ulimit"), "docker"),
     **dict.fromkeys(
         ("deepspeed_config_file", "num_machines", "num_processes", "use_deepspeed"), "accelerate"
     ),
     "group": "pip",
-    "nproc_per_node": "torchrun",
+    **dict.fromkeys(("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint"), "torchrun"),
     "strict": "mypy",
 }
 NOT_THERE_YET: set[str] = set()  # named in the README as missing
