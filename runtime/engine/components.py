@@ -86,6 +86,10 @@ def make_components(
     model = _model(module, policy, config, optimizer, device=device, comm=comm, offload=offload)
     scaler = LossScaler(config.loss_scaling)
     accumulation = Accumulation(config.gradient_accumulation_steps)
+    if optimizer is None:
+        model.ends_step = _never
+    else:
+        model.ends_step = lambda: accumulation.is_boundary and not accumulation.is_in_no_sync
     direct_backward = DirectBackward(
         [member.param for sub_buffer in model.trained for member in sub_buffer.members],
         has_loss_scale=config.fp16.enabled,
@@ -99,7 +103,13 @@ def make_components(
                 model.average_gradients()  # a sum of finite numbers may be infinite
             return has_overflow(model.trained, comm)
 
-        optimizer.attach(model.trained, comm=comm, scaler=scaler, look_for_overflow=look_for_overflow)
+        optimizer.attach(
+            model.trained,
+            comm=comm,
+            scaler=scaler,
+            look_for_overflow=look_for_overflow,
+            zero_gradients=model.zero_gradients,
+        )
         optimizer.clip_grad = config.gradient_clipping
     roll_call = None if optimizer is None else _roll_call(module, model, config, optimizer, comm=comm)
     skipped = None if optimizer is None else SkippedSteps(config, model.trained, comm)
@@ -142,6 +152,11 @@ def make_components(
         preemption=preemption,
         optimizer_step=optimizer_step,
     )
+
+
+def _never() -> bool:
+    """Without an optimizer no step ends."""
+    return False
 
 
 def _policy(config: Config, optimizer: FlatOptimizer | None) -> Policy:
@@ -221,6 +236,8 @@ def _model(
         offload=offload,
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
     )
+    if config.origin.is_lenient:
+        model.hide_gradients_as_none()
     note_locations(model)
     ds_attributes.describe(model)
     if device.type == "cuda":

@@ -46,6 +46,7 @@ class FlatOptimizer(DeepSpeedNames):
         self.parameter_offload = Hooks()  # DeepSpeed's name for what gathers parameters
         self.sub_buffers: tuple[SubBuffer, ...] = ()
         self._client = client
+        self._zero_gradients: Callable[[], None] | None = None
 
     def attach(
         self,
@@ -53,10 +54,12 @@ class FlatOptimizer(DeepSpeedNames):
         *,
         comm: Collectives,
         scaler: LossScaler,
+        zero_gradients: Callable[[], None],
         look_for_overflow: Callable[[], bool] | None = None,
     ) -> None:
         """Get ready to update this rank's shards."""
         self.sub_buffers = tuple(sub_buffers)
+        self._zero_gradients = zero_gradients
         self._scaler = scaler
         self._look_for_overflow = look_for_overflow
         self.rule.attach(self.sub_buffers, self.param_groups, comm)
@@ -111,8 +114,8 @@ class FlatOptimizer(DeepSpeedNames):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
-        for sub_buffer in self.sub_buffers:
-            sub_buffer.gradients.zero()
+        if self._zero_gradients is not None:
+            self._zero_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is being built; afterwards the flat buffers are

@@ -2,14 +2,13 @@
 
 A rank that is alone has what autograd makes, and no copy of it. Replicated gradients are one flat buffer for
 good, into whose views autograd adds; where their sum is to be float32 and they are not, each is handed in and
-added. For sharded ones see sharded_gradients.py.
+added (replicated_gradients.py). For sharded ones see sharded_gradients.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import ClassVar, Protocol
 
 import torch
@@ -36,9 +35,7 @@ class HostSums(Protocol):
 class Gradients(ABC):
     """Of the parameters in `params`, in the order of the layout's slots."""
 
-    is_reduced_in_backward: ClassVar[bool] = (
-        False  # each backward leaves averages; else the boundary makes them
-    )
+    is_reduced_in_backward: ClassVar[bool] = False  # in each one; else in a step's last backward, or the step
     is_on_host: ClassVar[bool] = False  # what `pieces` returns lies in host memory, whatever computes
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter]) -> None:
@@ -205,6 +202,7 @@ class FlatGradients(Gradients):
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer) -> None:
         super().__init__(names, params)
         self._whole = whole
+        self._arrived: set[int] = set()  # places of parameters whose gradients were handed in
 
     def held(self) -> tuple[Tensor, ...]:
         return (*super().held(), self._whole.flat)
@@ -233,114 +231,28 @@ class FlatGradients(Gradients):
         slot = self._whole.layout.slots[index]
         return whole[slot.offset : slot.offset + slot.numel].view(slot.shape).to(torch.float32, copy=True)
 
+    # ---- what reducer.py asks for
+
+    @abstractmethod
+    def hand_in(self, index: int) -> None:
+        """Autograd has finished the gradient of the parameter at `index`, of those that this backward
+        has averaged.
+        """
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parameters' gradients were handed in."""
+        return len(self._arrived) == len(self._params)
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Nothing more comes: what was not handed in is zero, and the ranks average `flat` from now on."""
+
     @abstractmethod
     def keep(self) -> None:
         """The ranks have averaged `flat`."""
 
-
-class ReplicatedGradients(FlatGradients):
-    """`p.grad` is a view of the flat buffer; None, which the user may set, means zero."""
-
-    def __init__(
-        self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer, *, shard: Tensor
-    ) -> None:
-        super().__init__(names, params, whole)
-        self._shard = shard
-        self.adopt()
-
     @property
-    def unaveraged(self) -> Tensor:
-        """All of them, until the boundary."""
-        return self.flat
-
-    @property
-    def shard(self) -> Tensor:
-        return self._shard
-
-    def adopt(self) -> None:
-        """Make every `p.grad` the view again: autograd replaces it under `create_graph`, users may too."""
-        for param, view in zip(self._params, self._whole.views, strict=True):
-            if param.grad is view:
-                continue
-            if param.grad is None:
-                view.zero_()
-            else:
-                view.copy_(param.grad)
-            param.grad = view
-
-    def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
-        self.adopt()
-        whole = self.flat.clone()
-        comm.reduce_scatter_or_all_reduce(whole, what=self._label(indices[0])).wait()
-        comm.all_gather_(whole, what=self._label(indices[0])).wait()
-        return [self._cut(whole, index) for index in indices]
-
-    def replace(self, index: int, value: Tensor) -> None:
-        self.adopt()
-        self._whole.views[index].copy_(value)
-
-    def replace_own(self, index: int, value: Tensor) -> None:
-        raise ConfigError(
-            f"the gradient of '{self._names[index]}' is whole on every rank at this ZeRO stage; use "
-            "safe_set_full_grad()"
-        )
-
-    def take_off(self) -> Sequence[Tensor]:
-        self.adopt()
-        self.release()
-        self._is_here = False
-        return (self.flat,)
-
-    def put_on(self) -> None:
-        for param, view in zip(self._params, self._whole.views, strict=True):
-            if param.grad is not None:
-                view.add_(param.grad)
-            param.grad = view
-        self._is_here = True
-
-    def keep(self) -> None:
-        """It lies in the shard already."""
-
-    def zero(self) -> None:
-        self._check_here()
-        for param, view in zip(self._params, self._whole.views, strict=True):
-            if param.grad is not view:
-                param.grad = view
-        self.flat.zero_()
-
-
-class AccumulatedGradients(ReplicatedGradients):
-    """`p.grad` is None outside a backward; the sum over micro batches,
-    and what the ranks average, is float32.
-    """
-
-    def __init__(
-        self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer, *, shard: Tensor
-    ) -> None:
-        super().__init__(names, params, whole, shard=shard)
-        self._hooks = [
-            param.register_post_accumulate_grad_hook(partial(self._take, view))  # type: ignore[no-untyped-call]
-            for param, view in zip(params, whole.views, strict=True)
-        ]
-
-    @staticmethod
-    @torch.no_grad()
-    def _take(view: Tensor, param: Tensor) -> None:
-        if param.grad is not None:
-            view.add_(param.grad.to_dense() if param.grad.is_sparse else param.grad)
-            param.grad = None
-
-    def adopt(self) -> None:
-        """Add what the user set."""
-        for param, view in zip(self._params, self._whole.views, strict=True):
-            self._take(view, param)
-
-    def zero(self) -> None:
-        for param in self._params:
-            param.grad = None
-        self.flat.zero_()
-
-    def release(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        super().release()
+    @abstractmethod
+    def is_late(self) -> bool:
+        """Between backwards: whether there are gradients that came after the ranks had averaged."""

@@ -11,7 +11,8 @@ from ..offload.offload import Offload
 from ..placement.stage_policy import Placement
 from .disk_gradients import DiskGradients, DiskPlace
 from .flat_buffer import FlatBuffer
-from .gradients import AccumulatedGradients, Gradients, OwnGradients, ReplicatedGradients
+from .gradients import Gradients, OwnGradients
+from .replicated_gradients import AccumulatedGradients, ReplicatedGradients
 from .sharded_gradients import HostGradients, ShardedGradients, SumPlace
 from .sub_buffer_plan import SubBufferPlan
 

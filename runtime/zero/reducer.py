@@ -1,126 +1,45 @@
 """When the gradients of a model are averaged over the ranks, and in which order.
 
-At the boundary, all are, in definition order. In every backward, each sub-buffer is as soon as autograd has
-finished it, so that its memory is free for the next, in an order that is the same on all ranks (schedule.py).
-What a backward does not reach is zero.
+Sharded ones are in every backward, so that their memory is free for the next; replicated ones once for a
+step, in its last backward. Both are sub-buffer by sub-buffer, as soon as autograd has finished it, in an
+order that is the same on all ranks (reduce_schedule.py). What is not reached is zero.
 """
 
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..comm.collectives import Collectives, Pending, nothing_before
+from ..errors import ConfigError
 from .gradients import FlatGradients
 from .prefetch import in_backward
 from .reduce_schedule import Schedule
+from .replicated_gradients import ReplicatedGradients
 from .sharded_gradients import ShardedGradients
 from .sub_buffer import SubBuffer
 
 IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other is added up
 
 
-class Reducer(Protocol):
+class Reducer(ABC):
     """Order: a collective, one way or the other"""
 
-    is_coalescing: bool  # inside `coalesced`: gradients are this rank's own
-    is_settled: bool  # all ranks have asked since the last backward whether one of them is behind
-
-    def begin_backward(self) -> None:
-        """A backward of the engine's is about to run."""
-
-    def end_backward(self) -> None:
-        """It has run."""
-
-    def finish(self) -> None:
-        """At a boundary: all shards are averages afterwards."""
-
-    def coalesced(self) -> AbstractContextManager[None]:
-        """Of all backwards inside, the sum is averaged, once, at the end."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether this rank needs `catch_up`; after `finish`."""
-
-    def catch_up(self) -> None:
-        """Where any rank is behind: average what came late."""
-
-    def average_all(self) -> None:
-        """At a boundary: every rank has all averages afterwards, where it has room for them.
-
-        Another finish() is due.
-        """
-
-    def forget(self) -> None:
-        """Nothing of a backward that failed is under way afterwards, nor counts."""
-
-    def release(self) -> None:
-        """Stop watching the parameters."""
-
-
-class BoundaryReducer:
-    """All at the boundary."""
-
-    is_coalescing = False
-    is_settled = True
-    is_behind = False
-
     def __init__(self, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
         self._sub_buffers = tuple(sub_buffers)
-        self._comm = comm
-        self._queue = _Queue(comm)
-
-    def begin_backward(self) -> None:
-        """Nothing happens in a backward."""
-
-    def end_backward(self) -> None:
-        """Nor at its end."""
-
-    def finish(self) -> None:
-        for sub_buffer in self._sub_buffers:
-            self._queue.put(sub_buffer)
-        self._queue.drain()
-
-    def coalesced(self) -> AbstractContextManager[None]:
-        """It is so in any case."""
-        return nullcontext()
-
-    def catch_up(self) -> None:
-        """Nothing comes late."""
-
-    def average_all(self) -> None:
-        self.finish()
-        for sub_buffer in self._sub_buffers:
-            self._comm.all_gather_(_flat(sub_buffer).flat, what=sub_buffer.label).wait()
-
-    def forget(self) -> None:
-        """Nothing is under way between two calls."""
-
-    def release(self) -> None:
-        """Nothing is watched."""
-
-
-class BackwardReducer:
-    """Each sub-buffer in every backward, while that goes on; see [Note: one order on all ranks]."""
-
-    def __init__(self, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
-        self._sub_buffers = tuple(sub_buffers)
-        self._gradients = tuple(_sharded(sub_buffer) for sub_buffer in sub_buffers)
+        self._flats = tuple(_flat(sub_buffer) for sub_buffer in sub_buffers)
         self._comm = comm
         self._queue = _Queue(comm)
         self._schedule = Schedule(len(self._sub_buffers))
         self._is_engines = False  # the engine runs this backward, and calls end_backward
-        self._is_under_way = False
-        self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
-        self.is_coalescing = False
-        self.is_settled = True
-        comm.before_gather = self._before_gather
+        self._is_under_way = False  # a backward whose gradients are averaged in it has given one
+        self.is_coalescing = False  # inside `coalesced`: gradients are this rank's own
         self._hooks = [
             member.param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(index, index_in_sub_buffer)
@@ -129,6 +48,260 @@ class BackwardReducer:
             for index_in_sub_buffer, member in enumerate(sub_buffer.members)
         ]
 
+    # ---- backwards
+
+    @abstractmethod
+    def begin_backward(self) -> None:
+        """A backward of the engine's is about to run."""
+
+    @abstractmethod
+    def end_backward(self) -> None:
+        """It has run."""
+
+    @abstractmethod
+    def coalesced(self) -> AbstractContextManager[None]:
+        """Of all backwards inside, the sum is averaged, once, at the end."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Nothing of a backward that failed is under way afterwards, nor counts where that can be."""
+
+    @abstractmethod
+    def end_failed(self) -> None:
+        """No backward that failed, and did not tell its end, averages what a program may read or set."""
+
+    # ---- steps
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Before a step: what this rank has made is averaged afterwards, but for what came late."""
+
+    @property
+    def is_behind(self) -> bool:
+        """After `finish`: whether this rank needs `catch_up`."""
+        return self._schedule.is_behind or bool(self._late)
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Where any rank is behind: average what came late."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let gradients be averages of all that the backwards gave, if they are averages on any rank."""
+
+    @abstractmethod
+    def average_all(self) -> None:
+        """Before a step: every rank has all averages afterwards, where it has room for them."""
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """The averages have been used."""
+
+    def release(self) -> None:
+        """Stop watching the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    # ---- what they share
+
+    def _hook(self, index: int, index_in_sub_buffer: int) -> Callable[[Tensor], None]:
+        # torch holds such a hook where the garbage collector does not look: what it refers to lives as long
+        # as the parameter, and we refer to that.
+        reference = weakref.ref(self)
+
+        def hand_in(_: Tensor) -> None:
+            reducer = reference()
+            if reducer is not None and not reducer.is_coalescing:
+                reducer._hand_in(index, index_in_sub_buffer)
+
+        return hand_in
+
+    @abstractmethod
+    def _hand_in(self, index: int, index_in_sub_buffer: int) -> None:
+        """Autograd has finished a gradient."""
+
+    def _begin(self) -> None:
+        """Of a backward that the user runs without the engine, autograd tells the end."""
+        if not self._is_engines:
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+        self._is_under_way = True
+
+    @property
+    def _late(self) -> list[int]:
+        """Between backwards: places that got gradients after they were averaged."""
+        return [index for index, gradients in enumerate(self._flats) if gradients.is_late]
+
+    def _ask_finished(self) -> None:
+        """Ask for what is due in this segment, as far as this rank has finished it."""
+        while self._schedule.next_due is not None and self._is_finished(self._schedule.next_due):
+            self._ask(self._schedule.take_due())
+
+    def _is_finished(self, index: int) -> bool:
+        return self._flats[index].is_complete and self._schedule.has_all(index)
+
+    def _ask_due(self) -> None:
+        """Ask for all that is due in this segment."""
+        while self._schedule.next_due is not None:
+            self._ask(self._schedule.take_due())
+
+    def _ask_all(self) -> tuple[int, ...]:
+        """Ask for all that is left, and wait for it; return what was on no list."""
+        self._ask_due()
+        rest = self._schedule.take_rest()
+        for index in rest:
+            self._ask(index)
+        self._queue.drain()
+        return rest
+
+    def _ask(self, index: int) -> None:
+        self._flats[index].complete()
+        self._queue.put(self._sub_buffers[index])
+
+    def _ask_again(self, late: Iterable[int]) -> None:
+        for index in late:
+            self._ask(index)
+        self._queue.drain()
+
+    def _teach(self, rest: Iterable[int]) -> None:
+        """All is averaged; of that, `rest` at the end."""
+        if self._schedule.is_to_learn:
+            seen = self._comm.all_gather_objects(self._schedule.seen, what="the order of gradients")
+            self._schedule.learn(seen, rest)
+        else:
+            self._schedule.note_missed(rest)
+
+
+class StepReducer(Reducer):
+    """Each sub-buffer once for a step, in the first backward that ends one; see
+    [Note: one order on all ranks].
+
+    What is left then is asked for when that backward ends, or, on a rank that has run none, before the step.
+    So all ranks ask for all of it in one order, however many backwards each of them runs. What comes later
+    is averaged before the step, see [Note: averages before the step].
+    """
+
+    def __init__(
+        self, sub_buffers: Sequence[SubBuffer], comm: Collectives, *, ends_step: Callable[[], bool]
+    ) -> None:
+        super().__init__(sub_buffers, comm)
+        self._gradients = tuple(_replicated(sub_buffer) for sub_buffer in sub_buffers)
+        self._ends_step = ends_step  # whether a backward that begins now is the last of a step
+        self._rest: tuple[int, ...] | None = None  # what was on no list, when all is asked for
+        self._is_taught = False
+        self._misplaced: set[int] = set()  # got gradients in the same backward, after they were asked for
+
+    def begin_backward(self) -> None:
+        self.forget()
+        self._is_engines = True
+
+    def end_backward(self) -> None:
+        if self._is_under_way or (self._is_engines and self._is_last):
+            self._ask_rest()
+        self._is_engines = self._is_under_way = False
+
+    def coalesced(self) -> AbstractContextManager[None]:
+        """It is so in any case: none of them ends a step."""
+        return nullcontext()
+
+    def forget(self) -> None:
+        self.end_failed()
+
+    def end_failed(self) -> None:
+        """Ask for what the others wait for."""
+        self.end_backward()
+
+    def finish(self) -> None:
+        self._ask_rest()
+        if not self._is_taught:
+            self._is_taught = True
+            self._teach(self._rest or ())
+        self._is_engines = self._is_under_way = False
+
+    def catch_up(self) -> None:
+        """Order: a collective
+
+        Errors: ConfigError, on all ranks, if only some have dropped their gradients
+        """
+        is_dropped = any(gradients.was_dropped for gradients in self._gradients)
+        own = (self._late, sorted(self._misplaced), self._schedule.is_behind, is_dropped)
+        everywhere = self._comm.all_gather_objects(own, what="gradients that came late")
+        _check_dropped([one for *_, one in everywhere])
+        misplaced = sorted({index for _, indices, _, _ in everywhere for index in indices})
+        if misplaced or any(is_behind for _, _, is_behind, _ in everywhere):
+            self._schedule.note_outdated(misplaced)
+        self._misplaced.clear()
+        self._ask_again(sorted({index for indices, *_ in everywhere for index in indices}))
+        for gradients in self._gradients:
+            gradients.was_dropped = False
+
+    def settle(self) -> None:
+        """Order: a collective"""
+        if not self._gradients:
+            return
+        for gradients in self._gradients:
+            gradients.adopt()
+        own = 0.0 if self._rest is None else 1.0 + bool(self._late)
+        told = torch.full((), own, dtype=torch.float64, device=self._sub_buffers[0].device)
+        found = self._comm.all_gather_float64(told, what="whether gradients are averaged").tolist()
+        if any(found):
+            self.finish()
+        if max(found) > 1.0:
+            self.catch_up()
+
+    def average_all(self) -> None:
+        self.finish()
+        self.settle()
+        for sub_buffer, gradients in zip(self._sub_buffers, self._gradients, strict=True):
+            self._comm.all_gather_(gradients.flat, what=sub_buffer.label).wait()
+            gradients.note_gathered()
+
+    def end_step(self) -> None:
+        self._rest, self._is_taught = None, False
+        self._misplaced.clear()
+        self._schedule.begin()
+        for gradients in self._gradients:
+            gradients.end_step()
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether a backward that begins now averages what it makes."""
+        return self._rest is None and self._ends_step()
+
+    def _hand_in(self, index: int, index_in_sub_buffer: int) -> None:
+        gradients = self._gradients[index]
+        if not gradients.is_here:
+            return
+        late = gradients.pop_late(index_in_sub_buffer)
+        if late is not None:
+            self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
+            gradients.add_late(index_in_sub_buffer, late)
+        if not self._is_under_way:
+            if not self._is_last:
+                return
+            self._begin()
+        if self._schedule.was_asked(index):
+            self._misplaced.add(index)
+            return
+        # What was finished before this: so the program's own hooks have seen it, too.
+        self._ask_finished()
+        gradients.hand_in(index_in_sub_buffer)
+        self._schedule.hand_in(index)
+
+    def _ask_rest(self) -> None:
+        if self._rest is None:
+            self._rest = self._ask_all()
+
+
+class BackwardReducer(Reducer):
+    """Each sub-buffer in every backward, while that goes on; see [Note: one order on all ranks]."""
+
+    def __init__(self, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
+        super().__init__(sub_buffers, comm)
+        self._gradients = tuple(_sharded(sub_buffer) for sub_buffer in sub_buffers)
+        self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
+        self._is_settled = True  # all ranks have asked since the last backward whether one of them is behind
+        comm.before_gather = self._before_gather
+
     def begin_backward(self) -> None:
         self.forget()
         self._is_engines = True
@@ -136,18 +309,9 @@ class BackwardReducer:
     def end_backward(self) -> None:
         if self.is_coalescing:
             return
-        self._ask_due()
-        rest = self._schedule.take_rest()
-        for index in rest:
-            self._ask(index)
-        self._queue.drain()
-        if self._schedule.is_to_learn:
-            seen = self._comm.all_gather_objects(self._schedule.seen, what="the order of gradients")
-            self._schedule.learn(seen, rest)
-        else:
-            self._schedule.note_missed(rest)
+        self._teach(self._ask_all())
         self._end()
-        self.is_settled = False
+        self._is_settled = False
 
     def finish(self) -> None:
         """Every backward has left averages, but for one whose end autograd did not tell,
@@ -174,33 +338,34 @@ class BackwardReducer:
         for index in reversed(range(len(self._sub_buffers))):
             for index_in_sub_buffer, member in enumerate(self._sub_buffers[index].members):
                 if member.param.grad is not None:
-                    self._gradients[index].hand_in(index_in_sub_buffer)
+                    self._flats[index].hand_in(index_in_sub_buffer)
             self._ask(index)
         self._queue.drain()
-
-    @property
-    def is_behind(self) -> bool:
-        return self._schedule.is_behind or bool(self._late)
 
     def catch_up(self) -> None:
         """Order: a collective"""
-        self.is_settled = True
+        self._is_settled = True
         everywhere = self._comm.all_gather_objects(self._late, what="gradients that came late")
         late = sorted({index for indices in everywhere for index in indices})
         self._schedule.note_outdated(late)
-        for index in late:
-            self._ask(index)
-        self._queue.drain()
+        self._ask_again(late)
 
-    @property
-    def _late(self) -> list[int]:
-        """Between backwards: places that got gradients after they were averaged."""
-        return [index for index, gradients in enumerate(self._gradients) if gradients.is_begun]
+    def settle(self) -> None:
+        """Order: a collective, at most once after each backward"""
+        if not self._is_settled:
+            own = torch.tensor(float(self.is_behind), dtype=torch.float64, device=self._sub_buffers[0].device)
+            if bool(self._comm.all_gather_float64(own, what="whether gradients came late").any()):
+                self.catch_up()
+            self._is_settled = True
 
     def average_all(self) -> None:
         """Every backward has averaged what it made, and no rank has room for all of it."""
 
+    def end_step(self) -> None:
+        """Each backward begins anew."""
+
     def forget(self) -> None:
+        """What it made does not count."""
         if not self.is_coalescing and (self._is_engines or self._is_under_way):
             self._ask_due()  # so that all ranks that failed here have asked for the same
             self._queue.abandon()
@@ -208,38 +373,22 @@ class BackwardReducer:
                 gradients.forget()
         self._end()
 
+    def end_failed(self) -> None:
+        """It holds memory of its own."""
+
     def release(self) -> None:
         self._comm.before_gather = nothing_before
-        for hook in self._hooks:
-            hook.remove()
-
-    def _hook(self, index: int, index_in_sub_buffer: int) -> Callable[[Tensor], None]:
-        # torch holds such a hook where the garbage collector does not look: what it refers to lives as long
-        # as the parameter, and we refer to that.
-        reference = weakref.ref(self)
-
-        def hand_in(_: Tensor) -> None:
-            reducer = reference()
-            if reducer is not None and not reducer.is_coalescing:
-                reducer._hand_in(index, index_in_sub_buffer)
-
-        return hand_in
+        super().release()
 
     def _hand_in(self, index: int, index_in_sub_buffer: int) -> None:
         if not self._is_under_way:
             self._begin()
         if self._schedule.was_asked(index):
             self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
-        self._gradients[index].hand_in(index_in_sub_buffer)
+        self._flats[index].hand_in(index_in_sub_buffer)
         self._schedule.hand_in(index)
-        if self._gradients[index].is_complete:
+        if self._flats[index].is_complete:
             self._ask_finished()
-
-    def _begin(self) -> None:
-        """Of a backward that the user runs without the engine, autograd tells the end."""
-        if not self._is_engines:
-            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
-        self._is_under_way = True
 
     def _before_gather(self, what: str) -> None:
         """All ranks are about to gather this."""
@@ -260,23 +409,6 @@ class BackwardReducer:
             return True
         self._foreign_task = task
         return False
-
-    def _ask_finished(self) -> None:
-        """Ask for what is due in this segment, as far as this rank has finished it."""
-        while self._schedule.next_due is not None and self._is_finished(self._schedule.next_due):
-            self._ask(self._schedule.take_due())
-
-    def _is_finished(self, index: int) -> bool:
-        return self._gradients[index].is_complete and self._schedule.has_all(index)
-
-    def _ask_due(self) -> None:
-        """Ask for all that is due in this segment."""
-        while self._schedule.next_due is not None:
-            self._ask(self._schedule.take_due())
-
-    def _ask(self, index: int) -> None:
-        self._gradients[index].complete()
-        self._queue.put(self._sub_buffers[index])
 
     def _end(self) -> None:
         self._schedule.begin()
@@ -330,19 +462,45 @@ class _Queue:
         _flat(sub_buffer).keep()
 
 
-def make_reducer(sub_buffers: Sequence[SubBuffer], comm: Collectives) -> Reducer:
-    """What suits the gradients' placement: shards can only be filled in backward,
+def make_reducer(
+    sub_buffers: Sequence[SubBuffer], comm: Collectives, *, ends_step: Callable[[], bool]
+) -> Reducer:
+    """What suits the gradients' placement: shards can only be filled in every backward,
     and who is alone has nothing to do.
+
+    `ends_step`: whether a backward that begins now is the last one of a step.
     """
     if any(sub_buffer.gradients.is_reduced_in_backward for sub_buffer in sub_buffers):
         return BackwardReducer(sub_buffers, comm)
-    return BoundaryReducer(() if comm.mesh.world.is_alone else sub_buffers, comm)
+    return StepReducer(() if comm.mesh.world.is_alone else sub_buffers, comm, ends_step=ends_step)
+
+
+def _check_dropped(is_dropped: Sequence[bool]) -> None:
+    """Averages that some ranks have set to zero are neither those of all ranks nor none.
+
+    Errors: ConfigError, on all ranks
+    """
+    ranks = [str(rank) for rank, one in enumerate(is_dropped) if one]
+    if ranks and len(ranks) < len(is_dropped):
+        raise ConfigError(
+            f"engine.zero_grad() on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} only, after the "
+            "backward that ends a step, in which the ranks have averaged their gradients; call it on all "
+            "ranks, or before that backward, or run that backward in engine.no_sync(), so that the step "
+            "averages"
+        )
 
 
 def _flat(sub_buffer: SubBuffer) -> FlatGradients:
     gradients = sub_buffer.gradients
     if not isinstance(gradients, FlatGradients):
         raise AssertionError(f"the gradients of {sub_buffer.members[0].name} do not lie in one buffer")
+    return gradients
+
+
+def _replicated(sub_buffer: SubBuffer) -> ReplicatedGradients:
+    gradients = sub_buffer.gradients
+    if not isinstance(gradients, ReplicatedGradients):
+        raise AssertionError(f"the gradients of {sub_buffer.members[0].name} are sharded")
     return gradients
 
 

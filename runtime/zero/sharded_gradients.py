@@ -52,7 +52,6 @@ class ShardedGradients(FlatGradients):
         self._shard = self._make_shard()
         self._is_zero = True
         self._is_allocated = False
-        self._arrived: set[int] = set()  # places of parameters
         self._gaps = whole.layout.gaps()
         whole.free()
 
@@ -94,14 +93,9 @@ class ShardedGradients(FlatGradients):
         self._is_here = True
 
     @property
-    def is_begun(self) -> bool:
+    def is_late(self) -> bool:
         """Whether there are gradients that the ranks have not averaged."""
         return self._is_allocated
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether autograd has finished every parameter's gradient in this backward."""
-        return len(self._arrived) == len(self._params)
 
     def hand_in(self, index: int) -> None:
         """Autograd has finished the gradient of the parameter at `index`;

@@ -22,6 +22,7 @@ from .parked_states import ParkedStates
 from .partition import IsLeaf, UnitPlan, cut_into_units
 from .prefetch import Prefetcher
 from .reducer import make_reducer
+from .replicated_gradients import ReplicatedGradients
 from .sub_buffer import SubBuffer
 from .sub_buffer_plan import NO_GROUP, Member, plan_sub_buffer
 from .unit import Unit, UnitState
@@ -112,7 +113,9 @@ class ShardedModel:
         self.trained = tuple(
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
         )
-        self._reducer = make_reducer(self.trained, comm)
+        # Whether a backward that begins now is the last of a step; an engine knows.
+        self.ends_step: Callable[[], bool] = _always
+        self._reducer = make_reducer(self.trained, comm, ends_step=lambda: self.ends_step())
         watched = [
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.has_copies
         ]
@@ -146,6 +149,12 @@ class ShardedModel:
         )
         return sum(member.param.numel() for sub_buffer in sub_buffers for member in sub_buffer.members)
 
+    def hide_gradients_as_none(self) -> None:
+        """Where `p.grad` would be an AbsentGradient, let it be None, as in DeepSpeed."""
+        for sub_buffer in self.trained:
+            if isinstance(sub_buffer.gradients, ReplicatedGradients):
+                sub_buffer.gradients.hide_as_none()
+
     def begin_backward(self) -> None:
         """Make everything ready for gradients.
 
@@ -167,6 +176,7 @@ class ShardedModel:
         """
         self.prefetcher.end_step()
         self.zero_gradients()
+        self._reducer.end_step()
 
     def zero_gradients(self) -> None:
         """Set all gradients to zero."""
@@ -185,9 +195,6 @@ class ShardedModel:
         Errors: as begin_backward
         """
         self._adopt_gradients()
-        if self.policy.gradients is Placement.REPLICATED:  # sharded ones are averaged in the backward
-            for sub_buffer in self.trained:
-                sub_buffer.gradients.look_at_own()
         self._reducer.finish()
 
     @property
@@ -198,15 +205,12 @@ class ShardedModel:
         return self._reducer.is_behind
 
     def settle(self) -> None:
-        """Let gradients be the averages of all that the backwards gave, also of what came late.
+        """Let gradients be the averages of all that the backwards gave, also of what came late, if they are
+        averages on any rank.
 
-        Order: a collective, at most once after each backward
+        Order: a collective
         """
-        if not self._reducer.is_settled:
-            own = torch.tensor(float(self.is_behind), dtype=torch.float64, device=self.trained[0].device)
-            if bool(self.comm.all_gather_float64(own, what="whether gradients came late").any()):
-                self.catch_up()
-            self._reducer.is_settled = True
+        self._reducer.settle()
 
     def catch_up(self) -> None:
         """Average what came late, on any rank.
@@ -241,6 +245,7 @@ class ShardedModel:
                 "gradients are each rank's own inside engine.coalesce_grad_reduction(), until its end; read "
                 "or set them after the block"
             )
+        self._reducer.end_failed()
 
     def publish(self, sub_buffer: SubBuffer) -> Pending:
         """Begin to give every rank the parameters that it holds and others' optimizers have updated."""
@@ -311,6 +316,7 @@ class ShardedModel:
         self.before_gather()
         self.before_change()
         self.reshard_idle()
+        self._reducer.end_failed()
         used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
         if used:
             raise ConfigError(
@@ -367,6 +373,11 @@ class ShardedModel:
 
 def _nothing() -> None:
     """Nothing has to happen before."""
+
+
+def _always() -> bool:
+    """Every backward ends a step."""
+    return True
 
 
 def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
