@@ -3,12 +3,21 @@
 Each rank adds the squares of its 1/world of the reduced gradients in float64, wherever the stage would let it
 see more; the partial sums of all ranks are added in the order of the chunks. So the norm has the same bits at
 every stage, and every rank has the same norm.
+
+[Note: GPUs with slow float64]
+Most GPUs add float64 at a 32nd or a 64th of the speed of float32, and the norm would take 2 to 4 times as
+long as to read the gradients. There the squares are added in float32 within blocks of at most _BLOCK_NUMEL
+elements, and the blocks in float64. torch's kernel has 512 threads with four sums each for 65,536 elements,
+and adds them up pairwise: no square is rounded more than _MOST_ROUNDINGS times on its way into a block's sum,
+and all terms are positive. So the sum of squares is off by at most _MOST_ROUNDINGS * 2**-24 of itself (4e-6),
+and the norm by half of that. float32 cannot hold every sum: if that of all ranks is infinite, or so small
+that squares may have been lost, all of them add once more in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import copysign, inf, isfinite, sqrt
 
 import torch
 from torch import Tensor
@@ -19,16 +28,21 @@ from ..optimizers.on_device import squared_norm_on_device
 from ..zero.sub_buffer import SubBuffer
 
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the norm
+# See [Note: GPUs with slow float64].
+_FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}  # compute capabilities: half the speed of float32
+_BLOCK_NUMEL = 2**25
+_MOST_ROUNDINGS = 64
+_SMALLEST = 2.0**-60  # of a sum of squares in float32: 2**40 of them below its smallest number do not count
 
 
 def global_grad_norm(
     sub_buffers: Sequence[SubBuffer], comm: Collectives, *, note: Sequence[float] = ()
 ) -> tuple[float, list[list[float]]]:
-    """Return the 2-norm of all reduced gradients, before clipping, infinite or NaN if any gradient is; and
-    every rank's note.
+    """Return the 2-norm of all reduced gradients before clipping, and every rank's note.
 
-    The norm is infinite or NaN if any gradient is.
-    Order: a collective
+    The norm is infinite or NaN if any gradient is. On GPUs with slow float64 it is off by at most
+    2e-6 of itself, else by the rounding of float64; see [Note: GPUs with slow float64].
+    Order: a collective, and another one where float32 cannot hold the sum
     """
     mesh = comm.mesh
     device = sub_buffers[0].device
@@ -39,19 +53,40 @@ def global_grad_norm(
         if known is None
         for chunk in sub_buffer.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
     ]
-    total = _total(squares, chunks)
+    in_float32 = has_slow_float64(device) and any(chunk.is_cuda for chunk in chunks)
+    total = _total(squares, chunks, in_float32=in_float32)
+    square, is_float32, notes = _of_all_ranks(total, comm, device, note, is_float32=in_float32)
+    if is_float32 and not _SMALLEST <= square < inf:
+        total = _total(squares, chunks, in_float32=False)
+        square, _, notes = _of_all_ranks(total, comm, device, note, is_float32=False)
+    return sqrt(square) if isfinite(square) else square, notes
+
+
+def _of_all_ranks(
+    total: float | Tensor, comm: Collectives, device: torch.device, note: Sequence[float], *, is_float32: bool
+) -> tuple[float, bool, list[list[float]]]:
+    """Return the sum of the ranks' totals, whether any of them is of float32, and their notes."""
     if isinstance(total, Tensor):
-        partial = total.to(device=device, dtype=torch.float64).view(1)
+        own = total.to(device=device, dtype=torch.float64).view(1)
     else:  # filled in, as a copy would be waited for
-        partial = torch.full((1,), total, dtype=torch.float64, device=device)
-    own = torch.cat([partial, *(torch.full((1,), one, dtype=torch.float64, device=device) for one in note)])
+        own = torch.full((1,), total, dtype=torch.float64, device=device)
+    if is_float32:
+        own = own.neg()  # so that all ranks know it, whose GPUs may differ
+    own = torch.cat([own, *(torch.full((1,), one, dtype=torch.float64, device=device) for one in note)])
     gathered = comm.all_gather_float64(own, what="the gradient norm")
     with comm.recorder.waiting_for_device():  # NCCL's wait() does not
         said = gathered.tolist()
-    norm = 0.0
-    for _, square in sorted((mesh.chunk_of(rank), square) for rank, (square, *_) in enumerate(said)):
-        norm += square
-    return sqrt(norm) if isfinite(norm) else norm, [notes for _, *notes in said]
+    square = 0.0
+    for _, one in sorted((comm.mesh.chunk_of(rank), abs(one)) for rank, (one, *_) in enumerate(said)):
+        square += one
+    return square, any(copysign(1.0, one) < 0.0 for one, *_ in said), [notes for _, *notes in said]
+
+
+def has_slow_float64(device: torch.device) -> bool:
+    """Whether it is a GPU that adds float64 much slower than float32."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) not in _FAST_FLOAT64
 
 
 def clip_factor(norm: float, *, max_norm: float) -> float:
@@ -63,21 +98,27 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
     return min(1.0, max_norm / (norm + _CLIP_EPS))
 
 
-def _total(squares: Sequence[Sequence[float] | None], chunks: Sequence[Tensor]) -> float | Tensor:
+def _total(
+    squares: Sequence[Sequence[float] | None], chunks: Sequence[Tensor], *, in_float32: bool
+) -> float | Tensor:
     """Of those that are known and of these; a model has all of one kind."""
     total = 0.0
     for square in (one for known in squares if known is not None for one in known):
         total += square  # one after the other, as squared_norm adds its arrays
-    return total + _sum_of_squares(chunks) if chunks else total
+    return total + _sum_of_squares(chunks, in_float32=in_float32) if chunks else total
 
 
-def _sum_of_squares(chunks: Sequence[Tensor]) -> float | Tensor:
+def _sum_of_squares(chunks: Sequence[Tensor], *, in_float32: bool) -> float | Tensor:
     on_gpu = [chunk for chunk in chunks if chunk.is_cuda]
     total = squared_norm([chunk for chunk in chunks if not chunk.is_cuda])
-    return total + _sum_on_gpu(on_gpu) if on_gpu else total
+    return total + _sum_on_gpu(on_gpu, in_float32=in_float32) if on_gpu else total
 
 
-def _sum_on_gpu(chunks: Sequence[Tensor]) -> Tensor:
+def _sum_on_gpu(chunks: Sequence[Tensor], *, in_float32: bool) -> Tensor:
+    if in_float32:
+        blocks = [block for chunk in chunks for block in torch.split(chunk, _BLOCK_NUMEL)]
+        norms = torch._foreach_norm(blocks, 2.0, dtype=torch.float32)
+        return torch.stack(list(norms)).double().square().sum()
     total = squared_norm_on_device(chunks, device=chunks[0].device)
     if total is not None:
         return total

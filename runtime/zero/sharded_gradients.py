@@ -21,6 +21,14 @@ from ..offload.pinned_memory import host_empty, host_zeros
 from .flat_buffer import FlatBuffer
 from .gradients import FlatGradients, HostSums
 
+# [Note: small gradients are copied together]
+# On a GPU a copy of a few kilobytes takes as long as its launch, and a unit has many of them: biases, norms,
+# adapters. So small gradients wait for each other, and one launch copies them when the unit is complete.
+# Gradients that are large go at once, since autograd's memory is free for the next layer then: what waits
+# takes no more than _WAITING_BYTES, whatever the size of a unit.
+_SMALL_BYTES = 2**20
+_WAITING_BYTES = 2**24
+
 
 class SumPlace(NamedTuple):
     """What a shard of gradients is added up in."""
@@ -52,6 +60,8 @@ class ShardedGradients(FlatGradients):
         self._shard = self._make_shard()
         self._is_zero = True
         self._is_allocated = False
+        self._waiting: dict[int, Tensor] = {}  # by place: see [Note: small gradients are copied together]
+        self._waiting_bytes = 0
         self._gaps = whole.layout.gaps()
         whole.free()
 
@@ -67,7 +77,7 @@ class ShardedGradients(FlatGradients):
         return self._shard
 
     def held(self) -> tuple[Tensor, ...]:
-        return (*super().held(), self._shard)
+        return (*super().held(), *self._waiting.values(), self._shard)
 
     def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
         whole = comm.gather_states(self.shard.to(self.flat.device), what=self._label(indices[0]))
@@ -115,16 +125,38 @@ class ShardedGradients(FlatGradients):
             elif grad.is_sparse:
                 grad = grad.to_dense()
             if index in self._arrived:
+                self._copy_waiting()
                 view.add_(grad)
+            elif grad.is_cuda and grad.shape == view.shape and _memory(grad) <= _SMALL_BYTES:
+                self._let_wait(index, grad)
             else:
                 view.copy_(grad)
-                self._arrived.add(index)
+            self._arrived.add(index)
             param.grad = None
+        if self.is_complete:
+            self._copy_waiting()
+
+    def _let_wait(self, index: int, grad: Tensor) -> None:
+        if self._waiting_bytes + _memory(grad) > _WAITING_BYTES:
+            self._copy_waiting()
+        self._waiting[index] = grad
+        self._waiting_bytes += _memory(grad)
+
+    def _copy_waiting(self) -> None:
+        """Copy what waits into the flat buffer, in one launch."""
+        if self._waiting:
+            views = [self._whole.views[index] for index in self._waiting]
+            torch._foreach_copy_(views, list(self._waiting.values()))
+            self._drop_waiting()
+
+    def _drop_waiting(self) -> None:
+        self._waiting, self._waiting_bytes = {}, 0
 
     @torch.no_grad()
     def complete(self) -> None:
         """Nothing more comes: of a parameter that handed nothing in, the gradient is zero."""
         self._begin()
+        self._copy_waiting()
         for index, view in enumerate(self._whole.views):
             if index not in self._arrived:
                 view.zero_()
@@ -141,6 +173,7 @@ class ShardedGradients(FlatGradients):
 
     def forget(self) -> None:
         """A backward failed: what was handed in is lost."""
+        self._drop_waiting()
         self._arrived.clear()
         if self._is_allocated:
             self._is_allocated = False
@@ -290,3 +323,8 @@ class HostGradients(ShardedGradients):
         self._settle()
         self._is_single = False
         super().zero()
+
+
+def _memory(tensor: Tensor) -> int:
+    """Bytes that stay while it does, which may be a view of more."""
+    return tensor.untyped_storage().nbytes()

@@ -79,6 +79,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
         self._stream: int | None = None
         self._coalesced: list[Work] | None = None
+        self._num_splits = 0
         self._has_cpu = False
 
     # What torch asks of a group or of its back ends.
@@ -143,12 +144,15 @@ class ProcessGroupNCCL(dist.ProcessGroup):
     def split_group(
         self, ranks: Sequence[int], *, timeout: timedelta, group_name: str, **_: Any
     ) -> ProcessGroupNCCL | None:
-        """One call of all ranks makes all groups: those that give the same ranks are one."""
+        """One call of all ranks makes all groups: those that give the same ranks are one. Of torch the same
+        ranks get the same name each time.
+        """
+        self._num_splits += 1
         if self.rank() not in ranks:
             return None
         options = Options()
         options._timeout = timeout
-        store = dist.PrefixStore(f"split {group_name}", self._store)
+        store = dist.PrefixStore(f"split {self._num_splits} {group_name}", self._store)
         made = ProcessGroupNCCL(store, list(ranks).index(self.rank()), len(ranks), options)
         made.setGroupName(group_name)
         made._has_cpu = self._has_cpu

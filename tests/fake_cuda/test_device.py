@@ -96,6 +96,28 @@ def test_a_stream_of_the_programs_own_is_not_waited_for(cuda_ranks: Ranks) -> No
     cuda_ranks(_computed_elsewhere, world_size=1)
 
 
+def _not_recorded(rank: int) -> None:
+    host, values = torch.ones(N, pin_memory=True), torch.empty(N, device="cuda")
+    stream, never, before, after = side_stream(), *(torch.cuda.Event() for _ in range(3))
+    with torch.cuda.stream(stream):
+        before.record()
+        values.copy_(host, non_blocking=True)
+    for event in (never, before):
+        event.wait()  # in the current stream
+        event.synchronize()  # on the host
+        assert event.query()
+        with conflict():
+            values.clone()
+    after.record(stream)
+    after.wait()
+    assert values.clone().sum().item() == N
+    device().clear_conflicts()
+
+
+def test_an_event_that_was_recorded_before_the_copy_or_never_puts_nothing_in_order(cuda_ranks: Ranks) -> None:
+    cuda_ranks(_not_recorded, world_size=1)
+
+
 def _host_too_early(rank: int) -> None:
     host, values = torch.zeros(N, pin_memory=True), torch.ones(N, device="cuda")
     for stream in (side_stream(), torch.cuda.current_stream()):

@@ -129,6 +129,18 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         def __new__(cls, *_: Any, **__: Any) -> Any:
             raise NotImplementedError("the fake CUDA device captures no graphs")
 
+    depth = 0
+
+    def push_range(message: str) -> int:
+        nonlocal depth
+        depth += 1
+        return depth - 1
+
+    def pop_range() -> int:
+        nonlocal depth
+        depth -= 1
+        return depth
+
     names = {
         "_CUDAGraph": NoGraphs,
         "_graph_pool_handle": NoGraphs,
@@ -140,6 +152,14 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
             cudaGetErrorString=str,
             cudaHostRegister=lock_pages,
             cudaHostUnregister=unlock_pages,
+        ),
+        # Marks for a profiler, which does not see this device.
+        "_nvtx": SimpleNamespace(
+            rangePushA=push_range,
+            rangePop=pop_range,
+            rangeStartA=lambda message: 0,
+            rangeEnd=lambda number: None,
+            markA=lambda message: None,
         ),
         "_cuda_init": init,
         "_cuda_isInBadFork": lambda: False,

@@ -201,7 +201,9 @@ def write(out: Path, machine: dict[str, str], results: list[dict[str, Any]], *, 
     rows = [f"{key}: {value}  " for key, value in machine.items()]
     rows += ["", "| part | step | asks | result | s |", "|---|---|---|---|---|"]
     for result in results:
-        outcome = result.get("left_out") or ("ok" if result["ok"] else f"FAILED ({result['status']})")
+        outcome = "ok" if result["ok"] else f"FAILED ({result['status']})"
+        if "left_out" in result:
+            outcome = f"left out: {result['left_out']}"
         rows.append(f"| {result['part']} | {result['step']} | {result['asks']} | {outcome} | {result['s']} |")
     measured = [line for result in results for line in result["lines"] if "name" in line]
     rows += ["", "| what | figures |", "|---|---|"]

@@ -47,7 +47,7 @@ def measure(size: Size, *, is_async: bool) -> dict[str, object]:
         return (time.perf_counter() - start) * 1e3
 
     before = [step() for _ in range(6)]
-    expected = [unit.master.detach().cpu() for unit in engine._model.trained]
+    expected = masters_of(engine)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         engine.save_checkpoint(folder)
@@ -58,10 +58,7 @@ def measure(size: Size, *, is_async: bool) -> dict[str, object]:
         start = time.perf_counter()
         engine.load_checkpoint(folder)
         load_s = time.perf_counter() - start
-    same = all(
-        torch.equal(unit.master.detach().cpu(), was)
-        for unit, was in zip(engine._model.trained, expected, strict=True)
-    )
+    same = all(torch.equal(now, was) for now, was in zip(masters_of(engine), expected, strict=True))
     engine.destroy()
     return {
         "name": "save beside training" if is_async else "save",
@@ -72,6 +69,14 @@ def measure(size: Size, *, is_async: bool) -> dict[str, object]:
         "step_ms": round(statistics.median(before[2:]), 2),
         "step_meanwhile_ms": round(statistics.median(meanwhile), 2),
     }
+
+
+def masters_of(engine: dslaunch.Engine) -> list[torch.Tensor]:
+    """Copies in host memory."""
+    return [
+        sub_buffer.optimizer_shard.master.detach().to("cpu", copy=True)
+        for sub_buffer in engine._model.trained
+    ]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import argparse
 import gc
 import json
 import os
+import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from .model import GPT, LARGE, SMALL, Size, config, tokens
 
 NUM_STEPS, NUM_WARM = 8, 3
+SMALL_BUCKET = 100_000  # elements
 Step = Callable[[Tensor], Tensor]
 
 
@@ -107,6 +109,8 @@ def _with_engine(tool: str, model: nn.Module, size: Size, words: list[str]) -> S
         zero["offload_optimizer"]["super_offload"] = True
     if "delayed" in words:
         zero["offload_optimizer"]["delayed_update"] = {"enabled": True, "warmup_steps": 0}
+    if tool == "deepspeed" and size == SMALL:  # else it has buffers of 500 million elements
+        zero |= {"reduce_bucket_size": SMALL_BUCKET, "allgather_bucket_size": SMALL_BUCKET}
     given = config(size, **zero)
     library: Any
     if tool == "dslaunch":
@@ -176,7 +180,9 @@ def _with_fsdp2(model: nn.Module) -> Step:
 
 
 def _join_alone() -> None:
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29555")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import IO, Any, NamedTuple, cast
 
@@ -26,6 +27,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from ...offload.device_copies import Arrival
+from ...offload.pinned_memory import host_empty
 from ..storage.store import Store
 from ..storage.stream import Stream
 from .boxes import Box, boxes_of
@@ -34,6 +37,7 @@ from .tensor_runs import Run, TensorRuns
 
 METADATA = ".metadata"
 _BOX_BYTES = 32 << 20  # who needs any of a box reads all of it
+_NUM_BUFFERS = 2  # for what comes from a GPU: one is written to the file while a copy fills the other
 _CRC32 = threading.Lock()  # torch's choice of checksums is one for all threads
 _AROUND_BOX = 4096  # more than torch.save puts around a tensor, with its name at its longest
 
@@ -66,9 +70,9 @@ def write_runs(store: Store, folder: str, all_runs: Sequence[TensorRuns], *, ran
                 continue
             with tensor_runs.here(False):
                 flats = tensor_runs.flats()
-                for run, box in _boxes(tensor_runs):
+                for run, box, values in _on_host(tensor_runs, flats):
                     sink = _Sink(stream)
-                    _save_box(_values(flats[run.flat], run, box), sink)
+                    _save_box(values, sink)
                     dtype = str(tensor_runs.dtypes[run.flat]).removeprefix("torch.")
                     written.append(
                         Written(run.name, run.shape, dtype, box.offsets, box.sizes, file, sink.span())
@@ -120,15 +124,69 @@ def _box_bytes(all_runs: Sequence[TensorRuns]) -> Iterator[int]:
             yield box.numel * tensor_runs.dtypes[run.flat].itemsize
 
 
-def _values(flat: Tensor, run: Run, box: Box) -> Tensor:
-    """Return a box's elements in host memory, as a tensor without others behind it:
-    torch.save writes all of a storage.
+class _Coming(NamedTuple):
+    """A box whose values are here, or on their way."""
+
+    run: Run
+    box: Box
+    values: Tensor  # [box.numel] in host memory
+    arrival: Arrival | None
+
+
+def _on_host(tensor_runs: TensorRuns, flats: Mapping[str, Tensor]) -> Iterator[tuple[Run, Box, Tensor]]:
+    """Each box with its elements in host memory, which are another's when the next one is asked for.
+
+    What is on a GPU comes through two page-locked buffers: while the caller has one, the next box is on its
+    way into the other.
     """
-    first = run.offset + box.start - run.start
-    values = flat[first : first + box.numel].detach().cpu()
+    buffers = _Buffers(tensor_runs, flats)
+    coming: deque[_Coming] = deque()
+    for run, box in _boxes(tensor_runs):
+        first = run.offset + box.start - run.start
+        values, arrival = flats[run.flat][first : first + box.numel].detach(), None
+        if values.is_cuda and values.numel():
+            target = buffers.take(values)
+            values, arrival = target, Arrival(values, target)
+        coming.append(_Coming(run, box, values, arrival))
+        if len(coming) == _NUM_BUFFERS:
+            yield _arrived(coming.popleft())
+    while coming:
+        yield _arrived(coming.popleft())
+
+
+class _Buffers:
+    """Page-locked memory for boxes that come from a GPU, used in turn."""
+
+    def __init__(self, tensor_runs: TensorRuns, flats: Mapping[str, Tensor]) -> None:
+        self._num_bytes = max(
+            (
+                box.numel * flats[run.flat].itemsize
+                for run, box in _boxes(tensor_runs)
+                if flats[run.flat].is_cuda
+            ),
+            default=0,
+        )
+        self._buffers: deque[Tensor] = deque()
+
+    def take(self, like: Tensor) -> Tensor:
+        """Return [n] of that dtype, in the buffer that was taken longest ago."""
+        if len(self._buffers) < _NUM_BUFFERS:
+            buffer = host_empty((self._num_bytes,), torch.uint8, pin_memory=True)
+        else:
+            buffer = self._buffers.popleft()
+        self._buffers.append(buffer)
+        return buffer[: like.nbytes].view(like.dtype)
+
+
+def _arrived(coming: _Coming) -> tuple[Run, Box, Tensor]:
+    """As a tensor without others behind it: torch.save writes all of a storage."""
+    if coming.arrival is not None:
+        coming.arrival.wait()
+    values = coming.values.cpu()
     if not values.numel():
-        return values.clone().view(box.sizes)
-    return torch.from_numpy(values.view(torch.uint8).numpy()).view(values.dtype).view(box.sizes)
+        return coming.run, coming.box, values.clone().view(coming.box.sizes)
+    alone = torch.from_numpy(values.view(torch.uint8).numpy()).view(values.dtype)
+    return coming.run, coming.box, alone.view(coming.box.sizes)
 
 
 def _save_box(values: Tensor, sink: _Sink) -> None:

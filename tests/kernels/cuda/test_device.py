@@ -180,6 +180,84 @@ def test_the_norm_is_exact_up_to_float64_rounding_and_the_address_changes_no_bit
         assert squares == squares[:1] * 3
 
 
+# ---- more elements than 32 bits count
+
+MANY = 2**31 + 3 * 8192 + 5
+PERIOD = 2**20 + 24  # elements, a whole number of 16-byte loads of every dtype
+
+
+def need_memory(num_bytes: int) -> None:
+    """Skip where the device has less."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    if free < num_bytes:
+        pytest.skip(
+            f"needs {num_bytes / 2**30:.0f} GiB of free device memory; {free / 2**30:.0f} GiB are free"
+        )
+
+
+def is_repeated(big: torch.Tensor, small: torch.Tensor) -> bool:
+    """Whether `big` is `small` over and over, to the bit, its last part cut off."""
+    whole = big.numel() // small.numel() * small.numel()
+    integers = torch.int16 if big.element_size() == 2 else torch.int32
+    rows, row = big[:whole].view(integers).view(-1, small.numel()), small.view(integers)
+    is_same = all(bool((part == row).all()) for part in rows.split(64))
+    rest = big[whole:].view(integers)
+    return is_same and torch.equal(rest, row[: rest.numel()])
+
+
+def test_a_step_of_more_than_2_to_the_31_elements_has_the_bits_of_a_small_one() -> None:
+    """Every element: the arrays repeat small ones."""
+    small = moved(make_arrays(ADAMW, PERIOD, grad=BF16, state=BF16, out=FP32), "cuda")
+    bytes_per_element = sum(tensor.element_size() for tensor in small.tensors.values())
+    need_memory(MANY * bytes_per_element + 2**31)
+    big = Arrays(ADAMW, {})
+    for name, tensor in small.tensors.items():
+        big.tensors[name] = torch.empty(MANY, dtype=tensor.dtype, device="cuda")
+        for part in big.tensors[name].split(PERIOD):
+            part.copy_(tensor[: part.numel()])
+    run_on_device(ADAMW, [big.under(ADAMW.whole(MANY))], stream=stream())
+    run_on_device(ADAMW, [small.under(ADAMW.whole(PERIOD))], stream=stream())
+    for name, tensor in small.tensors.items():
+        assert is_repeated(big[name], tensor), name
+
+
+def test_the_norm_of_more_than_2_to_the_31_elements_counts_the_last_ones() -> None:
+    need_memory(2 * MANY + 2**30)
+    grad = torch.zeros(MANY, dtype=BF16, device="cuda")
+    for at, value in ((0, 3), (1, 1), (2**31 - 1, 4), (2**31, 5), (2**31 + 1, 2), (MANY - 1, 6)):
+        grad[at] = value
+    assert square([grad]) == 9 + 1 + 16 + 25 + 4 + 36
+    assert square([grad[1:]]) == 1 + 16 + 25 + 4 + 36  # not aligned
+    assert square([grad[: 2**31], grad[2**31 :]]) == 9 + 1 + 16 + 25 + 4 + 36
+
+
+# ---- CUDA graphs
+
+
+def test_a_captured_graph_repeats_the_step_and_the_norm() -> None:
+    before = make_arrays(ADAMW, 30_000, grad=BF16, out=BF16)
+    segments, cpus = ADAMW.whole(30_000), before.clone()
+    on_device, out = (
+        moved(before, "cuda"),
+        torch.zeros(NORM_OUT_NUMEL, dtype=torch.float64, device="cuda"),
+    )
+    run_on_device(ADAMW, [moved(before, "cuda").under(segments)], stream=stream())  # programs are loaded
+    expected = square([on_device["grad"]])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        squared_norm([on_device["grad"]], out=out, stream=stream())
+        run_on_device(ADAMW, [on_device.under(segments)], stream=stream())
+    assert_same_bits(moved(on_device, "cpu"), before)  # what is captured does not run
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        ADAMW.run([cpus.under(segments)])
+        assert float(out[0]) == expected
+        assert_same_bits(moved(on_device, "cpu"), cpus)
+
+
 def test_infinity_and_nan_come_through_the_norm() -> None:
     grad = torch.ones(20_001, device="cuda")
     grad[77] = math.inf

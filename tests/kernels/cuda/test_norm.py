@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 
 import pytest
 import torch
@@ -51,6 +52,17 @@ def test_every_element_counts_once_wherever_it_is(host: HostDevice, dtype: torch
 def test_the_address_changes_no_bit(host: HostDevice, dtype: torch.dtype, start: int) -> None:
     grad = torch.randn(9000 + start, generator=torch.Generator().manual_seed(start)).to(dtype)
     assert square(host, [grad[start:]]) == square(host, [grad[start:].clone()])
+
+
+@pytest.mark.exhaustive
+def test_elements_beyond_2_to_the_31_count(host: HostDevice) -> None:
+    """Of memory of which all but a few pages are the system's page of zeros."""
+    numel = 2**31 + 3 * 8192 + 5
+    pages = mmap.mmap(-1, 2 * numel, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    grad = torch.frombuffer(pages, dtype=torch.bfloat16)
+    for at, value in ((0, 3), (2**31 - 1, 4), (2**31, 5), (2**31 + 1, 2), (numel - 1, 6)):
+        grad[at] = value
+    assert square(host, [grad]) == 9 + 16 + 25 + 4 + 36
 
 
 def test_many_arrays_of_all_dtypes_are_added_up(host: HostDevice) -> None:

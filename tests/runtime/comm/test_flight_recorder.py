@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
+
+import pytest
+import torch
 
 from dslaunch.runtime.comm.flight_recorder import Flight, FlightRecorder
 
@@ -36,3 +39,20 @@ def test_a_host_that_waits_for_the_device_waits_for_the_oldest_collective() -> N
     with recorder.waiting_for_device():
         assert not second.is_awaited
     assert recorder.quiet_since > before
+
+
+class Captured:
+    """An event in a CUDA graph that is being captured: to ask whether it has happened breaks the capture."""
+
+    def query(self) -> bool:
+        raise AssertionError("asked in a capture")
+
+
+def test_no_event_is_asked_for_while_the_program_captures_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    recorder = FlightRecorder()
+    first, _ = begun(recorder, "unit 'a'")
+    first._event = cast(Any, Captured())
+    begun(recorder, "unit 'b'")
+    assert not first.is_over
+    assert len(recorder.under_way()) == 2

@@ -5,11 +5,18 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from dslaunch.runtime.comm import network_check
 from dslaunch.runtime.comm.network_check import MARK, rounds_of_pairs
+from tests.runtime.ranks import Ranks
 
 TIMEOUT_S = 60.0
 # A rank that says that it is there, and then nothing: it ends when its stdin does.
@@ -31,6 +38,86 @@ def test_every_pair_has_its_round_and_no_rank_is_in_two_pairs_of_one(number: int
     for one in rounds:
         ranks = [rank for pair in one for rank in pair]
         assert len(set(ranks)) == len(ranks)
+
+
+def _measured(rank: int, world_size: int, fault: str, folder: str) -> dict[str, Any]:
+    """What a rank finds, with messages that are measured for no longer than they take."""
+    dist.barrier()
+    dist.destroy_process_group()
+    store = dist.FileStore(f"{folder}/probe", world_size)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(network_check, "FIRST_NUMEL", 64)
+            patch.setattr(network_check, "LAST_NUMEL", 1024)
+            if fault == "of a pair" and rank == 1:
+                patch.setattr(network_check._Probe, "_measure_pair", _fail)
+            if fault == "together":
+                patch.setattr(network_check._Probe, "_measure_together", _fail)
+            return network_check._Probe(store, rank, world_size, timedelta(seconds=20)).run()
+    finally:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/after", rank=rank, world_size=world_size
+        )
+
+
+def _fail(_: object) -> dict[str, Any]:
+    raise RuntimeError("the link is down\nand more of it")
+
+
+def test_every_pair_and_all_together_are_measured(ranks: Ranks, tmp_path: Path) -> None:
+    found, *_ = ranks(_measured, 3, "", str(tmp_path), world_size=3)
+    assert (found["backend"], found["silent"]) == ("gloo", [])
+    assert sorted(tuple(pair["ranks"]) for pair in found["pairs"]) == [(0, 1), (0, 2), (1, 2)]
+    for one in (one for pair in found["pairs"] for one in pair["found"]):
+        assert one["latency_s"] > 0
+        assert one["bytes_per_s"] > 0
+    assert found["together"]["ranks"] == [0, 1, 2]
+    for of_rank in found["together"]["found"]:
+        assert of_rank.keys() == {"all_reduce", "all_gather", "reduce_scatter"}
+        for name, one in of_rank.items():
+            assert one["bytes"] == 1024 // 3 * 3 * 4  # it grew to the last size, in parts of one length
+            ways = 2 if name == "all_reduce" else 1
+            assert one["bytes_per_s"] * one["seconds"] == pytest.approx(ways * one["bytes"] * 2 / 3)
+    first, *others = found["together"]["found"]
+    assert all(other == first for other in others)  # the slowest rank's seconds
+
+
+def test_a_pair_that_fails_is_told_beside_the_others_and_ends_the_measuring(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    found, *_ = ranks(_measured, 3, "of a pair", str(tmp_path), world_size=3)
+    by_pair = {tuple(pair["ranks"]): pair["found"] for pair in found["pairs"]}
+    assert "error" not in by_pair[0, 2][0]
+    for pair, at in (((0, 1), 1), ((1, 2), 0)):
+        assert by_pair[pair][at] == {"error": "the link is down"}
+    assert found["together"] == {"ranks": [], "found": []}
+    assert found["silent"] == []
+
+
+def test_ranks_that_fail_together_only_are_told_as_together(ranks: Ranks, tmp_path: Path) -> None:
+    found, *_ = ranks(_measured, 2, "together", str(tmp_path), world_size=2)
+    assert found["together"] == {"ranks": [0, 1], "found": [{"error": "the link is down"}] * 2}
+    assert "error" not in found["pairs"][0]["found"][0]
+
+
+def test_the_speed_is_the_best_of_several_messages_that_take_long_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sender's side, with a clock of the test's: it grows until one takes a tenth of a second."""
+    took = iter([0.01, 0.02, 0.2, 0.5, 0.4])
+    sent: list[int] = []
+
+    def timed(_: object, run: Any) -> float:
+        sent.append(run.args[0].numel())
+        return next(took)
+
+    monkeypatch.setattr(network_check._Probe, "_timed", timed)
+    monkeypatch.setattr(network_check._Probe, "_pass_on", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    probe = network_check._Probe(dist.HashStore(), 0, 1, timedelta(seconds=1))
+    assert probe._send_speed(0) == 4 * 2**18 / 0.2
+    assert sent == [2**14, 2**16, 2**18, 2**18, 2**18]
+    assert probe._device == torch.device("cpu")
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 from dslaunch import ConfigError
-from dslaunch.runtime.comm.process_group import choose_device
+from dslaunch.runtime.comm.process_group import choose_device, start_process_group
 from dslaunch.runtime.environment import read_environment
 from tests.fake_cuda.build import can_be_built
+
+AVOID = "TORCH_NCCL_AVOID_RECORD_STREAMS"
 
 
 @pytest.fixture
@@ -45,6 +50,31 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(chosen: list[int
 
 def test_without_a_gpu_all_is_the_cpu() -> None:
     assert choose_device(read_environment({}), backend="gloo", index=3) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "expected"),
+    [("2.6.0", None, "1"), ("2.7.1", "0", "0"), ("2.8.0", None, None), ("2.13.0", None, None)],
+)
+def test_nccl_of_an_old_torch_lets_freed_buffers_be_used_again(
+    monkeypatch: pytest.MonkeyPatch, version: str, given: str | None, expected: str | None
+) -> None:
+    """Newer ones do by themselves, and what the program has set stays."""
+    seen: list[str | None] = []
+
+    def init(*_: object, **__: object) -> None:
+        seen.append(os.environ.get(AVOID))
+        raise RuntimeError("no group is made")
+
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(dist, "init_process_group", init)
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setenv(AVOID, given or "")  # which puts back what was there
+    if given is None:
+        monkeypatch.delenv(AVOID)
+    with pytest.raises(RuntimeError, match="no group is made"):
+        start_process_group(read_environment({}), backend="gloo")
+    assert seen == [expected]
 
 
 PROGRAM = """

@@ -7,7 +7,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dslaunch
-from dslaunch.runtime.checkpoint.files.snapshot import Snapshot
+from dslaunch.runtime.checkpoint.files.snapshot import Memory, Snapshot
+from dslaunch.runtime.checkpoint.files.tensor_runs import runs_of_tensors
 from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import start_process_group
 from dslaunch.runtime.compat.grad_norm import clip_grad_norm_
@@ -216,6 +219,33 @@ def test_the_norm_is_one_launch_however_many_units_there_are(cuda_ranks: Ranks) 
     assert norms[0] == norms[1]
 
 
+def _awaited(rank: int) -> list[list[str]]:
+    """What the watchdog's thread would see each time that the host asks the device for numbers."""
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2, **BF16))
+    step(engine)
+    awaited: list[list[str]] = []
+    read = Tensor.tolist
+
+    def tolist(tensor: Tensor) -> Any:
+        flights = engine._comm.recorder._under_way
+        awaited.append([str(flight.label) for flight in flights if flight.is_awaited])
+        return read(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "tolist", tolist)
+        step(engine)
+    engine.destroy()
+    return awaited
+
+
+def test_while_the_host_waits_for_the_norm_the_oldest_collective_is_what_it_waits_for(
+    cuda_ranks: Ranks,
+) -> None:
+    """NCCL's wait() returns at once, so that without it every rank would look as if it went on."""
+    for awaited in cuda_ranks(_awaited, world_size=2):
+        assert [len(labels) for labels in awaited] == [1]
+
+
 # ---- what scripts do
 
 
@@ -283,6 +313,28 @@ def test_a_save_beside_training_holds_what_was_trained_in_a_stream_of_the_progra
     cuda_ranks: Ranks, tmp_path: Path, world_size: int
 ) -> None:
     cuda_ranks(_in_own_stream, str(tmp_path), world_size=world_size)
+
+
+def _copied_in_another_thread(rank: int) -> bool:
+    """Nothing but the event of `note_moment` puts the program's stream and the copy in order: the host waits
+    for neither in between.
+    """
+    stream, values = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        values += 1
+        snapshot = Snapshot(replace(runs_of_tensors({"x": values}), exposed=frozenset()), Memory())
+        snapshot.note_moment()
+    copying = threading.Thread(target=snapshot.take_rest)
+    copying.start()
+    copying.join()
+    copied = snapshot.tensor_runs.flats()["x"]  # raises what the copy did
+    torch.cuda.current_stream().wait_stream(stream)
+    return bool((copied == 1).all())
+
+
+def test_the_copy_of_a_save_comes_after_what_the_programs_own_stream_was_told(cuda_ranks: Ranks) -> None:
+    assert cuda_ranks(_copied_in_another_thread, world_size=1) == [True]
 
 
 class Streams(TorchDispatchMode):

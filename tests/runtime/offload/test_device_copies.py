@@ -5,6 +5,7 @@ Copies on a GPU's stream are not tested here: these arrivals only say what their
 
 from __future__ import annotations
 
+import threading
 from typing import Any, cast
 
 import torch
@@ -35,6 +36,38 @@ def test_sources_are_held_and_the_oldest_is_waited_for_where_they_are_too_much()
     second.is_done = True
     copier.hold(cast(Arrival, fourth), 2 * _HELD_BYTES)  # held, though it is more by itself
     assert (second.num_waits, third.num_waits, fourth.num_waits) == (1, 1, 0)
+
+
+class _Event:
+    """Of a copy that ends when the test says so; how often the host asked for it."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.is_asked, self.is_asked_twice, self.has_happened = (threading.Event() for _ in range(3))
+
+    def query(self) -> bool:
+        self.num_asked += 1
+        (self.is_asked if self.num_asked == 1 else self.is_asked_twice).set()
+        return False
+
+    def synchronize(self) -> None:
+        self.has_happened.wait(10)
+
+
+def test_of_two_threads_that_wait_for_a_copy_one_frees_its_source() -> None:
+    """The thread of a step and that of a hook, whichever comes first."""
+    freed: list[bool] = []
+    arrival, event = Arrival(torch.ones(3), torch.zeros(3)), _Event()
+    arrival._event, arrival._then = cast(Any, event), lambda: freed.append(True)
+    threads = [threading.Thread(target=arrival.wait) for _ in range(2)]
+    threads[0].start()
+    assert event.is_asked.wait(10)
+    threads[1].start()
+    assert not event.is_asked_twice.wait(0.1)
+    event.has_happened.set()
+    for thread in threads:
+        thread.join()
+    assert freed == [True]
 
 
 def test_on_a_cpu_a_copy_is_there_at_once_and_its_source_is_free() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -150,6 +151,34 @@ def test_parameters_in_bf16_are_the_rounded_masters(ranks: Ranks, name: str) -> 
         assert 0 < rounding <= 2**-8
         for result, _ in others:
             assert_same_bits(first, result)
+
+
+def _with_an_empty_shard(rank: int) -> tuple[Tensor, Tensor]:
+    """Of one parameter of one element: what rank 1 has is padding."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = nn.Linear(1, 1, bias=False, dtype=torch.float32)
+        plain = copy.deepcopy(model)
+        engine, *_ = dslaunch.initialize(
+            model=model, optimizer=Halving(model.parameters()), config=make_config(stage=1)
+        )
+        optimizer = Halving(plain.parameters())
+        ones = torch.ones(1, 1, dtype=torch.float32)
+        for _ in range(2):
+            engine.backward(engine(ones).sum())
+            engine.step()
+            optimizer.zero_grad()
+            plain(ones).sum().backward()
+            optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return model.weight.detach().clone(), plain.weight.detach()
+
+
+def test_a_rank_with_nothing_to_send_receives_float32_whatever_the_default_dtype_is(ranks: Ranks) -> None:
+    (first, expected), (second, _) = ranks(_with_an_empty_shard, world_size=2)
+    assert torch.equal(first, second)
+    assert torch.equal(first, expected)
 
 
 # ---- by name, from a ds_config

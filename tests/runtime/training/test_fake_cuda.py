@@ -5,6 +5,7 @@ and no two accesses to memory that nothing has put in order.
 from __future__ import annotations
 
 import functools
+import gc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.checkpoint.files import writer
 from dslaunch.runtime.compat.generation import unwrap_model_for_generation
 from dslaunch.runtime.offload.device_copies import Arrival
+from dslaunch.runtime.offload.pinned_memory import PINNED_MEMORY
 from tests.exhaustive import few
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.compat.test_generation import Writer
@@ -354,6 +357,67 @@ def _saved(rank: int, stage: int, is_async: bool, folder: str) -> tuple[Trained,
 def test_a_checkpoint_is_continued(cuda_ranks: Ranks, tmp_path: Path, stage: int, is_async: bool) -> None:
     for own, theirs in cuda_ranks(_saved, stage, is_async, str(tmp_path), world_size=2):
         assert all(torch.equal(value, theirs.params[name]) for name, value in own.params.items())
+
+
+class Wide(nn.Module):
+    """Two units of a few pages each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(7 if index == 0 else 65, 65) for index in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+def _saved_in_boxes(rank: int, folder: str) -> tuple[list[int], int, int]:
+    """Return how many boxes were on their way whenever one was written, and the bytes of pinned memory in use
+    before and after.
+    """
+    engine, *_ = dslaunch.initialize(model=make_model(Wide), config=config_of(Case(2, "bf16"), folder))
+    train_steps(engine)
+    expected = values_of(engine)
+    ahead: list[int] = []
+    save_box, num_saved = writer._save_box, 0
+
+    def counted(values: Tensor, sink: Any) -> None:
+        nonlocal num_saved
+        num_saved += 1
+        ahead.append(device().copies()["device to host"][0] - num_saved)
+        save_box(values, sink)
+
+    gc.collect()
+    before = pinned_in_use()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_BOX_BYTES", 4096)
+        patch.setattr(writer, "_save_box", counted)
+        torch.cuda.synchronize()
+        device().clear_counters()
+        engine.save_checkpoint(folder)
+    after = pinned_in_use()
+    fresh, *_ = dslaunch.initialize(model=make_model(Wide, seed=1), config=config_of(Case(2, "bf16"), folder))
+    fresh.load_checkpoint(folder)
+    assert all(torch.equal(value, expected[name]) for name, value in values_of(fresh).items())
+    engine.destroy()
+    fresh.destroy()
+    return ahead, before, after
+
+
+def pinned_in_use() -> int:
+    """Bytes that tensors have."""
+    _ = PINNED_MEMORY.num_bytes  # which looks what was let go of
+    return sum(block.num_bytes for block in PINNED_MEMORY._in_use.values())
+
+
+def test_a_save_copies_the_next_box_while_one_is_written(cuda_ranks: Ranks, tmp_path: Path) -> None:
+    """Through pinned memory that is given back."""
+    for ahead, before, after in cuda_ranks(_saved_in_boxes, str(tmp_path), world_size=2):
+        last_of_shelf = min(ahead)  # and what else was copied before
+        assert set(ahead) == {last_of_shelf, last_of_shelf + 1}
+        assert ahead.count(last_of_shelf) <= 3 < 10 < len(ahead)
+        assert before == after
 
 
 class Checkpointed(nn.Module):
