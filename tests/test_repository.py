@@ -1,0 +1,79 @@
+"""The files for those who work on the project say what its other files say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dslaunch
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+FOLDERS = {".ci", ".github", "docs", "hostfiles", "kernels", "launcher", "package", "runtime", "tests"}
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+def test_the_top_level_has_the_folders_that_the_readers_know() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    folders = {name.partition("/")[0] for name in listed.stdout.splitlines() if "/" in name}
+    assert folders <= FOLDERS
+
+
+def test_a_commit_is_checked_by_what_make_check_runs() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    lines = re.search(r"^check: setup\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert lines is not None
+    wanted = [line.strip().replace("$(BIN)", ".venv/bin") for line in lines[1].splitlines()]
+    (local,) = read(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert [hook["entry"] for hook in local["hooks"]] == wanted
+    assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in local["hooks"])
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_calls_programs_that_are_there_and_ends(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    commands = []
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 120
+        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+        commands += [step["run"] for step in job["steps"] if "run" in step]
+    for name in re.findall(r"\.ci/[\w-]+", " ".join(commands)):
+        assert os.access(ROOT / name, os.X_OK), name
+
+
+def test_pull_requests_run_what_the_guide_for_contributors_names() -> None:
+    workflow = read(ROOT / ".github/workflows/ci.yml")
+    assert "pull_request" in workflow[True]  # YAML reads the key `on` so
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1]["run"].endswith(" .ci/run")
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_asks_for_report_env_unless_it_is_a_wish(path: Path) -> None:
+    form = read(path)
+    required = {one["id"]: one.get("validations", {}).get("required", False) for one in form["body"]}
+    assert required.get("environment", False) == (path.stem != "feature")
+    assert ("dslaunch report-env" in path.read_text()) == (path.stem != "feature")
+
+
+def test_the_citation_is_of_the_version_in_the_source() -> None:
+    citation = read(ROOT / "CITATION.cff")
+    assert citation["version"] == dslaunch.__version__
+    assert (
+        f"# dslaunch {citation['version']} ({citation['date-released']})"
+        in (ROOT / "CHANGELOG.md").read_text()
+    )
