@@ -6,7 +6,7 @@
 #   make test-all   the tests, then every combination of what they test (tests marked `exhaustive`)
 #   make test-deepspeed TESTS=folder   DeepSpeed's own tests against the drop-in package; the folder is tests/ of a clone of DeepSpeed
 #   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
-#   make docs    build the change log draft and check the documents
+#   make docs    check the documents and build their site in build/site;   make docs-serve shows it at http://127.0.0.1:8000
 #   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (ten minutes)
 #   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-checkpoint  saving and loading beside DeepSpeed, fully_shard and a plain write, into docs/reference/benchmarks.md (ten minutes)
@@ -23,11 +23,13 @@ HOSTS  ?= 2
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
 PYTEST  = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# mkdocs-material announces its successor at each build; docs/design/dependencies.md says what follows from it.
+MKDOCS  = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 # pytest rewrites the asserts of 300 files: half of the time in which it collects them, where it may not keep what it made.
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs gpu gpu-bundle setup clean
+.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs docs-serve gpu gpu-bundle setup clean
 
 setup: $(VENV)/ready
 
@@ -39,7 +41,7 @@ $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	$(PIP) 'pip>=25.1' # which knows dependency groups
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind cmake ninja
-	$(PIP) --no-build-isolation --editable '.[train,demo]' --group dev --group drop-in
+	$(PIP) --no-build-isolation --editable '.[train,demo]' --group dev --group docs --group drop-in
 	@# To compare with: in a folder of its own, where nothing imports it by accident; no compiler. Of what it depends on
 	@# only the small packages that are not here anyway.
 	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed \
@@ -121,6 +123,10 @@ lab: setup
 docs: setup
 	$(BIN)/towncrier build --draft --version next
 	$(BIN)/python -m pytest tests/docs
+	$(MKDOCS) build
+
+docs-serve: setup
+	$(MKDOCS) serve
 
 clean:
 	rm -rf $(VENV) build dist demo-out gpu-out .gpu

@@ -49,18 +49,22 @@ class Getters:
 
     @property
     def micro_steps(self) -> int:
+        """Return the number of micro batches that were stepped since the beginning of the training."""
         return self._progress.micro_steps
 
     @property
     def global_steps(self) -> int:
+        """Return the number of optimizer steps since the beginning of the training, skipped ones included."""
         return self._progress.global_steps
 
     @property
     def global_samples(self) -> int:
+        """Return the number of samples that all ranks were trained on since the beginning of the training."""
         return self._progress.global_samples
 
     @property
     def skipped_steps(self) -> int:
+        """Return the number of optimizer steps that were skipped, for gradients that were not finite."""
         return self._progress.skipped_steps
 
     def was_step_applied(self) -> bool:
@@ -138,27 +142,35 @@ class Getters:
         return config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps
 
     def train_batch_size(self) -> int:
+        """Return the samples of one optimizer step on all ranks."""
         return self.settings.train_batch_size
 
     def train_micro_batch_size_per_gpu(self) -> int:
+        """Return the samples of one micro batch on one rank."""
         return self.settings.micro_batch_size
 
     def gradient_accumulation_steps(self) -> int:
+        """Return the micro batches of one optimizer step."""
         return self.settings.gradient_accumulation_steps
 
     def gradient_clipping(self) -> float:
+        """Return the norm to which gradients are clipped; 0.0 if they are not."""
         return self.settings.gradient_clipping if self.optimizer is None else self.optimizer.clip_grad or 0.0
 
     def steps_per_print(self) -> int | None:
+        """Return after how many optimizer steps the throughput is printed; None for never."""
         return self.settings.steps_per_print
 
     def wall_clock_breakdown(self) -> bool:
+        """Whether the times of forward, backward and step are measured and printed."""
         return self.settings.wall_clock_breakdown
 
     def dump_state(self) -> bool:
+        """Whether the settings are logged at the start."""
         return self.settings.dump_state
 
     def dataloader_drop_last(self) -> bool:
+        """Whether the engine's loader leaves out a last batch that is not full."""
         return self.settings.dataloader_drop_last
 
     @property
@@ -172,12 +184,15 @@ class Getters:
         return 1
 
     def get_data_parallel_rank(self) -> int:
+        """Return this rank's number among those that train on data of their own: its global rank."""
         return self.global_rank
 
     def get_model_parallel_rank(self) -> int:
+        """Return this rank's number among those that share a layer: 0, for none does."""
         return 0
 
     def zero_optimization_stage(self) -> int:
+        """Return the ZeRO stage, 0 to 3."""
         return self._policy.stage
 
     def zero_optimization(self) -> bool:
@@ -185,9 +200,11 @@ class Getters:
         return self._policy.is_sharded
 
     def zero_optimization_partition_gradients(self) -> bool:
+        """Whether gradients are sharded: at stages 2 and 3."""
         return self._policy.gradients is Placement.SHARDED
 
     def zero_optimization_partition_weights(self) -> bool:
+        """Whether parameters are sharded: at stage 3."""
         return self._policy.parameters is Placement.SHARDED
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
@@ -213,15 +230,19 @@ class Getters:
         return self.settings.zero.max_whole_numel[1]
 
     def bfloat16_enabled(self) -> bool:
+        """Whether parameters are in bfloat16, by the ds_config's section bf16."""
         return self.settings.bf16.enabled
 
     def fp16_enabled(self) -> bool:
+        """Whether parameters are in float16, by the ds_config's section fp16."""
         return self.settings.fp16.enabled
 
     def fp16_auto_cast(self) -> bool:
+        """Whether inputs of the forward are cast to float16."""
         return self.settings.fp16.auto_cast
 
     def torch_autocast_enabled(self) -> bool:
+        """Whether the forward runs under torch.autocast."""
         return self.settings.torch_autocast.enabled
 
     def torch_autocast_dtype(self) -> torch.dtype | None:
@@ -265,24 +286,31 @@ class Getters:
         return comms_log.log_summary(show_straggler, return_dict)
 
     def flops_profiler_enabled(self) -> bool:
+        """Whether one step's forwards are profiled, by the ds_config's section flops_profiler."""
         return self._flops_profiler.enabled
 
     def flops_profiler_profile_step(self) -> int:
+        """Return after how many steps the profile is made."""
         return self._flops_profiler.profile_step
 
     def flops_profiler_module_depth(self) -> int:
+        """Return down to which depth modules are shown; -1 for all."""
         return self._flops_profiler.module_depth
 
     def flops_profiler_top_modules(self) -> int:
+        """Return how many classes of modules are shown at each depth."""
         return self._flops_profiler.top_modules
 
     def flops_profiler_detailed(self) -> bool:
+        """Whether every module is shown."""
         return self._flops_profiler.detailed
 
     def flops_profiler_output_file(self) -> str | None:
+        """Return the file that the profile is written to; None where it is printed."""
         return self._flops_profiler.output_file
 
     def flops_profiler_recompute_fwd_factor(self) -> float:
+        """Return how many forwards a backward repeats, for its FLOPS."""
         return self._flops_profiler.recompute_fwd_factor
 
     @property

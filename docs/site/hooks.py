@@ -1,0 +1,68 @@
+"""What the documents' site has beside the pages: the reference of every public name, made of its docstring.
+
+mkdocs calls the functions `on_...`. The pages themselves stay plain Markdown; see [Note: The site] below.
+
+[Note: The site]
+- A page for each public module is made here, with one entry for each of its public names. mkdocstrings fills
+  the entries in from the sources.
+- Links to files outside of docs/, such as the hostfiles, lead nowhere on a site: their text stays, and the
+  path.
+- Nothing is loaded from another server: no fonts, no scripts, no pictures.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT / "docs" / "site"))  # public_names.py lies beside this file
+
+from public_names import Entry, entries_by_module  # noqa: E402  (see above)
+
+API_FOLDER = "reference/api"
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+SCHEME = re.compile(r"[a-z][a-z+.-]*:|#|//")
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """Add the pages of the reference."""
+    for module, entries in entries_by_module().items():
+        uri = f"{API_FOLDER}/{module}.md"
+        files.append(File.generated(config, uri, content=reference_page(module, entries)))
+    return files
+
+
+def reference_page(module: str, entries: tuple[Entry, ...]) -> str:
+    """The names of one module, each with what mkdocstrings makes of its docstring."""
+    parts = [f"# {module}"]
+    for entry in entries:
+        if entry.kind == "module":
+            whole = f"{module}.{entry.name}"
+            parts.append(f"## `{entry.name}`\n\n{entry.summary} Its names: [{whole}]({whole}.md)")
+        elif entry.source is None:
+            parts.append(f"## `{entry.name}`\n\n{entry.summary}")
+        else:
+            options = "    options:\n      heading: " + entry.name
+            parts.append(f"::: {entry.source}\n{options}")
+    return "\n\n".join(parts) + "\n"
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Take away links that lead out of docs/."""
+    folder = (CHECKOUT / "docs" / page.file.src_uri).parent
+
+    def without_outside(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        if SCHEME.match(target):
+            return match[0]
+        path = (folder / target.partition("#")[0]).resolve()
+        if path.is_relative_to(CHECKOUT / "docs"):
+            return match[0]
+        return f"{text} (`{path.relative_to(CHECKOUT)}` in the repository)"
+
+    return LINK.sub(without_outside, markdown)
