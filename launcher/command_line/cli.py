@@ -15,25 +15,8 @@ from ..options.hosts import CHOICE_OPTIONS, NODE_RANGE, SSH_OPTIONS, read_ssh
 from ..options.seconds import seconds
 from ..output.writer import EXIT_NOT_READ
 from ..wording import cleaned
+from .absent_options import ABSENT
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
-
-# Options that people know from other launchers: DeepSpeed's, then torchrun's.
-ABSENT = {
-    "--autotuning": (
-        "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO "
-        "stage in the ds_config"
-    ),
-    "--nproc_per_node": "write --num_gpus=N, or slots=N in the hostfile",
-    **dict.fromkeys(
-        ("-n", "-np", "--np"), "write --num_gpus=N for N processes on each host, or slots=N in the hostfile"
-    ),
-    "-N": "write --num_nodes=N for the first N hosts of the hostfile",
-    "--nnodes": "write --num_nodes=N; MIN:MAX is allowed",
-    **dict.fromkeys(
-        ("--rdzv_backend", "--rdzv_endpoint", "--rdzv_id", "--rdzv_conf", "--standalone"),
-        "there is no rendezvous to describe; leave it out (with --no_ssh: --master_addr and --job_id)",
-    ),
-}
 
 
 class JobCommand(PrefixCommand):

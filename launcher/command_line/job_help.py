@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from .cli import ABSENT
+from .absent_options import ABSENT
 from .help_topics import COMMANDS, DEEPSPEED_NAMES, FIRST_PAGE, TOPICS, Topic
 from .prefix_command import option_records, write_groups
 
