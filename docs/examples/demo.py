@@ -1,8 +1,9 @@
 """`make demo`: train a small GPT on two hosts made on this machine, and show what came out.
 
 Where hosts cannot be made (they need root on Linux) the same program runs as two processes of this machine.
-What comes out is in demo-out/: the loss curve, the metrics of every step, the memory of every rank and the
-launcher's report.
+Then a second job measures what a rank holds of a model at each ZeRO stage. What comes out is in demo-out/:
+the loss curve, a picture of memory and start times, the metrics of every step, the memory of every rank and
+the launcher's report.
 """
 
 from __future__ import annotations
@@ -34,6 +35,19 @@ JOB = (
     f"--report {OUT}/report.json docs/examples/train_chars.py --deepspeed --deepspeed_config "
     f"docs/examples/ds_config_chars.json --steps 300 --log_every 10 --cpu --threads 1 --out {OUT}"
 )
+MEMORY_JOB = f"--preload=torch docs/examples/memory_by_stage.py --cpu --out {OUT}"
+NEXT = (
+    (
+        "dslaunch --num_gpus 2 docs/examples/train_digits.py "
+        "--deepspeed_config docs/examples/ds_config_digits.json",
+        "train on this machine, with a program to copy and change",
+    ),
+    (
+        "dslaunch check -H hosts",
+        "look at hosts of your own before a job on them; `hosts` has lines such as `node1 slots=8`",
+    ),
+    ("make docs-serve", "read the documents in a browser; docs/README.md says which page answers what"),
+)
 END_STEPS = 20  # the loss at the end is the mean of so many steps: one batch says little
 LN_2 = math.log(2)  # nats in a bit
 SMOOTH_STEPS = 5  # on both sides, in the picture
@@ -50,6 +64,7 @@ class Site:
     prompt: str
     options: tuple[str, ...]
     title: str
+    num_hosts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +74,9 @@ class Results:
     steps: tuple[dict[str, Any], ...]  # metrics.jsonl
     memory: tuple[dict[str, Any], ...]  # memory.json, in rank order
     phases_s: dict[str, float]  # seconds from the command's start to the end of each phase
+    held_bytes: dict[str, int]  # of a model on a rank, by ZeRO stage; see memory_by_stage.py
+    num_ranks: int
+    num_hosts: int
 
     @property
     def first_loss(self) -> float:
@@ -87,18 +105,26 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)  # the same way out as Ctrl-C
     OUT.mkdir(exist_ok=True)
-    for name in ("report.json", "metrics.jsonl", "memory.json", "loss.png"):
+    for name in (
+        "report.json",
+        "metrics.jsonl",
+        "memory.json",
+        "memory_by_stage.json",
+        "loss.png",
+        "why.png",
+    ):
         (OUT / name).unlink(missing_ok=True)
     try:
         with choose_site() as site:
-            code = run_job(site)
+            code = run_job(site, JOB) or run_job(site, MEMORY_JOB)
+            num_hosts = site.num_hosts
     except KeyboardInterrupt:
         say("stopped")
         return 128 + signal.SIGINT
     if code:
         say(f"the job ended with exit code {code}")
         return code
-    show(read_results(), site.title)
+    show(read_results(num_hosts), site.title)
     return 0
 
 
@@ -141,13 +167,15 @@ def lab_site(lab: Lab) -> Site:
         prompt="head$",
         options=("-H", str(OUT / "hostfile")),
         title=f"{NUM_HOSTS} hosts x {slots} workers",
+        num_hosts=NUM_HOSTS,
     )
 
 
 def local_site() -> Site:
     slots = num_slots()
     options = ("--launcher=local", f"--num_gpus={slots}")
-    return Site(start=subprocess.Popen, prompt="$", options=options, title=f"{slots} workers on one machine")
+    title = f"{slots} workers on one machine"
+    return Site(start=subprocess.Popen, prompt="$", options=options, title=title, num_hosts=1)
 
 
 def num_slots() -> int:
@@ -162,9 +190,9 @@ def num_slots() -> int:
 # ---- the job
 
 
-def run_job(site: Site) -> int:
+def run_job(site: Site, job: str) -> int:
     """Run the command, showing its output as it comes; returns its exit code."""
-    words = (*site.options, *JOB.split())
+    words = (*site.options, *job.split())
     print(f"\n{site.prompt} {shlex.join(('dslaunch', *words))}", flush=True)
     process = site.start(
         [str(Path(sys.executable).with_name("dslaunch")), *words],
@@ -206,12 +234,16 @@ def copy_output(process: subprocess.Popen[bytes]) -> bool:
 # ---- what came out
 
 
-def read_results() -> Results:
+def read_results(num_hosts: int) -> Results:
+    held = json.loads((OUT / "memory_by_stage.json").read_text())
     lines = (OUT / "metrics.jsonl").read_text().splitlines()
     return Results(
         steps=tuple(json.loads(line) for line in lines),
         memory=tuple(json.loads((OUT / "memory.json").read_text())),
         phases_s=json.loads((OUT / "report.json").read_text())["phases_s"],
+        held_bytes=held["bytes"],
+        num_ranks=held["world_size"],
+        num_hosts=num_hosts,
     )
 
 
@@ -233,9 +265,19 @@ def show(results: Results, title: str) -> None:
     table.add_section()
     for one in results.memory:
         table.add_row(f"rank {one['rank']} on {one['host']}", peak_memory(one))
+    table.add_section()
+    for name, held in results.held_bytes.items():
+        table.add_row(
+            f"a model: {name}", f"{held / 2**20:.1f} MiB{'' if 'PyTorch' in name else ' on a rank'}"
+        )
     Console(soft_wrap=True).print(table)
     draw(results, title)
+    draw_why(results)
     say(f"loss curve: {OUT / 'loss.png'}")
+    say(f"memory by stage, and start times beside other launchers: {OUT / 'why.png'}")
+    say("what to do next, after `. .venv/bin/activate`:")
+    for command, purpose in NEXT:
+        print(f"    {command}\n        {purpose}", flush=True)
 
 
 def phases(phases_s: dict[str, float]) -> list[tuple[str, str]]:
@@ -292,6 +334,31 @@ def draw(results: Results, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(OUT / "loss.png", dpi=150)
+
+
+def draw_why(results: Results) -> None:
+    """Write why.png: what a rank holds of a model at each stage, as measured now, and the published start
+    times beside other launchers, with this run among them.
+    """
+    from matplotlib import pyplot  # late, as above
+
+    from tests.benchmarks.overview import GUIDE, draw_starts, figures  # the checkout was put on the path
+
+    figure, (memory, start) = pyplot.subplots(1, 2, figsize=(11, 4.3), layout="constrained")
+    names = list(results.held_bytes)
+    mebibytes = [held / 2**20 for held in results.held_bytes.values()]
+    colors = ["0.5", *["tab:blue"] * (len(names) - 1)]
+    bars = memory.bar([name.replace(", ", "\n") for name in names], mebibytes, color=colors)
+    memory.bar_label(bars, fmt="%.0f")
+    memory.set_title(
+        f"Parameters, gradients and AdamW's states: MiB on each of {results.num_ranks} ranks", fontsize=10
+    )
+    published = figures(GUIDE.read_text(encoding="utf-8"))
+    draw_starts(start, published.start_s)
+    start.plot([results.num_hosts], [results.phases_s["started"]], "k*", markersize=12, label="this run")
+    start.set_title(f"Start on N hosts: seconds, published ({published.machine})", fontsize=10)
+    start.legend(fontsize=8)
+    figure.savefig(OUT / "why.png", dpi=150)
 
 
 def running_mean(values: list[float]) -> list[float]:

@@ -367,6 +367,7 @@ from tests.lab import Lab
 out, demo.OUT = demo.OUT, Path(sys.argv[1])
 job = demo.JOB.replace(str(out), sys.argv[1]).replace("--steps 300", sys.argv[2])
 demo.JOB = "--master_port=" + sys.argv[3] + " " + job
+demo.MEMORY_JOB = "--master_port=" + sys.argv[3] + " " + demo.MEMORY_JOB.replace(str(out), sys.argv[1])
 Lab.can_be_made = staticmethod(lambda: "a test asked for none")
 sys.exit(demo.main())
 """
@@ -389,8 +390,20 @@ def test_the_demo_runs_the_command_it_shows_and_draws_the_loss(tmp_path: Path) -
     assert "$ dslaunch --launcher=local --num_gpus=2 --master_port=" in output
     for row in ("loss", "speed", "reach the hosts", "start the workers", "rank 0 on", "rank 1 on"):
         assert re.search(rf"^\W*{row} ", output, re.MULTILINE), row
-    assert output.endswith(f"demo: loss curve: {tmp_path}/loss.png\n")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("loss.png", "why.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    held = json.loads((tmp_path / "memory_by_stage.json").read_text())["bytes"]
+    # of 16 bytes: 2 ranks share 8 of states, then 4 of gradients, then 4 of parameters
+    shares = [held[f"stage {stage}"] / held["PyTorch, 1 process"] for stage in range(4)]
+    assert shares == pytest.approx([1, 3 / 4, 5 / 8, 1 / 2], rel=0.02)
+    assert len(re.findall(r"a model: stage \d.* MiB on a rank", output)) == 4
+    commands = re.findall(r"^    ((?:dslaunch|make) .*)\n        \w.*$", output, re.MULTILINE)
+    assert len(commands) == 3
+    assert output.rstrip().endswith("which page answers what")
+    runs, checks, reads = commands
+    assert all((CHECKOUT / word).is_file() for word in runs.split() if word.startswith("docs/"))
+    assert checks.startswith("dslaunch check")
+    assert f"\n{reads.removeprefix('make ')}: setup\n" in (CHECKOUT / "Makefile").read_text()
 
 
 @pytest.mark.exhaustive
