@@ -172,9 +172,9 @@ class Engine(Getters, nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Say that the micro batches inside end no optimizer step: `step()` is an error there.
 
-        Nothing is sent in vain without it either. Replicated gradients (stages 0 and 1) are averaged at the
-        boundary only; sharded ones (stages 2 and 3) are averaged in every backward, here too: to wait would
-        cost the memory that is saved.
+        Replicated gradients (stages 0 and 1) are averaged in a backward that ends a step, and those inside
+        end none: if none follows, `step()` averages. Sharded ones (stages 2 and 3) are averaged in every
+        backward, here too: to wait would cost the memory that is saved.
         """
         with self._accumulation.no_sync():
             yield
@@ -185,7 +185,7 @@ class Engine(Getters, nn.Module):
 
         At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds
         whole gradients meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0
-        and 1 the boundary averages anyway.
+        and 1 `step()` averages then.
         Order:  a collective at the end
         Errors: ConfigError inside another such block
         """
@@ -194,10 +194,10 @@ class Engine(Getters, nn.Module):
             yield
 
     def allreduce_gradients(self) -> None:
-        """Average the gradients now, at a boundary, so that `p.grad` is the average where
-        ranks hold whole ones.
+        """At a boundary, let `p.grad` be the average where ranks hold whole gradients.
 
-        Never needed: `step()` averages. It costs what that costs once more.
+        Never needed for a step. At stage 0 it is so after the backward; at stage 1 the ranks send each other
+        their shards of the averages here.
         Order: a collective
         """
         if self.is_gradient_accumulation_boundary():

@@ -118,8 +118,8 @@ def plan_offload(
     if step_at is not StepAt.STEP and optimizer is not None:
         if policy.gradients is not Placement.SHARDED:
             raise ConfigError(
-                f"{_SECTION}.offload_optimizer.{key} true: at stage {policy.stage} gradients are averaged "
-                "after backward, and not unit by unit; write stage 2 or 3, or leave it out"
+                f"{_SECTION}.offload_optimizer.{key} true: at stage {policy.stage} every rank keeps "
+                "whole gradients until the step; write stage 2 or 3, or leave it out"
             )
         if not states.is_away:
             logging.getLogger("dslaunch").warning(

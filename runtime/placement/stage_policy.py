@@ -1,8 +1,8 @@
 """The ZeRO stages as rows of a table: which of parameters, gradients and states are sharded.
 
 Nothing outside this file asks for a stage; everything asks a `Policy`. When gradients are reduced follows
-from where they are: a whole buffer of them adds up micro batches and is reduced once for a step, shards are
-filled in every backward. In which memory a value lies is the matter of offload_plan.py.
+from where they are: a whole buffer of them adds up micro batches and is reduced once for a step, in its last
+backward; shards are filled in every backward. In which memory a value lies is the matter of offload_plan.py.
 """
 
 from __future__ import annotations

@@ -14,6 +14,13 @@ from torch import Tensor
 
 from ..errors import ConfigError
 
+# Goes on after "p.grad of 'name' was used".
+WHY_ABSENT = (
+    "between the backward that ends a step and engine.step(): at this ZeRO stage each rank has then the "
+    "average of its own shard only; call engine.allreduce_gradients() first, after which p.grad is the "
+    "average, or dslaunch.zero.safe_get_full_grad() and safe_set_full_grad(); or run that backward in "
+    "engine.no_sync(), after which p.grad is this rank's own sum, and the step averages"
+)
 _ADD_TO, _ADD = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
 
 
@@ -65,12 +72,7 @@ class AbsentGradient(Tensor):
 def _refusal(args: Iterable[Any], kwargs: dict[str, Any]) -> str:
     found = _first_of((*args, *kwargs.values()))
     name = "a parameter" if found is None else f"'{found.param_name}'"
-    return (
-        f"p.grad of {name} was used between the backward that ends a step and engine.step(): at this ZeRO "
-        "stage each rank has then the average of its own shard only; read or set it with "
-        "dslaunch.zero.safe_get_full_grad() and safe_set_full_grad(), or call engine.allreduce_gradients() "
-        "first, after which p.grad is the average; p.register_hook() changes gradients before the average"
-    )
+    return f"p.grad of {name} was used {WHY_ABSENT}"
 
 
 def _first_of(values: Iterable[Any]) -> AbsentGradient | None:

@@ -19,9 +19,13 @@ end; then the ranks tell each other in which segment each of them was given the 
 place, and the last of these segments gets the place. Below stage 3 nothing is gathered, and the whole
 backward is one segment.
 
+Gradients that every rank keeps whole are averaged in one backward of a step, which then stands for the step:
+what is left when it ends is asked for there, and a rank that runs none asks for all before the step. Ranks
+may run other numbers of backwards; each asks for the same places in the same order, once for a step.
+
 A gradient that comes after its place was averaged is kept, and averaged with the place the next time. Before
-a step, ranks tell each other whether that is left to do (`BackwardReducer.catch_up`). From then on the place
-is averaged at the end of a backward.
+a step, ranks tell each other whether that is left to do (`Reducer.catch_up`). If it came in the same backward
+as the others, the place is averaged at the end of a backward from then on.
 """
 
 from __future__ import annotations

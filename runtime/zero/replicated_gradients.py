@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..errors import ConfigError
-from .absent_gradient import AbsentGradient
+from .absent_gradient import WHY_ABSENT, AbsentGradient
 from .flat_buffer import FlatBuffer
 from .gradients import FlatGradients
 
@@ -182,12 +182,9 @@ class ReplicatedGradients(FlatGradients):
     def _refuse_what_was_set(self) -> None:
         for name, param, absent in zip(self._names, self._params, self._absences, strict=True):
             if param.grad is not absent:
+                what = "set to None" if param.grad is None else "replaced"
                 raise ConfigError(
-                    f"p.grad of '{name}' was {'set to None' if param.grad is None else 'replaced'} between "
-                    "the backward that ends a step and engine.step(): at this ZeRO stage each rank has then "
-                    "the average of its own shard only; call engine.zero_grad() to drop the gradients, "
-                    "dslaunch.zero.safe_set_full_grad() to set one, or engine.allreduce_gradients() first, "
-                    "after which p.grad is the average"
+                    f"p.grad of '{name}' was {what} {WHY_ABSENT}; engine.zero_grad() on all ranks drops it"
                 )
 
     def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:

@@ -412,7 +412,7 @@ PATH = "zero_optimization.offload_optimizer"
         (
             1,
             STATES_AWAY,
-            f"{PATH}.delayed_update.enabled true: at stage 1 gradients are averaged after backward",
+            f"{PATH}.delayed_update.enabled true: at stage 1 every rank keeps whole gradients until the step",
         ),
         (2, Where("none", "none", is_apart=True), f'{PATH}.delayed_update.enabled true is for device "cpu"'),
         (

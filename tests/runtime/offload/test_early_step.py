@@ -349,7 +349,7 @@ PATH = "zero_optimization.offload_optimizer"
         (
             1,
             {"device": "cpu", **EARLY},
-            f"{PATH}.super_offload true: at stage 1 gradients are averaged after backward",
+            f"{PATH}.super_offload true: at stage 1 every rank keeps whole gradients until the step",
         ),
         (2, EARLY, f'{PATH}.super_offload true is for device "cpu", not "none"'),
         (
