@@ -73,6 +73,10 @@ class Collectives:
         # Called with `what` before all_gather_from() sends anything.
         self.before_gather: Callable[[str], None] = nothing_before
 
+    def gather_beside(self, gather_axis: Axis) -> None:
+        """Let what all_gather_from() sends go along this axis from now on; see the constructor."""
+        self._own_gather_axis = gather_axis
+
     def close(self) -> None:
         """Give up the process groups that are this engine's own: only what goes to all ranks can be
         sent from then on.

@@ -38,6 +38,7 @@ from ..zero.leaf_modules import mark_configured, z3_leaf_module
 from ..zero.param_location import note_locations
 from ..zero.sharded_model import ShardedModel
 from .accumulation import Accumulation
+from .agreed_settings import agreed_settings
 from .direct_backward import DirectBackward
 from .optimizer_step import OptimizerStep
 from .roll_call import RollCall
@@ -84,6 +85,8 @@ def make_components(
     offload = _offload(policy, config, optimizer, device=device, comm=comm)
     mark_configured(module, config.zero.leaf_module)
     model = _model(module, policy, config, optimizer, device=device, comm=comm, offload=offload)
+    if policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
+        comm.gather_beside(make_shard_axis(shard_size=comm.mesh.shard.size))
     scaler = LossScaler(config.loss_scaling)
     accumulation = Accumulation(config.gradient_accumulation_steps)
     if optimizer is None:
@@ -178,8 +181,7 @@ def _collectives(policy: Policy, config: Config) -> Collectives:
         kept_in=config.zero.hpz_partition_size,
     )
     mesh = make_mesh(shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
-    is_sharded = policy.parameters is Placement.SHARDED
-    return Collectives(mesh, gather_axis=make_shard_axis(shard_size=shape.shard_size) if is_sharded else None)
+    return Collectives(mesh)
 
 
 def _offload(
@@ -235,6 +237,7 @@ def _model(
         comm=comm,
         offload=offload,
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
+        settings=agreed_settings(config, optimizer),
     )
     if config.origin.is_lenient:
         model.hide_gradients_as_none()

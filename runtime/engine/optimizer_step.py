@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from math import isfinite
+from struct import pack
+from zlib import crc32
 
 from ..activation import checkpointing
 from ..checkpoint.saver import Saver
@@ -16,6 +18,7 @@ from ..step.loss_scale import LossScaler
 from ..step.step_schedule import StepSchedule
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
+from .hyper_parameters import HyperParameters
 from .roll_call import RollCall
 from .skipped_steps import SkippedSteps
 
@@ -44,6 +47,7 @@ class OptimizerStep:
         self._optimizer, self._model, self._comm, self._scaler = optimizer, model, comm, scaler
         self._schedule, self._saver, self._order_check = schedule, saver, order_check
         self._checks_order_each_step = checks_order_each_step
+        self._hyper_parameters = HyperParameters(optimizer, comm)
 
     def run(self, config: Config, progress: Progress) -> tuple[float, bool]:
         """Do it, and count it in `progress`.
@@ -55,6 +59,7 @@ class OptimizerStep:
         """
         optimizer, model = self._optimizer, self._model
         self.roll_call.call()
+        self._hyper_parameters.look()
         model.finish_gradients()
         self._saver.before_change()
         scale = self._scaler.scale  # that of the backwards: it changes between steps only
@@ -86,18 +91,28 @@ class OptimizerStep:
         averaged the same.
         """
         trained, check = self._model.trained, self._order_check
-        note = [self.roll_call.note]
+        note = [self._note]
         if check is not None:
             check.finish()
             note += [check.fingerprint, float(self._model.is_behind)]
         norm, notes = global_grad_norm(trained, self._comm, note=note)
-        self.roll_call.settle([one[0] for one in notes])
+        said = [one[0] for one in notes]
+        is_same = len(set(said)) == 1  # then each of what it was made of is, too
+        self.roll_call.settle([self.roll_call.note] if is_same else said)
+        self._hyper_parameters.settle([self._hyper_parameters.note] if is_same else said)
         if check is not None:
             check.check([one[1] for one in notes])
             if any(one[2] for one in notes):
                 self._model.catch_up()
                 norm, _ = global_grad_norm(trained, self._comm)
         return norm
+
+    @property
+    def _note(self) -> float:
+        """What this rank has to say of the model, the groups and the hyper-parameters, as one number: each
+        that is sent costs a GPU a launch.
+        """
+        return float(crc32(pack("dd", self.roll_call.note, self._hyper_parameters.note)))
 
     def _update(self, grad_scale: float) -> None:
         update = self._optimizer.next_update(grad_scale)

@@ -71,6 +71,17 @@ class FusedRule:
         update = self.sub_buffer_update(groups, step=step, grad_scale=grad_scale)
         StepPipeline(self._sub_buffers).run(update, after_sub_buffer=after_sub_buffer)
 
+    def check(self, groups: Groups) -> None:
+        """Look whether a step can use these hyper-parameters: step over no element with each of them.
+
+        Errors: ValueError, which names the segment with the number of the group
+        """
+        nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+        runs = tuple(Run(offset=0, numel=0, group=group, step=1) for group in groups)
+        states = dict.fromkeys(self._formula.state_names, nothing)
+        arrays = FlatArrays(param=nothing, grads=(), states=states, runs=runs)
+        self._formula.update_in_host_memory([arrays])
+
     def sub_buffer_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
         """Return what a step does to one part."""
         names = self._formula.names_for(groups)

@@ -59,7 +59,8 @@ class FlatBuffer:
         """
         if num_users(self.flat) > self._num_references:
             was = self.address
-            self._place(torch.empty_like(self.flat))
+            with torch.inference_mode(False):  # a tensor that is made in it refuses every later write
+                self._place(torch.empty_like(self.flat))
             self.on_new_memory(was)
         self.flat.untyped_storage().resize_(self._nbytes)
 

@@ -51,15 +51,17 @@ class ShardedModel:
         comm: Collectives,
         offload: Offload,
         loses_writes: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Cut `module` into units; `groups` are the optimizer's.
+        """Cut `module` into units; `groups` are the optimizer's, `settings` what else all ranks must have in
+        common, by name.
 
         A dtype that is None keeps what each parameter or buffer has.
 
         `loses_writes`: to write to gathered parameters without a modifier_rank is no error, see
         GatheredParameters.
 
-        Errors: ConfigError if the ranks hold different models, or a trained parameter has a
+        Errors: ConfigError if the ranks hold different models or settings, or a trained parameter has a
                 dtype we cannot train
         """
         self.policy = policy
@@ -73,7 +75,7 @@ class ShardedModel:
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
         _check_trained_dtypes(members, precision.parameters)
-        _check_agreement(members, comm)
+        _check_agreement(members, comm, settings or {})
         runs = [_by_role(run, precision) for run in members]
         policies = iter(
             keep_small_whole(
@@ -417,16 +419,28 @@ def _check_trained_dtypes(units: Iterable[Sequence[Member]], param_dtype: torch.
             )
 
 
-def _check_agreement(units: Iterable[Sequence[Member]], comm: Collectives) -> None:
+def _check_agreement(
+    units: Iterable[Sequence[Member]], comm: Collectives, settings: Mapping[str, Any]
+) -> None:
     """Ranks with different models would wait for each other for ever, or train nonsense: find out first."""
     text = "\n".join(
         f"{member.name} {tuple(member.param.shape)} {member.param.dtype} {member.is_trained} {member.group}"
         for members in units
         for member in members
     )
-    digests = comm.all_gather_objects(crc32(text.encode()), what="the fingerprint of the model")
-    for rank, digest in enumerate(digests):
-        if digest != digests[0]:
+    own = (crc32(text.encode()), dict(settings))
+    everywhere = comm.all_gather_objects(own, what="the fingerprint of the model")
+    digest_of_first, first = everywhere[0]
+    for rank, (digest, others) in enumerate(everywhere):
+        differing = [key for key in {**first, **others} if first.get(key) != others.get(key)]
+        if differing:
+            key = differing[0]
+            raise ConfigError(
+                f"rank {rank} and rank 0 were given different settings: {key} is {others.get(key)} on rank "
+                f"{rank} and {first.get(key)} on rank 0; give initialize() the same ds_config and optimizer "
+                "on every rank"
+            )
+        if digest != digest_of_first:
             raise ConfigError(
                 f"rank {rank} and rank 0 were given different models or optimizer groups: names, shapes, "
                 "dtypes, requires_grad and groups of all parameters must agree; build the model the same way "

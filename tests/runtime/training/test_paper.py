@@ -73,7 +73,7 @@ class Held(NamedTuple):
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dslaunch.Engine]:
     stage, sums = request.param
     monkeypatch.setattr(partition, "_check_storage", lambda params: None)
-    monkeypatch.setattr(sharded_model, "_check_agreement", lambda units, comm: None)
+    monkeypatch.setattr(sharded_model, "_check_agreement", lambda units, comm, settings: None)
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=NUM_RANKS)
     try:
         with torch.device("meta"):

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -486,6 +487,34 @@ def _inferred(rank: int) -> Tensor:
 def test_a_model_without_an_optimizer_can_be_asked(ranks: Ranks) -> None:
     for result in ranks(_inferred, world_size=2):
         assert torch.equal(result, make_model(Model)(batch(0, width=WIDTH)))
+
+
+def _inferred_between_steps(rank: int, zero: dict[str, Any]) -> dict[str, Tensor]:
+    config = make_config(3)
+    config["zero_optimization"] |= zero
+    engine = dslaunch.initialize(model=make_model(Model), config=config)[0]
+    block = engine.module.get_submodule("blocks.1.up")
+    for step in range(3):
+        seen: list[Tensor] = []
+        hook = block.register_forward_hook(lambda one, *_, seen=seen: seen.append(one.weight.detach()))
+        with torch.inference_mode():
+            engine(_part(step, engine))
+            hook.remove()
+            engine(_part(step, engine))  # the first one's memory is still in use, so this one's is new
+            seen.clear()
+        _step(engine, step)
+    return snapshot(engine.state_dict())
+
+
+@pytest.mark.parametrize("zero", [{}, {"offload_param": {"device": "nvme"}}], ids=["memory", "nvme"])
+def test_training_goes_on_after_evaluations_in_inference_mode(
+    ranks: Ranks, tmp_path: Path, zero: dict[str, Any]
+) -> None:
+    if zero:
+        zero = {"offload_param": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    expected = _reference(_plain)
+    for result in ranks(_inferred_between_steps, zero, world_size=2):
+        assert worst_difference(result, expected) <= DRIFT
 
 
 def _destroyed(rank: int) -> bool:
