@@ -1,4 +1,4 @@
-"""Gradients that are sharded: the hard cases of when a unit's gradients are finished, against one process."""
+"""The hard cases of when a unit's gradients are finished, against one process (and test_step_reducer.py)."""
 
 from __future__ import annotations
 
@@ -208,9 +208,9 @@ class MoreAndMore(Uneven):
         return result
 
 
-def _use_more_often(rank: int) -> tuple[dict[str, Tensor], list[bool], int]:
+def _use_more_often(rank: int, stage: int) -> tuple[dict[str, Tensor], list[bool], int]:
     model = make_model(MoreAndMore)
-    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=2, reduce_bucket_size=1))
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=stage, reduce_bucket_size=1))
     was_behind = []
     for step in range(STEPS):
         model.num_uses = 1 + step % 2
@@ -221,14 +221,15 @@ def _use_more_often(rank: int) -> tuple[dict[str, Tensor], list[bool], int]:
     return snapshot(model.named_parameters()), was_behind, engine.comm_order_hash()
 
 
-def test_a_gradient_that_comes_after_its_place_was_averaged_counts_too(ranks: Ranks) -> None:
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_gradient_that_comes_after_its_place_was_averaged_counts_too(ranks: Ranks, stage: int) -> None:
     """The block's turn comes at its first hand-in; from then on it is the last one."""
     expected = make_model(MoreAndMore)
     optimizer = torch.optim.AdamW(expected.parameters(), lr=0.01, weight_decay=0.1)
     for step in range(STEPS):
         expected.num_uses = 1 + step % 2
         train_plain_step(expected, optimizer, step)
-    results = ranks(_use_more_often, world_size=2)
+    results = ranks(_use_more_often, stage, world_size=2)
     for params, was_behind, order in results:
         assert worst_difference(params, snapshot(expected.named_parameters())) <= DRIFT
         assert was_behind == [False, True, False, False]

@@ -36,7 +36,7 @@ def _engine(model: nn.Module, stage: int, **changes: Any) -> dslaunch.Engine:
 
 def _own(engine: dslaunch.Engine, step: int) -> Tensor:
     own = batch(step).chunk(engine.world_size)[engine.global_rank]
-    return own.bfloat16() if engine.bfloat16_enabled() else own
+    return own.to(engine.device, torch.bfloat16 if engine.bfloat16_enabled() else None)
 
 
 def _plain(
@@ -246,7 +246,8 @@ def _train_all_ways(
         engine = _engine(model, stage, **changes)
         for step in range(STEPS):
             way(engine, step)
-        found[way.__name__] = (snapshot(model.named_parameters()), engine.comm_order_hash())
+        params = {name: value.cpu() for name, value in snapshot(model.named_parameters()).items()}
+        found[way.__name__] = (params, engine.comm_order_hash())
         engine.destroy()
     return found
 
@@ -276,21 +277,34 @@ def test_how_backward_is_called_makes_no_difference(
             assert worst_difference(params, results[0][way][0]) == 0.0, way
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_nor_where_collectives_go_on_beside_the_host(cuda_ranks: Ranks, stage: int) -> None:
+    """On the fake device, which finds memory that is used while a collective may be at work in it."""
+    expected = _plain()
+    for result in cuda_ranks(_train_all_ways, stage, {}, world_size=2):
+        for way, (params, _) in result.items():
+            assert worst_difference(params, expected) <= DRIFT, way
+
+
 # ---- what the model does
 
 
-def _train_all_kinds(rank: int, stage: int, changes: dict[str, Any]) -> list[tuple[dict[str, Tensor], int]]:
+def _train_all_kinds(
+    rank: int, stage: int, kinds: list[type[nn.Module]]
+) -> list[tuple[dict[str, Tensor], int]]:
     found = []
-    for kind in (*KINDS, MoreAndMore, Branching):
+    for kind in kinds:
         model = make_model(kind)
-        engine = _engine(model, stage, **changes)
+        engine = _engine(model, stage)
         for step in range(STEPS):
             if isinstance(model, MoreAndMore):
                 model.num_uses = 1 + step % 2
             if isinstance(model, Branching):
                 model.rank, model.step = rank, step
             _usual(engine, step)
-        found.append((snapshot(model.named_parameters()), engine.comm_order_hash()))
+        params = {name: value.cpu() for name, value in snapshot(model.named_parameters()).items()}
+        found.append((params, engine.comm_order_hash()))
         engine.destroy()
     return found
 
@@ -321,11 +335,19 @@ def test_gradients_that_come_in_several_goes_or_not_at_all_count_once(ranks: Ran
         _plain(MoreAndMore, before=_use_more),
         _branching(),
     ]
-    results = ranks(_train_all_kinds, stage, {}, world_size=2)
+    results = ranks(_train_all_kinds, stage, [*KINDS, MoreAndMore, Branching], world_size=2)
     for result in results:
         for (params, order), wanted, (_, first) in zip(result, expected, results[0], strict=True):
             assert worst_difference(params, wanted) <= DRIFT
             assert order == first
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_nor_do_gradients_that_come_while_others_are_sent(cuda_ranks: Ranks, stage: int) -> None:
+    """On the fake device, as above."""
+    expected = _plain(MoreAndMore, before=_use_more)
+    for ((params, _),) in cuda_ranks(_train_all_kinds, stage, [MoreAndMore], world_size=2):
+        assert worst_difference(params, expected) <= DRIFT
 
 
 # ---- p.grad between the backward and the step
