@@ -1,8 +1,8 @@
 """The README as a package index shows it: there, links to files of the repository lead nowhere.
 
 A provider for `[[tool.dynamic-metadata]]`. Where `[project.urls]` has `Repository`, links and pictures lead
-there. Without one a link becomes its text with the path in the source distribution, and a picture what it shows,
-in words.
+there. Without one a link becomes its text with the path in the source distribution, and a picture what it
+shows, in words.
 """
 
 from __future__ import annotations
