@@ -22,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
+MAX_DEVICES = 8  # as in machine.h
 
 
 class _Forked:
@@ -109,9 +110,16 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
     import torch
     import torch.distributed as dist
 
+    is_first = True
+
     @contextmanager
     def group(rank: int, world_size: int, store: str) -> Iterator[None]:
         """All ranks on one host with a device for each; afterwards the device must have found nothing."""
+        nonlocal is_first
+        if is_first:  # autograd has a queue for each device that is there at the first backward of a process
+            native.set_num_devices(MAX_DEVICES)
+            torch.ones(1, requires_grad=True).sum().backward()
+            is_first = False
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
         native.set_num_devices(world_size)
         torch.cuda._cached_device_count = None  # of the call before, as the generators

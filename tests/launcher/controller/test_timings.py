@@ -84,7 +84,8 @@ def test_the_first_collective_is_timed(options: list[str], tmp_path: Path) -> No
     assert job.lines(1) == ["all_reduce torch.distributed.distributed_c10d"]
     found = re.findall(r"([a-z ]+) ([0-9.]+) s", job.err.partition("timings: ")[2].replace(",", ""))
     names = [name.strip() for name, _ in found]
-    assert names.index("started") < names.index("process group") < names.index("first collective")
+    assert "started" in names  # whose word may come late from a busy machine
+    assert names.index("process group") < names.index("first collective")
     phases = json.loads((tmp_path / "end.json").read_text())["phases_s"]
     # It sleeps for 0.3 s between; but each phase is that of its last rank,
     # and is noted when its word arrives.

@@ -61,6 +61,8 @@ def places_in(source: str, file: str) -> set[Place]:
 def _touches_a_file(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if owner == "formatter":  # click's, which writes to no file
+        return False
     if name == "remove":
         return owner == "os"
     if name in ("replace", "rename"):  # of a file, not of text

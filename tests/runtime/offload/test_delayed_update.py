@@ -390,15 +390,16 @@ def test_in_a_forward_parameters_are_read_as_they_are_and_not_written(stage: int
     engine.destroy()
 
 
-def test_an_error_in_the_thread_is_told_at_the_next_step() -> None:
+def test_an_error_in_the_thread_is_told_at_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = _engine(2, STATES_AWAY, when=_delayed(0))
     train_engine(engine, steps=1)
-    lr = engine.optimizer.param_groups[0]["lr"]
-    engine.optimizer.param_groups[0]["lr"] = -1.0
+    monkeypatch.setattr(engine.optimizer.rule, "check", lambda groups: None)  # which finds it before the step
+    eps = engine.optimizer.param_groups[0]["eps"]
+    engine.optimizer.param_groups[0]["eps"] = -1.0
     train_engine(engine, steps=1, first=1)
-    engine.optimizer.param_groups[0]["lr"] = lr
+    engine.optimizer.param_groups[0]["eps"] = eps
     engine.backward(loss_of(engine, batch(2)))
-    with pytest.raises(ValueError, match="lr"):
+    with pytest.raises(ValueError, match="eps"):
         engine.step()
     engine.destroy()
 

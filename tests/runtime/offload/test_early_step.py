@@ -324,12 +324,13 @@ def test_the_update_is_made_before_the_step_and_seen_by_nobody() -> None:
     engine.destroy()
 
 
-def test_an_error_in_the_thread_is_the_steps() -> None:
+def test_an_error_in_the_thread_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(2, "bf16", STATES_AWAY, "", when=EARLY, gradient_clipping=0.0)
     before = _state(engine)
-    engine.optimizer.param_groups[0]["lr"] = -1.0
+    monkeypatch.setattr(engine.optimizer.rule, "check", lambda groups: None)  # which finds it before the step
+    engine.optimizer.param_groups[0]["eps"] = -1.0
     _backward(engine)
-    with pytest.raises(ValueError, match="lr"):
+    with pytest.raises(ValueError, match="eps"):
         engine.step()
     assert _guesses(engine)[0] > 0, "the step did not make the update itself"
     engine.zero_grad()

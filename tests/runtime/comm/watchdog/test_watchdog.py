@@ -170,7 +170,7 @@ def _held(rank: int, folder: str, stage: int) -> str:
 
 @pytest.mark.parametrize(
     ("stage", "what"),
-    [(1, "reduce_scatter of unit 'blocks.0'"), (3, "all_gather of unit 'blocks.0'")],
+    [(1, "reduce_scatter of unit 'blocks.5'"), (3, "all_gather of unit 'blocks.0'")],
 )
 def test_a_rank_in_its_own_code_is_named_with_its_stack_and_the_run_goes_on(
     ranks: Ranks, tmp_path: Path, stage: int, what: str
