@@ -160,11 +160,13 @@ def _blocks(rank: int) -> list[float]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(grad_norm, "_BLOCK_NUMEL", block_numel)
             found.append(float(grad_norm._sum_on_gpu(chunks, in_float32=True)))
-    return found
+    many = [torch.full((1,), 2.0**12, device="cuda"), *torch.ones(1000, device="cuda").split(1)]
+    return [*found, float(grad_norm._sum_on_gpu(many, in_float32=True))]
 
 
 def test_every_block_is_counted_once(cuda_ranks: Ranks) -> None:
     exact = fsum((torch.linspace(-1, 1, 300).double() ** 2).tolist())
-    ((whole, cut),) = cuda_ranks(_blocks, world_size=1)
+    ((whole, cut, many),) = cuda_ranks(_blocks, world_size=1)
     assert whole == pytest.approx(exact, rel=300 * 2.0**-24)
     assert cut == pytest.approx(exact, rel=8 * 2.0**-24)
+    assert many == 2.0**24 + 1000  # float32 has no odd numbers there

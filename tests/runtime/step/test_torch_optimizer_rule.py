@@ -154,10 +154,12 @@ def test_parameters_in_bf16_are_the_rounded_masters(ranks: Ranks, name: str) -> 
 
 
 def _with_an_empty_shard(rank: int) -> tuple[Tensor, Tensor]:
-    """Of one parameter of one element: what rank 1 has is padding."""
+    """Two parameters of one element, of which each rank owns one. Both lie in rank 0's shard; that of
+    rank 1 is padding, and it has nothing to send.
+    """
     torch.set_default_dtype(torch.bfloat16)
     try:
-        model = nn.Linear(1, 1, bias=False, dtype=torch.float32)
+        model = nn.Linear(1, 1, dtype=torch.float32)
         plain = copy.deepcopy(model)
         engine, *_ = dslaunch.initialize(
             model=model, optimizer=Halving(model.parameters()), config=make_config(stage=1)
@@ -172,7 +174,11 @@ def _with_an_empty_shard(rank: int) -> tuple[Tensor, Tensor]:
             optimizer.step()
     finally:
         torch.set_default_dtype(torch.float32)
-    return model.weight.detach().clone(), plain.weight.detach()
+    return _values_of(model), _values_of(plain)
+
+
+def _values_of(model: nn.Module) -> Tensor:
+    return torch.cat([param.detach().flatten() for param in model.parameters()])
 
 
 def test_a_rank_with_nothing_to_send_receives_float32_whatever_the_default_dtype_is(ranks: Ranks) -> None:

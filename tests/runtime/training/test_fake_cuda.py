@@ -372,7 +372,7 @@ class Wide(nn.Module):
         return x
 
 
-def _saved_in_boxes(rank: int, folder: str) -> tuple[list[int], int, int]:
+def _saved_in_boxes(rank: int, folder: str, order: str) -> tuple[list[int], int, int]:
     """Return how many boxes were on their way whenever one was written, and the bytes of pinned memory in use
     before and after.
     """
@@ -395,7 +395,11 @@ def _saved_in_boxes(rank: int, folder: str) -> tuple[list[int], int, int]:
         patch.setattr(writer, "_save_box", counted)
         torch.cuda.synchronize()
         device().clear_counters()
-        engine.save_checkpoint(folder)
+        device().set_order(order, 0)
+        try:
+            engine.save_checkpoint(folder)
+        finally:
+            device().set_order("late", 0)
     after = pinned_in_use()
     fresh, *_ = dslaunch.initialize(model=make_model(Wide, seed=1), config=config_of(Case(2, "bf16"), folder))
     fresh.load_checkpoint(folder)
@@ -411,9 +415,12 @@ def pinned_in_use() -> int:
     return sum(block.num_bytes for block in PINNED_MEMORY._in_use.values())
 
 
-def test_a_save_copies_the_next_box_while_one_is_written(cuda_ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["late", "early"])
+def test_a_save_copies_the_next_box_while_one_is_written(
+    cuda_ranks: Ranks, tmp_path: Path, order: str
+) -> None:
     """Through pinned memory that is given back."""
-    for ahead, before, after in cuda_ranks(_saved_in_boxes, str(tmp_path), world_size=2):
+    for ahead, before, after in cuda_ranks(_saved_in_boxes, str(tmp_path), order, world_size=2):
         last_of_shelf = min(ahead)  # and what else was copied before
         assert set(ahead) == {last_of_shelf, last_of_shelf + 1}
         assert ahead.count(last_of_shelf) <= 3 < 10 < len(ahead)

@@ -19,7 +19,11 @@ PARAM_BYTES = 2 * WIDTH * WIDTH  # in bfloat16
 
 
 class Unit(nn.Module):
-    """Some matrices, of which one is used twice, in a part that may be computed again in the backward."""
+    """Some matrices, each used where it is computed again in the backward, one of them twice: autograd
+    finishes its gradient twice.
+    """
+
+    unused = -1  # the place of a matrix
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,8 +32,10 @@ class Unit(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        for weight in (*self.weights, self.weights[0]):
-            x = x + torch.utils.checkpoint.checkpoint(torch.matmul, x, weight, use_reentrant=True)
+        for index in (0, 1, *range(1, PARAMS)):
+            if index != self.unused:
+                weight = self.weights[index]
+                x = x + torch.utils.checkpoint.checkpoint(torch.matmul, x, weight, use_reentrant=True)
         return x
 
 
@@ -45,7 +51,7 @@ class Units(nn.Module):
 
 
 def _trained(
-    rank: int, small_bytes: int, waiting_bytes: int
+    rank: int, small_bytes: int, waiting_bytes: int, unused: int = -1
 ) -> tuple[dict[str, int], int, dict[str, Tensor]]:
     """Launches of a backward, the most memory that it takes, and the shards of the sum of two."""
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +59,10 @@ def _trained(
         patch.setattr(sharded_gradients, "_WAITING_BYTES", waiting_bytes)
         config = make_config(stage=2, bf16={"enabled": True}, gradient_accumulation_steps=3)
         config["zero_optimization"]["reduce_bucket_size"] = 1
-        engine, *_ = dslaunch.initialize(model=make_model(Units), config=config)
+        model = make_model(Units)
+        for block in model.blocks:
+            block.unused = unused
+        engine, *_ = dslaunch.initialize(model=model, config=config)
         own = torch.ones(2, WIDTH, dtype=torch.bfloat16, device=engine.device, requires_grad=True)
         for number in range(2):
             loss = engine(own * (rank + 1)).float().pow(2).mean()
@@ -91,6 +100,18 @@ def test_small_gradients_of_a_unit_are_copied_together_to_the_same_bits(
         assert launches["aten::_foreach_copy_"] == num_launches
         assert plain["copies"] - launches["copies"] == UNITS * PARAMS
         assert at_most <= least + waiting * PARAM_BYTES
+
+
+def test_of_a_unit_with_a_parameter_that_a_backward_does_not_reach_the_others_count(
+    cuda_ranks: Ranks,
+) -> None:
+    for (_, _, expected), (launches, _, shards) in zip(
+        cuda_ranks(_trained, 0, 0, 2, world_size=2),
+        cuda_ranks(_trained, PARAM_BYTES, PARAMS * PARAM_BYTES, 2, world_size=2),
+        strict=True,
+    ):
+        assert_same_bits(shards, expected)
+        assert launches["aten::_foreach_copy_"] >= UNITS
 
 
 def test_large_gradients_are_copied_at_once(cuda_ranks: Ranks) -> None:
