@@ -21,23 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-try:
-    from ._C import (
-        DiskFile as _DiskFile,
-        DiskPool as _DiskPool,
-        DiskRequest as _DiskRequest,
-        aligned_empty as _aligned_empty,
-        direct_align as _direct_align,
-        file_system as _file_system,
-        probe_direct_read as _probe_direct_read,
-    )
-except ImportError as error:
-    raise ImportError(
-        f"the compiled module dslaunch.kernels._C cannot be loaded ({error}); it comes with every installed "
-        "dslaunch; in a checkout build it with `make setup`, or with "
-        "`python -m pip install --no-build-isolation --editable .`"
-    ) from error
-
+from .compiled import _C
 from .shard import HostArray
 
 DEFAULT_NUM_THREADS = 8
@@ -64,7 +48,7 @@ def aligned_empty(nbytes: int) -> HostArray:
     Shapes:  [nbytes] uint8
     Errors:  MemoryError; ValueError if `nbytes` is negative
     """
-    return cast("HostArray", _aligned_empty(nbytes))
+    return cast("HostArray", _C.aligned_empty(nbytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +69,7 @@ class DiskRequest:
 
     __slots__ = ("__weakref__", "_begin", "_end", "_is_seen", "_is_write", "_native", "_path")
 
-    def __init__(self, native: _DiskRequest, path: Path, *, begin: int, end: int, is_write: bool) -> None:
+    def __init__(self, native: _C.DiskRequest, path: Path, *, begin: int, end: int, is_write: bool) -> None:
         self._native = native
         self._path = path
         self._begin = begin
@@ -119,14 +103,14 @@ class DiskFile:
     """One file of a `DiskEngine`; made by its `create` and `open`."""
 
     def __init__(
-        self, engine: DiskEngine, pool: _DiskPool, native: _DiskFile, path: Path, nbytes: int
+        self, engine: DiskEngine, pool: _C.DiskPool, native: _C.DiskFile, path: Path, nbytes: int
     ) -> None:
         self.path = path
         self.nbytes = nbytes
         self.why_not_direct: str | None = None
         self._engine = engine  # a file keeps its engine; the engine only knows its files
         self._pool = pool
-        self._native: _DiskFile | None = native
+        self._native: _C.DiskFile | None = native
         self._home = os.getpid()
         self._requests: deque[DiskRequest] = deque()  # not known to be done
 
@@ -241,7 +225,7 @@ class DiskEngine:
         self.block_bytes = block_bytes
         self._is_quiet = is_quiet
         try:
-            self._pool = _DiskPool(num_threads=num_threads, block_bytes=block_bytes)
+            self._pool = _C.DiskPool(num_threads=num_threads, block_bytes=block_bytes)
         except RuntimeError as error:
             raise OSError(errno.EAGAIN, f"cannot start {num_threads} threads ({error}); use fewer") from error
         self._files: weakref.WeakSet[DiskFile] = weakref.WeakSet()
@@ -329,7 +313,7 @@ class DiskEngine:
         direct = _open_direct(fd, path, flags)
         if direct.reason is not None:
             self._warn_once(path.parent, direct.reason)
-        native = _DiskFile(
+        native = _C.DiskFile(
             buffered_fd=fd,
             direct_fd=direct.fd,
             nbytes=nbytes,
@@ -358,11 +342,11 @@ def file_system(fd: int) -> str:
     """Return the name of the file system that an open file or folder is on: ext4, xfs, nfs,
     ... or 'type 0x...'.
     """
-    return _file_system(fd)
+    return _C.file_system(fd)
 
 
 def _page_bytes(fd: int) -> int:
-    aligned = _direct_align(fd)
+    aligned = _C.direct_align(fd)
     return max(mmap.PAGESIZE, aligned[1] if aligned is not None else 0)
 
 
@@ -390,13 +374,13 @@ def _take_space(fd: int, path: Path, nbytes: int) -> None:
 def _open_direct(fd: int, path: Path, flags: int) -> _Direct:
     """Open the file once more, past the page cache, and try it."""
     page_bytes = _page_bytes(fd)
-    aligned = _direct_align(fd)
+    aligned = _C.direct_align(fd)
     memory_align = max(1, aligned[0]) if aligned is not None else page_bytes
 
     def refused(reason: str) -> _Direct:
         return _Direct(fd=-1, page_bytes=page_bytes, memory_align=1, reason=reason)
 
-    name = _file_system(fd)
+    name = _C.file_system(fd)
     if name in MEMORY_FILE_SYSTEMS:
         return refused(f"{name} keeps its files in memory")
     if aligned == (0, 0):
@@ -407,7 +391,7 @@ def _open_direct(fd: int, path: Path, flags: int) -> _Direct:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
         return refused(f"the file system, {name}, refuses O_DIRECT: {error.strerror}")
-    failed = _probe_direct_read(direct_fd, page_bytes=page_bytes, memory_align=memory_align)
+    failed = _C.probe_direct_read(direct_fd, page_bytes=page_bytes, memory_align=memory_align)
     if failed == 0:
         return _Direct(fd=direct_fd, page_bytes=page_bytes, memory_align=memory_align, reason=None)
     os.close(direct_fd)

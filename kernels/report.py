@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import kernels
-from ._C import build_info
+from .compiled import _C
 from .disk import DiskEngine, DiskFile, aligned_empty
 from .disk_folder import DiskFolder
 from .disk_speed import measure
@@ -46,7 +46,7 @@ KERNELS["adamw"] = kernels.ADAM
 def report(nvme_path: str | None, disk_test_bytes: int) -> dict[str, Any]:
     """Return everything, with the reason for each thing that does not work. Units are in the names."""
     return {
-        "build": build_info(),
+        "build": _C.build_info(),
         "kernels": kernels_that_work(),
         "cuda_kernels": cuda_kernels(),
         "disk": None if nvme_path is None else disk(nvme_path, disk_test_bytes),

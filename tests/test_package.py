@@ -18,6 +18,7 @@ import pytest
 import dslaunch
 from dslaunch import drop_in
 from tests.exhaustive import few
+from tests.lab import Lab
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
@@ -139,21 +140,125 @@ def test_an_unpacked_wheel_works_alone_and_loads_no_torch(built: Path, tmp_path:
     assert done.stdout.split() == [dslaunch.__version__, str(tmp_path / "dslaunch/kernels/__init__.py")]
 
 
+def installed_into(folder: Path, wheel: Path) -> Path:
+    """The Python of a new environment in this folder into which the wheel was installed.
+
+    What dslaunch depends on is taken from the environment of the tests, where no `.pth` file is read.
+    """
+    venv.create(folder, symlinks=True)
+    python = folder / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", f"--python={python}", "install", "-q"]
+    subprocess.run([*pip, "--no-index", "--no-deps", str(wheel)], check=True)
+    (packages,) = (folder / "lib").glob("python3*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
 @pytest.fixture
 def plain(built: Path, tmp_path: Path) -> Path:
     """The Python of an environment into which dslaunch was installed by
     `pip install '.[train]'`, not editable.
-
-    What dslaunch depends on is taken from the environment of the tests, where no `.pth` file is read.
     """
-    venv.create(tmp_path / "venv", symlinks=True)
-    python = tmp_path / "venv/bin/python"
     (wheel,) = built.glob("*.whl")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", f"--python={python}", "install", "-q"]
-    subprocess.run([*pip, "--no-index", "--no-deps", str(wheel)], check=True)
-    (packages,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return python
+    return installed_into(tmp_path / "venv", wheel)
+
+
+def wheel_without_compiler(built: Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """What pip does with the source distribution where CMake finds no compiler that works."""
+    (sdist,) = built.glob("*.tar.gz")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-index", "--no-deps"]
+    return subprocess.run(
+        [*pip, "--no-build-isolation", "--no-cache-dir", "--verbose", f"--wheel-dir={folder}", str(sdist)],
+        env={**os.environ, "CC": "/bin/false", "CXX": "/bin/false", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def pure(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is made where nothing can be compiled."""
+    folder = tmp_path_factory.mktemp("pure")
+    done = wheel_without_compiler(built, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "the kernels could not be compiled; this installation has a launcher only"
+        in done.stdout + done.stderr
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_where_nothing_can_be_compiled_the_wheel_is_for_every_python_and_has_all_but_the_compiled_module(
+    pure: Path,
+) -> None:
+    assert pure.name == f"dslaunch-{dslaunch.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(pure) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == expected_files() | {"dslaunch_drop_in.pth"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_wheel_for_others_is_not_made_without_the_compiled_module(built: Path, tmp_path: Path) -> None:
+    done = wheel_without_compiler(built, tmp_path, DSLAUNCH_REQUIRE_KERNELS="1")
+    assert done.returncode != 0
+    assert "CMake configuration failed" in done.stdout + done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
+WORKER = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+USE = """
+import dslaunch, dslaunch.kernels as kernels
+try:
+    kernels.squared_norm([])
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_was_installed_without_a_compiler_launches_here_and_on_hosts_and_says_what_is_missing_at_use(
+    pure: Path, lab: Lab
+) -> None:
+    folder = lab.shared / "pure"
+    python = installed_into(folder, pure)
+    (lab.shared / "worker.py").write_text(WORKER)
+    command = str(python.with_name("dslaunch"))
+    try:
+        asked = lab.head.run([command, "--version"])
+        assert asked.stdout == f"dslaunch {dslaunch.__version__}\n", asked.stderr
+        here = lab.head.run([command, "--num_gpus=2", "--no_local_rank", str(lab.shared / "worker.py")])
+        lines = sorted(here.stdout.splitlines())
+        assert lines == ["localhost:0 | rank 0 of 2", "localhost:1 | rank 1 of 2"], here.stderr
+        hosts = [command, "-H", str(lab.hostfile), "--no_local_rank", str(lab.shared / "worker.py")]
+        there = lab.head.run(hosts, cwd=str(lab.shared))
+        num_ranks = 2 * len(lab.nodes)
+        assert there.returncode == 0, there.stderr
+        wanted = {f"node{rank // 2 + 1}:{rank} | rank {rank} of {num_ranks}" for rank in range(num_ranks)}
+        assert set(there.stdout.splitlines()) == wanted
+        used = lab.head.run([str(python), "-c", USE])
+        assert used.stdout.startswith("this dslaunch was installed without its compiled module"), used.stderr
+        assert f"{python} -m pip install --force-reinstall" in used.stdout
+        trained = lab.head.run([str(python), "-c", TRAIN])
+        assert trained.returncode == 1
+        assert "ImportError: this dslaunch was installed without" in trained.stderr
+    finally:
+        shutil.rmtree(folder)
+
+
+TRAIN = """
+import dslaunch, torch
+model = torch.nn.Linear(2, 2)
+config = {"train_batch_size": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+dslaunch.initialize(model=model, config=config)
+"""
 
 
 @pytest.mark.exhaustive

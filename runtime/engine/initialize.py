@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...kernels.compiled import require_compiled
 from ..activation import checkpointing
 from ..comm.process_group import choose_device, start_process_group
 from ..config import Config, load_config
@@ -60,7 +61,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     the ds_config, a warning names what is not known or says "auto", and a folder without a checkpoint is
     (None, None) to load_checkpoint().
     Order:  every rank must call this
-    Errors: ConfigError; uncaught, it ends the program with one line and exit code 2
+    Errors: ConfigError; uncaught, it ends the program with one line and exit code 2. ImportError on a CPU, if
+            this dslaunch was installed where its kernels could not be compiled
     Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `initialize`
     """
     report_user_errors_in_one_line()
@@ -82,6 +84,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         settings = _with_precision_of(model, settings)
     device = choose_device(worker, index=device_index)
     if device.type == "cpu":
+        require_compiled()  # now, and not in the first step
         keep_freed_memory()
     engine = Engine(
         model,
