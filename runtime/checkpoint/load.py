@@ -317,7 +317,10 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
             there = weights.get(name, here)
             if here != there:
                 what = "parameter" if name in params else "buffer"
-                raise _Unfit(f"{what} '{name}' has shape {there} in the checkpoint and {here} in the model")
+                raise _Unfit(
+                    f"{what} '{name}' has shape {there} in the checkpoint and {here} in the model; build the "
+                    "model with the shapes that were saved"
+                )
     if plan.with_scheduler:
         _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:

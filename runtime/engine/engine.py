@@ -157,6 +157,7 @@ class Engine(Getters, nn.Module):
         return loss if self._scaler.scale == 1.0 else loss.float() * self._scaler.scale
 
     def _begin_backward(self, loss: Tensor) -> None:
+        self._model.parked_states.check_kept("engine.backward()")
         self._accumulation.begin_micro_batch()
         self._instruments.note_loss(loss)
         if self._optimizer_step is not None:
@@ -216,6 +217,7 @@ class Engine(Getters, nn.Module):
                 "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block "
                 "before the micro batch that ends a step"
             )
+        self._model.parked_states.check_kept("engine.step()")
         self._model.parked_states.check_here("engine.step()")
         self._direct_backward.forget()
         self._was_step_applied = False
@@ -262,9 +264,9 @@ class Engine(Getters, nn.Module):
         Errors: ValueError if it is not a multiple of the ranks' micro batches
         """
         unit = self.settings.micro_batch_size * self.world_size
-        if train_batch_size < unit or train_batch_size % unit:
+        if not isinstance(train_batch_size, int) or train_batch_size < unit or train_batch_size % unit:
             raise ValueError(
-                f"train_batch_size {train_batch_size} is not a multiple of {unit}: "
+                f"train_batch_size {train_batch_size!r} is not a multiple of {unit}: "
                 f"{self.settings.micro_batch_size} samples on each of {self.world_size} ranks"
             )
         self._set_batch(
@@ -276,8 +278,8 @@ class Engine(Getters, nn.Module):
 
         Errors: ValueError unless it is at least 1
         """
-        if micro_batch_size < 1:
-            raise ValueError(f"train_micro_batch_size_per_gpu {micro_batch_size} is not a positive number")
+        if not isinstance(micro_batch_size, int) or micro_batch_size < 1:
+            raise ValueError(f"train_micro_batch_size_per_gpu {micro_batch_size!r} is not a positive number")
         steps = self.settings.gradient_accumulation_steps
         self._set_batch(
             train_batch_size=micro_batch_size * steps * self.world_size, micro_batch_size=micro_batch_size
@@ -366,6 +368,7 @@ class Engine(Getters, nn.Module):
         )
 
     def _state_to_save(self, is_load: bool) -> Training:
+        self._model.parked_states.check_kept("load_checkpoint()" if is_load else "save_checkpoint()")
         self._model.parked_states.check_here("a checkpoint", is_load=is_load)
         self._model.before_gather()
         return Training(

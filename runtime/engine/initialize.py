@@ -86,15 +86,16 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     if device.type == "cpu":
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
-    engine = Engine(
-        model,
-        config=settings,
-        optimizer=choose_optimizer(
-            settings, client=optimizer, module=model, model_parameters=model_parameters
-        ),
-        device=device,
-        worker=worker,
-    )
+    with torch.inference_mode(False):  # what is made in it can never be trained
+        engine = Engine(
+            model,
+            config=settings,
+            optimizer=choose_optimizer(
+                settings, client=optimizer, module=model, model_parameters=model_parameters
+            ),
+            device=device,
+            worker=worker,
+        )
     engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer)
     engine.collate_fn = collate_fn
     if training_data is not None:

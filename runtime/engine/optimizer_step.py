@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from math import isfinite
 from struct import pack
 from zlib import crc32
@@ -21,6 +22,8 @@ from ..zero.sub_buffer import SubBuffer
 from .hyper_parameters import HyperParameters
 from .roll_call import RollCall
 from .skipped_steps import SkippedSteps
+
+_log = logging.getLogger("dslaunch")
 
 
 class OptimizerStep:
@@ -48,6 +51,7 @@ class OptimizerStep:
         self._schedule, self._saver, self._order_check = schedule, saver, order_check
         self._checks_order_each_step = checks_order_each_step
         self._hyper_parameters = HyperParameters(optimizer, comm)
+        self._has_told_of_zero = False
 
     def run(self, config: Config, progress: Progress) -> tuple[float, bool]:
         """Do it, and count it in `progress`.
@@ -70,6 +74,8 @@ class OptimizerStep:
         model.take_writes()
         self._schedule.finish()
         step = progress.global_steps + 1
+        if grad_norm == 0.0:
+            self._tell_of_zero(step)
         self.skipped.end_step(step, is_finite=is_finite, is_applied=is_applied, loss_scale=scale)
         if is_applied:
             max_norm = optimizer.clip_grad if is_finite else None
@@ -106,6 +112,16 @@ class OptimizerStep:
                 self._model.catch_up()
                 norm, _ = global_grad_norm(trained, self._comm)
         return norm
+
+    def _tell_of_zero(self, step: int) -> None:
+        """A step without a backward is none to torch's optimizers, which see no gradients; it is one here."""
+        if not self._has_told_of_zero and self._comm.mesh.world.index == 0:
+            _log.warning(
+                "step %d: all gradients are zero on all ranks, and momentum and weight decay move the "
+                "parameters all the same; call engine.backward() before engine.step(). This is said once",
+                step,
+            )
+        self._has_told_of_zero = True
 
     @property
     def _note(self) -> float:

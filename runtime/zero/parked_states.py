@@ -70,6 +70,18 @@ class ParkedStates:
         self._sub_buffers = tuple(sub_buffers)
         self._parked: dict[Kind, list[ParkedStorage]] = {}
         self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
+        self.is_given_up = False  # the engine has ended
+
+    def check_kept(self, what: str) -> None:
+        """`what` needs gradients, masters or states.
+
+        Errors: ConfigError if the engine has given them up
+        """
+        if self.is_given_up:
+            raise ConfigError(
+                f"{what} came after engine.destroy(), which gives up gradients and optimizer states; call "
+                "it before, or go on with a new engine of initialize()"
+            )
 
     def check_here(self, what: str, kinds: Sequence[Kind] = KINDS, *, is_load: bool = False) -> None:
         """`what` needs these. `is_load`: it replaces all of them.

@@ -132,6 +132,11 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
                 "before initialize(), or give initialize() a copy of the model, made by copy.deepcopy() "
                 "inside GatheredParameters"
             )
+        if param.is_inference():
+            raise ConfigError(
+                f"parameter '{name}' was made in torch.inference_mode(), and can never be trained; make the "
+                "model outside, or in torch.no_grad()"
+            )
         if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
             raise ConfigError(
                 f"parameter '{name}' is expanded: several of its elements are the same number in memory, "

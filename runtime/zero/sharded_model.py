@@ -367,6 +367,7 @@ class ShardedModel:
         for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
             sub_buffer.param_shard.restore_all()
         self.trained = ()
+        self.parked_states.is_given_up = True
 
     def _adopt_gradients(self) -> None:
         for sub_buffer in self.trained:

@@ -118,6 +118,15 @@ class Expanded(Case):
         self.scale = nn.Parameter(torch.ones(1).expand(WIDTH))
 
 
+class MadeInInferenceMode(Case):
+    refused = "parameter 'scale' was made in torch.inference_mode()"
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.inference_mode():
+            self.scale = nn.Parameter(torch.ones(WIDTH))
+
+
 class ViewsOfOneStorage(Case):
     def __init__(self) -> None:
         super().__init__()

@@ -143,9 +143,13 @@ class UrlStore(Store):
 def open_store(where: str | os.PathLike[str]) -> Store:
     """Return the store at a path or a URL.
 
-    Errors: CheckpointError for a URL that fsspec does not know
+    Errors: CheckpointError for what is neither, and for a URL that fsspec does not know
     """
-    text = os.fspath(where)
+    text = os.fspath(where) if isinstance(where, str | os.PathLike) else ""
+    if not text:
+        raise CheckpointError(
+            f"{where!r} names no folder of checkpoints; give a path, or a URL such as s3://bucket/run"
+        )
     if "://" not in text:
         return FolderStore(Path(text))
     try:

@@ -110,6 +110,8 @@ def _refusals(rank: int, folder: str) -> list[str]:
     refused(lambda: engine.save_checkpoint(root, client_state=[1]))  # type: ignore[arg-type]
     refused(lambda: engine.save_checkpoint(root, tag=""))
     refused(lambda: engine.load_checkpoint(root, tag=""))
+    refused(lambda: engine.save_checkpoint(""))
+    refused(lambda: engine.save_checkpoint(None))  # type: ignore[arg-type]
     _with_manifest(engine, root, "[1]", lambda: refused(lambda: engine.load_checkpoint(root, tag="list")))
     if rank == 0:
         (root / "global_step0" / "training.pt").write_bytes(b"not a checkpoint")
@@ -136,12 +138,14 @@ def test_refusals_say_what_was_looked_for_and_what_differs(ranks: Ranks, tmp_pat
             f"{tmp_path} holds global_step0"
         ),
         "parameters differ: only in the model: extra.bias, extra.weight; only in the checkpoint: frozen.bias",
-        "parameter 'blocks.1.weight' has shape (17, 15) in the checkpoint and (18, 15) in the model",
+        "parameter 'blocks.1.weight' has shape (17, 15) in the checkpoint and (18, 15) in the model; build",
         "the checkpoint's optimizer is AdamW, this run's is SGD; load with load_optimizer_states=False",
         "client_state['best']['model'] is a builtins.type",
         "save_checkpoint(client_state=[1]): must be a dict of names and values, ",
         "tag '' is no name of a folder; ",
         "tag '' is no name of a checkpoint; give one, or None for the one that latest names",
+        "'' names no folder of checkpoints; give a path, or a URL such as s3://bucket/run",
+        "None names no folder of checkpoints; ",
         f"{tmp_path}/list/manifest.json cannot be read: ValueError: it is no manifest of dslaunch's, ",
         f"{tmp_path}/global_step0/training.pt has 16 bytes instead of ",
         'optimizer.state_dict()["state"] would be this rank\'s shard',

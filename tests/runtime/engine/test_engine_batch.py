@@ -191,9 +191,9 @@ def test_a_step_has_as_many_micro_batches_as_were_set_for_it_last(
 def _sizes(rank: int) -> tuple[list[str], tuple[int, int, int]]:
     engine = _engine(gradient_accumulation_steps=2)  # 12 samples: 3 on each of 2 ranks, twice
     messages = []
-    for wrong in (0, 5, 7, -6):
+    for wrong in (0, 5, 7, -6, "6"):
         with pytest.raises(ValueError, match="is not a multiple") as refused:
-            engine.set_train_batch_size(wrong)
+            engine.set_train_batch_size(wrong)  # type: ignore[arg-type]
         messages.append(str(refused.value))
     with pytest.raises(ValueError, match="not a positive number"):
         engine.set_train_micro_batch_size(0)

@@ -8,6 +8,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,33 @@ def test_a_model_has_one_engine_and_the_other_says_so(ranks: Ranks, stage: int) 
     train_plain(plain, torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.1), steps=2)
     for params in ranks(_two_engines, stage, world_size=2):
         assert worst_difference(params, snapshot(plain.named_parameters())) <= FP32_DRIFT
+
+
+def _used_after_its_end(rank: int, stage: int, folder: str) -> list[str]:
+    config = make_config(stage=stage)
+    engine = dslaunch.initialize(model=make_model(), config=config)[0]
+    engine.backward(loss_of(engine, batch(0, size=3)))
+    engine.step()
+    engine.destroy()
+    loss = loss_of(engine, batch(0, size=3))  # the module can be used
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: engine.backward(loss),
+        engine.step,
+        lambda: engine.save_checkpoint(folder),
+        lambda: engine.load_checkpoint(folder),
+    )
+    said = []
+    for attempt in attempts:
+        with pytest.raises(ConfigError) as caught:
+            attempt()
+        said.append(str(caught.value))
+    assert os.listdir(folder) == []
+    return said
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_destroyed_engine_says_that_it_was_destroyed(ranks: Ranks, tmp_path: Path, stage: int) -> None:
+    names = ("engine.backward()", "engine.step()", "save_checkpoint()", "load_checkpoint()")
+    for said in ranks(_used_after_its_end, stage, str(tmp_path), world_size=2):
+        for message, name in zip(said, names, strict=True):
+            assert message.startswith(f"{name} came after engine.destroy()")

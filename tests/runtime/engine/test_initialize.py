@@ -16,15 +16,24 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dslaunch
 from dslaunch import ConfigError
 from dslaunch.runtime.config import load_config
 from tests.exhaustive import few
-from tests.runtime.models import batch, make_config, make_model, train_engine
+from tests.runtime.models import (
+    batch,
+    make_config,
+    make_model,
+    snapshot,
+    train_engine,
+    train_plain,
+    worst_difference,
+)
 from tests.runtime.ranks import Ranks
+from tests.runtime.training.test_stages import FP32_DRIFT
 
 ROOT = Path(__file__).parents[3]
 
@@ -281,3 +290,20 @@ def test_dump_state_prints_what_is_trained_and_the_configuration_in_effect_once(
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert first.startswith('{\n  "config_from": ')
     assert load_config(json.loads(first)["ds_config"], world_size=2).describe() == config
+
+
+def _in_inference_mode(rank: int, stage: int) -> dict[str, Tensor]:
+    model = make_model()
+    with torch.inference_mode():
+        engine = dslaunch.initialize(model=model, config=make_config(stage=stage))[0]
+    train_engine(engine, steps=2)
+    return snapshot(engine.state_dict())
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_an_engine_that_is_made_in_inference_mode_trains(ranks: Ranks, stage: int) -> None:
+    plain = make_model()
+    train_plain(plain, torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.1), steps=2)
+    expected = snapshot(plain.state_dict())
+    for result in ranks(_in_inference_mode, stage, world_size=2):
+        assert worst_difference(result, expected) <= FP32_DRIFT

@@ -140,3 +140,23 @@ def test_check_grad_overflow_decides_whether_bf16_skips_such_a_step(ranks: Ranks
     applied, _, params = ranks(_unchecked, stage, True, world_size=2)[0]
     assert not applied
     assert torch.equal(params["first.weight"], before["first.weight"])
+
+
+# ---- gradients that are all zero
+
+
+def _without_backward(rank: int) -> list[str]:
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2))
+    with Lines() as lines:
+        _step(engine)
+        assert not lines.found
+        engine.step()
+        engine.step()
+    assert engine.get_global_grad_norm() == 0.0
+    return lines.found
+
+
+def test_a_step_without_a_backward_is_told_of_once(ranks: Ranks) -> None:
+    (line,), others = ranks(_without_backward, world_size=2)
+    assert line.startswith("step 2: all gradients are zero on all ranks")
+    assert others == []
