@@ -100,4 +100,4 @@ def _text(text: str) -> Iterator[str]:
 def _roff(line: str) -> str:
     """A line that roff prints as it is."""
     escaped = line.translate(_ROFF)
-    return f"\\&{escaped}" if escaped.startswith((".", "\\(aq")) else escaped
+    return f"\\&{escaped}" if escaped.startswith(".") else escaped

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dslaunch.launcher.command_line import cli, help_topics
+from dslaunch.launcher.command_line import cli, help_topics, man
 from dslaunch.launcher.command_line.absent_options import ABSENT
 from dslaunch.launcher.command_line.job_help import topic_names
 
@@ -172,3 +172,15 @@ def test_the_manual_page_has_only_requests_that_it_means(capsys: pytest.CaptureF
     assert lines.count(".nf") == lines.count(".fi")
     escapes = {found for line in lines for found in re.findall(r"\\(?:\(..|.)", line)}
     assert escapes <= {r"\-", r"\e", r"\&", r"\(aq", r"\(ga", r"\(ha", r"\(ti"}
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        (".deepspeed_env is read", r"\&.deepspeed_env is read"),
+        ("'a' or \\b", r"\(aqa\(aq or \eb"),
+        ("a --b `c` ~/d^e", r"a \-\-b \(gac\(ga \(ti/d\(hae"),
+    ],
+)
+def test_a_line_of_text_is_no_request_and_keeps_its_signs(line: str, written: str) -> None:
+    assert man._roff(line) == written
