@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslaunch.runtime.comm.collectives import reduce_scatter_single
 from tests.fake_cuda.torch_cuda import device
@@ -213,6 +215,34 @@ def _two_copies(rank: int) -> None:
 
 def test_a_copy_reads_host_memory_that_another_still_writes(cuda_ranks: Ranks) -> None:
     cuda_ranks(_two_copies, world_size=1)
+
+
+class Operators(TorchDispatchMode):
+    """Those that this thread calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def _watched(rank: int) -> list[str]:
+    host, values = torch.empty(N, pin_memory=True), torch.ones(N, device="cuda")
+    stream = side_stream()
+    with Operators() as operators:
+        with torch.cuda.stream(stream):
+            host.copy_(values, non_blocking=True)
+        stream.synchronize()
+    assert host.sum().item() == N
+    return operators.names
+
+
+def test_what_the_device_does_late_asks_no_mode_of_python_s(cuda_ranks: Ranks) -> None:
+    """It is done under a lock, which another thread may want that holds Python's."""
+    assert cuda_ranks(_watched, world_size=1) == [["aten.copy_.default"]]
 
 
 def _devices(rank: int) -> None:

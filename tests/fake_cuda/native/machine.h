@@ -39,7 +39,12 @@ inline std::recursive_mutex& lock_of_all() {
   static std::recursive_mutex mutex;
   return mutex;
 }
-using Locked = std::lock_guard<std::recursive_mutex>;
+// While a thread has the lock none of its operators asks a mode of Python's: another thread may hold Python's lock, and wait for this one.
+struct Locked {
+  std::lock_guard<std::recursive_mutex> lock;
+  c10::impl::ExcludeDispatchKeyGuard without_python{c10::python_ks};
+  explicit Locked(std::recursive_mutex& mutex) : lock(mutex) {}
+};
 
 // A tensor's memory without the tensor, so that nothing is kept alive.
 struct View {
