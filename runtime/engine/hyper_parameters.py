@@ -11,6 +11,7 @@ import re
 from array import array
 from collections.abc import Iterator, Sequence
 from math import isfinite
+from numbers import Real
 from typing import Any
 from zlib import crc32
 
@@ -78,7 +79,7 @@ class HyperParameters:
         for group in self._optimizer.param_groups:
             for key, value in group.items():
                 if key == "lr":
-                    rates.append(value.tolist() if isinstance(value, Tensor) else value)
+                    rates.append(value if isinstance(value, float) else _rate(value))
                 elif isinstance(value, int | float):
                     others.append(value)
                 elif key != "params":
@@ -97,7 +98,7 @@ class HyperParameters:
         """What is wrong with them, in words that say what to do."""
         lowest = 0.0 if isinstance(self._optimizer.rule, FusedRule) else float("-inf")
         for index, rate in enumerate(self._rates):
-            if not isinstance(rate, int | float) or not isfinite(rate) or rate < lowest:
+            if not isinstance(rate, float) or not isfinite(rate) or rate < lowest:
                 must = "a finite number" + (", and >= 0" if lowest == 0.0 else "")
                 return _wrong(index, f"lr: {rate!r}; must be {must}")
         return ""
@@ -121,16 +122,25 @@ def _wrong(index: int, what: str) -> str:
     return f"param_groups[{index}] of the optimizer: {what}; set it before engine.step()"
 
 
+def _rate(value: Any) -> Any:
+    """Return a learning rate as a float: torch allows tensors, and schedulers compute with NumPy. What is no
+    number stays what it is.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value.item())
+    return float(value) if isinstance(value, Real) else value
+
+
 def _numbers(value: Any) -> list[float]:
     """Return what a hyper-parameter has of numbers."""
     if isinstance(value, Tensor):
         value = value.tolist()
-    if isinstance(value, int | float):
-        return [value]
+    if isinstance(value, Real):
+        return [float(value)]
     if isinstance(value, tuple | list):
         return [number for one in value for number in _numbers(one)]
     return []
 
 
 def _digestible(rate: Any) -> float:
-    return rate if isinstance(rate, int | float) else 0.0
+    return rate if isinstance(rate, float) else 0.0

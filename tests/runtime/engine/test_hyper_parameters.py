@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -112,7 +113,9 @@ def _unusable(rank: int, kind: Callable[..., torch.optim.Optimizer]) -> list[str
         said.append(_refused(engine))
         group["lr"] = LR
         engine.zero_grad()
-    _step(engine, 2)
+    for number in (numpy.float32(LR), torch.tensor(LR), torch.tensor([LR]), 1):
+        group["lr"] = number
+        _step(engine, 2)
     return said
 
 

@@ -92,7 +92,11 @@ def _scaled(rank: int) -> None:
     optimizer.check_overflow()
     assert optimizer.overflow
     engine.step()
+    assert optimizer.overflow  # which accelerate asks after each step
     assert (scaler.cur_iter, scaler.last_overflow_iter, scaler.cur_scale) == (1, 0, 2.0)
+    engine.backward(engine(x).float().square().mean())
+    engine.step()
+    assert not optimizer.overflow
 
 
 def test_the_loss_scaler_has_deepspeed_s_names_and_can_be_set(ranks: Ranks) -> None:
