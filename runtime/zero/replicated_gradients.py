@@ -51,7 +51,11 @@ class ReplicatedGradients(FlatGradients):
         self._content = Content.SUMS
         self._apart: Tensor | None = None  # [shard] the average, while the buffer holds later gradients
         self._version = 0  # of the buffer that holds all averages, as the ranks made it
-        self._absent: list[AbsentGradient | None] | None = None  # what `p.grad` is meanwhile
+        # What `p.grad` is where it does not lead to the buffer; made when it is needed first. Where all ranks
+        # have all averages that is in a backward only, and None is cheaper.
+        self._absent: list[AbsentGradient | None] | None = None
+        if shard.numel() == whole.flat.numel():
+            self.hide_as_none()
         self.was_dropped = False  # set to zero after the ranks have averaged it
         self.adopt()
 
@@ -78,7 +82,7 @@ class ReplicatedGradients(FlatGradients):
         """Return what autograd has made for the parameter at `index` where it could not add it to the
         buffer, else None.
         """
-        if self._content is Content.SUMS or self._content is Content.AVERAGES:
+        if self._content is Content.SUMS or self._content is Content.AVERAGES or not self._is_here:
             return None
         param, absent = self._params[index], self._absences[index]
         grad = param.grad
