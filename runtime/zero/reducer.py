@@ -270,17 +270,18 @@ class StepReducer(Reducer):
 
     def _hand_in(self, index: int, index_in_sub_buffer: int) -> None:
         gradients = self._gradients[index]
-        late = gradients.pop_late(index_in_sub_buffer)
-        if late is not None:
-            self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
-            gradients.add_late(index_in_sub_buffer, late)
+        if gradients.is_averaged:
+            late = gradients.pop_late(index_in_sub_buffer)
+            if late is not None:
+                self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
+                gradients.add_late(index_in_sub_buffer, late)
+            if self._is_under_way:
+                self._misplaced.add(index)
+            return
         if not self._is_under_way:
             if not self._is_last:
                 return
             self._begin()
-        if self._schedule.was_asked(index):
-            self._misplaced.add(index)
-            return
         if self._has_finished:  # before this: so the program's own hooks have seen it, too
             self._has_finished = False
             self._ask_finished()
