@@ -65,7 +65,11 @@ class Schedule:
     def begin(self) -> None:
         """A backward begins."""
         self._path = [_START]  # keys of segments
-        self._handed_in: dict[int, HandedIn] = {}  # by index, in the order of the last one
+        # By index, of the gradients that were handed in:
+        self._numbers = [0] * self._num_indices
+        self._segments = [0] * self._num_indices  # in which the last one was
+        self._turns = [0] * self._num_indices  # which of all the last one was, counted from 1
+        self._num_handed_in = 0
         self._is_new = False
         self._asked = [False] * self._num_indices
         self._enter_segment()
@@ -77,12 +81,14 @@ class Schedule:
 
     def hand_in(self, index: int) -> None:
         """Note that autograd has finished one gradient of it."""
-        before = self._handed_in.pop(index, None)
-        self._handed_in[index] = HandedIn(len(self._path) - 1, 1 if before is None else before.number + 1)
+        self._num_handed_in += 1
+        self._turns[index] = self._num_handed_in
+        self._numbers[index] += 1
+        self._segments[index] = len(self._path) - 1
 
     def has_all(self, index: int) -> bool:
         """Whether as many gradients are there as were seen before."""
-        return self._handed_in[index].number >= self._num_expected[index]
+        return self._numbers[index] >= self._num_expected[index]
 
     def was_asked(self, index: int) -> bool:
         """Whether this rank has asked for it in this backward."""
@@ -119,8 +125,9 @@ class Schedule:
 
     @property
     def seen(self) -> dict[int, HandedIn]:
-        """What this rank saw."""
-        return self._handed_in
+        """What this rank saw, by index, in the order of the last gradients."""
+        handed_in = sorted((turn, index) for index, turn in enumerate(self._turns) if turn)
+        return {index: HandedIn(self._segments[index], self._numbers[index]) for _, index in handed_in}
 
     def learn(self, seen: Sequence[dict[int, HandedIn]], rest: Iterable[int]) -> None:
         """Put on a list what was averaged at the end; `seen` is every rank's."""
@@ -149,7 +156,7 @@ class Schedule:
         """After a backward that taught nothing: of what was averaged at its end,
         some may have a better place.
         """
-        is_missed = any(index in self._handed_in and index not in self._at_end for index in rest)
+        is_missed = any(self._numbers[index] and index not in self._at_end for index in rest)
         self.is_behind = self.is_behind or (is_missed and self._num_learnt < _MAX_LEARNT)
 
     def note_outdated(self, late: Iterable[int]) -> None:

@@ -189,6 +189,7 @@ class StepReducer(Reducer):
         self._rest: tuple[int, ...] | None = None  # what was on no list, when all is asked for
         self._is_taught = False
         self._misplaced: set[int] = set()  # got gradients in the same backward, after they were asked for
+        self._has_finished = False  # the last gradient completed its sub-buffer
 
     def begin_backward(self) -> None:
         self.forget()
@@ -264,28 +265,29 @@ class StepReducer(Reducer):
 
     @property
     def _is_last(self) -> bool:
-        """Whether a backward that begins now averages what it makes."""
-        return self._rest is None and self._ends_step()
+        """Whether a backward that begins now averages what it makes; not what was moved to host memory."""
+        return self._rest is None and self._ends_step() and all(one.is_here for one in self._gradients)
 
     def _hand_in(self, index: int, index_in_sub_buffer: int) -> None:
         gradients = self._gradients[index]
-        if not gradients.is_here:
+        if gradients.is_averaged:
+            late = gradients.pop_late(index_in_sub_buffer)
+            if late is not None:
+                self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
+                gradients.add_late(index_in_sub_buffer, late)
+            if self._is_under_way:
+                self._misplaced.add(index)
             return
-        late = gradients.pop_late(index_in_sub_buffer)
-        if late is not None:
-            self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
-            gradients.add_late(index_in_sub_buffer, late)
         if not self._is_under_way:
             if not self._is_last:
                 return
             self._begin()
-        if self._schedule.was_asked(index):
-            self._misplaced.add(index)
-            return
-        # What was finished before this: so the program's own hooks have seen it, too.
-        self._ask_finished()
+        if self._has_finished:  # before this: so the program's own hooks have seen it, too
+            self._has_finished = False
+            self._ask_finished()
         gradients.hand_in(index_in_sub_buffer)
         self._schedule.hand_in(index)
+        self._has_finished = gradients.is_complete
 
     def _ask_rest(self) -> None:
         if self._rest is None:

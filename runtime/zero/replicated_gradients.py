@@ -51,8 +51,13 @@ class ReplicatedGradients(FlatGradients):
         self._content = Content.SUMS
         self._apart: Tensor | None = None  # [shard] the average, while the buffer holds later gradients
         self._version = 0  # of the buffer that holds all averages, as the ranks made it
-        self._absent: list[AbsentGradient | None] | None = None  # what `p.grad` is meanwhile
-        self.was_dropped = False  # set to zero after the ranks have averaged it
+        # What `p.grad` is where it does not lead to the buffer; made when it is needed first. Where all ranks
+        # have all averages that is in a backward only, and None is cheaper.
+        self._absent: list[AbsentGradient | None] | None = None
+        if shard.numel() == whole.flat.numel():
+            self.hide_as_none()
+        self.is_averaged = False  # the ranks have begun to average it in this step
+        self.was_dropped = False  # set to zero after that
         self.adopt()
 
     @property
@@ -78,7 +83,7 @@ class ReplicatedGradients(FlatGradients):
         """Return what autograd has made for the parameter at `index` where it could not add it to the
         buffer, else None.
         """
-        if self._content is Content.SUMS or self._content is Content.AVERAGES:
+        if self._content not in (Content.SENT, Content.SHARD) or not self._is_here:
             return None
         param, absent = self._params[index], self._absences[index]
         grad = param.grad
@@ -109,6 +114,7 @@ class ReplicatedGradients(FlatGradients):
         for param, absent in zip(self._params, self._absences, strict=True):
             param.grad = absent
         self._content = Content.SENT
+        self.is_averaged = True
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -135,7 +141,7 @@ class ReplicatedGradients(FlatGradients):
     def end_step(self) -> None:
         """The averages have been used, and set to zero."""
         self._content = Content.SUMS
-        self.was_dropped = False
+        self.is_averaged = self.was_dropped = False
         self._arrived.clear()
 
     @property
