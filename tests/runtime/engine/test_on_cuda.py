@@ -45,20 +45,21 @@ def step(engine: dslaunch.Engine, number: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def another_group(backend: str | None, *, folder: str) -> Iterator[None]:
-    """The default group is this one meanwhile."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+def another_group(backend: str | None) -> Iterator[None]:
+    """The default group is this one meanwhile. Its store is the attempt's own: a second attempt that found the
+    addresses of the first would connect to nothing.
+    """
+    own: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()  # who left while others still form a group would make them fail
     dist.destroy_process_group()
-    where = f"file://{folder}/{backend}"
-    dist.init_process_group(backend, init_method=where, rank=rank, world_size=world_size)
+    dist.init_process_group(backend, store=dist.PrefixStore("another", store), **own)
     try:
         yield
     finally:
         dist.destroy_process_group()
-        more = {"device_id": torch.device("cuda", rank)}
-        dist.init_process_group(
-            "nccl", init_method=f"{where}-after", rank=rank, world_size=world_size, **more
-        )
+        after = dist.PrefixStore("after", store)
+        dist.init_process_group("nccl", store=after, device_id=torch.device("cuda", own["rank"]), **own)
 
 
 # ---- where it trains
@@ -70,7 +71,7 @@ def _chosen(rank: int, backend: str | None, folder: str) -> tuple[str, list[str]
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("dslaunch").addHandler(handler)
     try:
-        with another_group(backend, folder=folder):
+        with another_group(backend):
             engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2))
             step(engine)
             found = str(engine.device)
