@@ -82,11 +82,13 @@ def clear_rules(place: Place, host: str) -> None:
 
 
 def slow_down(place: Place, host: str, *, to: str, mbit_per_s: float) -> None:
-    """What the host sends to these addresses goes no faster."""
+    """What the host sends to these addresses goes no faster; of several limits the last one counts."""
     tc = ["tc", "-n", place.netns(host)]
-    _run([*tc, *["qdisc", "replace", "dev", "eth0", "root", "handle", "1:", "htb"]])
-    _run([*tc, *f"class replace dev eth0 parent 1: classid 1:1 htb rate {mbit_per_s}mbit".split()])
-    _run([*tc, *f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {to} flowid 1:1".split()])
+    if " htb 1:" not in _run([*tc, "qdisc", "show", "dev", "eth0"]):
+        _run([*tc, *["qdisc", "replace", "dev", "eth0", "root", "handle", "1:", "htb"]])
+    of_rate = f"1:{round(mbit_per_s):x}"
+    _run([*tc, *f"class replace dev eth0 parent 1: classid {of_rate} htb rate {mbit_per_s}mbit".split()])
+    _run([*tc, *f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {to} flowid {of_rate}".split()])
 
 
 def end_slowness(place: Place, host: str) -> None:

@@ -31,7 +31,7 @@ def test_a_command_of_the_guide_works(lab: Lab, line: str) -> None:
     program, *words = shlex.split(line)
     assert program == "dslaunch"
     command = Command(lab.head, folder, *words, env={"OMP_NUM_THREADS": "1"})
-    assert command.wait(110) == 0, command.err
+    assert command.wait(250) == 0, command.err
     assert command.out
     assert lab.wait_until_clean() == []
 

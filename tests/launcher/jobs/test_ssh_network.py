@@ -15,6 +15,7 @@ from tests.launcher.local_job import Job
 pytestmark = pytest.mark.slow
 
 SLOW_MBIT = 20  # the lab's cables carry more than 1000
+OTHER_MBIT = 200  # less than what other programs of this machine leave of that
 PAIRS = [["node1", "node2"], ["node1", "node3"], ["node2", "node3"]]
 WORDS = ("check", "-H", "hosts", "--num_nodes=3", "--no_torch", "--nccl", "--json")
 
@@ -44,6 +45,8 @@ def test_hosts_that_are_alike_have_no_slow_link(lab: Lab, folder: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_link_that_is_slow_one_way_is_named(lab: Lab, folder: Path) -> None:
+    for node in lab.nodes[:3]:
+        node.slow_down(OTHER_MBIT)
     lab.host("node1").slow_down(SLOW_MBIT, to=lab.host("node3"))
     (problem,) = measured(lab, folder, 1)["problems"]
     assert problem["hosts"] == ["node1", "node3"]
@@ -53,6 +56,8 @@ def test_a_link_that_is_slow_one_way_is_named(lab: Lab, folder: Path) -> None:
 @pytest.mark.exhaustive
 def test_a_host_whose_links_are_all_slow_is_named_and_not_its_links(lab: Lab, folder: Path) -> None:
     lab.host("node2").slow_down(SLOW_MBIT)
+    for name in ("node1", "node3"):
+        lab.host(name).slow_down(OTHER_MBIT)
     (problem,) = measured(lab, folder, 1)["problems"]
     assert problem["hosts"] == ["node2"]
     assert "even its fastest link carries 2." in problem["text"]
