@@ -22,8 +22,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ...errors import ConfigError
-from ..collectives import Collectives
 from ..flight_recorder import NUM_LANES, Flight, FlightRecorder
+from ..rank_group import Job
 from .board import Board, BoardLost
 from .hang_report import describe_hang
 from .position import Position, take_position
@@ -147,13 +147,13 @@ class Watchdog:
         return f"{self._round}/rank/{rank}"
 
 
-def watch(comm: Collectives, *, limit_s: float | None, timeout: timedelta) -> Watchdog | None:
+def watch(job: Job, *, limit_s: float | None, timeout: timedelta) -> Watchdog | None:
     """Watch these collectives until they are gone; None where no other rank is waited for, or `limit_s` is 0.
 
     Order:  as Board
     Errors: ConfigError for a limit that torch's own `timeout` would forestall
     """
-    if limit_s == 0 or comm.mesh.world.is_alone:
+    if limit_s == 0 or job.is_alone:
         return None
     timeout_s = timeout.total_seconds()
     if limit_s is None:
@@ -168,9 +168,9 @@ def watch(comm: Collectives, *, limit_s: float | None, timeout: timedelta) -> Wa
     except BoardLost as lost:
         _log.warning("a hang will not be explained: %s", lost)
         return None
-    watchdog = Watchdog(comm.recorder, board, limit_s=limit_s, timeout=timeout)
+    watchdog = Watchdog(job.wire.recorder, board, limit_s=limit_s, timeout=timeout)
     watchdog.start()
-    weakref.finalize(comm, watchdog._stopped.set).atexit = False  # the thread alone keeps the watchdog
+    weakref.finalize(job, watchdog._stopped.set).atexit = False  # the thread alone keeps the watchdog
     return watchdog
 
 
