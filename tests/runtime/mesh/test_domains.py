@@ -34,10 +34,19 @@ Trained = tuple[list[float], list[float], dict[str, Tensor]]  # losses, norms, p
 
 def _config(stage: int, **changes: Any) -> dict[str, Any]:
     """Units of one block and less, so that the order of collectives matters."""
-    settings = {"optimizer": SGD, "gradient_clipping": CLIP, "zero_allow_untested_optimizer": True}
+    settings = {
+        "train_batch_size": 16,
+        "optimizer": SGD,
+        "gradient_clipping": CLIP,
+        "zero_allow_untested_optimizer": True,
+    }
     return make_config(
         stage=stage, reduce_bucket_size=50, gradient_accumulation_steps=2, **settings, **changes
     )
+
+
+def _batch(step: int) -> Tensor:
+    return batch(step, size=16)
 
 
 def _train(engine: dslaunch.Engine, parts: Sequence[Tensor]) -> tuple[list[float], list[float]]:
@@ -66,7 +75,7 @@ def _on_axes(rank: int, axes: Axes, stage: int, changes: dict[str, Any], folder:
         model = make_model(seed=rank)
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage, **changes))
     place = axes.coordinates(rank)["dp"]
-    losses, norms = _train(engine, [batch(step).chunk(axes.dp)[place] for step in range(STEPS)])
+    losses, norms = _train(engine, [_batch(step).chunk(axes.dp)[place] for step in range(STEPS)])
     engine.save_checkpoint(folder, tag="here")
     trained = _whole(model)
     engine.destroy()
@@ -128,7 +137,7 @@ def _of_two_models(rank: int, stage: int) -> Trained:
     with patch.object(initialize, "axes_of_job", lambda world_size: axes):
         model = make_model(KINDS[place["pp"]])
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage))
-    losses, norms = _train(engine, [batch(step).chunk(2)[place["dp"]] for step in range(STEPS)])
+    losses, norms = _train(engine, [_batch(step).chunk(2)[place["dp"]] for step in range(STEPS)])
     trained = _whole(model)
     engine.destroy()
     return losses, norms, trained
@@ -138,7 +147,7 @@ def _of_two_models(rank: int, stage: int) -> Trained:
 def test_ranks_with_other_models_are_clipped_by_the_norm_of_all(ranks: Ranks, stage: int) -> None:
     models = [make_model(kind) for kind in KINDS]
     params = [param for model in models for param in model.parameters()]
-    norms = _trained_plain(params, lambda step: sum(loss_of(model, batch(step)) for model in models))
+    norms = _trained_plain(params, lambda step: sum(loss_of(model, _batch(step)) for model in models))
     for rank, (_, own_norms, trained) in enumerate(ranks(_of_two_models, stage, world_size=4)):
         assert own_norms == pytest.approx(norms, rel=1e-6)
         _check_close(trained, dict(models[rank // 2].named_parameters()))
@@ -218,7 +227,7 @@ def _on_experts(rank: int, num_experts: int, stage: int, changes: dict[str, Any]
     model = Experts(rank % num_experts)
     with patch.object(components, "Domains", partial(_with_experts, model, num_experts)):
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage, **changes))
-    losses, norms = _train(engine, [batch(step).chunk(4)[rank] for step in range(STEPS)])
+    losses, norms = _train(engine, [_batch(step).chunk(4)[rank] for step in range(STEPS)])
     trained = _whole(model)
     engine.destroy()
     return losses, norms, trained
@@ -240,7 +249,7 @@ def test_experts_that_some_ranks_share_are_trained_as_in_one_process(
     params = list({id(param): param for model in models for param in model.parameters()}.values())
 
     def loss(step: int) -> Any:
-        parts = batch(step).chunk(4)
+        parts = _batch(step).chunk(4)
         return sum(loss_of(models[rank % num_experts], part) for rank, part in enumerate(parts)) / 4
 
     norms = _trained_plain(params, loss)
