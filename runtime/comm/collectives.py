@@ -148,7 +148,7 @@ class Collectives:
         mesh = self.mesh
         shard, replicate, rescale = mesh.shard, mesh.replicate, mesh.rescale
         own = _chunk(flat, shard)
-        yield from self._reduce_scatter_steps(flat, shard, what, 1.0 if shard.is_alone else rescale)
+        yield from self._reduce_scatter_steps(flat, shard, what, rescale)
         rest = rescale if shard.is_alone else 1.0
         if replicate.is_alone:
             if rest != 1.0:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import dslaunch
@@ -71,14 +72,19 @@ def _whole(module: nn.Module) -> dict[str, Tensor]:
 
 def _on_axes(rank: int, axes: Axes, stage: int, changes: dict[str, Any], folder: str) -> Trained:
     """Train rank's part of the samples; ranks that hold other values at first get rank 0's."""
+    num_groups = len(dist.distributed_c10d._world.pg_map)
     with patch.object(initialize, "axes_of_job", lambda world_size: axes):
         model = make_model(seed=rank)
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage, **changes))
     place = axes.coordinates(rank)["dp"]
+    assert (engine.dp_world_size, engine.train_micro_batch_size_per_gpu()) == (axes.dp, 4)
+    loader = engine.deepspeed_io(torch.arange(8), route="eval")
+    assert torch.cat(list(loader)).tolist() == list(range(place, 8, axes.dp))
     losses, norms = _train(engine, [_batch(step).chunk(axes.dp)[place] for step in range(STEPS)])
     engine.save_checkpoint(folder, tag="here")
     trained = _whole(model)
     engine.destroy()
+    assert len(dist.distributed_c10d._world.pg_map) == num_groups
     return losses, norms, trained
 
 
