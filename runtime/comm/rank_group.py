@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
+from .flight_recorder import JOB_LANE
 from .mesh import Axis
 from .pending import Pending, Steps
 from .wire import Wire
@@ -26,6 +27,8 @@ class RankGroup:
 
     Order: all of them must call the same methods in the same order
     """
+
+    lane = 0  # see flight_recorder.py
 
     def __init__(self, axis: Axis, wire: Wire) -> None:
         self.axis, self.wire = axis, wire
@@ -55,7 +58,7 @@ class RankGroup:
         if axis.is_alone or tensor.numel() == 0:
             return
         sent_bytes = tensor.nbytes if axis.index == source else 0
-        flight = self.wire.begin("broadcast", tensor, what, sent_bytes=sent_bytes)
+        flight = self.wire.begin("broadcast", tensor, what, sent_bytes=sent_bytes, lane=self.lane)
         send = partial(dist.broadcast, tensor, group=axis.group, async_op=True)
         flight.start(partial(send, group_src=source)).wait()
 
@@ -84,7 +87,7 @@ class RankGroup:
         if axis.is_alone:
             return [value]
         gathered: list[Any] | None = [None] * axis.size if self.is_first else None
-        self.wire.begin("gather", None, what).run(
+        self.wire.begin("gather", None, what, lane=self.lane).run(
             partial(dist.gather_object, value, gathered, group_dst=0, group=axis.group)
         )
         return gathered
@@ -95,14 +98,16 @@ class RankGroup:
         if axis.is_alone:
             return [value]
         gathered: list[Any] = [None] * axis.size
-        self.wire.begin("all_gather", None, what).run(
+        self.wire.begin("all_gather", None, what, lane=self.lane).run(
             partial(dist.all_gather_object, gathered, value, group=axis.group)
         )
         return gathered
 
     def _all_gather_steps(self, value: Tensor, gathered: Tensor, what: str) -> Steps:
         sent_bytes = (self.axis.size - 1) * value.nbytes
-        flight = self.wire.begin("all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar")
+        flight = self.wire.begin(
+            "all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar", lane=self.lane
+        )
         send = partial(all_gather_single, gathered.view(-1), value.view(-1), async_op=True)
         yield flight.start(partial(send, group=self.axis.group))
 
@@ -119,6 +124,8 @@ class Job(RankGroup):
         size = dist.get_world_size()
         super().__init__(Axis(size=size, index=dist.get_rank(), group=None), wire)
         self.leaders = tuple(leaders or (0,) * size)
+        if len(set(self.leaders)) > 1:
+            self.lane = JOB_LANE
 
     def of_peers(self, values: Sequence[T]) -> list[T]:
         """Return of all ranks' values those of the ranks that train what this one does, in rank order."""

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -38,14 +39,23 @@ _log = logging.getLogger("dslaunch")
 class Watchdog:
     """Of one engine. Costs one look at the board every few seconds."""
 
-    def __init__(self, recorder: FlightRecorder, board: Board, *, limit_s: float, timeout: timedelta) -> None:
-        """`limit_s` is how long a collective may take; torch ends it after `timeout`."""
+    def __init__(
+        self,
+        recorder: FlightRecorder,
+        board: Board,
+        *,
+        limit_s: float,
+        timeout: timedelta,
+        leaders: Sequence[int] | None = None,
+    ) -> None:
+        """`limit_s` is how long a collective may take; torch ends it after `timeout`. `leaders`: see Job."""
         self._recorder = recorder
         self._board = board
         self._limit_s, self._timeout = limit_s, timeout
         self._poll_s = min(_LONGEST_POLL_S, limit_s / 4)
         self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # for others to notice, and to answer
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._leaders = leaders
         self._group = weakref.ref(dist.distributed_c10d._get_default_group())
         self._round = 0
         self._reported = [0] * NUM_LANES  # numbers of the last collectives that a report has seen
@@ -119,7 +129,7 @@ class Watchdog:
             for rank, note in enumerate(notes)
             if self._board.has(note)
         }
-        text = describe_hang(positions, world_size=self._world_size)
+        text = describe_hang(positions, world_size=self._world_size, leaders=self._leaders)
         if text is not None:
             _say(
                 f"{text}dslaunch: the ranks go on waiting; torch gives up after "
@@ -168,7 +178,7 @@ def watch(job: Job, *, limit_s: float | None, timeout: timedelta) -> Watchdog | 
     except BoardLost as lost:
         _log.warning("a hang will not be explained: %s", lost)
         return None
-    watchdog = Watchdog(job.wire.recorder, board, limit_s=limit_s, timeout=timeout)
+    watchdog = Watchdog(job.wire.recorder, board, limit_s=limit_s, timeout=timeout, leaders=job.leaders)
     watchdog.start()
     weakref.finalize(job, watchdog._stopped.set).atexit = False  # the thread alone keeps the watchdog
     return watchdog
