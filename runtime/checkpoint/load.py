@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..comm.collectives import Pending
+from ..comm.pending import Pending
 from ..errors import CheckpointError
 from ..step.flat_optimizer import FlatOptimizer
 from ..zero.sub_buffer import SubBuffer
@@ -106,7 +106,7 @@ def load_checkpoint(
         text, is_damage = problem
         if not is_damage or number + 1 == len(candidates):
             raise CheckpointError(text) from load.cause
-        if training.comm.mesh.world.index == 0:
+        if training.job.is_first:
             _log.warning("%s; trying %s, the one before", text, candidates[number + 1])
     raise AssertionError("there is always a candidate")
 
@@ -114,14 +114,14 @@ def load_checkpoint(
 def _candidates(training: Training, store: Store, tag: str | None, plan: LoadPlan) -> list[str]:
     """Return what may be loaded, best first. Without a tag rank 0 looks, so that all try the same."""
     found: list[str] | str = [] if tag is None else [tag]
-    if tag is None and training.comm.mesh.world.index == 0:
+    if tag is None and training.job.is_first:
         try:
             found = _look(store, plan)
         except CheckpointError as error:
             found = str(error)
         except OSError as error:
             found = f"{store.where} cannot be read: {error}"
-    told = training.comm.all_gather_objects((plan.asked(tag), found), what="which checkpoint to load")
+    told = training.job.all_gather_objects((plan.asked(tag), found), what="which checkpoint to load")
     _check_asked([asked for asked, _ in told])
     found = told[0][1]
     if isinstance(found, str):
@@ -215,7 +215,7 @@ class _Load:
         except Exception as error:
             self.cause = error
             own = self._describe(error)
-        problems = self._training.comm.all_gather_objects(own, what=what)
+        problems = self._training.job.all_gather_objects(own, what=what)
         rank, found = next(((rank, one) for rank, one in enumerate(problems) if one is not None), (0, None))
         if found is None or rank == 0:
             return found
@@ -387,10 +387,10 @@ def _verify(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], p
     kept: set[str] = set()
     if plan.with_optimizer and training.optimizer is not None:
         kept = set(saved["optimizer"]["state_names"])
-        world = training.comm.mesh.world
+        job = training.job
         # What ranks read of these is the optimizer's to say: together they read all.
         beside = [full for full, _, kind in _states_of(reader) if kind != MASTER and kind not in kept]
-        names += beside[world.index :: world.size]
+        names += beside[job.index :: job.size]
     if not plan.with_module:
         names += [name for name in reader.tensors() if name.startswith(MODEL)]
     all_runs = [*_all_runs(training, reader, plan, kept)]
@@ -516,7 +516,7 @@ def _share(training: Training) -> None:
             sub_buffer.param_shard.note_change()
             if not sub_buffer.is_sharded:
                 gathers.append(
-                    training.comm.all_gather_(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
+                    sub_buffer.comm.all_gather_(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
                 )
     for gather in gathers:
         gather.wait()

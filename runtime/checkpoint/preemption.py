@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 
 EXIT_CODE = 128 + signal.SIGTERM
 
@@ -25,9 +25,9 @@ _log = logging.getLogger("dslaunch")
 class Preemption:
     """Listens to SIGTERM, from its making on until `close`."""
 
-    def __init__(self, comm: Collectives, *, save_dir: str) -> None:
+    def __init__(self, job: Job, *, save_dir: str) -> None:
         self.save_dir = save_dir
-        self._comm = comm
+        self._job = job
         self._is_asked = False
         self._before: Any = None
         self._is_listening = threading.current_thread() is threading.main_thread()
@@ -48,7 +48,7 @@ class Preemption:
         Order: a collective
         """
         own = torch.tensor(float(self._is_asked), dtype=torch.float64, device=device)
-        return bool(self._comm.all_gather_float64(own, what="whether to save and end").any())
+        return bool(self._job.all_gather_float64(own, what="whether to save and end").any())
 
     def close(self) -> None:
         """Let SIGTERM do what it did before."""

@@ -181,12 +181,12 @@ def prepare(
     """
     beside_tensors: dict[str, Tensor] = {}
     beside: ByName = {}
-    comm = training.comm
+    job, mesh = training.job, training.domains.dense.comm.mesh
     if training.optimizer is not None:
         beside_tensors, beside = split_beside(training.optimizer.rule.beside())
-        if comm.mesh.replicate.index != 0 and not comm.mesh.states_by_chunk:
+        if not mesh.is_counted or (mesh.replicate.index != 0 and not mesh.states_by_chunk):
             beside_tensors = {}  # rank 0's line of the mesh has all of them
-    gathered = comm.gather_objects((tag, rng_state(), beside), what="tags and random number states")
+    gathered = job.gather_objects((tag, rng_state(), beside), what="tags and random number states")
     left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
     sub_buffers = [sub_buffer for unit in training.model.units for sub_buffer in unit.sub_buffers]
     all_runs = [SubBufferRuns(sub_buffer).to_write(left_out=left_out) for sub_buffer in sub_buffers]
@@ -206,20 +206,20 @@ def prepare(
                 state["optimizer"]["beside"] = _merged([own for _, _, own in gathered])
             small_files = {TRAINING_FILE: _saved(state)}
     except Exception as error:  # the user's state_dict() may raise any; the other ranks wait below
-        problem, cause = _problem(error, comm.mesh.world.index), error
+        problem, cause = _problem(error, job.index), error
     all_runs.append(runs_of_tensors(beside_tensors))
-    agreed = comm.all_gather_objects((problem, next(_NUMBERS), tag), what="what a checkpoint holds")
+    agreed = job.all_gather_objects((problem, next(_NUMBERS), tag), what="what a checkpoint holds")
     problem = next((theirs for theirs, _, _ in agreed if theirs is not None), None)
     if problem is not None:
         raise CheckpointError(problem) from cause
     _, number, tag = agreed[0]
     return Prepared(
-        notes=RankNotes(number, rank=comm.mesh.world.index, world_size=comm.mesh.world.size),
+        notes=RankNotes(number, rank=job.index, world_size=job.size),
         store=store,
         tag=tag,
         all_runs=tuple(all_runs),
-        rank=comm.mesh.world.index,
-        world_size=comm.mesh.world.size,
+        rank=job.index,
+        world_size=job.size,
         manifest=_manifest(training, tag),
         small_files=small_files,
         save_latest=options.save_latest,
@@ -279,7 +279,7 @@ def _manifest(training: Training, tag: str) -> Manifest:
         version=__version__,
         torch_version=str(torch.__version__),
         written_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        world_size=training.comm.mesh.world.size,
+        world_size=training.job.size,
         zero_stage=training.config.zero.stage,
         global_steps=training.progress.global_steps,
         files={},
@@ -310,7 +310,7 @@ def _describe(
     check_is_plain(extra_state, "the module's extra state")
     check_is_plain(scheduler, "the scheduler's state")
     return {
-        "world_size": training.comm.mesh.world.size,
+        "world_size": training.job.size,
         "buffers": sorted(others),
         "left_out": sorted(left_out),
         "frozen": sorted(_frozen(training)),

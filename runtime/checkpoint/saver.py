@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..comm.collectives import Collectives
 from ..comm.process_group import group_device
+from ..comm.rank_group import Job
 from ..errors import CheckpointError
 from .files.snapshot import Memory, Snapshot
 
@@ -57,8 +57,8 @@ class _Current:
 class Saver:
     """Of one engine."""
 
-    def __init__(self, comm: Collectives) -> None:
-        self._comm = comm
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._memory = Memory()
         self._current = _Current()
         weakref.finalize(self, self._current.tell_failure)  # at exit, too, when the thread has ended
@@ -108,7 +108,7 @@ class Saver:
         is_done = torch.full(
             (), float(not under_way.thread.is_alive()), dtype=torch.float64, device=group_device()
         )
-        everywhere = self._comm.all_gather_float64(is_done, what="the end of a save")
+        everywhere = self._job.all_gather_float64(is_done, what="the end of a save")
         if bool((everywhere > 0).all()):
             self.wait()
 

@@ -76,13 +76,13 @@ def _take_progress(training: Training, saved: dict[str, Any], undo: ExitStack) -
 
 
 def _take_rng(training: Training, states: Sequence[dict[str, Any]]) -> None:
-    world = training.comm.mesh.world
-    if len(states) == world.size:
-        restore_rng_state(states[world.index])
-    elif states and world.index == 0:  # DeepSpeed's have none
+    job = training.job
+    if len(states) == job.size:
+        restore_rng_state(states[job.index])
+    elif states and job.is_first:  # DeepSpeed's have none
         _log.warning(
             "the checkpoint was written by %d ranks and is read by %d: random numbers do not "
             "continue where they were",
             len(states),
-            world.size,
+            job.size,
         )

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..config import Config
 from ..data_loader import Loader
+from ..mesh.domain import Domains
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
 from ..zero.sharded_model import ShardedModel
@@ -30,7 +31,12 @@ class Training:
     loader: Loader | None  # of the training data, where that is ours
     scaler: LossScaler
     config: Config
-    comm: Collectives
+    domains: Domains
+
+    @property
+    def job(self) -> Job:
+        """Return all ranks."""
+        return self.domains.job
 
     def beside_units(self) -> dict[str, Any]:
         """Return what of the module's state_dict lies in no unit: buffers,

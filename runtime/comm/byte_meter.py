@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from .flight_recorder import NUM_LANES
+
 
 class Meter:
     """Counts the bytes of each kind of collective and keeps a rolling hash of their order.
@@ -14,7 +16,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._bytes: dict[str, int] = {}
-        self._hashes = [0, 0]  # by lane
+        self._hashes = [0] * NUM_LANES
 
     @property
     def order_hash(self) -> int:

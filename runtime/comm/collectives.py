@@ -11,84 +11,60 @@ axis gets the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .byte_meter import Meter
-from .comms_log import process_log
-from .flight_recorder import PARAMETER_LANE, Flight, FlightRecorder
+from .flight_recorder import PARAMETER_LANE
 from .mesh import Axis, Mesh
+from .pending import Pending, Steps
+from .rank_group import RankGroup, all_gather_single
+from .wire import Wire
 
-# torch 2.13 renamed these two and deprecated the old names.
-all_gather_single: Callable[..., dist.Work | None] = (
-    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-)
+# torch 2.13 renamed it and deprecated the old name.
 reduce_scatter_single: Callable[..., dist.Work | None] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
 
-_Steps = Generator[Flight, None, None]  # yields what must be waited for before it may go on
-
-
-class Pending:
-    """A collective under way. Its first message is sent at once, the rest as `wait` follows it up."""
-
-    def __init__(self, steps: _Steps) -> None:
-        self._steps = steps
-        self._flight = next(steps, None)
-
-    @classmethod
-    def done(cls) -> Pending:
-        """One that has nothing to do."""
-        return cls(_no_steps())
-
-    def wait(self) -> None:
-        """Block (NCCL: make the current stream wait) until the result is in place."""
-        while self._flight is not None:
-            self._flight.wait()
-            self._flight = next(self._steps, None)
-
 
 class Collectives:
-    """The collectives of one engine. An axis of one rank costs nothing: no message and no copy.
+    """The collectives of the ranks that share parameters. An axis of one rank costs nothing: no message and
+    no copy.
 
     `what` says what is sent, so that a hang or a difference between ranks can be told: "unit 'blocks.3'".
     Order: all ranks of an axis must call the same methods in the same order
     """
 
-    def __init__(self, mesh: Mesh, *, gather_axis: Axis | None = None) -> None:
-        """`gather_axis` is the shard axis once more: what all_gather_from()
+    def __init__(self, mesh: Mesh, wire: Wire | None = None, *, gather_axis: Axis | None = None) -> None:
+        """`wire` is the engine's, which has other collectives, too; default, these are all.
+
+        `gather_axis` is the shard axis once more: what all_gather_from()
         sends goes beside the rest, in its own order.
         """
         self.mesh = mesh
-        self.meter = Meter()
-        self.recorder = FlightRecorder()
-        self._log = process_log()
+        self.wire = Wire() if wire is None else wire
+        self.sharers = RankGroup(mesh.sharers, self.wire)
         self._own_gather_axis = gather_axis
-        # Called with `what` before all_gather_from() sends anything.
-        self.before_gather: Callable[[str], None] = nothing_before
 
     def gather_beside(self, gather_axis: Axis) -> None:
         """Let what all_gather_from() sends go along this axis from now on; see the constructor."""
         self._own_gather_axis = gather_axis
 
     def close(self) -> None:
-        """Give up the process groups that are this engine's own: only what goes to all ranks can be
-        sent from then on.
-        """
+        """Give up the process groups of these ranks; nothing can be sent from then on."""
         if self._own_gather_axis is not None:
             self._own_gather_axis = self._own_gather_axis.without_group()
         self.mesh = self.mesh.without_groups()
+        self.sharers = RankGroup(self.mesh.sharers, self.wire)
 
     def reduce_scatter_or_all_reduce(self, flat: Tensor, *, what: str) -> Pending:
-        """Average `flat` over all ranks; only what this rank holds of gradients is meaningful afterwards.
+        """Average `flat` over the sharers, or divide their sum by the mesh's divisor; only what this rank
+        holds of gradients is meaningful afterwards.
 
-        Shapes: [n] contiguous, n a multiple of the number of ranks
+        Shapes: [n] contiguous, n a multiple of the number of sharers
         """
         return Pending(self._reduce_steps(flat, what))
 
@@ -98,7 +74,7 @@ class Collectives:
 
     def all_gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
         """Fill `flat` [n] with the `shard` [n/N] of every rank of the shard axis, in order."""
-        self.before_gather(what)
+        self.wire.before_gather(what)
         return Pending(self._all_gather_from_steps(shard, flat, what))
 
     def gather_states(self, own: Tensor, *, what: str) -> Tensor:
@@ -109,7 +85,7 @@ class Collectives:
         for axis in (mesh.replicate, mesh.shard) if mesh.states_by_chunk else (mesh.shard,):
             if not axis.is_alone:
                 whole = own.new_empty(axis.size * own.numel())
-                flight = self._begin("all_gather", whole, what, sent_bytes=_ring_bytes(whole, axis))
+                flight = self.wire.begin("all_gather", whole, what, sent_bytes=_ring_bytes(whole, axis))
                 flight.start(partial(all_gather_single, whole, own, group=axis.group, async_op=True)).wait()
                 own = whole
         return own
@@ -123,35 +99,15 @@ class Collectives:
         return Pending(self._all_gather_steps(shard, self.mesh.replicate, what))
 
     def broadcast(self, tensor: Tensor, *, what: str, source: int = 0) -> None:
-        """Overwrite `tensor` on every rank with that of rank `source`."""
-        world = self.mesh.world
-        if world.is_alone or tensor.numel() == 0:
-            return
-        flight = self._begin(
-            "broadcast", tensor, what, sent_bytes=tensor.nbytes if world.index == source else 0
-        )
-        flight.start(partial(dist.broadcast, tensor, src=source, group=world.group, async_op=True)).wait()
-
-    def all_gather_float64(self, value: Tensor, *, what: str) -> Tensor:
-        """Return every rank's numbers in rank order.
-
-        Shapes: value [] or [k] float64, the result [world] or [world, k]
+        """Overwrite `tensor` on every sharer with that of sharer `source`, and where others hold copies of
+        it, with the first copy.
         """
-        gathered, pending = self.start_all_gather_float64(value, what=what)
-        pending.wait()
-        return gathered
-
-    def start_all_gather_float64(self, value: Tensor, *, what: str) -> tuple[Tensor, Pending]:
-        """As that; the numbers are there when the pending one has ended."""
-        world = self.mesh.world
-        if world.is_alone:
-            return value.unsqueeze(0), Pending.done()
-        gathered = value.new_empty(world.size, *value.shape)
-        return gathered, Pending(self._all_gather_number_steps(value, gathered, what))
+        self.sharers.broadcast(tensor, what=what, source=source)
+        RankGroup(self.mesh.copies, self.wire).broadcast(tensor, what=what)
 
     def gather_to_first(self, shard: Tensor, *, what: str) -> Tensor | None:
         """Return the whole of a value of which each rank has its shard (see `gather_states`)
-        on rank 0, None elsewhere.
+        on the first sharer, None elsewhere.
         """
         mesh = self.mesh
         own: Tensor | None = shard
@@ -165,7 +121,7 @@ class Collectives:
         if axis.is_alone:
             return own
         sent_bytes = 0 if own is None or axis.index == 0 else nbytes
-        flight = self._begin("gather", None, what, sent_bytes=sent_bytes)
+        flight = self.wire.begin("gather", None, what, sent_bytes=sent_bytes)
         if own is None:
             return flight.run(lambda: None)
         whole = own.new_empty(axis.size * own.numel()) if axis.index == 0 else None
@@ -180,7 +136,7 @@ class Collectives:
         """
         axis = self.mesh.states_axis
         sent_bytes = (buffer.numel() - sent[axis.index]) * buffer.itemsize
-        flight = self._begin(
+        flight = self.wire.begin(
             "all_to_all", None, what, sent_bytes=sent_bytes
         )  # None: each rank's size is another
         arrived = buffer.new_empty(sum(received))
@@ -188,55 +144,44 @@ class Collectives:
         flight.start(partial(send, group=axis.group, async_op=True)).wait()
         return arrived
 
-    def gather_objects(self, value: object, *, what: str) -> list[Any] | None:
-        """Return every rank's `value` on rank 0, in rank order, None elsewhere. For small things, seldom."""
-        world = self.mesh.world
-        if world.is_alone:
-            return [value]
-        gathered: list[Any] | None = [None] * world.size if world.index == 0 else None
-        self._begin("gather", None, what).run(
-            partial(dist.gather_object, value, gathered, dst=0, group=world.group)
-        )
-        return gathered
+    def _reduce_steps(self, flat: Tensor, what: str) -> Steps:
+        mesh = self.mesh
+        shard, replicate, rescale = mesh.shard, mesh.replicate, mesh.rescale
+        own = _chunk(flat, shard)
+        yield from self._reduce_scatter_steps(flat, shard, what, rescale)
+        rest = rescale if shard.is_alone else 1.0
+        if replicate.is_alone:
+            if rest != 1.0:
+                own.mul_(rest)
+            return
+        steps = self._reduce_scatter_steps if mesh.states_by_chunk else self._all_reduce_steps
+        yield from steps(own, replicate, what, rest)
 
-    def all_gather_objects(self, value: object, *, what: str) -> list[Any]:
-        """Return every rank's `value` on every rank, in rank order. For small things, seldom."""
-        world = self.mesh.world
-        if world.is_alone:
-            return [value]
-        gathered: list[Any] = [None] * world.size
-        self._begin("all_gather", None, what).run(
-            partial(dist.all_gather_object, gathered, value, group=world.group)
-        )
-        return gathered
-
-    def _reduce_steps(self, flat: Tensor, what: str) -> _Steps:
-        shard, replicate = self.mesh.shard, self.mesh.replicate
-        yield from self._reduce_scatter_steps(flat, shard, what)
-        steps = self._reduce_scatter_steps if self.mesh.states_by_chunk else self._all_reduce_steps
-        yield from steps(_chunk(flat, shard), replicate, what)
-
-    def _all_reduce_steps(self, flat: Tensor, axis: Axis, what: str) -> _Steps:
+    def _all_reduce_steps(self, flat: Tensor, axis: Axis, what: str, rescale: float) -> Steps:
         if axis.is_alone:
             return
         if _is_native(flat):
-            flight = self._begin("all_reduce", flat, what, sent_bytes=2 * _ring_bytes(flat, axis))
+            flight = self.wire.begin("all_reduce", flat, what, sent_bytes=2 * _ring_bytes(flat, axis))
             average = dist.ReduceOp.AVG
             yield flight.start(partial(dist.all_reduce, flat, op=average, group=axis.group, async_op=True))
+            if rescale != 1.0:
+                flat.mul_(rescale)
             return
-        yield from self._reduce_scatter_steps(flat, axis, what)
+        yield from self._reduce_scatter_steps(flat, axis, what, rescale)
         yield from self._all_gather_steps(flat, axis, what)
 
-    def _reduce_scatter_steps(self, flat: Tensor, axis: Axis, what: str) -> _Steps:
+    def _reduce_scatter_steps(self, flat: Tensor, axis: Axis, what: str, rescale: float) -> Steps:
         if axis.is_alone:
             return
-        flight = self._begin("reduce_scatter", flat, what, sent_bytes=_ring_bytes(flat, axis))
+        flight = self.wire.begin("reduce_scatter", flat, what, sent_bytes=_ring_bytes(flat, axis))
         own = _chunk(flat, axis)
         if _is_native(flat):
             average = dist.ReduceOp.AVG
             yield flight.start(
                 partial(reduce_scatter_single, own, flat, op=average, group=axis.group, async_op=True)
             )
+            if rescale != 1.0:
+                own.mul_(rescale)
             return
         # See "How gloo reduces" above.
         received = torch.empty_like(flat)
@@ -245,27 +190,19 @@ class Collectives:
         total = chunks[0].float()  # a view of `received` if that is fp32, which is needed no more
         for chunk in chunks[1:]:
             total.add_(chunk)
-        own.copy_(total.mul_(1.0 / axis.size))
+        own.copy_(total.mul_(rescale / axis.size))
 
-    def _all_gather_steps(self, flat: Tensor, axis: Axis, what: str) -> _Steps:
+    def _all_gather_steps(self, flat: Tensor, axis: Axis, what: str) -> Steps:
         if axis.is_alone:
             return
-        flight = self._begin("all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis))
+        flight = self.wire.begin("all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis))
         yield flight.start(
             partial(all_gather_single, flat, _chunk(flat, axis), group=axis.group, async_op=True)
         )
 
-    def _all_gather_number_steps(self, value: Tensor, gathered: Tensor, what: str) -> _Steps:
-        world = self.mesh.world
-        sent_bytes = (world.size - 1) * value.nbytes
-        flight = self._begin("all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar")
-        yield flight.start(
-            partial(all_gather_single, gathered.view(-1), value.view(-1), group=world.group, async_op=True)
-        )
-
-    def _all_gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> _Steps:
+    def _all_gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> Steps:
         axis = self._own_gather_axis or self.mesh.shard
-        flight = self._begin(
+        flight = self.wire.begin(
             "all_gather",
             flat,
             what,
@@ -274,34 +211,6 @@ class Collectives:
             lane=PARAMETER_LANE,
         )
         yield flight.start(partial(all_gather_single, flat, shard, group=axis.group, async_op=True))
-
-    def _begin(
-        self,
-        op: str,
-        tensor: Tensor | None,
-        what: str,
-        *,
-        sent_bytes: int | None = None,
-        counted_as: str | None = None,
-        lane: int = 0,
-    ) -> Flight:
-        """Every collective passes here before it is sent; objects that torch pickles are no `tensor`."""
-        nbytes = 0 if tensor is None else tensor.nbytes
-        self.meter.record(counted_as or op, what, nbytes=nbytes, sent_bytes=sent_bytes, lane=lane)
-        stopwatch = None
-        if self._log.is_on:
-            whole = None if tensor is None else nbytes
-            stopwatch = self._log.stopwatch(op, what, nbytes=whole, sent_bytes=sent_bytes)
-        return self.recorder.begin(op, what, nbytes=nbytes, lane=lane, stopwatch=stopwatch)
-
-
-def nothing_before(what: str) -> None:
-    """Nothing has to happen before something is gathered."""
-
-
-def _no_steps() -> _Steps:
-    """No step at all."""
-    yield from ()
 
 
 def _is_native(flat: Tensor) -> bool:

@@ -16,13 +16,18 @@ import torch.distributed as dist
 from .comms_log import Stopwatch
 
 T = TypeVar("T")
-NUM_LANES = 2  # a lane is a communicator of its own: what the two send may pass each other in any way
+NUM_LANES = 3  # a lane is a communicator of its own: what two of them send may pass each other in any way
 PARAMETER_LANE = 1
+JOB_LANE = (
+    2  # of all ranks, where not all hold the same model: its numbers alone are then those of every rank
+)
 _NUM_RECENT = 64  # more than two ranks can be apart
 
 
 class Collective(NamedTuple):
-    """One collective as every rank knows it. Equal `number`s of a lane mean that the ranks do it together."""
+    """One collective as every rank knows it. Equal `number`s of a lane mean that the ranks that have the same
+    model do it together; in JOB_LANE, all ranks.
+    """
 
     lane: int
     number: int  # in its lane, from 1

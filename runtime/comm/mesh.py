@@ -1,25 +1,30 @@
-"""The ranks as a 2-D mesh: values are sharded along one axis and replicated along the other.
+"""The ranks that share parameters as a 2-D mesh: values are sharded along one axis and replicated along the
+other.
 
 With `states_by_chunk` only parameters are. Of gradients and optimizer states each rank holds, of the shard
-that its line shares, a part of its own: 1/world of the whole, which is its chunk. So the chunks of one shard
-lie along a replicate axis.
+that its line shares, a part of its own: 1/N of the whole for N sharers, which is its chunk. So the chunks of
+one shard lie along a replicate axis.
 
-Rank r sits at (replicate, shard) = (r // shard_size, r % shard_size), so ranks of one host share a shard axis
-as long as they have consecutive numbers. RANK alone decides; LOCAL_RANK may be any rotation of it.
+The sharers are in order of their ranks; number i of them sits at
+(replicate, shard) = (i // shard_size, i % shard_size), so ranks of one host share a shard axis as long as
+they have consecutive numbers. RANK alone decides; LOCAL_RANK may be any rotation of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
 from .process_group import group_timeout
 
+Lines = Sequence[Sequence[int]]  # ranks of the job, each in exactly one line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """This rank's line through the mesh: itself and the ranks it talks with along one axis."""
+    """This rank's line through the job: itself and the ranks it talks with along one axis."""
 
     size: int
     index: int  # of this rank
@@ -34,40 +39,49 @@ class Axis:
         """Whether this rank is the only one, so that there is nothing to send."""
         return self.size == 1
 
+    @property
+    def place(self) -> Axis:
+        """The same without its group: for arithmetic, since a group lives as long as it is referred to."""
+        return replace(self, group=None)
+
     def without_group(self) -> Axis:
         """Destroy its group, if it has one of its own: the group's threads and sockets end with the
         last reference to it.
         """
         if self.group is not None:
             dist.destroy_process_group(self.group)
-        return replace(self, group=None)
+        return self.place
+
+
+ALONE = Axis(size=1, index=0, group=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """This rank's two axes, and the world."""
+    """This rank's two axes, and all that share parameters with it."""
 
     replicate: Axis
     shard: Axis
-    world: Axis
+    sharers: Axis
     states_by_chunk: bool = False
+    copies: Axis = ALONE  # along which other sharers hold the same values, and train them alike
+    divisor: int = 0  # sums of gradients are divided by it; 0: by the number of sharers
 
     @property
     def places(self) -> Mesh:
-        """The same axes without their groups: for arithmetic, since a group lives as long as
-        it is referred to.
-        """
+        """The same axes without their groups."""
         return replace(
             self,
-            replicate=replace(self.replicate, group=None),
-            shard=replace(self.shard, group=None),
-            world=replace(self.world, group=None),
+            replicate=self.replicate.place,
+            shard=self.shard.place,
+            sharers=self.sharers.place,
+            copies=self.copies.place,
         )
 
     @property
     def num_states(self) -> int:
         """Return the number of shards of gradients, masters and optimizer states."""
-        return self.world.size if self.states_by_chunk else self.shard.size
+        return self.sharers.size if self.states_by_chunk else self.shard.size
 
     @property
     def state_index(self) -> int:
@@ -78,69 +92,119 @@ class Mesh:
     def state_peers(self) -> tuple[int, ...]:
         """Return which of them each rank of `states_axis` holds, in the axis's order."""
         if self.states_by_chunk:
-            return tuple(self.chunk_of(rank) for rank in range(self.world.size))
+            return self.chunks
         return tuple(range(self.shard.size))
 
     @property
     def states_axis(self) -> Axis:
         """Return the ranks that hold all of them together; `state_peers` says in which order."""
-        return self.world if self.states_by_chunk else self.shard
+        return self.sharers if self.states_by_chunk else self.shard
 
     @property
     def chunk_index(self) -> int:
-        """This rank's 1/world of a flat buffer: a part of its shard, different on every rank."""
-        return self.chunk_of(self.world.index)
+        """This rank's 1/N of a flat buffer: a part of its shard, different on every sharer."""
+        return self._chunk_of(self.sharers.index)
 
-    def chunk_of(self, rank: int) -> int:
-        """Return the chunk of any rank."""
-        replicate, shard = divmod(rank, self.shard.size)
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Return the chunk of every sharer, in their order."""
+        return tuple(self._chunk_of(index) for index in range(self.sharers.size))
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether of all equal copies this rank's is the one that the norm adds and a checkpoint gets."""
+        return self.copies.index == 0
+
+    @property
+    def rescale(self) -> float:
+        """What an average over the sharers is multiplied with to be the sum over `divisor`."""
+        return self.sharers.size / self.divisor if self.divisor else 1.0
+
+    @property
+    def has_average(self) -> bool:
+        """Whether a gradient of this rank's alone is anything else than what is trained with."""
+        return not self.sharers.is_alone or self.rescale != 1.0
+
+    def _chunk_of(self, sharer: int) -> int:
+        replicate, shard = divmod(sharer, self.shard.size)
         return shard * self.replicate.size + replicate
 
     def without_groups(self) -> Mesh:
-        """Destroy the groups of the two axes; nothing is sent along them from then on."""
-        replicate, shard = self.replicate.without_group(), self.shard.without_group()
-        return replace(self, replicate=replicate, shard=shard)
+        """Destroy the groups of all axes; what goes to every rank of the job can still be sent."""
+        axes = (self.replicate, self.shard, self.sharers, self.copies)
+        for axis in {id(axis.group): axis for axis in axes}.values():
+            axis.without_group()
+        return self.places
 
 
-def make_mesh(*, shard_size: int, states_by_chunk: bool = False) -> Mesh:
-    """Arrange all ranks as (world / shard_size) x shard_size.
+def make_mesh(
+    *,
+    shard_size: int,
+    states_by_chunk: bool = False,
+    sharers: Lines | None = None,
+    copies: Lines | None = None,
+    divisor: int = 0,
+) -> Mesh:
+    """Arrange the N ranks of each line of `sharers`, default all, as (N / shard_size) x shard_size.
+
+    All lines of `sharers` have the same length. Ranks in a line of `copies` hold the same values.
 
     Order:  every rank must call this in the same order: it may create process groups
-    Errors: ValueError if `shard_size` does not divide the world
+    Errors: ValueError if `shard_size` does not divide the sharers
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world_size % shard_size != 0:
-        raise ValueError(f"shard_size={shard_size} does not divide the {world_size} ranks")
-    columns = [range(shard, world_size, shard_size) for shard in range(shard_size)]
-    rows = [range(row * shard_size, (row + 1) * shard_size) for row in range(world_size // shard_size)]
+    lines = _everyone() if sharers is None else sharers
+    num_sharers = len(lines[0])
+    if num_sharers % shard_size != 0:
+        raise ValueError(f"shard_size={shard_size} does not divide the {num_sharers} ranks")
+    columns = [line[start::shard_size] for line in lines for start in range(shard_size)]
+    groups = _Groups()
     return Mesh(
-        replicate=_make_axis(columns, rank=rank, world_size=world_size),
-        shard=_make_axis(rows, rank=rank, world_size=world_size),
-        world=_make_axis([range(world_size)], rank=rank, world_size=world_size),
-        states_by_chunk=states_by_chunk and shard_size < world_size,
+        replicate=groups.axis(columns),
+        shard=groups.axis(_rows(lines, shard_size)),
+        sharers=groups.axis(lines),
+        states_by_chunk=states_by_chunk and shard_size < num_sharers,
+        copies=ALONE if copies is None else groups.axis(copies),
+        divisor=divisor,
     )
 
 
-def make_shard_axis(*, shard_size: int) -> Axis:
+def make_shard_axis(*, shard_size: int, sharers: Lines | None = None) -> Axis:
     """Make the shard axis of such a mesh once more, with process groups of its own.
 
     Order: every rank must call this in the same order
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    rows = [range(row * shard_size, (row + 1) * shard_size) for row in range(world_size // shard_size)]
-    return _make_axis(rows, rank=rank, world_size=world_size, is_default_for_all=False)
+    lines = _everyone() if sharers is None else sharers
+    return _Groups(takes_default=False).axis(_rows(lines, shard_size))
 
 
-def _make_axis(lines: list[range], *, rank: int, world_size: int, is_default_for_all: bool = True) -> Axis:
-    own = next(line for line in lines if rank in line)
-    group: dist.ProcessGroup | None = None
-    if 1 < len(own) < world_size or (len(own) > 1 and not is_default_for_all):
-        group = _make_groups(lines, own)
-    return Axis(size=len(own), index=own.index(rank), group=group)
+def _everyone() -> Lines:
+    return [range(dist.get_world_size())]
 
 
-def _make_groups(lines: list[range], own: range) -> dist.ProcessGroup | None:
-    """Make a group of each line, and return this rank's; every rank takes part in the making of all.
+def _rows(lines: Lines, shard_size: int) -> Lines:
+    return [line[start : start + shard_size] for line in lines for start in range(0, len(line), shard_size)]
+
+
+class _Groups:
+    """The process groups of one mesh: axes along the same lines have the same one."""
+
+    def __init__(self, *, takes_default: bool = True) -> None:
+        """Without `takes_default` even all ranks in one line get a group of their own."""
+        self._takes_default = takes_default
+        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+
+    def axis(self, lines: Lines) -> Axis:
+        """Make what this rank's line needs; every rank takes part in the making of all."""
+        rank = dist.get_rank()
+        own = next(tuple(line) for line in lines if rank in line)
+        is_default = self._takes_default and len(own) == dist.get_world_size()
+        if len(own) > 1 and not is_default and own not in self._made:
+            self._made[own] = _make_groups(lines, own)
+        return Axis(size=len(own), index=own.index(rank), group=self._made.get(own))
+
+
+def _make_groups(lines: Lines, own: Sequence[int]) -> dist.ProcessGroup | None:
+    """Make a group of each line, and return this rank's.
 
     NCCL splits its communicator into all of them at once. One by one each is a split of its own, in which all
     ranks wait for each other: 136 for a mesh of 64 x 8.
@@ -153,7 +217,7 @@ def _make_groups(lines: list[range], own: range) -> dist.ProcessGroup | None:
     group = None
     for line in lines:
         made = dist.new_group(list(line), timeout=group_timeout())
-        group = made if line is own else group
+        group = made if tuple(line) == tuple(own) else group
     return group
 
 

@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from .collectives import all_gather_single, reduce_scatter_single
+from .collectives import reduce_scatter_single
+from .rank_group import all_gather_single
 
 MARK = "dslaunch network: "
 FIRST_NUMEL, LAST_NUMEL = 1 << 14, 1 << 24  # float32: 64 KiB to 64 MiB

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CollectiveError
-from .collectives import Collectives, Pending
 from .flight_recorder import NUM_LANES, Collective
+from .pending import Pending
+from .rank_group import Job
 
 _NUM_REMEMBERED = 10_000  # collectives, of which one step should have fewer
 _NUM_NAMED = 4
@@ -34,14 +35,14 @@ _SHORTEST_WAIT_S = 0.01
 class OrderCheck:
     """Of one engine."""
 
-    def __init__(self, comm: Collectives, *, timeout: timedelta, grace: timedelta = _GRACE) -> None:
+    def __init__(self, job: Job, *, timeout: timedelta, grace: timedelta = _GRACE) -> None:
         """A rank that is known to have gone another way is waited for no longer than `grace`.
 
         Order: every rank must construct its checks in the same order
         """
-        self._comm = comm
+        self._job, self._recorder = job, job.wire.recorder
         self._timeout, self._grace = timeout, grace
-        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._rank, self._world_size = job.index, job.size
         self._store: Any = dist.distributed_c10d._get_default_store()
         is_fake = dist.get_backend() == "fake"  # one process plays a rank of many; its store keeps nothing
         number = 0 if is_fake else self._store.add(f"dslaunch/orders/{self._rank}", 1)
@@ -49,20 +50,22 @@ class OrderCheck:
         self._num_asked = 0
         self._num_compared = (0,) * NUM_LANES
         self._sent: tuple[Tensor, Pending] | None = None  # the fingerprints of all ranks then
-        comm.recorder.remember(_NUM_REMEMBERED)
+        self._recorder.remember(_NUM_REMEMBERED)
 
     @property
     def fingerprint(self) -> float:
         """Of the order so far."""
-        return float(self._comm.meter.order_hash)
+        return float(self._job.wire.meter.order_hash)
 
     def check(self, fingerprints: Sequence[float]) -> None:
-        """See that those of all ranks, taken at the same place of the program, are equal.
+        """See that those of ranks that train the same, taken at the same place of the program, are equal.
+
+        `fingerprints` are those of all ranks.
 
         Errors: CollectiveError, on every rank, that names the first collective that was not the same
         """
-        before, self._num_compared = self._num_compared, self._comm.recorder.issued
-        if len(set(fingerprints)) > 1:
+        before, self._num_compared = self._num_compared, self._recorder.issued
+        if self._job.first_difference(fingerprints) is not None:
             raise CollectiveError(self._describe(before))
 
     def end_forward(self, device: torch.device) -> None:
@@ -73,7 +76,7 @@ class OrderCheck:
         """
         self.finish()
         own = torch.tensor(self.fingerprint, dtype=torch.float64, device=device)
-        self._sent = self._comm.start_all_gather_float64(own, what="the order of collectives")
+        self._sent = self._job.start_all_gather_float64(own, what="the order of collectives")
 
     def finish(self) -> None:
         """Check what the last forward without gradients has sent.
@@ -92,17 +95,20 @@ class OrderCheck:
         Errors: CollectiveError, on every rank, that names the first collective that was not;
                 or a rank that did not come
         """
-        before, self._num_compared = self._num_compared, self._comm.recorder.issued
-        order_hash = str(self._comm.meter.order_hash)
-        if self._agree(order_hash, lambda hashes: "" if len(set(hashes)) == 1 else "different"):
+        before, self._num_compared = self._num_compared, self._recorder.issued
+        order_hash = str(self._job.wire.meter.order_hash)
+        if self._agree(order_hash, self._whether_different):
             raise CollectiveError(self._describe(before))
 
+    def _whether_different(self, hashes: list[str]) -> str:
+        return "" if self._job.first_difference(hashes) is None else "different"
+
     def _describe(self, before: tuple[int, ...]) -> str:
-        recorder = self._comm.recorder
-        recent = [one for one in recorder.recent() if one.number > before[one.lane]]
+        recent = [one for one in self._recorder.recent() if one.number > before[one.lane]]
 
         def compare(texts: list[str]) -> str:
-            return _first_difference([json.loads(text) if text else None for text in texts], recorder.step)
+            told = [json.loads(text) if text else None for text in texts]
+            return _first_difference(told, self._recorder.step, self._job.leaders)
 
         return self._agree(json.dumps(recent), compare, grace=self._grace)
 
@@ -133,7 +139,7 @@ class OrderCheck:
             if not is_needed:
                 return ""
             raise CollectiveError(
-                f"rank {rank} has not come to the end of step {self._comm.recorder.step}, at which rank "
+                f"rank {rank} has not come to the end of step {self._recorder.step}, at which rank "
                 f"{self._rank} has waited {self._timeout.total_seconds():.0f} s for it to compare their "
                 "collectives; see what it does instead"
             ) from None
@@ -146,16 +152,16 @@ _ADVICE = (
 )
 
 
-def _first_difference(told: Sequence[list[Any] | None], step: int) -> str:
-    """Name it, as seen by rank 0 and the first rank that has another;
-    each told its collectives since the last step.
+def _first_difference(told: Sequence[list[Any] | None], step: int, leaders: Sequence[int]) -> str:
+    """Name it, as seen by the first rank that did other collectives than its leader, and by that one.
+
+    Each told its collectives since the last step; None: it has not come to tell.
     """
     orders = [None if one is None else [Collective(*label) for label in one] for one in told]
-    first = orders[0]
-    if first is None:
-        raise AssertionError("rank 0 knows its own collectives")
-    known = [(rank, order) for rank, order in enumerate(orders) if order is not None]
-    for rank, order in known[1:]:
+    for rank, (order, leader) in enumerate(zip(orders, leaders, strict=True)):
+        first = orders[leader]
+        if order is None or first is None or rank == leader:
+            continue
         for lane in range(NUM_LANES):
             pairs = zip_longest(
                 (one for one in order if one.lane == lane), (one for one in first if one.lane == lane)
@@ -164,15 +170,18 @@ def _first_difference(told: Sequence[list[Any] | None], step: int) -> str:
                 if theirs is None or ours is None or theirs.identity != ours.identity:
                     return (
                         f"rank {rank}'s collective {place} of step {step} was {_named(theirs, ours)}, rank "
-                        f"0's was {_named(ours, theirs)}: {_ADVICE}"
+                        f"{leader}'s was {_named(ours, theirs)}: {_ADVICE}"
                     )
     if None in orders:
-        last = ", ".join(map(str, first[-_NUM_NAMED:])) or "none at all"
+        silent = orders.index(None)
+        known = leaders[silent] if orders[leaders[silent]] is not None else 0
+        last = ", ".join(map(str, (orders[known] or [])[-_NUM_NAMED:])) or "none at all"
         return (
-            f"rank {orders.index(None)} did other collectives than rank 0 in step {step} and has not come to "
-            f"tell which; rank 0's last were {last}: {_ADVICE}"
+            f"rank {silent} did other collectives than rank {known} in step {step} and has not come to "
+            f"tell which; rank {known}'s last were {last}: {_ADVICE}"
         )
-    return f"the ranks' collectives differ, but not in the last {len(first)} of step {step}"
+    num_compared = len(orders[0] or ())
+    return f"the ranks' collectives differ, but not in the last {num_compared} of step {step}"
 
 
 def _named(one: Collective | None, other: Collective | None) -> str:

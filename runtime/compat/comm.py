@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..comm.collectives import all_gather_single, reduce_scatter_single
+from ..comm.collectives import reduce_scatter_single
 from ..comm.process_group import group_device, group_timeout
+from ..comm.rank_group import all_gather_single
 from ..environment import read_environment
 from ..errors import ConfigError
 from . import host_reduction

@@ -106,7 +106,7 @@ class Checkpoints:
             return None, None if plan.is_lenient else {}
         reader, saved = loaded
         self._start_afresh(training, step, with_progress=plan.with_progress)
-        training.comm.recorder.step = training.progress.global_steps + 1
+        training.domains.wire.recorder.step = training.progress.global_steps + 1
         return reader.where, saved["client_state"]
 
     def end_if_preempted(self, device: torch.device) -> None:
@@ -136,7 +136,7 @@ class Checkpoints:
 
     def _warn_of_gradients(self, training: Training) -> None:
         """No checkpoint has gradients."""
-        if self._accumulation.num_partial and training.comm.mesh.world.index == 0:
+        if self._accumulation.num_partial and training.job.is_first:
             _log.warning(
                 "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not saved, "
                 "and a program that loads it begins that step anew, with the data that follow; save after a "
@@ -150,7 +150,7 @@ class Checkpoints:
         """Forget the micro batches since the last step, which were of `step`:
         the load has dropped their gradients.
         """
-        if self._accumulation.num_partial and training.comm.mesh.world.index == 0:
+        if self._accumulation.num_partial and training.job.is_first:
             _log.warning(
                 "load_checkpoint() after %d of %d micro batches of step %d: their gradients, which are of "
                 "the state before, are dropped on all ranks, and the next micro batch begins a step; load "

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..checkpoint.preemption import Preemption
 from ..checkpoint.saver import Saver
-from ..comm.collectives import Collectives
-from ..comm.mesh import make_mesh, make_shard_axis
 from ..comm.order_check import OrderCheck
 from ..comm.process_group import group_timeout
+from ..comm.rank_group import Job
 from ..comm.watchdog.watchdog import Watchdog, watch
 from ..config import Config
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
+from ..mesh.axes import Axes
+from ..mesh.domain import Domains
 from ..metrics.device_memory import watch_memory
 from ..offload.offload import Offload, make_offload
 from ..placement.offload_plan import StepAt, plan_offload
@@ -50,7 +50,7 @@ class Components:
     """One engine's parts. Without an optimizer there is no `optimizer_step`."""
 
     policy: Policy
-    comm: Collectives
+    domains: Domains
     watchdog: Watchdog | None
     order_check: OrderCheck | None  # None where no other rank is waited for
     offload: Offload
@@ -67,6 +67,7 @@ class Components:
 def make_components(
     module: nn.Module,
     *,
+    axes: Axes,
     config: Config,
     optimizer: FlatOptimizer | None,
     device: torch.device,
@@ -78,15 +79,16 @@ def make_components(
     Errors: ConfigError for what does not go together
     """
     policy = _policy(config, optimizer)
-    comm = _collectives(policy, config)
+    domains = _domains(axes, policy, config)
+    job = domains.job
     timeout = group_timeout() or worker.timeout
-    watchdog = watch(comm, limit_s=worker.watchdog_s, timeout=timeout)
-    order_check = None if comm.mesh.world.is_alone else OrderCheck(comm, timeout=timeout)
-    offload = _offload(policy, config, optimizer, device=device, comm=comm)
+    watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)
+    order_check = None if job.is_alone else OrderCheck(job, timeout=timeout)
+    offload = _offload(policy, config, optimizer, device=device, job=job)
     mark_configured(module, config.zero.leaf_module)
-    model = _model(module, policy, config, optimizer, device=device, comm=comm, offload=offload)
+    model = _model(module, policy, config, optimizer, device=device, domains=domains, offload=offload)
     if policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
-        comm.gather_beside(make_shard_axis(shard_size=comm.mesh.shard.size))
+        domains.gather_beside()
     scaler = LossScaler(config.loss_scaling)
     accumulation = Accumulation(config.gradient_accumulation_steps)
     if optimizer is None:
@@ -104,25 +106,25 @@ def make_components(
         def look_for_overflow() -> bool:
             if accumulation.is_boundary:
                 model.average_gradients()  # a sum of finite numbers may be infinite
-            return has_overflow(model.trained, comm)
+            return has_overflow(model.trained, job)
 
         optimizer.attach(
             model.trained,
-            comm=comm,
+            comm=domains.dense.comm,
             scaler=scaler,
             look_for_overflow=look_for_overflow,
             zero_gradients=model.zero_gradients,
         )
         optimizer.clip_grad = config.gradient_clipping
-    roll_call = None if optimizer is None else _roll_call(module, model, config, optimizer, comm=comm)
-    skipped = None if optimizer is None else SkippedSteps(config, model.trained, comm)
+    roll_call = None if optimizer is None else _roll_call(module, model, config, optimizer, job=job)
+    skipped = None if optimizer is None else SkippedSteps(config, model.trained, job)
     offload.begin()
     schedule = _schedule(
         model, optimizer, offload, device=device, foresee=_foresee(optimizer, scaler, accumulation)
     )
-    saver = Saver(comm)
+    saver = Saver(job)
     save_dir = config.checkpoint.preemption_save_dir
-    preemption = None if save_dir is None else Preemption(comm, save_dir=save_dir)
+    preemption = None if save_dir is None else Preemption(job, save_dir=save_dir)
     model.before_change = saver.before_change
     if order_check is not None:
         model.prefetcher.after_evaluation = partial(order_check.end_forward, device)
@@ -131,7 +133,7 @@ def make_components(
         optimizer_step = OptimizerStep(
             optimizer,
             model=model,
-            comm=comm,
+            domains=domains,
             scaler=scaler,
             schedule=schedule,
             saver=saver,
@@ -142,7 +144,7 @@ def make_components(
         )
     return Components(
         policy=policy,
-        comm=comm,
+        domains=domains,
         watchdog=watchdog,
         order_check=order_check,
         offload=offload,
@@ -174,14 +176,13 @@ def _policy(config: Config, optimizer: FlatOptimizer | None) -> Policy:
     return policy
 
 
-def _collectives(policy: Policy, config: Config) -> Collectives:
+def _domains(axes: Axes, policy: Policy, config: Config) -> Domains:
     shape = policy.mesh_shape(
-        dist.get_world_size(),
+        axes.dp * axes.sp,
         group_size=config.zero.mics_shard_size,
         kept_in=config.zero.hpz_partition_size,
     )
-    mesh = make_mesh(shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
-    return Collectives(mesh)
+    return Domains(axes, shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
 
 
 def _offload(
@@ -190,7 +191,7 @@ def _offload(
     optimizer: FlatOptimizer | None,
     *,
     device: torch.device,
-    comm: Collectives,
+    job: Job,
 ) -> Offload:
     plan = plan_offload(
         config.zero,
@@ -208,7 +209,7 @@ def _offload(
     groups = [] if optimizer is None else optimizer.param_groups
     trained = [one for group in groups for one in group["params"] if one.requires_grad]
     num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # which is an error soon
-    return make_offload(plan, config.zero, config.aio, num_trained=num_trained, comm=comm)
+    return make_offload(plan, config.zero, config.aio, num_trained=num_trained, job=job)
 
 
 def _model(
@@ -218,7 +219,7 @@ def _model(
     optimizer: FlatOptimizer | None,
     *,
     device: torch.device,
-    comm: Collectives,
+    domains: Domains,
     offload: Offload,
 ) -> ShardedModel:
     model = ShardedModel(
@@ -234,7 +235,7 @@ def _model(
         ),
         is_leaf=lambda name, module: z3_leaf_module(module),
         device=device,
-        comm=comm,
+        domains=domains,
         offload=offload,
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
         settings=agreed_settings(config, optimizer),
@@ -249,13 +250,13 @@ def _model(
 
 
 def _roll_call(
-    module: nn.Module, model: ShardedModel, config: Config, optimizer: FlatOptimizer, *, comm: Collectives
+    module: nn.Module, model: ShardedModel, config: Config, optimizer: FlatOptimizer, *, job: Job
 ) -> RollCall:
     zero = config.zero
     misses_unused = (
         zero.looks_for_unused(is_lenient=config.origin.is_lenient) and not zero.ignore_unused_parameters
     )
-    return RollCall(module, model, optimizer.param_groups, comm, ignores_unused=not misses_unused)
+    return RollCall(module, model, optimizer.param_groups, job, ignores_unused=not misses_unused)
 
 
 def _foresee(

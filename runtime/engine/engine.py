@@ -20,6 +20,7 @@ from ..config import Config
 from ..data_loader import Loader, load_data
 from ..environment import WorkerEnvironment
 from ..errors import CheckpointError, ConfigError
+from ..mesh.axes import Axes
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import check_metric
 from ..zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
@@ -43,6 +44,7 @@ class Engine(Getters, nn.Module):
         self,
         module: nn.Module,
         *,
+        axes: Axes,
         config: Config,
         optimizer: FlatOptimizer | None,
         device: torch.device,
@@ -62,20 +64,24 @@ class Engine(Getters, nn.Module):
         self.collate_fn: Any = None
         self.device, self.local_rank = device, worker.local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._axes = axes
         self.is_compiled = False
         self._progress = Progress()
         instruments = Instruments(module, config, device, job=self, progress=self._progress)
         self._instruments = instruments
         self.monitor, self.tput_timer = instruments.monitor, instruments.tput_timer
         self.flops_profiler = instruments.flops_profiler
-        made = make_components(module, config=config, optimizer=optimizer, device=device, worker=worker)
-        self._policy, self._comm, self._watchdog = made.policy, made.comm, made.watchdog
+        made = make_components(
+            module, axes=axes, config=config, optimizer=optimizer, device=device, worker=worker
+        )
+        self._policy, self._domains, self._watchdog = made.policy, made.domains, made.watchdog
+        self._wire = made.domains.wire
         self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
         self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
         self._grad_norm: float | None = None
         self._was_step_applied = False
-        self._weights = Weights(module, self._model, self._comm)
+        self._weights = Weights(module, self._model, self._domains.job)
         self._checkpoints = Checkpoints(
             self._state_to_save,
             saver=self._saver,
@@ -263,11 +269,11 @@ class Engine(Getters, nn.Module):
 
         Errors: ValueError if it is not a multiple of the ranks' micro batches
         """
-        unit = self.settings.micro_batch_size * self.world_size
+        unit = self.settings.micro_batch_size * self.dp_world_size
         if not isinstance(train_batch_size, int) or train_batch_size < unit or train_batch_size % unit:
             raise ValueError(
                 f"train_batch_size {train_batch_size!r} is not a multiple of {unit}: "
-                f"{self.settings.micro_batch_size} samples on each of {self.world_size} ranks"
+                f"{self.settings.micro_batch_size} samples on each of {self.dp_world_size} ranks"
             )
         self._set_batch(
             train_batch_size=train_batch_size, gradient_accumulation_steps=train_batch_size // unit
@@ -282,7 +288,8 @@ class Engine(Getters, nn.Module):
             raise ValueError(f"train_micro_batch_size_per_gpu {micro_batch_size!r} is not a positive number")
         steps = self.settings.gradient_accumulation_steps
         self._set_batch(
-            train_batch_size=micro_batch_size * steps * self.world_size, micro_batch_size=micro_batch_size
+            train_batch_size=micro_batch_size * steps * self.dp_world_size,
+            micro_batch_size=micro_batch_size,
         )
 
     def _set_batch(self, **changes: int) -> None:
@@ -380,7 +387,7 @@ class Engine(Getters, nn.Module):
             loader=self.training_dataloader if isinstance(self.training_dataloader, Loader) else None,
             scaler=self._scaler,
             config=self.settings,
-            comm=self._comm,
+            domains=self._domains,
         )
 
     def named_parameters(
@@ -546,8 +553,8 @@ class Engine(Getters, nn.Module):
             route=route,
             sampler=data_sampler,
             micro_batch_size=batch_size or self.settings.micro_batch_size,
-            rank=self.global_rank,
-            world_size=self.world_size,
+            rank=self.get_data_parallel_rank(),
+            world_size=self.dp_world_size,
             pin_memory=pin_memory,
             collate_fn=collate_fn or self.collate_fn,
             drop_last=self.settings.dataloader_drop_last,
@@ -626,7 +633,7 @@ class Engine(Getters, nn.Module):
             self._direct_backward.release()
             self._model.release()
             self._offload.close()
-            self._comm.close()
+            self._domains.close()
             self.optimizer = self._optimizer_step = None
             if self._watchdog is not None:
                 self._watchdog.stop()

@@ -9,9 +9,10 @@ from torch import nn
 
 from ..checkpoint.training_state import Progress
 from ..comm import comms_log
-from ..comm.collectives import Collectives
+from ..comm.wire import Wire
 from ..config import Config
 from ..config.monitor import FlopsProfilerConfig
+from ..mesh.axes import Axes
 from ..placement.stage_policy import Placement, Policy
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
@@ -32,7 +33,8 @@ class Getters:
     _policy: Policy
     _scaler: LossScaler
     _progress: Progress
-    _comm: Collectives
+    _axes: Axes
+    _wire: Wire
     _instruments: Instruments
     _grad_norm: float | None
     _was_step_applied: bool
@@ -175,8 +177,10 @@ class Getters:
 
     @property
     def dp_world_size(self) -> int:
-        """Return the number of ranks that train on data of their own: all."""
-        return self.world_size
+        """Return the number of parts into which the samples of a batch are divided: one for each rank, as
+        no layer, sequence or stage is divided between ranks.
+        """
+        return self._axes.dp
 
     @property
     def mp_world_size(self) -> int:
@@ -184,8 +188,8 @@ class Getters:
         return 1
 
     def get_data_parallel_rank(self) -> int:
-        """Return this rank's number among those that train on data of their own: its global rank."""
-        return self.global_rank
+        """Return which of those parts this rank trains on."""
+        return self._axes.coordinates(self.global_rank)["dp"]
 
     def get_model_parallel_rank(self) -> int:
         """Return this rank's number among those that share a layer: 0, for none does."""
@@ -267,11 +271,11 @@ class Getters:
 
     def comm_bytes(self) -> dict[str, int]:
         """Return the bytes that this rank has sent, by kind of collective (ring formulas; see `Meter`)."""
-        return self._comm.meter.bytes_by_kind()
+        return self._wire.meter.bytes_by_kind()
 
     def comm_order_hash(self) -> int:
         """Return a hash of the order of collectives so far; equal on all ranks unless one has gone astray."""
-        return self._comm.meter.order_hash
+        return self._wire.meter.order_hash
 
     def get_wall_clock_timers(self) -> dict[str, float]:
         """Return what "fwd", "bwd" and "step" took in the last step, in milliseconds; empty without

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from torch import Tensor
 
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..errors import ConfigError
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.fused_rule import FusedRule
@@ -28,8 +28,8 @@ _SEGMENT = re.compile(r".*segments\[(\d+)\]\.(.*)", re.DOTALL)  # what the kerne
 class HyperParameters:
     """Those of one optimizer's groups that are numbers, and the largest norm of the gradients."""
 
-    def __init__(self, optimizer: FlatOptimizer, comm: Collectives) -> None:
-        self._optimizer, self._comm = optimizer, comm
+    def __init__(self, optimizer: FlatOptimizer, job: Job) -> None:
+        self._optimizer, self._job = optimizer, job
         self._rates: list[Any] = []  # the groups' lr
         self._others: list[float] = []
         self._complaint = ""
@@ -57,7 +57,7 @@ class HyperParameters:
                 raise ConfigError(self._complaint)
             return
         own = (self._complaint, dict(self._by_name()))
-        everywhere = self._comm.all_gather_objects(own, what="the hyper-parameters of the step")
+        everywhere = self._job.all_gather_objects(own, what="the hyper-parameters of the step")
         for complaint, _ in everywhere:
             if complaint:
                 raise ConfigError(complaint)

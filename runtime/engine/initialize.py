@@ -21,6 +21,7 @@ from ..data_loader import Loader
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
 from ..log import logger as _log
+from ..mesh.axes import axes_of_job
 from ..offload.host_memory import keep_freed_memory
 from ..placement.stage_policy import policy_for_stage
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
@@ -77,8 +78,9 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker, device_index = read_environment(), getattr(args, "device_rank", None)
     _require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index)
+    axes = axes_of_job(dist.get_world_size())
     settings = load_config(
-        source, world_size=dist.get_world_size(), is_lenient=is_lenient, has_optimizer=optimizer is not None
+        source, world_size=axes.dp, is_lenient=is_lenient, has_optimizer=optimizer is not None
     )
     if is_lenient:
         settings = _with_precision_of(model, settings)
@@ -89,6 +91,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     with torch.inference_mode(False):  # what is made in it can never be trained
         engine = Engine(
             model,
+            axes=axes,
             config=settings,
             optimizer=choose_optimizer(
                 settings, client=optimizer, module=model, model_parameters=model_parameters

@@ -10,9 +10,10 @@ from zlib import crc32
 from ..activation import checkpointing
 from ..checkpoint.saver import Saver
 from ..checkpoint.training_state import Progress
-from ..comm.collectives import Collectives, Pending
 from ..comm.order_check import OrderCheck
+from ..comm.pending import Pending
 from ..config import Config
+from ..mesh.domain import Domains
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.grad_norm import clip_factor, global_grad_norm
 from ..step.loss_scale import LossScaler
@@ -37,7 +38,7 @@ class OptimizerStep:
         optimizer: FlatOptimizer,
         *,
         model: ShardedModel,
-        comm: Collectives,
+        domains: Domains,
         scaler: LossScaler,
         schedule: StepSchedule,
         saver: Saver,
@@ -47,10 +48,10 @@ class OptimizerStep:
         checks_order_each_step: bool,
     ) -> None:
         self.roll_call, self.skipped = roll_call, skipped
-        self._optimizer, self._model, self._comm, self._scaler = optimizer, model, comm, scaler
+        self._optimizer, self._model, self._domains, self._scaler = optimizer, model, domains, scaler
         self._schedule, self._saver, self._order_check = schedule, saver, order_check
         self._checks_order_each_step = checks_order_each_step
-        self._hyper_parameters = HyperParameters(optimizer, comm)
+        self._hyper_parameters = HyperParameters(optimizer, domains.job)
         self._has_told_of_zero = False
 
     def run(self, config: Config, progress: Progress) -> tuple[float, bool]:
@@ -88,7 +89,7 @@ class OptimizerStep:
         progress.global_samples += config.train_batch_size
         if self._order_check is not None and self._checks_order_each_step:
             self._order_check.compare()
-        self._comm.recorder.step = progress.global_steps + 1
+        self._domains.wire.recorder.step = progress.global_steps + 1
         checkpointing.warn_if_never_called(config.activation_checkpointing)
         return grad_norm, is_applied
 
@@ -101,7 +102,7 @@ class OptimizerStep:
         if check is not None:
             check.finish()
             note += [check.fingerprint, float(self._model.is_behind)]
-        norm, notes = global_grad_norm(trained, self._comm, note=note)
+        norm, notes = global_grad_norm(trained, self._domains, note=note)
         said = [one[0] for one in notes]
         is_same = len(set(said)) == 1  # then each of what it was made of is, too
         self.roll_call.settle([self.roll_call.note] if is_same else said)
@@ -110,12 +111,12 @@ class OptimizerStep:
             check.check([one[1] for one in notes])
             if any(one[2] for one in notes):
                 self._model.catch_up()
-                norm, _ = global_grad_norm(trained, self._comm)
+                norm, _ = global_grad_norm(trained, self._domains)
         return norm
 
     def _tell_of_zero(self, step: int) -> None:
         """A step without a backward is none to torch's optimizers, which see no gradients; it is one here."""
-        if not self._has_told_of_zero and self._comm.mesh.world.index == 0:
+        if not self._has_told_of_zero and self._domains.job.is_first:
             _log.warning(
                 "step %d: all gradients are zero on all ranks, and momentum and weight decay move the "
                 "parameters all the same; call engine.backward() before engine.step(). This is said once",

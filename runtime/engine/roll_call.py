@@ -18,7 +18,7 @@ from zlib import crc32
 
 from torch import Tensor, nn
 
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..errors import ConfigError
 from ..zero.freezing import Freezing, requiring_grad
 from ..zero.sharded_model import ShardedModel
@@ -42,12 +42,12 @@ class RollCall:
         module: nn.Module,
         model: ShardedModel,
         groups: Sequence[Mapping[str, Any]],
-        comm: Collectives,
+        job: Job,
         *,
         ignores_unused: bool = True,
     ) -> None:
         """`ignores_unused` False: a parameter that has got no gradient is told in an error, too."""
-        self._module, self._groups, self._comm = module, groups, comm
+        self._module, self._groups, self._job = module, groups, job
         members = [
             member for unit in model.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
         ]
@@ -105,7 +105,7 @@ class RollCall:
         if not any(notes) or (len(set(notes)) == 1 and not self._complaint):
             return
         own = (self._complaint, self.freezing.names, self._untrained)
-        everywhere = self._comm.all_gather_objects(own, what="what has changed since initialize()")
+        everywhere = self._job.all_gather_objects(own, what="what has changed since initialize()")
         for complaint, _, _ in everywhere:
             if complaint:
                 raise ConfigError(complaint)
@@ -170,7 +170,7 @@ class RollCall:
         )
 
     def _warn(self, text: str, names: Sequence[str]) -> None:
-        if self._comm.mesh.world.index == 0:
+        if self._job.is_first:
             _log.warning(text, _listed(names))
 
     def _now_present(self) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..config import Config
 from ..errors import SkippedStepsError
 from ..zero.partition import ROOT
@@ -35,8 +35,8 @@ _DEFAULT_LIMIT = {
 class SkippedSteps:
     """Of one engine."""
 
-    def __init__(self, config: Config, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
-        self._sub_buffers, self._comm = tuple(sub_buffers), comm
+    def __init__(self, config: Config, sub_buffers: Sequence[SubBuffer], job: Job) -> None:
+        self._sub_buffers, self._job = tuple(sub_buffers), job
         limit = config.max_skipped_steps
         self._limit = _DEFAULT_LIMIT[config.loss_scaling.enabled] if limit is None else limit
         self._is_lenient = config.origin.is_lenient
@@ -97,7 +97,7 @@ class SkippedSteps:
             any(not bool(torch.isfinite(loss).all()) for loss in self._losses),
             any(sub_buffer.gradients.was_own_bad for sub_buffer in self._sub_buffers),
         )
-        everywhere = self._comm.all_gather_objects(own, what="where gradients are not finite")
+        everywhere = self._job.all_gather_objects(own, what="where gradients are not finite")
         names = [name for bad, _, _ in everywhere for name in bad]
         what = "is applied, as bf16.check_grad_overflow is false" if is_applied else "is skipped"
         self._say(
@@ -123,14 +123,14 @@ class SkippedSteps:
         return f"first in {first.label}{others} (parameter '{bad[first][-1]}')"
 
     def _say(self, text: str) -> None:
-        if self._comm.mesh.world.index == 0:
+        if self._job.is_first:
             _log.warning("%s", text)
 
 
 def _last_bad(sub_buffer: SubBuffer) -> str | None:
     """Return the last of the parameters whose averages in this rank's part are not finite."""
     mesh = sub_buffer.mesh
-    start, stop = sub_buffer.plan.own_run(mesh.chunk_index, num_chunks=mesh.world.size)
+    start, stop = sub_buffer.plan.own_run(mesh.chunk_index, num_chunks=mesh.sharers.size)
     shard_start, _ = sub_buffer.layout.shard_range(
         sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
     )

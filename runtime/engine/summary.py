@@ -27,7 +27,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "dtypes": sorted({str(param.dtype).removeprefix("torch.") for param in parameters}),
         "batch": (
             f"{config.train_batch_size} samples for one optimizer step = {config.micro_batch_size} in a "
-            f"micro batch * {config.gradient_accumulation_steps} micro batches * {engine.world_size} ranks"
+            f"micro batch * {config.gradient_accumulation_steps} micro batches * {engine.dp_world_size} ranks"
         ),
         "zero": {
             "stage": engine.zero_optimization_stage(),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.export.output_plan import DEFAULT_SHARD_SIZE, SAFETENSORS
 from ..checkpoint.files.format import write_atomically
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..errors import CheckpointError
 from ..placement.stage_policy import Placement
 from ..zero.sharded_model import ShardedModel
@@ -24,8 +24,8 @@ from .weights_stream import WeightsStream, write_weights
 class Weights:
     """Everything here goes by the names of the module's own state_dict, at every stage."""
 
-    def __init__(self, module: nn.Module, model: ShardedModel, comm: Collectives) -> None:
-        self._module, self._model, self._comm = module, model, comm
+    def __init__(self, module: nn.Module, model: ShardedModel, job: Job) -> None:
+        self._module, self._model, self._job = module, model, job
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the module's state_dict; where parameters are sharded, with copies of all of
@@ -94,9 +94,9 @@ class Weights:
         is_safetensors = path.suffix == SAFETENSORS
         if is_safetensors or max_shard_size is not None:
             self._model.parked_states.check_here("the weights of the whole model")
-            weights = WeightsStream(self._module, self._model, self._comm, left_out=left_out)
+            weights = WeightsStream(self._module, self._model, self._job, left_out=left_out)
             size = DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size
-            write_weights(weights, self._comm, save_dir, save_filename, max_shard_size=size)
+            write_weights(weights, self._job, save_dir, save_filename, max_shard_size=size)
             return
         state = self.consolidated_state_dict(left_out)
         problem: str | None = None
@@ -105,7 +105,7 @@ class Weights:
                 write_atomically(path, lambda file: torch.save(state, file))
             except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
                 problem = f"{path} cannot be written: {error}"
-        problem = self._comm.all_gather_objects(problem, what="the success of saving")[0]
+        problem = self._job.all_gather_objects(problem, what="the success of saving")[0]
         if problem is not None:
             raise CheckpointError(problem)
 
@@ -127,13 +127,13 @@ class Weights:
         for sub_buffer in sub_buffers:
             if sub_buffer.is_sharded:
                 with sub_buffer.here():
-                    flat = self._comm.gather_to_first(
+                    flat = sub_buffer.comm.gather_to_first(
                         sub_buffer.on_device(sub_buffer.param_shard.own), what=sub_buffer.label
                     )
                 values |= {} if flat is None else by_name(sub_buffer, flat)
-            elif self._comm.mesh.world.index == 0:
+            elif self._job.is_first:
                 values |= by_name(sub_buffer, sub_buffer.param_shard.values.flat)
-        if self._comm.mesh.world.index != 0:
+        if not self._job.is_first:
             return None
         name_of = {
             id(member.param): member.name for sub_buffer in sub_buffers for member in sub_buffer.members
@@ -168,7 +168,7 @@ class Weights:
         except Exception as error:
             problem = error
         own = None if problem is None else f"{type(problem).__name__}: {problem}"
-        told = self._comm.all_gather_objects(own, what=f"the success of {what}")
+        told = self._job.all_gather_objects(own, what=f"the success of {what}")
         if problem is not None:
             raise problem
         for rank, text in enumerate(told):

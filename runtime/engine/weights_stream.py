@@ -17,7 +17,7 @@ from ..checkpoint.export.output import Output
 from ..checkpoint.export.output_plan import Spec, plan_output, shard_bytes
 from ..checkpoint.export.progress_bar import Meter
 from ..checkpoint.storage.url_store import open_store
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..errors import CheckpointError
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
@@ -41,10 +41,9 @@ class WeightsStream:
     """
 
     def __init__(
-        self, module: nn.Module, model: ShardedModel, comm: Collectives, *, left_out: Collection[str]
+        self, module: nn.Module, model: ShardedModel, job: Job, *, left_out: Collection[str]
     ) -> None:
-        self._comm, self._left_out = comm, left_out
-        self._is_first = comm.mesh.world.index == 0
+        self._left_out, self._is_first = left_out, job.is_first
         sub_buffers = [
             sub_buffer
             for unit in model.units
@@ -99,7 +98,7 @@ class WeightsStream:
                     else None
                 )
                 if sub_buffer.is_sharded:
-                    flat = self._comm.gather_to_first(
+                    flat = sub_buffer.comm.gather_to_first(
                         sub_buffer.on_device(sub_buffer.param_shard.own), what=sub_buffer.label
                     )
                 if flat is not None:
@@ -114,7 +113,7 @@ class WeightsStream:
 
 def write_weights(
     weights: WeightsStream,
-    comm: Collectives,
+    job: Job,
     folder: str | os.PathLike[str],
     file_name: str,
     *,
@@ -129,7 +128,7 @@ def write_weights(
     shard_bytes(max_shard_size)  # before anything is sent: an error here is the same on every rank
     problem: str | None = None
     sent = iter(weights)
-    if comm.mesh.world.index == 0:
+    if job.is_first:
         try:
             plan = plan_output(
                 weights.specs(),
@@ -148,8 +147,8 @@ def write_weights(
             problem = str(error)
     for _ in sent:  # other ranks send; so do they if rank 0 has failed
         pass
-    problem = comm.all_gather_objects(problem, what="the success of saving")[0]
+    problem = job.all_gather_objects(problem, what="the success of saving")[0]
     if problem is not None:
         raise CheckpointError(problem)
-    if weights.no_tensors and comm.mesh.world.index == 0:
+    if weights.no_tensors and job.is_first:
         _log.warning("%s holds tensors only: without %s", folder, ", ".join(weights.no_tensors))

@@ -10,7 +10,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ..comm.collectives import Pending
+from ..comm.pending import Pending
 from .pinned_memory import PINNED_MEMORY, host_empty
 
 

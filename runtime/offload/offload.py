@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..config.offload import AioConfig
 from ..config.zero import ZeroConfig
 from ..placement.offload_plan import ON_DEVICE, MemoryKind, OffloadPlan, Residence, StepAt
@@ -124,7 +124,7 @@ class Offload:
 
 
 def make_offload(
-    plan: OffloadPlan, zero: ZeroConfig, aio: AioConfig, *, num_trained: int, comm: Collectives
+    plan: OffloadPlan, zero: ZeroConfig, aio: AioConfig, *, num_trained: int, job: Job
 ) -> Offload:
     """Return the offload of one engine's model.
 
@@ -139,6 +139,6 @@ def make_offload(
         if residence.nvme_path is not None and residence not in folders:
             max_unit_numel = min(max_unit_numel, zero.sub_group_numel)
             folders[residence] = SpillFolder(
-                residence.nvme_path, aio, key=f"zero_optimization.{key}", comm=comm
+                residence.nvme_path, aio, key=f"zero_optimization.{key}", job=job
             )
     return Offload(plan, num_trained=num_trained, max_unit_numel=max_unit_numel, folders=folders)

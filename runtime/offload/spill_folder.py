@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from ...kernels.disk import DiskEngine, DiskFile, aligned_empty
 from ...kernels.disk_folder import DiskFolder
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..config.offload import AioConfig
 from ..errors import ConfigError
 
@@ -30,11 +30,11 @@ class SpillFolder:
     Errors: ConfigError if there can be no such folder
     """
 
-    def __init__(self, nvme_path: Path, aio: AioConfig, *, key: str, comm: Collectives) -> None:
+    def __init__(self, nvme_path: Path, aio: AioConfig, *, key: str, job: Job) -> None:
         """`key` is the section of the ds_config that names the path, for messages."""
-        job = comm.all_gather_objects(secrets.token_hex(8), what="the name of a folder on NVMe")[0]
+        name = job.all_gather_objects(secrets.token_hex(8), what="the name of a folder on NVMe")[0]
         try:
-            self._folder = DiskFolder.claim(nvme_path, job, comm.mesh.world.index)
+            self._folder = DiskFolder.claim(nvme_path, name, job.index)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{key}.nvme_path: {error}") from error
         try:

@@ -1,8 +1,9 @@
 """The one gradient norm and the one clip factor, the same for every ZeRO stage.
 
-Each rank adds the squares of its 1/world of the reduced gradients in float64, wherever the stage would let it
-see more; the partial sums of all ranks are added in the order of the chunks. So the norm has the same bits at
-every stage, and every rank has the same norm.
+Each rank adds in float64 the squares of its chunk of the reduced gradients, 1/N of what N ranks share,
+wherever the stage would let it see more; the partial sums of all ranks are added in the order of the chunks.
+So every element of the model is counted once in the job, the norm has the same bits at every stage, and every
+rank has the same norm.
 
 [Note: GPUs with slow float64]
 Most GPUs add float64 at a 32nd or a 64th of the speed of float32, and the norm would take 2 to 4 times as
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import squared_norm
-from ..comm.collectives import Collectives
+from ..mesh.domain import Domains
 from ..optimizers.on_device import squared_norm_on_device
 from ..zero.sub_buffer import SubBuffer
 
@@ -36,7 +37,7 @@ _SMALLEST = 2.0**-60  # of a sum of squares in float32: 2**40 of them below its 
 
 
 def global_grad_norm(
-    sub_buffers: Sequence[SubBuffer], comm: Collectives, *, note: Sequence[float] = ()
+    sub_buffers: Sequence[SubBuffer], domains: Domains, *, note: Sequence[float] = ()
 ) -> tuple[float, list[list[float]]]:
     """Return the 2-norm of all reduced gradients before clipping, and every rank's note.
 
@@ -44,26 +45,28 @@ def global_grad_norm(
     2e-6 of itself, else by the rounding of float64; see [Note: GPUs with slow float64].
     Order: a collective, and another one where float32 cannot hold the sum
     """
-    mesh = comm.mesh
     device = sub_buffers[0].device
-    squares = [sub_buffer.gradients.squares() for sub_buffer in sub_buffers]
+    counted = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.mesh.is_counted]
+    squares = [sub_buffer.gradients.squares() for sub_buffer in counted]
     chunks = [
         chunk
-        for sub_buffer, known in zip(sub_buffers, squares, strict=True)
+        for sub_buffer, known in zip(counted, squares, strict=True)
         if known is None
-        for chunk in sub_buffer.grad_chunk(mesh.chunk_index, num_chunks=mesh.world.size)
+        for chunk in sub_buffer.grad_chunk(
+            sub_buffer.mesh.chunk_index, num_chunks=sub_buffer.mesh.sharers.size
+        )
     ]
     in_float32 = has_slow_float64(device) and any(chunk.is_cuda for chunk in chunks)
     total = _total(squares, chunks, in_float32=in_float32)
-    square, is_float32, notes = _of_all_ranks(total, comm, device, note, is_float32=in_float32)
+    square, is_float32, notes = _of_all_ranks(total, domains, device, note, is_float32=in_float32)
     if is_float32 and not _SMALLEST <= square < inf:
         total = _total(squares, chunks, in_float32=False)
-        square, _, notes = _of_all_ranks(total, comm, device, note, is_float32=False)
+        square, _, notes = _of_all_ranks(total, domains, device, note, is_float32=False)
     return sqrt(square) if isfinite(square) else square, notes
 
 
 def _of_all_ranks(
-    total: float | Tensor, comm: Collectives, device: torch.device, note: Sequence[float], *, is_float32: bool
+    total: float | Tensor, domains: Domains, device: torch.device, note: Sequence[float], *, is_float32: bool
 ) -> tuple[float, bool, list[list[float]]]:
     """Return the sum of the ranks' totals, whether any of them is of float32, and their notes."""
     if isinstance(total, Tensor):
@@ -73,12 +76,12 @@ def _of_all_ranks(
     if is_float32:
         own = own.neg()  # so that all ranks know it, whose GPUs may differ
     own = torch.cat([own, *(torch.full((1,), one, dtype=torch.float64, device=device) for one in note)])
-    gathered = comm.all_gather_float64(own, what="the gradient norm")
-    with comm.recorder.waiting_for_device():  # NCCL's wait() does not
+    gathered = domains.job.all_gather_float64(own, what="the gradient norm")
+    with domains.wire.recorder.waiting_for_device():  # NCCL's wait() does not
         said = gathered.tolist()
     square = 0.0
-    for _, one in sorted((comm.mesh.chunk_of(rank), abs(one)) for rank, (one, *_) in enumerate(said)):
-        square += one
+    for rank in domains.summands:
+        square += abs(said[rank][0])
     return square, any(copysign(1.0, one) < 0.0 for one, *_ in said), [notes for _, *notes in said]
 
 

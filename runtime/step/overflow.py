@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from ..zero.sub_buffer import SubBuffer
 
 
-def has_overflow(sub_buffers: Sequence[SubBuffer], comm: Collectives) -> bool:
+def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job) -> bool:
     """Return whether any rank has gradients that are not finite: what it has made itself,
     or its shard of the averages.
 
@@ -21,7 +21,7 @@ def has_overflow(sub_buffers: Sequence[SubBuffer], comm: Collectives) -> bool:
         not bool(torch.isfinite(piece).all()) for sub_buffer in sub_buffers for piece in _own(sub_buffer)
     )
     flag = torch.tensor(float(is_bad), dtype=torch.float64, device=sub_buffers[0].device)
-    return bool(comm.all_gather_float64(flag, what="the look for infinite gradients").any())
+    return bool(job.all_gather_float64(flag, what="the look for infinite gradients").any())
 
 
 def _own(sub_buffer: SubBuffer) -> Iterable[Tensor]:

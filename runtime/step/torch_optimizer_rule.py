@@ -90,6 +90,13 @@ class TorchOptimizerRule:
                     shared.append((wrapped, sub_buffer, index))
             self._stand_ins += self._empty(sub_buffer, optimizer_of)
         if shared:
+            apart = next((sub_buffer for _, sub_buffer, _ in shared if sub_buffer.comm is not comm), None)
+            if apart is not None:
+                raise ConfigError(
+                    f"optimizer {self.name} sees whole tensors, and {apart.label} is shared by other ranks "
+                    "than the rest of the model: that is not available in this version; give an optimizer "
+                    "that updates element by element, as AdamW"
+                )
             self._whole = WholeTensors([(sub_buffer, index) for _, sub_buffer, index in shared], comm)
             self._shared = [
                 _StandIn(*item, nn.Parameter(item[1].optimizer_shard.master.new_empty(0)), None)

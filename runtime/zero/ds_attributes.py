@@ -66,8 +66,8 @@ def describe(model: ShardedModel) -> None:
     """
     if model.policy.parameters is not Placement.SHARDED:
         return
-    axis = model.comm.mesh.shard
     for sub_buffer in (sub_buffer for unit in model.units for sub_buffer in unit.sub_buffers):
+        axis = sub_buffer.comm.mesh.shard
         for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True):
             own = sub_buffer.layout.fragment(slot, axis.index, num_shards=axis.size)
             start, numel = (own.offset_in_shard, own.numel) if own else (0, 0)

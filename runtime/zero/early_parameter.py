@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ..comm.collectives import Collectives
+from ..comm.rank_group import Job
 from .freed_parameter import Placeholder, sharded_until
 from .param_status import detach
 
@@ -23,6 +24,7 @@ class InitContext(Protocol):
     """What an early parameter asks of the zero.Init that has made it."""
 
     comm: Collectives
+    job: Job
     device: torch.device
     loses_writes: bool
     has_lost_writes: bool

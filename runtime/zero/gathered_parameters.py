@@ -155,18 +155,18 @@ class GatheredParameters:
         written = self._written()
         # All ranks must know, or those that saw nothing would go on to a collective and wait
         # for the others there.
-        comms = {
-            location.model.comm: location.sub_buffer.device
+        jobs = {
+            location.model.job: location.sub_buffer.device
             for location in self._locations
             if location.sub_buffer.is_sharded
         }
-        comms |= {early.init.comm: early.init.device for early in self._early}
+        jobs |= {early.init.job: early.init.device for early in self._early}
         flags = [
-            comm.all_gather_float64(
+            job.all_gather_float64(
                 torch.tensor(float(bool(written)), dtype=torch.float64, device=device),
                 what="edits of parameters",
             )
-            for comm, device in comms.items()
+            for job, device in jobs.items()
         ]
         if any(bool(flag.any()) for flag in flags):
             which = f"parameter '{written[0]}' was" if written else "parameters were"
@@ -180,11 +180,8 @@ class GatheredParameters:
         for model in _unique(location.model for location in self._locations):
             model.before_change()
         for sub_buffer in _unique(location.sub_buffer for location in self._locations):
-            comm = next(
-                location.model.comm for location in self._locations if location.sub_buffer is sub_buffer
-            )
             sub_buffer.param_shard.collect()
-            comm.broadcast(sub_buffer.param_shard.values.flat, what=sub_buffer.label, source=rank)
+            sub_buffer.comm.broadcast(sub_buffer.param_shard.values.flat, what=sub_buffer.label, source=rank)
             sub_buffer.take_edits(keeps_masters=True)
             # What was written only rank `rank` knows; torch has counted it where nothing is sharded.
             if sub_buffer.is_sharded:

@@ -24,9 +24,11 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
     """
     names, params, layout, residence = plan.names, plan.params, plan.layout, plan.residence
     dtype, device, precision = plan.dtype, plan.device, plan.precision
-    index, num_shards, is_alone = plan.shard_index, plan.num_shards, plan.mesh.world.is_alone
+    index, num_shards, is_alone = plan.shard_index, plan.num_shards, not plan.mesh.has_average
     placement = plan.policy.gradients
-    is_sharded = placement is Placement.SHARDED and (num_shards > 1 or offload.frees_gradients)
+    is_sharded = placement is Placement.SHARDED and (
+        num_shards > 1 or plan.mesh.rescale != 1.0 or offload.frees_gradients
+    )
     is_wider = dtype != torch.float32 and precision.sums == torch.float32
     is_added_up_wider = is_wider and not is_sharded
     if is_alone and not is_added_up_wider and not is_sharded:
@@ -53,7 +55,7 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
                 offload.outbox,
                 tuple(by_slot)
                 if is_alone and not is_wider
-                else (plan.own_run(plan.mesh.chunk_index, num_chunks=plan.mesh.world.size),),
+                else (plan.own_run(plan.mesh.chunk_index, num_chunks=plan.mesh.sharers.size),),
             )
             return DiskGradients(
                 names, params, whole, sums=place, index=index, num_shards=num_shards, place=disk

@@ -220,7 +220,7 @@ def _trained(param: nn.Parameter) -> ParamLocation | None:
 def _averages(location: ParamLocation, indices: Sequence[int]) -> list[Tensor]:
     location.model.check_averaged()
     location.model.settle()
-    return location.sub_buffer.gradients.averages(indices, location.model.comm)
+    return location.sub_buffer.gradients.averages(indices, location.sub_buffer.comm)
 
 
 def _must_be_trained(param: nn.Parameter) -> ParamLocation:
@@ -267,7 +267,7 @@ def _state(location: ParamLocation, key: str) -> Tensor:
 
 def _from_owner(location: ParamLocation, key: str) -> Tensor:
     own = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]()
-    everywhere = location.model.comm.all_gather_objects(
+    everywhere = location.sub_buffer.comm.sharers.all_gather_objects(
         (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{location.name}'"
     )
     found = [one for _, one in everywhere if one is not None]
@@ -289,7 +289,7 @@ def _no_state(location: ParamLocation, key: str, known: Iterable[str]) -> Config
 
 def _whole(location: ParamLocation, shard: Tensor) -> Tensor:
     sub_buffer = location.sub_buffer
-    flat = location.model.comm.gather_states(sub_buffer.on_device(shard), what=f"parameter '{location.name}'")
+    flat = sub_buffer.comm.gather_states(sub_buffer.on_device(shard), what=f"parameter '{location.name}'")
     slot = sub_buffer.layout.slots[location.member_index]
     return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
 

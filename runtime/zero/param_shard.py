@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..comm.collectives import Collectives, Pending
+from ..comm.collectives import Collectives
+from ..comm.pending import Pending
 from ..errors import ConfigError
 from ..offload.device_copies import to_device, to_host
 from ..offload.offload import Offload, SubBufferResidence

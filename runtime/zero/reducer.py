@@ -16,8 +16,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from ..comm.collectives import Collectives, Pending, nothing_before
+from ..comm.pending import Pending
+from ..comm.wire import nothing_before
 from ..errors import ConfigError
+from ..mesh.domain import Domains
 from .gradients import FlatGradients
 from .prefetch import in_backward
 from .reduce_schedule import Schedule
@@ -31,11 +33,13 @@ IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other 
 class Reducer(ABC):
     """Order: a collective, one way or the other"""
 
-    def __init__(self, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
+    def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains) -> None:
         self._sub_buffers = tuple(sub_buffers)
         self._flats = tuple(_flat(sub_buffer) for sub_buffer in sub_buffers)
-        self._comm = comm
-        self._queue = _Queue(comm)
+        self._job = domains.job
+        # These run the same backwards, and need one order of all sub-buffers, whoever shares which.
+        self._peers = domains.dense.comm.sharers
+        self._queue = _Queue()
         self._schedule = Schedule(len(self._sub_buffers))
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_under_way = False  # a backward whose gradients are averaged in it has given one
@@ -165,7 +169,7 @@ class Reducer(ABC):
     def _teach(self, rest: Iterable[int]) -> None:
         """All is averaged; of that, `rest` at the end."""
         if self._schedule.is_to_learn:
-            seen = self._comm.all_gather_objects(self._schedule.seen, what="the order of gradients")
+            seen = self._peers.all_gather_objects(self._schedule.seen, what="the order of gradients")
             self._schedule.learn(seen, rest)
         else:
             self._schedule.note_missed(rest)
@@ -181,9 +185,9 @@ class StepReducer(Reducer):
     """
 
     def __init__(
-        self, sub_buffers: Sequence[SubBuffer], comm: Collectives, *, ends_step: Callable[[], bool]
+        self, sub_buffers: Sequence[SubBuffer], domains: Domains, *, ends_step: Callable[[], bool]
     ) -> None:
-        super().__init__(sub_buffers, comm)
+        super().__init__(sub_buffers, domains)
         self._gradients = tuple(_replicated(sub_buffer) for sub_buffer in sub_buffers)
         self._ends_step = ends_step  # whether a backward that begins now is the last of a step
         self._rest: tuple[int, ...] | None = None  # what was on no list, when all is asked for
@@ -225,8 +229,9 @@ class StepReducer(Reducer):
         """
         is_dropped = any(gradients.was_dropped for gradients in self._gradients)
         own = (self._late, sorted(self._misplaced), self._schedule.is_behind, is_dropped)
-        everywhere = self._comm.all_gather_objects(own, what="gradients that came late")
-        _check_dropped([one for *_, one in everywhere])
+        told = self._job.all_gather_objects(own, what="gradients that came late")
+        _check_dropped([one for *_, one in told])
+        everywhere = self._job.of_peers(told)
         misplaced = sorted({index for _, indices, _, _ in everywhere for index in indices})
         if misplaced or any(is_behind for _, _, is_behind, _ in everywhere):
             self._schedule.note_outdated(misplaced)
@@ -243,7 +248,7 @@ class StepReducer(Reducer):
             gradients.adopt()
         own = 0.0 if self._rest is None else 1.0 + bool(self._late)
         told = torch.full((), own, dtype=torch.float64, device=self._sub_buffers[0].device)
-        found = self._comm.all_gather_float64(told, what="whether gradients are averaged").tolist()
+        found = self._job.all_gather_float64(told, what="whether gradients are averaged").tolist()
         if any(found):
             self.finish()
         if max(found) > 1.0:
@@ -253,7 +258,7 @@ class StepReducer(Reducer):
         self.finish()
         self.settle()
         for sub_buffer, gradients in zip(self._sub_buffers, self._gradients, strict=True):
-            self._comm.all_gather_(gradients.flat, what=sub_buffer.label).wait()
+            sub_buffer.comm.all_gather_(gradients.flat, what=sub_buffer.label).wait()
             gradients.note_gathered()
 
     def end_step(self) -> None:
@@ -297,12 +302,13 @@ class StepReducer(Reducer):
 class BackwardReducer(Reducer):
     """Each sub-buffer in every backward, while that goes on; see [Note: one order on all ranks]."""
 
-    def __init__(self, sub_buffers: Sequence[SubBuffer], comm: Collectives) -> None:
-        super().__init__(sub_buffers, comm)
+    def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains) -> None:
+        super().__init__(sub_buffers, domains)
+        self._wire = domains.wire
         self._gradients = tuple(_sharded(sub_buffer) for sub_buffer in sub_buffers)
         self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
         self._is_settled = True  # all ranks have asked since the last backward whether one of them is behind
-        comm.before_gather = self._before_gather
+        self._wire.before_gather = self._before_gather
 
     def begin_backward(self) -> None:
         self.forget()
@@ -347,8 +353,8 @@ class BackwardReducer(Reducer):
     def catch_up(self) -> None:
         """Order: a collective"""
         self._is_settled = True
-        everywhere = self._comm.all_gather_objects(self._late, what="gradients that came late")
-        late = sorted({index for indices in everywhere for index in indices})
+        told = self._job.all_gather_objects(self._late, what="gradients that came late")
+        late = sorted({index for indices in self._job.of_peers(told) for index in indices})
         self._schedule.note_outdated(late)
         self._ask_again(late)
 
@@ -356,7 +362,7 @@ class BackwardReducer(Reducer):
         """Order: a collective, at most once after each backward"""
         if not self._is_settled:
             own = torch.tensor(float(self.is_behind), dtype=torch.float64, device=self._sub_buffers[0].device)
-            if bool(self._comm.all_gather_float64(own, what="whether gradients came late").any()):
+            if bool(self._job.all_gather_float64(own, what="whether gradients came late").any()):
                 self.catch_up()
             self._is_settled = True
 
@@ -379,7 +385,7 @@ class BackwardReducer(Reducer):
         """It holds memory of its own."""
 
     def release(self) -> None:
-        self._comm.before_gather = nothing_before
+        self._wire.before_gather = nothing_before
         super().release()
 
     def _hand_in(self, index: int, index_in_sub_buffer: int) -> None:
@@ -430,15 +436,14 @@ def is_reached(param: nn.Parameter) -> bool:
 class _Queue:
     """Collectives under way, at most IN_FLIGHT."""
 
-    def __init__(self, comm: Collectives) -> None:
-        self._comm = comm
+    def __init__(self) -> None:
         self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
 
     def put(self, sub_buffer: SubBuffer) -> None:
         self._under_way.append(
             (
                 sub_buffer,
-                self._comm.reduce_scatter_or_all_reduce(_flat(sub_buffer).flat, what=sub_buffer.label),
+                sub_buffer.comm.reduce_scatter_or_all_reduce(_flat(sub_buffer).flat, what=sub_buffer.label),
             )
         )
         if len(self._under_way) == IN_FLIGHT:
@@ -465,7 +470,7 @@ class _Queue:
 
 
 def make_reducer(
-    sub_buffers: Sequence[SubBuffer], comm: Collectives, *, ends_step: Callable[[], bool]
+    sub_buffers: Sequence[SubBuffer], domains: Domains, *, ends_step: Callable[[], bool]
 ) -> Reducer:
     """What suits the gradients' placement: shards can only be filled in every backward,
     and who is alone has nothing to do.
@@ -473,8 +478,9 @@ def make_reducer(
     `ends_step`: whether a backward that begins now is the last one of a step.
     """
     if any(sub_buffer.gradients.is_reduced_in_backward for sub_buffer in sub_buffers):
-        return BackwardReducer(sub_buffers, comm)
-    return StepReducer(() if comm.mesh.world.is_alone else sub_buffers, comm, ends_step=ends_step)
+        return BackwardReducer(sub_buffers, domains)
+    averaged = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.mesh.has_average]
+    return StepReducer(averaged, domains, ends_step=ends_step)
 
 
 def _check_dropped(is_dropped: Sequence[bool]) -> None:

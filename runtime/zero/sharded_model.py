@@ -10,8 +10,10 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from ..comm.collectives import Collectives, Pending
+from ..comm.pending import Pending
+from ..comm.rank_group import Job
 from ..errors import ConfigError
+from ..mesh.domain import Domain, Domains
 from ..offload.offload import Offload
 from ..placement.precision import Precision
 from ..placement.stage_policy import Placement, Policy, UnitSizes, keep_small_whole
@@ -48,7 +50,7 @@ class ShardedModel:
         unit_sizes: UnitSizes,
         is_leaf: IsLeaf,
         device: torch.device,
-        comm: Collectives,
+        domains: Domains,
         offload: Offload,
         loses_writes: bool = False,
         settings: Mapping[str, Any] | None = None,
@@ -65,7 +67,7 @@ class ShardedModel:
                 dtype we cannot train
         """
         self.policy = policy
-        self.comm = comm
+        self.domains, self.job = domains, domains.job
         self.loses_writes, self.has_lost_writes = loses_writes, False  # as in zero.Init
         # Called before anything but a step changes what is behind the parameters: shards, masters and states.
         self.before_change: Callable[[], None] = _nothing
@@ -75,8 +77,8 @@ class ShardedModel:
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
         _check_trained_dtypes(members, precision.parameters)
-        _check_agreement(members, comm, settings or {})
-        runs = [_by_role(run, precision) for run in members]
+        _check_agreement(members, self.job, settings or {})
+        runs = [_by_role(run, precision, domains) for run in members]
         policies = iter(
             keep_small_whole(
                 policy,
@@ -91,18 +93,18 @@ class ShardedModel:
                     SubBuffer(
                         plan_sub_buffer(
                             run,
-                            unit=plan.name,
+                            label=domain.label(plan.name),
                             dtype=dtype,
                             device=device,
-                            mesh=comm.mesh,
+                            mesh=domain.comm.mesh,
                             policy=next(policies),
                             precision=precision,
                             offload=offload,
                         ),
-                        comm=comm,
+                        comm=domain.comm,
                         offload=offload,
                     )
-                    for (dtype, _), run in by_role.items()
+                    for (dtype, _, domain), run in by_role.items()
                 ],
                 plan.modules,
             )
@@ -111,13 +113,13 @@ class ShardedModel:
         self.prefetcher = Prefetcher(self.units)
         is_any_sharded = self.has_shards
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
-        _place_rest(module, device=device, comm=comm, buffer_dtype=precision.buffers)
+        _place_rest(module, device=device, dense=domains.dense, buffer_dtype=precision.buffers)
         self.trained = tuple(
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
         )
         # Whether a backward that begins now is the last of a step; an engine knows.
         self.ends_step: Callable[[], bool] = _always
-        self._reducer = make_reducer(self.trained, comm, ends_step=lambda: self.ends_step())
+        self._reducer = make_reducer(self.trained, domains, ends_step=lambda: self.ends_step())
         watched = [
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.has_copies
         ]
@@ -144,7 +146,7 @@ class ShardedModel:
         """Elements of small parameters, which stay whole where the stage shards parameters
         over several ranks.
         """
-        if self.policy.parameters is not Placement.SHARDED or self.comm.mesh.shard.is_alone:
+        if self.policy.parameters is not Placement.SHARDED or self.domains.dense.comm.mesh.shard.is_alone:
             return 0
         sub_buffers = (
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if not sub_buffer.is_sharded
@@ -257,8 +259,8 @@ class ShardedModel:
             if index not in sub_buffer.optimizer_shard.frozen
         )
         if sub_buffer.is_sharded:
-            return self.comm.all_gather_chunk(sub_buffer.param_shard.kept, what=sub_buffer.label)
-        return self.comm.all_gather_(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
+            return sub_buffer.comm.all_gather_chunk(sub_buffer.param_shard.kept, what=sub_buffer.label)
+        return sub_buffer.comm.all_gather_(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
 
     @contextmanager
     def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
@@ -391,11 +393,16 @@ def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
     )
 
 
-def _by_role(members: Sequence[Member], precision: Precision) -> dict[tuple[torch.dtype, bool], list[Member]]:
-    """Return the members of each sub-buffer of a unit, by dtype and by whether they are trained."""
-    by_role: dict[tuple[torch.dtype, bool], list[Member]] = {}
+def _by_role(
+    members: Sequence[Member], precision: Precision, domains: Domains
+) -> dict[tuple[torch.dtype, bool, Domain], list[Member]]:
+    """Return the members of each sub-buffer of a unit: by dtype, by whether they are trained, and by who
+    shares them.
+    """
+    by_role: dict[tuple[torch.dtype, bool, Domain], list[Member]] = {}
     for member in members:
-        by_role.setdefault((precision.parameters or member.param.dtype, member.is_trained), []).append(member)
+        role = (precision.parameters or member.param.dtype, member.is_trained, domains.of(member.param))
+        by_role.setdefault(role, []).append(member)
     return by_role
 
 
@@ -420,9 +427,7 @@ def _check_trained_dtypes(units: Iterable[Sequence[Member]], param_dtype: torch.
             )
 
 
-def _check_agreement(
-    units: Iterable[Sequence[Member]], comm: Collectives, settings: Mapping[str, Any]
-) -> None:
+def _check_agreement(units: Iterable[Sequence[Member]], job: Job, settings: Mapping[str, Any]) -> None:
     """Ranks with different models would wait for each other for ever, or train nonsense: find out first."""
     text = "\n".join(
         f"{member.name} {tuple(member.param.shape)} {member.param.dtype} {member.is_trained} {member.group}"
@@ -430,9 +435,9 @@ def _check_agreement(
         for member in members
     )
     own = (crc32(text.encode()), dict(settings))
-    everywhere = comm.all_gather_objects(own, what="the fingerprint of the model")
-    digest_of_first, first = everywhere[0]
-    for rank, (digest, others) in enumerate(everywhere):
+    everywhere = job.all_gather_objects(own, what="the fingerprint of the model")
+    _, first = everywhere[0]
+    for rank, (_, others) in enumerate(everywhere):
         differing = [key for key in {**first, **others} if first.get(key) != others.get(key)]
         if differing:
             key = differing[0]
@@ -441,21 +446,25 @@ def _check_agreement(
                 f"{rank} and {first.get(key)} on rank 0; give initialize() the same ds_config and optimizer "
                 "on every rank"
             )
-        if digest != digest_of_first:
-            raise ConfigError(
-                f"rank {rank} and rank 0 were given different models or optimizer groups: names, shapes, "
-                "dtypes, requires_grad and groups of all parameters must agree; build the model the same way "
-                "on every rank"
-            )
+    different = job.first_difference([digest for digest, _ in everywhere])
+    if different is not None:
+        rank, leader = different
+        raise ConfigError(
+            f"rank {rank} and rank {leader} were given different models or optimizer groups: names, shapes, "
+            "dtypes, requires_grad and groups of all parameters must agree; build the model the same way "
+            "on every rank"
+        )
 
 
 def _place_rest(
-    module: nn.Module, *, device: torch.device, comm: Collectives, buffer_dtype: torch.dtype | None
+    module: nn.Module, *, device: torch.device, dense: Domain, buffer_dtype: torch.dtype | None
 ) -> None:
     """Move what no unit holds, buffers and integer parameters, to the device and take rank 0's values."""
     integers = (param for param in module.parameters() if not param.is_floating_point())
     for tensor in (*integers, *module.buffers()):
         dtype = buffer_dtype if tensor.is_floating_point() else None
         whole = tensor.detach().to(device=device, dtype=dtype).contiguous()
-        comm.broadcast(whole.reshape(-1).view(torch.uint8), what="a buffer")  # NCCL lacks 16-bit integers
+        dense.comm.broadcast(
+            whole.reshape(-1).view(torch.uint8), what="a buffer"
+        )  # NCCL lacks 16-bit integers
         tensor.data = whole

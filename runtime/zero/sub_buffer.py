@@ -33,7 +33,7 @@ class SubBuffer:
     """
 
     def __init__(self, plan: SubBufferPlan, *, comm: Collectives, offload: Offload) -> None:
-        self.plan = plan
+        self.plan, self.comm = plan, comm
         self.param_shard = ParamShard(plan, comm)
         master = self.param_shard.take_over()
         self.param_shard.settle(offload)

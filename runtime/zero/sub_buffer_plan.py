@@ -102,7 +102,7 @@ class SubBufferPlan:
 def plan_sub_buffer(
     members: Sequence[Member],
     *,
-    unit: str,
+    label: str,
     dtype: torch.dtype,
     device: torch.device,
     mesh: Mesh,
@@ -116,12 +116,12 @@ def plan_sub_buffer(
     """
     is_trained = members[0].is_trained
     return SubBufferPlan(
-        label=f"unit '{unit}'",
+        label=label,
         members=tuple(members),
         layout=plan_layout(
             [tuple(member.param.shape) for member in members],
             groups=[member.group for member in members],
-            num_shards=mesh.world.size,
+            num_shards=mesh.sharers.size,
             itemsize=min(dtype.itemsize, (precision.sent or dtype).itemsize),
         ),
         dtype=dtype,

@@ -9,7 +9,7 @@ from enum import Enum
 
 from torch import nn
 
-from ..comm.collectives import Pending
+from ..comm.pending import Pending
 from .sub_buffer import SubBuffer
 
 

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dslaunch
 from dslaunch.runtime.comm import mesh, process_group
-from dslaunch.runtime.comm.collectives import Collectives
+from dslaunch.runtime.comm.rank_group import RankGroup
 from dslaunch.runtime.engine import components
 from dslaunch.runtime.placement.stage_policy import policy_for_stage
 from tests.runtime.footprint import memory_bytes, optimizer_bytes_per_element
@@ -55,15 +55,15 @@ def pretend() -> None:
     process_group._sends_from_gpus = lambda: True
     components.watch = lambda *_, **__: None  # type: ignore[assignment]
 
-    def same_of_all(_: Collectives, value: object, *, what: str) -> list[Any]:
+    def same_of_all(_: RankGroup, value: object, *, what: str) -> list[Any]:
         return [value] * RANKS
 
-    def same_numbers(_: Collectives, value: torch.Tensor, *, what: str) -> torch.Tensor:
+    def same_numbers(_: RankGroup, value: torch.Tensor, *, what: str) -> torch.Tensor:
         return torch.stack([value] * RANKS)
 
-    Collectives.all_gather_objects = same_of_all  # type: ignore[method-assign]
-    Collectives.gather_objects = same_of_all  # type: ignore[method-assign, assignment]
-    Collectives.all_gather_float64 = same_numbers  # type: ignore[method-assign]
+    RankGroup.all_gather_objects = same_of_all  # type: ignore[method-assign]
+    RankGroup.gather_objects = same_of_all  # type: ignore[method-assign, assignment]
+    RankGroup.all_gather_float64 = same_numbers  # type: ignore[method-assign]
 
 
 def measure(stage: int, size: Size) -> dict[str, Any]:

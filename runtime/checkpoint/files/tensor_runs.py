@@ -91,13 +91,19 @@ class SubBufferRuns:
         self._param_start = 0
         if sub_buffer.is_sharded:
             self._param_start, _ = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
-        self._chunk = layout.shard_range(mesh.chunk_index, num_shards=mesh.world.size)
+        self._chunk = layout.shard_range(mesh.chunk_index, num_shards=mesh.sharers.size)
         self._param_range = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
         self._is_first = mesh.chunk_index == 0
+        self._is_counted = mesh.is_counted
 
     def to_write(self, *, left_out: Container[str] = ()) -> TensorRuns:
-        """Return this rank's 1/world of it, without these parameters; all ranks' make the whole."""
+        """Return this rank's chunk of it, without these parameters; all ranks' make the whole.
+
+        Of equal copies the first is written.
+        """
         sub_buffer = self.sub_buffer
+        if not self._is_counted:
+            return self._tensor_runs((), ())
 
         def kept_name(name: str) -> str | None:
             return None if name in left_out else model_name(name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
-from ..flight_recorder import NUM_LANES, Collective
+from ..flight_recorder import JOB_LANE, NUM_LANES, Collective
 from .position import Position, Wait
 
 _SHOWN_STACKS = 4
@@ -25,15 +26,19 @@ class _Stuck:
     silent: tuple[int, ...]  # ranks that do not answer
 
 
-def describe_hang(positions: Mapping[int, Position], *, world_size: int) -> str | None:
+def describe_hang(
+    positions: Mapping[int, Position], *, world_size: int, leaders: Sequence[int] | None = None
+) -> str | None:
     """Say which rank keeps which waiting, rank by rank; None if no rank waits.
 
-    `positions` are by rank; ranks that have not answered have none.
+    `positions` are by rank; ranks that have not answered have none. `leaders` are, too: ranks with the same
+    one have the same model, and do the same collectives.
     """
-    stuck = _find_stuck(positions, world_size)
+    leaders = leaders or (0,) * world_size
+    stuck = _find_stuck(positions, leaders)
     if stuck is None:
         return None
-    lines = [f"it hangs: {_cause(stuck, positions)}"]
+    lines = [f"it hangs: {_cause(stuck, positions, leaders)}"]
     rows = _rows(positions, stuck)
     lines += _table(rows)
     for ranks, *_ in [row for row in rows if row[0][0] in positions][:_SHOWN_STACKS]:
@@ -43,28 +48,42 @@ def describe_hang(positions: Mapping[int, Position], *, world_size: int) -> str 
     return "".join(f"dslaunch: {line}\n" for line in lines)
 
 
-def _find_stuck(positions: Mapping[int, Position], world_size: int) -> _Stuck | None:
-    waits = [wait for position in positions.values() for wait in position.waits]
+def _find_stuck(positions: Mapping[int, Position], leaders: Sequence[int]) -> _Stuck | None:
+    stuck = _longest(positions, leaders, among=positions.keys())
+    if stuck is not None and stuck.label.lane == JOB_LANE:
+        # Who has not come may wait in turn, for a rank that has the same model: that is nearer to the cause.
+        held_up = [rank for rank in stuck.missing if _awaited(positions[rank])]
+        return _longest(positions, leaders, among=held_up) or stuck
+    return stuck
+
+
+def _longest(
+    positions: Mapping[int, Position], leaders: Sequence[int], *, among: Collection[int]
+) -> _Stuck | None:
+    """The collective that has been waited for longest, by one of these ranks, and all who should come."""
+    waits = [(wait.s, rank, wait.label.lane) for rank in among for wait in positions[rank].waits]
     if not waits:
         return None
-    lane = max(waits, key=lambda wait: wait.s).label.lane
-    first = min((wait for wait in waits if wait.label.lane == lane), key=lambda wait: wait.label.number)
-    number = first.label.number
-    came = tuple(rank for rank, position in sorted(positions.items()) if position.issued[lane] >= number)
+    _, waiting, lane = max(waits, key=itemgetter(0))
+    together = [rank for rank, leader in enumerate(leaders) if lane == JOB_LANE or leader == leaders[waiting]]
+    here = {rank: positions[rank] for rank in together if rank in positions}
+    of_lane = [wait for position in here.values() for wait in position.waits if wait.label.lane == lane]
+    first = min(of_lane, key=lambda wait: wait.label.number)
+    came = tuple(rank for rank, one in here.items() if one.issued[lane] >= first.label.number)
     return _Stuck(
         label=first.label,
-        s=max(wait.s for wait in waits if wait.label.lane == lane),
+        s=max(wait.s for wait in of_lane),
         came=came,
-        missing=tuple(sorted(positions.keys() - set(came))),
-        silent=tuple(sorted(set(range(world_size)) - positions.keys())),
+        missing=tuple(sorted(here.keys() - set(came))),
+        silent=tuple(sorted(set(together) - here.keys())),
     )
 
 
 # ---- the first line
 
 
-def _cause(stuck: _Stuck, positions: Mapping[int, Position]) -> str:
-    paths = _different_paths(positions)
+def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[int]) -> str:
+    paths = _different_paths(positions, leaders)
     if paths:
         return paths
     what = f"{stuck.label} (step {stuck.label.step})"
@@ -85,19 +104,21 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position]) -> str:
         )
         return f"{_unanswered(stuck.silent)}, while {waited} for {what}{before}"
     return (
-        f"all ranks have come to {what}, and it has not ended for {stuck.s:.0f} s: the network "
+        f"{_all(stuck, leaders)} have come to {what}, and it has not ended for {stuck.s:.0f} s: the network "
         "or a device is stuck"
     )
 
 
-def _different_paths(positions: Mapping[int, Position]) -> str:
-    """The first collective, as far as the ranks remember, that was not the same on all of them."""
+def _different_paths(positions: Mapping[int, Position], leaders: Sequence[int]) -> str:
+    """The first collective, as far as the ranks remember, in which ranks with one model differed."""
     for lane in range(NUM_LANES):
-        seen: dict[int, dict[tuple[str, str, int], list[tuple[int, Collective]]]] = {}
+        seen: dict[tuple[int, int], dict[tuple[str, str, int], list[tuple[int, Collective]]]] = {}
         for rank, position in sorted(positions.items()):
+            together = 0 if lane == JOB_LANE else leaders[rank]
             for one in position.recent:
                 if one.lane == lane:
-                    seen.setdefault(one.number, {}).setdefault(one.identity, []).append((rank, one))
+                    known = seen.setdefault((one.number, together), {})
+                    known.setdefault(one.identity, []).append((rank, one))
         for _, by_identity in sorted(seen.items()):
             if len(by_identity) > 1:
                 sides = sorted(by_identity.values(), key=len, reverse=True)
@@ -202,6 +223,10 @@ def _folded(ranks: Iterable[int]) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {_folded(ranks)}"
+
+
+def _all(stuck: _Stuck, leaders: Sequence[int]) -> str:
+    return "all ranks" if len(stuck.came) == len(leaders) else _ranks(stuck.came)
 
 
 def _have(ranks: Sequence[int]) -> str:

@@ -17,13 +17,14 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from ...errors import ConfigError
-from ..collectives import Collectives
 from ..flight_recorder import NUM_LANES, Flight, FlightRecorder
+from ..rank_group import Job
 from .board import Board, BoardLost
 from .hang_report import describe_hang
 from .position import Position, take_position
@@ -38,14 +39,23 @@ _log = logging.getLogger("dslaunch")
 class Watchdog:
     """Of one engine. Costs one look at the board every few seconds."""
 
-    def __init__(self, recorder: FlightRecorder, board: Board, *, limit_s: float, timeout: timedelta) -> None:
-        """`limit_s` is how long a collective may take; torch ends it after `timeout`."""
+    def __init__(
+        self,
+        recorder: FlightRecorder,
+        board: Board,
+        *,
+        limit_s: float,
+        timeout: timedelta,
+        leaders: Sequence[int] | None = None,
+    ) -> None:
+        """`limit_s` is how long a collective may take; torch ends it after `timeout`. `leaders`: see Job."""
         self._recorder = recorder
         self._board = board
         self._limit_s, self._timeout = limit_s, timeout
         self._poll_s = min(_LONGEST_POLL_S, limit_s / 4)
         self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # for others to notice, and to answer
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._leaders = leaders
         self._group = weakref.ref(dist.distributed_c10d._get_default_group())
         self._round = 0
         self._reported = [0] * NUM_LANES  # numbers of the last collectives that a report has seen
@@ -119,7 +129,7 @@ class Watchdog:
             for rank, note in enumerate(notes)
             if self._board.has(note)
         }
-        text = describe_hang(positions, world_size=self._world_size)
+        text = describe_hang(positions, world_size=self._world_size, leaders=self._leaders)
         if text is not None:
             _say(
                 f"{text}dslaunch: the ranks go on waiting; torch gives up after "
@@ -147,13 +157,13 @@ class Watchdog:
         return f"{self._round}/rank/{rank}"
 
 
-def watch(comm: Collectives, *, limit_s: float | None, timeout: timedelta) -> Watchdog | None:
+def watch(job: Job, *, limit_s: float | None, timeout: timedelta) -> Watchdog | None:
     """Watch these collectives until they are gone; None where no other rank is waited for, or `limit_s` is 0.
 
     Order:  as Board
     Errors: ConfigError for a limit that torch's own `timeout` would forestall
     """
-    if limit_s == 0 or comm.mesh.world.is_alone:
+    if limit_s == 0 or job.is_alone:
         return None
     timeout_s = timeout.total_seconds()
     if limit_s is None:
@@ -168,9 +178,9 @@ def watch(comm: Collectives, *, limit_s: float | None, timeout: timedelta) -> Wa
     except BoardLost as lost:
         _log.warning("a hang will not be explained: %s", lost)
         return None
-    watchdog = Watchdog(comm.recorder, board, limit_s=limit_s, timeout=timeout)
+    watchdog = Watchdog(job.wire.recorder, board, limit_s=limit_s, timeout=timeout, leaders=job.leaders)
     watchdog.start()
-    weakref.finalize(comm, watchdog._stopped.set).atexit = False  # the thread alone keeps the watchdog
+    weakref.finalize(job, watchdog._stopped.set).atexit = False  # the thread alone keeps the watchdog
     return watchdog
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from dslaunch.runtime.checkpoint.files import archive
-from dslaunch.runtime.comm.collectives import Collectives
+from dslaunch.runtime.comm.wire import Wire
 
 from dslaunch.kernels.disk import DiskEngine, DiskFile  # isort: skip
 
@@ -95,7 +95,7 @@ def files_fail(fault: Fault) -> Iterator[Fault]:
 @contextmanager
 def collectives_fail(fault: Fault) -> Iterator[Fault]:
     """Inside, the collective that `fault` names fails before this rank takes part in it."""
-    with patch.object(Collectives, "_begin", _before(Collectives._begin, "collective")):
+    with patch.object(Wire, "begin", _before(Wire.begin, "collective")):
         _armed.append(fault)
         try:
             yield fault

@@ -30,7 +30,7 @@ def _expected(world_size: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _mesh(rank: int, shard_size: int) -> tuple[Any, ...]:
     mesh = make_mesh(shard_size=shard_size)
-    axes = [(axis.size, axis.index) for axis in (mesh.replicate, mesh.shard, mesh.world)]
+    axes = [(axis.size, axis.index) for axis in (mesh.replicate, mesh.shard, mesh.sharers)]
     return *axes, mesh.chunk_index
 
 
@@ -50,7 +50,7 @@ def _reduce(rank: int, shard_size: int, dtype: torch.dtype) -> tuple[torch.Tenso
     flat = _values(rank, dtype)
     comm.reduce_scatter_or_all_reduce(flat, what="x").wait()
     comm.all_gather_(flat, what="x").wait()
-    return flat, comm.meter.bytes_by_kind(), comm.meter.order_hash
+    return flat, comm.wire.meter.bytes_by_kind(), comm.wire.meter.order_hash
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,13 +94,13 @@ def _small_things(rank: int) -> tuple[Any, ...]:
     comm = Collectives(make_mesh(shard_size=dist.get_world_size()))
     tensor = torch.full((3,), rank)
     comm.broadcast(tensor, what="x")
-    numbers = comm.all_gather_float64(torch.tensor(rank / 3, dtype=torch.float64), what="x").tolist()
+    numbers = comm.sharers.all_gather_float64(torch.tensor(rank / 3, dtype=torch.float64), what="x").tolist()
     whole = comm.gather_to_first(torch.full((2,), float(rank)), what="x")
     return (
         tensor.tolist(),
         numbers,
         None if whole is None else whole.tolist(),
-        comm.gather_objects({"rank": rank}, what="x"),
+        comm.sharers.gather_objects({"rank": rank}, what="x"),
     )
 
 

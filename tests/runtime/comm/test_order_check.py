@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import dslaunch
-from dslaunch.runtime.comm.collectives import Collectives
-from dslaunch.runtime.comm.mesh import make_mesh
 from dslaunch.runtime.comm.order_check import OrderCheck
+from dslaunch.runtime.comm.rank_group import Job
+from dslaunch.runtime.comm.wire import Wire
 from dslaunch.runtime.errors import CollectiveError
 from tests.runtime.comm.watchdog.test_watchdog import Blocks, make_engine, train_step
 from tests.runtime.ranks import Ranks
@@ -88,11 +88,11 @@ def test_units_of_one_size_in_another_order_do_not_hang_and_are_found_before_the
 
 
 def _compare(rank: int, labels: tuple[tuple[tuple[str, int], ...], ...]) -> str:
-    comm = Collectives(make_mesh(shard_size=1))
-    check = OrderCheck(comm, timeout=timedelta(seconds=20))
+    job = Job(Wire())
+    check = OrderCheck(job, timeout=timedelta(seconds=20))
     for what, numel in labels[rank]:
         # As a rank records them; what is sent here does not matter.
-        comm._begin("all_gather", torch.empty(numel), what).run(lambda: None)
+        job.wire.begin("all_gather", torch.empty(numel), what).run(lambda: None)
     try:
         check.compare()
     except CollectiveError as error:
@@ -135,7 +135,7 @@ def test_the_first_difference_is_named(
 
 
 def _alone(rank: int) -> str:
-    check = OrderCheck(Collectives(make_mesh(shard_size=1)), timeout=timedelta(seconds=1))
+    check = OrderCheck(Job(Wire()), timeout=timedelta(seconds=1))
     if rank == 1:
         return ""
     with pytest.raises(CollectiveError) as caught:
@@ -144,9 +144,9 @@ def _alone(rank: int) -> str:
 
 
 def _apart(rank: int) -> str:
-    comm = Collectives(make_mesh(shard_size=1))
-    check = OrderCheck(comm, timeout=timedelta(seconds=20), grace=timedelta(seconds=1))
-    comm._begin("all_gather", torch.empty(1), f"unit '{rank // 2}'").run(lambda: None)
+    job = Job(Wire())
+    check = OrderCheck(job, timeout=timedelta(seconds=20), grace=timedelta(seconds=1))
+    job.wire.begin("all_gather", torch.empty(1), f"unit '{rank // 2}'").run(lambda: None)
     if rank == 2:
         return ""
     with pytest.raises(CollectiveError) as caught:

@@ -102,7 +102,7 @@ def _flights(rank: int) -> tuple[int, bool]:
     )
     for number in range(3):
         step(engine, number)
-    recorder = engine._comm.recorder
+    recorder = engine._wire.recorder
     held = sum(flight._work is not None for flight in recorder._under_way)
     torch.cuda.synchronize()
     is_quiet = not recorder.under_way()
@@ -228,7 +228,7 @@ def _awaited(rank: int) -> list[list[str]]:
     read = Tensor.tolist
 
     def tolist(tensor: Tensor) -> Any:
-        flights = engine._comm.recorder._under_way
+        flights = engine._wire.recorder._under_way
         awaited.append([str(flight.label) for flight in flights if flight.is_awaited])
         return read(tensor)
 

@@ -58,7 +58,7 @@ def _train(rank: int, stage: int, num_blocks: int) -> tuple[dict[str, Tensor], f
                     engine.backward(loss_of(engine, micro))
         engine.step()
     assert all(param.grad is None for param in engine.parameters()) == (stage >= 2)
-    hashes = engine._comm.all_gather_objects(engine.comm_order_hash(), what="a test")
+    hashes = engine._domains.job.all_gather_objects(engine.comm_order_hash(), what="a test")
     assert len(set(hashes)) == 1
     sent = engine.comm_bytes().get("reduce_scatter", 0)
     return snapshot(engine.named_parameters()), engine.get_global_grad_norm(), sent

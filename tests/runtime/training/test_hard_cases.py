@@ -71,7 +71,7 @@ def _train(rank: int, kind: type[Model], stage: int) -> dict[str, Tensor]:
         engine.backward(model.loss(engine, part))
         engine.step()
         check_freed(engine)
-    hashes = engine._comm.all_gather_objects(engine.comm_order_hash(), what="x")
+    hashes = engine._domains.job.all_gather_objects(engine.comm_order_hash(), what="x")
     assert len(set(hashes)) == 1
     return snapshot(model.named_parameters())
 

@@ -23,6 +23,7 @@ import dslaunch
 from dslaunch.runtime.config import load_config
 from dslaunch.runtime.engine.engine import Engine
 from dslaunch.runtime.environment import read_environment
+from dslaunch.runtime.mesh.axes import axes_of_job
 from dslaunch.runtime.step.choose_optimizer import choose_optimizer
 from dslaunch.runtime.zero import partition, sharded_model as sharded_model
 
@@ -73,7 +74,7 @@ class Held(NamedTuple):
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dslaunch.Engine]:
     stage, sums = request.param
     monkeypatch.setattr(partition, "_check_storage", lambda params: None)
-    monkeypatch.setattr(sharded_model, "_check_agreement", lambda units, comm, settings: None)
+    monkeypatch.setattr(sharded_model, "_check_agreement", lambda units, job, settings: None)
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=NUM_RANKS)
     try:
         with torch.device("meta"):
@@ -90,6 +91,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         )
         yield Engine(
             model,
+            axes=axes_of_job(NUM_RANKS),
             config=config,
             optimizer=choose_optimizer(config, client=None, module=model, model_parameters=None),
             device=torch.device("meta"),

@@ -14,8 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslaunch.runtime.comm.collectives import Collectives, Pending
-from dslaunch.runtime.comm.mesh import Axis, Mesh
+from dslaunch.runtime.comm.collectives import Collectives
+from dslaunch.runtime.comm.mesh import ALONE, Axis, Mesh
+from dslaunch.runtime.comm.pending import Pending
+from dslaunch.runtime.comm.rank_group import Job
+from dslaunch.runtime.comm.wire import Wire as RealWire
+from dslaunch.runtime.mesh.domain import DENSE, Domain, Domains
 
 
 class Stuck(Exception):
@@ -92,47 +96,69 @@ class Wire:
         return results
 
 
-class FakeCollectives(Collectives):
-    """Those of one rank, over a wire."""
+class FakeJob(Job):
+    """What the ranks tell each other, and which of them this one is."""
 
     def __init__(self, wire: Wire, rank: int) -> None:
-        alone, axis = Axis(size=1, index=0, group=None), Axis(size=wire.num_ranks, index=rank, group=None)
-        super().__init__(Mesh(replicate=alone, shard=axis, world=axis))
-        self._wire, self._rank = wire, rank
+        self.axis, self.wire = Axis(size=wire.num_ranks, index=rank, group=None), RealWire()
+        self.leaders = (0,) * wire.num_ranks
+        self._fake = wire
         self._numbers = [0, 0]
 
     def begin(self) -> None:
         """A case begins, on all ranks."""
         self._numbers = [0, 0]
 
-    def _send(self, lane: int, what: str, value: Any) -> Callable[[], list[Any]]:
+    def send(self, lane: int, what: str, value: Any) -> Callable[[], list[Any]]:
+        """Take part in the next collective of the lane; the result waits for its end."""
         self._numbers[lane] += 1
         number = self._numbers[lane]
-        self._wire.ask(lane, number, self._rank, what, value)
-        return lambda: self._wire.wait(lane, number)
+        self._fake.ask(lane, number, self.index, what, value)
+        return lambda: self._fake.wait(lane, number)
 
     def broadcast(self, tensor: Tensor, *, what: str, source: int = 0) -> None:
         """All ranks are given the same model."""
 
     def all_gather_objects(self, value: object, *, what: str) -> list[Any]:
-        return self._send(0, what, value)()
+        return self.send(0, what, value)()
+
+
+class FakeCollectives(Collectives):
+    """Those of one rank, over a wire."""
+
+    def __init__(self, job: FakeJob) -> None:
+        super().__init__(Mesh(replicate=ALONE, shard=job.axis, sharers=job.axis), job.wire)
+        self.sharers = self._job = job
+
+    def broadcast(self, tensor: Tensor, *, what: str, source: int = 0) -> None:
+        """All ranks are given the same model."""
 
     def reduce_scatter_or_all_reduce(self, flat: Tensor, *, what: str) -> Pending:
         return Pending(self._average(flat, f"reduce of {what}"))
 
     def all_gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
-        self.before_gather(what)
+        self.wire.before_gather(what)
         return Pending(self._fill(shard, flat, f"gather of {what}"))
 
-    def _average(self, flat: Tensor, what: str) -> Iterator[Any]:  # type: ignore[override]
-        arrived = self._send(0, what, flat.clone())
+    def _average(self, flat: Tensor, what: str) -> Iterator[Any]:
+        arrived = self._job.send(0, what, flat.clone())
         yield _Flight(arrived)
         flat.copy_(torch.stack(arrived()).mean(0))
 
     def _fill(self, shard: Tensor, flat: Tensor, what: str) -> Iterator[Any]:
-        arrived = self._send(1, what, shard.clone())
+        arrived = self._job.send(1, what, shard.clone())
         yield _Flight(arrived)
         flat.copy_(torch.cat(arrived()))
+
+
+class FakeDomains(Domains):
+    """One domain: all ranks share all parameters."""
+
+    def __init__(self, wire: Wire, rank: int) -> None:
+        self.job: FakeJob = FakeJob(wire, rank)
+        self.wire = self.job.wire
+        self._of = {}
+        self.dense = Domain(name=DENSE, comm=FakeCollectives(self.job), sharers=[range(wire.num_ranks)])
 
 
 class _Flight:

@@ -24,7 +24,7 @@ from dslaunch.runtime.placement.stage_policy import UnitSizes, policy_for_stage
 from dslaunch.runtime.zero import reducer
 from dslaunch.runtime.zero.sharded_model import ShardedModel
 from tests.runtime.models import make_model
-from tests.runtime.zero.fake_wire import FakeCollectives, Stuck, Wire
+from tests.runtime.zero.fake_wire import FakeDomains, Stuck, Wire
 
 WIDTH = 4
 UNITS = 4
@@ -80,7 +80,7 @@ class Rank:
     """A model on one rank, without an engine."""
 
     def __init__(self, wire: Wire, rank: int, stage: int, module: nn.Module) -> None:
-        self.comm = FakeCollectives(wire, rank)
+        self.domains = FakeDomains(wire, rank)
         self.rank = rank
         self.module = module
         self.model = ShardedModel(
@@ -91,7 +91,7 @@ class Rank:
             unit_sizes=UnitSizes(max_numel=1),
             is_leaf=lambda name, module: False,
             device=torch.device("cpu"),
-            comm=self.comm,
+            domains=self.domains,
             offload=Offload(),
         )
 
@@ -105,7 +105,7 @@ class Rank:
         """This rank's shards of the averages after a step's backward."""
         self.backward(uses)
         self.model.finish_gradients()
-        if any(self.comm.all_gather_objects(self.model.is_behind, what="who is behind")):
+        if any(self.domains.job.all_gather_objects(self.model.is_behind, what="who is behind")):
             self.model.catch_up()
         shards = [sub_buffer.gradients.shard.clone() for sub_buffer in self.model.trained]  # type: ignore[attr-defined]
         self.model.end_step()
@@ -130,7 +130,7 @@ class Job:
 
     def run(self, uses: Sequence[Uses]) -> list[Any]:
         for one in self.ranks:
-            one.comm.begin()
+            one.domains.job.begin()
         return self.wire.run([partial(one.gradients, own) for one, own in zip(self.ranks, uses, strict=True)])
 
     def check(self, uses: Sequence[Uses]) -> None:

@@ -67,13 +67,13 @@ def _events(rank: int, stage: int) -> list[list[str]]:
     model = make_model()
     engine = _engine(model, stage, gradient_accumulation_steps=2)
     events: list[str] = []
-    reduce = engine._comm.reduce_scatter_or_all_reduce
+    reduce = engine._domains.dense.comm.reduce_scatter_or_all_reduce
 
     def noted(flat: Tensor, *, what: str) -> Any:
         events.append(f"reduce {what}")
         return reduce(flat, what=what)
 
-    engine._comm.reduce_scatter_or_all_reduce = noted  # type: ignore[method-assign]
+    engine._domains.dense.comm.reduce_scatter_or_all_reduce = noted  # type: ignore[method-assign]
     for name, param in model.named_parameters():
         param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
     seen = []

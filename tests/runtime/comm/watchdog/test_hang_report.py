@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.runtime.comm.flight_recorder import Collective
+from dslaunch.runtime.comm.flight_recorder import JOB_LANE, NUM_LANES, Collective
 from dslaunch.runtime.comm.watchdog.hang_report import describe_hang
 from dslaunch.runtime.comm.watchdog.position import Position, Wait
 
@@ -22,7 +22,9 @@ def position(
         host=f"node{rank // 2}",
         pid=100 + rank,
         step=17,
-        issued=tuple(max((one.number for one in done if one.lane == lane), default=0) for lane in (0, 1)),
+        issued=tuple(
+            max((one.number for one in done if one.lane == lane), default=0) for lane in range(NUM_LANES)
+        ),
         waits=(Wait(label=waits, s=s, is_awaited=is_awaited),) if waits else (),
         recent=tuple(done),
         quiet_s=s,
@@ -126,3 +128,33 @@ def test_a_rank_that_went_on_meanwhile_needs_no_report() -> None:
 def test_a_position_travels_as_json() -> None:
     for one in (*WAITING, position(3), position(4, A, waits=LANE_1, is_awaited=False)):
         assert Position.from_json(one.to_json()) == one
+
+
+NORM = Collective(JOB_LANE, 1, 17, "all_gather", "the gradient norm", 8)
+TWO_MODELS = (0, 0, 2, 2)
+
+
+def test_ranks_with_another_model_may_do_other_collectives() -> None:
+    """They wait for those of the whole job together; the cause is where some wait among themselves."""
+    positions = {
+        0: position(0, A, B, waits=NORM, s=310.0),
+        1: position(1, A, B, waits=NORM, s=310.0),
+        2: position(2, A, waits=OTHER_B, s=305.0),
+        3: position(3, A, s=312.0),
+    }
+    text = describe_hang(positions, world_size=4, leaders=TWO_MODELS)
+    assert text is not None
+    assert (
+        "rank 3 has not come to all_gather of unit 'other' (step 17), for which rank 2 has waited 305 s; "
+        "in its own code for 312 s, after all_gather of unit '1'"
+    ) in text.splitlines()[0]
+    positions[2] = position(2, A, OTHER_B, waits=NORM, s=305.0)
+    positions[3] = position(3, A, OTHER_B, s=312.0)
+    text = describe_hang(positions, world_size=4, leaders=TWO_MODELS)
+    assert text is not None
+    assert "rank 3 has not come to all_gather of the gradient norm" in text.splitlines()[0]
+    assert "for which ranks 0-2 have waited 310 s" in text.splitlines()[0]
+    positions[3] = position(3, A, B, waits=NORM)
+    text = describe_hang(positions, world_size=4, leaders=TWO_MODELS)
+    assert text is not None
+    assert "rank 2 came to all_gather of unit 'other' where rank 3 came to all_gather of unit '2'" in text

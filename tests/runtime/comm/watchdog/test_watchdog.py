@@ -457,15 +457,16 @@ def test_collectives_are_labelled_and_numbered_by_lane(ranks: Ranks) -> None:
 
 def _labels(rank: int) -> tuple[list[tuple[int, int, str]], list[str], list[str]]:
     comm = Collectives(make_mesh(shard_size=2), gather_axis=make_shard_axis(shard_size=2))
+    recorder = comm.wire.recorder
     comm.broadcast(torch.ones(2), what="a")
     comm.reduce_scatter_or_all_reduce(torch.ones(4), what="b").wait()
     if rank == 1:
         dist.barrier()  # so that rank 0 can see that it is under way
     pending = comm.all_gather_from(torch.ones(2), torch.empty(4), what="c")
-    before = [str(flight.label) for flight in comm.recorder.under_way()] if rank == 0 else ["all_gather of c"]
+    before = [str(flight.label) for flight in recorder.under_way()] if rank == 0 else ["all_gather of c"]
     if rank == 0:
         dist.barrier()
     pending.wait()
-    comm.all_gather_objects(rank, what="d")
-    after = [str(flight.label) for flight in comm.recorder.under_way()]
-    return [(one.lane, one.number, str(one)) for one in comm.recorder.recent()], before, after
+    comm.sharers.all_gather_objects(rank, what="d")
+    after = [str(flight.label) for flight in recorder.under_way()]
+    return [(one.lane, one.number, str(one)) for one in recorder.recent()], before, after

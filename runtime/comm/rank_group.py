@@ -1,0 +1,140 @@
+"""What ranks tell each other: small values, in rank order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .flight_recorder import JOB_LANE
+from .mesh import Axis
+from .pending import Pending, Steps
+from .wire import Wire
+
+T = TypeVar("T")
+
+# torch 2.13 renamed it and deprecated the old name.
+all_gather_single: Callable[..., dist.Work | None] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+
+
+class RankGroup:
+    """The ranks of one axis. One rank alone sends nothing.
+
+    Order: all of them must call the same methods in the same order
+    """
+
+    lane = 0  # see flight_recorder.py
+
+    def __init__(self, axis: Axis, wire: Wire) -> None:
+        self.axis, self.wire = axis, wire
+
+    @property
+    def index(self) -> int:
+        """This rank's number among them."""
+        return self.axis.index
+
+    @property
+    def size(self) -> int:
+        return self.axis.size
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank is the only one."""
+        return self.axis.is_alone
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.axis.index == 0
+
+    def broadcast(self, tensor: Tensor, *, what: str, source: int = 0) -> None:
+        """Overwrite `tensor` on every rank with that of rank number `source` among these."""
+        axis = self.axis
+        if axis.is_alone or tensor.numel() == 0:
+            return
+        sent_bytes = tensor.nbytes if axis.index == source else 0
+        flight = self.wire.begin("broadcast", tensor, what, sent_bytes=sent_bytes, lane=self.lane)
+        send = partial(dist.broadcast, tensor, group=axis.group, async_op=True)
+        flight.start(partial(send, group_src=source)).wait()
+
+    def all_gather_float64(self, value: Tensor, *, what: str) -> Tensor:
+        """Return every rank's numbers in rank order.
+
+        Shapes: value [] or [k] float64, the result [ranks] or [ranks, k]
+        """
+        gathered, pending = self.start_all_gather_float64(value, what=what)
+        pending.wait()
+        return gathered
+
+    def start_all_gather_float64(self, value: Tensor, *, what: str) -> tuple[Tensor, Pending]:
+        """As that; the numbers are there when the pending one has ended."""
+        if self.axis.is_alone:
+            return value.unsqueeze(0), Pending.done()
+        gathered = value.new_empty(self.axis.size, *value.shape)
+        return gathered, Pending(self._all_gather_steps(value, gathered, what))
+
+    def gather_objects(self, value: object, *, what: str) -> list[Any] | None:
+        """Return every rank's `value` on the first, in rank order, None elsewhere.
+
+        For small things, seldom.
+        """
+        axis = self.axis
+        if axis.is_alone:
+            return [value]
+        gathered: list[Any] | None = [None] * axis.size if self.is_first else None
+        self.wire.begin("gather", None, what, lane=self.lane).run(
+            partial(dist.gather_object, value, gathered, group_dst=0, group=axis.group)
+        )
+        return gathered
+
+    def all_gather_objects(self, value: object, *, what: str) -> list[Any]:
+        """Return every rank's `value` on every rank, in rank order. For small things, seldom."""
+        axis = self.axis
+        if axis.is_alone:
+            return [value]
+        gathered: list[Any] = [None] * axis.size
+        self.wire.begin("all_gather", None, what, lane=self.lane).run(
+            partial(dist.all_gather_object, gathered, value, group=axis.group)
+        )
+        return gathered
+
+    def _all_gather_steps(self, value: Tensor, gathered: Tensor, what: str) -> Steps:
+        sent_bytes = (self.axis.size - 1) * value.nbytes
+        flight = self.wire.begin(
+            "all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar", lane=self.lane
+        )
+        send = partial(all_gather_single, gathered.view(-1), value.view(-1), async_op=True)
+        yield flight.start(partial(send, group=self.axis.group))
+
+
+class Job(RankGroup):
+    """All ranks of the job, whatever each of them holds: what fails on one fails on all, by name.
+
+    Ranks that train the same parameters with other data have the same leader, the first of them: they do the
+    same collectives in the same order, and hold the same model.
+    """
+
+    def __init__(self, wire: Wire, *, leaders: Sequence[int] | None = None) -> None:
+        """`leaders` are by rank; default, all train the same."""
+        size = dist.get_world_size()
+        super().__init__(Axis(size=size, index=dist.get_rank(), group=None), wire)
+        self.leaders = tuple(leaders or (0,) * size)
+        if len(set(self.leaders)) > 1:
+            self.lane = JOB_LANE
+
+    def of_peers(self, values: Sequence[T]) -> list[T]:
+        """Return of all ranks' values those of the ranks that train what this one does, in rank order."""
+        own = self.leaders[self.index]
+        return [value for value, leader in zip(values, self.leaders, strict=True) if leader == own]
+
+    def first_difference(self, values: Sequence[object]) -> tuple[int, int] | None:
+        """Return the first rank whose value is not that of its leader, and the leader; the same on all."""
+        for rank, (value, leader) in enumerate(zip(values, self.leaders, strict=True)):
+            if value != values[leader]:
+                return rank, leader
+        return None

@@ -1,0 +1,45 @@
+"""What one engine sends, over however many groups of ranks: counted, numbered and remembered in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from .byte_meter import Meter
+from .comms_log import process_log
+from .flight_recorder import Flight, FlightRecorder
+
+
+class Wire:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.recorder = FlightRecorder()
+        self._log = process_log()
+        # Called with `what` before parameters are gathered from shards.
+        self.before_gather: Callable[[str], None] = nothing_before
+
+    def begin(
+        self,
+        op: str,
+        tensor: Tensor | None,
+        what: str,
+        *,
+        sent_bytes: int | None = None,
+        counted_as: str | None = None,
+        lane: int = 0,
+    ) -> Flight:
+        """Every collective passes here before it is sent; objects that torch pickles are no `tensor`."""
+        nbytes = 0 if tensor is None else tensor.nbytes
+        self.meter.record(counted_as or op, what, nbytes=nbytes, sent_bytes=sent_bytes, lane=lane)
+        stopwatch = None
+        if self._log.is_on:
+            whole = None if tensor is None else nbytes
+            stopwatch = self._log.stopwatch(op, what, nbytes=whole, sent_bytes=sent_bytes)
+        return self.recorder.begin(op, what, nbytes=nbytes, lane=lane, stopwatch=stopwatch)
+
+
+def nothing_before(what: str) -> None:
+    """Nothing has to happen before something is gathered."""

@@ -1,0 +1,105 @@
+"""The ranks of a job along the axes of its parallelism: numbers only, no process groups.
+
+    pp   pipeline: the ranks hold other layers
+    dp   data: the ranks hold the same layers, and get other samples
+    sp   sequence: the same layers, and other parts of the same samples
+    tp   tensor: other parts of the same layers, and the same samples
+
+The first axis is the outermost: ranks that differ by 1 are neighbours along the last one, which so stays
+inside a host as long as it can.
+
+Source: DeepSpeed 0.19.8 runtime/pipe/topology.py (order of the axes); torch.distributed.device_mesh
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+ORDER = ("pp", "dp", "sp", "tp")
+SAMPLES = ("dp", "sp")  # along these the ranks train the same parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The size of each axis; their product is the number of ranks."""
+
+    pp: int = 1
+    dp: int = 1
+    sp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        """Errors: ValueError for a size below 1"""
+        for name, size in zip(ORDER, self._sizes, strict=True):
+            if size < 1:
+                raise ValueError(f"{name}={size}: an axis has at least one rank")
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return (self.pp, self.dp, self.sp, self.tp)
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return prod(self._sizes)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return the rank's index along each axis.
+
+        Errors: ValueError if there is no such rank
+        """
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is not one of {self.world_size}")
+        found: dict[str, int] = {}
+        for name, size in reversed(tuple(zip(ORDER, self._sizes, strict=True))):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name in ORDER}
+
+    def rank_at(self, **coordinates: int) -> int:
+        """Return the rank with this index along each axis; 0 along those that are not given.
+
+        Errors: ValueError for an axis or an index that does not exist
+        """
+        unknown = sorted(coordinates.keys() - set(ORDER))
+        if unknown:
+            raise ValueError(f"there is no axis {unknown[0]!r}; there are {', '.join(ORDER)}")
+        rank = 0
+        for name, size in zip(ORDER, self._sizes, strict=True):
+            index = coordinates.get(name, 0)
+            if not 0 <= index < size:
+                raise ValueError(f"{name}={index}: the axis has {size} ranks, from 0")
+            rank = rank * size + index
+        return rank
+
+    def lines(self, names: Collection[str]) -> list[tuple[int, ...]]:
+        """Return all lines along these axes: ranks that differ in nothing else, in order. Each rank is in
+        one of them.
+        """
+        across = [name for name in ORDER if name not in names]
+        along = [name for name in ORDER if name in names]
+        sizes = dict(zip(ORDER, self._sizes, strict=True))
+
+        def indices(axes: Collection[str]) -> list[dict[str, int]]:
+            return [dict(zip(axes, one, strict=True)) for one in product(*(range(sizes[a]) for a in axes))]
+
+        return [
+            tuple(self.rank_at(**fixed, **varied) for varied in indices(along)) for fixed in indices(across)
+        ]
+
+    def line_of(self, rank: int, names: Collection[str]) -> tuple[int, ...]:
+        """Return the line along these axes that the rank is in."""
+        return next(line for line in self.lines(names) if rank in line)
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """Return by rank the first of those that train the same parameters with other data."""
+        first = {rank: line[0] for line in self.lines(SAMPLES) for rank in line}
+        return tuple(first[rank] for rank in range(self.world_size))
+
+
+def axes_of_job(world_size: int) -> Axes:
+    """Return the axes of so many ranks: all train the same parameters with other data."""
+    return Axes(dp=world_size)

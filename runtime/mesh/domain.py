@@ -1,0 +1,107 @@
+"""The domain of a parameter: which ranks share it, and by what their gradients' sum is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..comm.collectives import Collectives
+from ..comm.mesh import Lines, make_mesh, make_shard_axis
+from ..comm.rank_group import Job
+from ..comm.wire import Wire
+from .axes import SAMPLES, Axes
+
+DENSE = "dense"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Domain:
+    """One for each kind of parameter of a model; a sub-buffer holds parameters of one domain."""
+
+    name: str
+    comm: Collectives  # of the ranks that share its parameters
+    sharers: Lines  # of all ranks: those that share such parameters are in one line
+
+    def label(self, unit: str) -> str:
+        """Return the name of its part of a unit, in messages and on the wire."""
+        return f"unit '{unit}'" if self.name == DENSE else f"unit '{unit}' ({self.name})"
+
+
+class Domains:
+    """Those of one engine, and all ranks of its job."""
+
+    def __init__(self, axes: Axes, *, shard_size: int, states_by_chunk: bool = False) -> None:
+        """`shard_size` of the ranks that share dense parameters are in one shard axis; see `make_mesh`.
+
+        Order:  every rank must call this in the same order: it may create process groups
+        Errors: ValueError if `shard_size` does not divide those ranks
+        """
+        self.axes = axes
+        self.wire = Wire()
+        self.job = Job(self.wire, leaders=axes.leaders)
+        self._all: list[Domain] = []
+        self._of: dict[int, Domain] = {}  # by id of a parameter; the others are dense
+        self.dense = self.add(
+            DENSE,
+            sharers=axes.lines(SAMPLES),
+            copies=None if axes.tp == 1 else axes.lines(("tp",)),
+            shard_size=shard_size,
+            states_by_chunk=states_by_chunk,
+        )
+
+    def add(
+        self,
+        name: str,
+        *,
+        sharers: Lines,
+        shard_size: int,
+        copies: Lines | None = None,
+        states_by_chunk: bool = False,
+        divisor: int = 0,
+        params: Iterable[nn.Parameter] = (),
+    ) -> Domain:
+        """Make one, of these parameters; see `make_mesh`.
+
+        Order: every rank must call this in the same order: it may create process groups
+        """
+        mesh = make_mesh(
+            shard_size=shard_size,
+            states_by_chunk=states_by_chunk,
+            sharers=sharers,
+            copies=copies,
+            divisor=divisor,
+        )
+        domain = Domain(name=name, comm=Collectives(mesh, self.wire), sharers=sharers)
+        self._all.append(domain)
+        self._of |= {id(param): domain for param in params}
+        return domain
+
+    def of(self, param: nn.Parameter) -> Domain:
+        """Return the domain of a parameter of the model."""
+        return self._of.get(id(param), self.dense)
+
+    @property
+    def summands(self) -> tuple[int, ...]:
+        """Return all ranks in the order in which what each has of a sum is added: of those that share
+        parameters, in the order of their chunks.
+        """
+        chunks = self.dense.comm.mesh.chunks
+        return tuple(
+            rank for line in self.dense.sharers for _, rank in sorted(zip(chunks, line, strict=True))
+        )
+
+    def gather_beside(self) -> None:
+        """Let parameters be gathered beside the rest, in an order of their own.
+
+        Order: every rank must call this in the same order: it may create process groups
+        """
+        for domain in self._all:
+            size = domain.comm.mesh.shard.size
+            domain.comm.gather_beside(make_shard_axis(shard_size=size, sharers=domain.sharers))
+
+    def close(self) -> None:
+        """Give up their process groups."""
+        for domain in self._all:
+            domain.comm.close()

@@ -1,0 +1,54 @@
+"""The ranks along the axes: arithmetic, beside torch's own mesh."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from dslaunch.runtime.mesh.axes import ORDER, SAMPLES, Axes, axes_of_job
+
+SIZES = st.fixed_dictionaries({name: st.integers(1, 4) for name in ORDER})
+
+
+@given(SIZES)
+def test_coordinates_are_those_of_a_mesh_whose_last_axis_is_innermost(sizes: dict[str, int]) -> None:
+    axes = Axes(**sizes)
+    mesh = torch.arange(axes.world_size).view(*(sizes[name] for name in ORDER))
+    for rank in range(axes.world_size):
+        coordinates = axes.coordinates(rank)
+        assert int(mesh[tuple(coordinates[name] for name in ORDER)]) == rank
+        assert axes.rank_at(**coordinates) == rank
+
+
+@given(SIZES, st.sets(st.sampled_from(ORDER)))
+def test_lines_part_the_ranks_and_differ_along_their_axes_only(
+    sizes: dict[str, int], names: set[str]
+) -> None:
+    axes = Axes(**sizes)
+    lines = axes.lines(names)
+    assert sorted(rank for line in lines for rank in line) == list(range(axes.world_size))
+    for line in lines:
+        assert list(line) == sorted(line)
+        rest = [{k: v for k, v in axes.coordinates(rank).items() if k not in names} for rank in line]
+        assert rest == [rest[0]] * len(line)
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_the_leader_is_the_first_rank_with_the_same_parameters() -> None:
+    axes = Axes(pp=2, dp=2, tp=2)
+    assert axes.leaders == (0, 1, 0, 1, 4, 5, 4, 5)
+    assert axes.lines(SAMPLES) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert axes.line_of(7, ("tp",)) == (6, 7)
+    assert axes_of_job(3).leaders == (0, 0, 0)
+
+
+def test_what_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match="tp=0: an axis has at least one rank"):
+        Axes(tp=0)
+    with pytest.raises(ValueError, match="rank 4 is not one of 4"):
+        Axes(dp=4).coordinates(4)
+    with pytest.raises(ValueError, match="there is no axis 'ep'; there are pp, dp, sp, tp"):
+        Axes(dp=4).rank_at(ep=1)
+    with pytest.raises(ValueError, match="dp=4: the axis has 4 ranks, from 0"):
+        Axes(dp=4).rank_at(dp=4)
