@@ -17,6 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 import dslaunch
@@ -307,3 +309,19 @@ def test_an_engine_that_is_made_in_inference_mode_trains(ranks: Ranks, stage: in
     expected = snapshot(plain.state_dict())
     for result in ranks(_in_inference_mode, stage, world_size=2):
         assert worst_difference(result, expected) <= FP32_DRIFT
+
+
+def _divided(rank: int, stage: int) -> str:
+    model = make_model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=model, config=make_config(stage=stage))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_model_that_is_divided_already_is_refused_by_name(ranks: Ranks, stage: int) -> None:
+    for said in ranks(_divided, stage, world_size=2):
+        assert said.startswith(
+            "parameter 'first.weight' is a DTensor: fully_shard() or a tensor-parallel plan"
+        )
