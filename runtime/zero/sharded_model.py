@@ -423,9 +423,10 @@ def _check_no_dtensors(module: nn.Module) -> None:
     for name, param in module.named_parameters():
         if hasattr(param, "placements") and hasattr(param, "to_local"):  # without the import of DTensor
             raise ConfigError(
-                f"parameter '{name}' is a DTensor: fully_shard() or a tensor-parallel plan has divided it over "
-                "ranks; give initialize() the plain model and leave that call out: zero_optimization.stage 3 "
-                "does what fully_shard() does, and tensor parallelism is not available in this version"
+                f"parameter '{name}' is a DTensor: fully_shard() or a tensor-parallel plan has divided it "
+                "over ranks; give initialize() the plain model and leave that call out: "
+                "zero_optimization.stage 3 does what fully_shard() does, and tensor parallelism is not "
+                "available in this version"
             )
 
 
