@@ -117,6 +117,13 @@ def make_components(
         )
         optimizer.clip_grad = config.gradient_clipping
     roll_call = None if optimizer is None else _roll_call(module, model, config, optimizer, job=job)
+
+    def let_go() -> None:
+        direct_backward.release()
+        if roll_call is not None:
+            roll_call.close()
+
+    model.before_end = let_go
     skipped = None if optimizer is None else SkippedSteps(config, model.trained, job)
     offload.begin()
     schedule = _schedule(

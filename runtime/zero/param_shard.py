@@ -61,6 +61,8 @@ class ParamShard:
         self._own: Tensor | None = None
         # called when a parameter that is a placeholder is used, and its values may be here
         self.on_use: Callable[[], None] = _nothing
+        # called when another one takes a parameter over
+        self.on_taken: Callable[[], None] = _nothing
 
     @torch.no_grad()
     def take_over(self) -> Tensor | None:
@@ -76,6 +78,9 @@ class ParamShard:
             if early is not None:  # one at a time, so a model made in zero.Init is never whole
                 early.take_out()
             view.copy_(param.detach())
+            before: ParamShard | None = _TAKEN.get(param, lambda: None)()
+            if before is not None:
+                before.on_taken()
             param.data = own
             param.grad = None
             _TAKEN[param] = reference

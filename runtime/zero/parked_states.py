@@ -71,12 +71,14 @@ class ParkedStates:
         self._parked: dict[Kind, list[ParkedStorage]] = {}
         self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
         self.is_given_up = False  # the engine has ended
+        self.is_taken = False  # another engine has the parameters
 
     def check_kept(self, what: str) -> None:
         """`what` needs gradients, masters or states.
 
-        Errors: ConfigError if the engine has given them up
+        Errors: ConfigError if the engine has given them up, or another one has the parameters
         """
+        self._check_not_taken(what)
         if self.is_given_up:
             raise ConfigError(
                 f"{what} came after engine.destroy(), which gives up gradients and optimizer states; call "
@@ -86,8 +88,10 @@ class ParkedStates:
     def check_here(self, what: str, kinds: Sequence[Kind] = KINDS, *, is_load: bool = False) -> None:
         """`what` needs these. `is_load`: it replaces all of them.
 
-        Errors: ConfigError if one of them is in host memory; CheckpointError if they are of no one state
+        Errors: ConfigError if one of them is in host memory, or another engine has the parameters;
+                CheckpointError if they are of no one state
         """
+        self._check_not_taken(what)
         if self.barred is not None and not is_load:
             raise CheckpointError(f"{what} cannot go on: {self.barred}")
         missing = [kind.value for kind in kinds if kind in self._parked]
@@ -95,6 +99,14 @@ class ParkedStates:
             raise ConfigError(
                 f"{what} needs {', '.join(missing)}, which engine.offload_states() has moved to host memory; "
                 "call engine.reload_states() first"
+            )
+
+    def _check_not_taken(self, what: str) -> None:
+        if self.is_taken:
+            raise ConfigError(
+                f"{what} came after parameters of this engine were given to another initialize(), which "
+                "trains them since: a parameter has one engine; use that one, or give initialize() a copy "
+                "of the model, made by copy.deepcopy()"
             )
 
     @torch.no_grad()

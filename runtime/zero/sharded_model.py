@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -118,6 +120,10 @@ class ShardedModel:
         self.trained = tuple(
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
         )
+        # Called when another engine has taken parameters that this one trains: no hook may stay.
+        self.before_end: Callable[[], None] = _nothing
+        for sub_buffer in self.trained:
+            sub_buffer.param_shard.on_taken = partial(_call, weakref.WeakMethod(self._let_go))
         # Whether a backward that begins now is the last of a step; an engine knows.
         self.ends_step: Callable[[], bool] = _always
         self._reducer = make_reducer(self.trained, domains, ends_step=lambda: self.ends_step())
@@ -363,7 +369,8 @@ class ShardedModel:
         for member in (
             member for unit in self.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
         ):
-            detach(member.param)
+            if not self.parked_states.is_taken:  # else they are the other engine's
+                detach(member.param)
         self._reducer.release()
         for sub_buffer in self.trained:
             sub_buffer.release()
@@ -372,6 +379,15 @@ class ShardedModel:
         self.trained = ()
         self.parked_states.is_given_up = True
 
+    def _let_go(self) -> None:
+        """Another engine takes parameters over: what this one has of them is of no use from then on."""
+        if not (self.parked_states.is_taken or self.parked_states.is_given_up):
+            self.parked_states.is_taken = True
+            self._reducer.release()
+            if self._access is not None:
+                self._access.release()
+            self.before_end()
+
     def _adopt_gradients(self) -> None:
         for sub_buffer in self.trained:
             sub_buffer.adopt_gradients()
@@ -379,6 +395,13 @@ class ShardedModel:
 
 def _nothing() -> None:
     """Nothing has to happen before."""
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call it, if its object is alive: who holds it keeps that not alive."""
+    alive = method()
+    if alive is not None:
+        alive()
 
 
 def _always() -> bool:

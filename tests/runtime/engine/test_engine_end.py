@@ -113,10 +113,21 @@ def _two_engines(rank: int, stage: int) -> dict[str, Tensor]:
         with pytest.raises(ConfigError, match=r"is sharded by another engine already; call destroy\(\)"):
             dslaunch.initialize(model=model, config=config)
     else:
-        second = dslaunch.initialize(model=model, config=config)[0]
-        with pytest.raises(ConfigError, match=r"was given to another initialize\(\) since"):
-            first.backward(loss_of(first, batch(0)))
-        second.destroy()
+        engine = dslaunch.initialize(model=model, config=config)[0]
+        for attempt in (
+            lambda: first.backward(loss_of(engine, batch(0))),
+            first.step,
+            lambda: first.save_checkpoint("nowhere"),
+            lambda: first.load_checkpoint("nowhere"),
+            first.module_state_dict,
+        ):
+            with pytest.raises(ConfigError, match=r"were given to another initialize\(\), which trains"):
+                attempt()
+        engine.zero_grad()
+        train_engine(engine, steps=1)
+        first.destroy()  # which changes nothing of the other
+        train_engine(engine, steps=1, first=1)
+        return snapshot(model.named_parameters())
     first.destroy()
     engine = dslaunch.initialize(model=model, config=config)[0]
     train_engine(engine, steps=2)
@@ -124,7 +135,7 @@ def _two_engines(rank: int, stage: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_model_has_one_engine_and_the_other_says_so(ranks: Ranks, stage: int) -> None:
+def test_a_model_has_one_engine_and_the_one_before_says_so(ranks: Ranks, stage: int) -> None:
     plain = make_model()
     train_plain(plain, torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.1), steps=2)
     for params in ranks(_two_engines, stage, world_size=2):
