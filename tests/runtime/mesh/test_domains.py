@@ -55,7 +55,7 @@ def _train(engine: dslaunch.Engine, parts: Sequence[Tensor]) -> tuple[list[float
     dtype = next(engine.module.parameters()).dtype
     for part in parts:
         for micro_batch in part.chunk(2):
-            loss = loss_of(engine, micro_batch.to(dtype))
+            loss = loss_of(engine, micro_batch.to(engine.device, dtype))
             engine.backward(loss)
             engine.step()
             losses.append(loss.item())
@@ -64,7 +64,7 @@ def _train(engine: dslaunch.Engine, parts: Sequence[Tensor]) -> tuple[list[float
 
 
 def _whole(module: nn.Module) -> dict[str, Tensor]:
-    return {name: safe_get_full_fp32_param(param).clone() for name, param in module.named_parameters()}
+    return {name: safe_get_full_fp32_param(param).cpu() for name, param in module.named_parameters()}
 
 
 # ---- data ranks that are not all ranks
@@ -246,6 +246,17 @@ EXPERT_CASES = [(2, 0), (2, 1), (2, 2), (2, 3), (4, 1), (4, 2), (4, 3)]
 def test_experts_that_some_ranks_share_are_trained_as_in_one_process(
     ranks: Ranks, num_experts: int, stage: int
 ) -> None:
+    _check_experts(ranks, num_experts, stage)
+
+
+@pytest.mark.parametrize(("num_experts", "stage"), [(2, 0), (2, 2), (4, 3)])
+def test_experts_are_trained_so_where_the_back_end_reduces(
+    cuda_ranks: Ranks, num_experts: int, stage: int
+) -> None:
+    _check_experts(cuda_ranks, num_experts, stage)
+
+
+def _check_experts(ranks: Ranks, num_experts: int, stage: int) -> None:
     models = [Experts(number) for number in range(num_experts)]
     dense = [(name, param) for name, param in models[0].named_parameters() if "expert" not in name]
     for model in models[1:]:
