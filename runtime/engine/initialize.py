@@ -26,6 +26,8 @@ from ..placement.stage_policy import policy_for_stage
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
+from ..zero.freed_parameter import FreedParameter
+from ..zero.param_location import location_of
 from .engine import Engine
 from .summary import summarize
 
@@ -75,6 +77,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         raise ConfigError(f"initialize(model={type(model).__name__}): must be a torch.nn.Module")
     source = _config_source(args, config, config_params)
     worker, device_index = read_environment(), getattr(args, "device_rank", None)
+    _check_is_free(model)
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index)
     settings = load_config(
@@ -114,6 +117,25 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     )
     group.add_argument("--deepspeed_config", metavar="FILE", help="the ds_config, as JSON, HJSON or YAML")
     return parser
+
+
+def _check_is_free(model: nn.Module) -> None:
+    """See that no other engine trains a parameter of the model: its hooks would take the gradients, and it
+    would save values from before. Frozen parameters may be in several engines.
+
+    Errors: ConfigError
+    """
+    for name, param in model.named_parameters():
+        location = location_of(param)
+        if location is None or location.model.parked_states.is_given_up:  # destroyed
+            continue
+        if type(param) is FreedParameter:  # zero/partition.py says the same of it
+            continue
+        if param.requires_grad or location.sub_buffer.is_trained:
+            raise ConfigError(
+                f"parameter '{name}' has another engine already; call destroy() on that engine before "
+                "initialize(), or give initialize() a copy of the model, made by copy.deepcopy()"
+            )
 
 
 def _config_source(

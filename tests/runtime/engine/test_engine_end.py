@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
@@ -109,22 +109,36 @@ def _two_engines(rank: int, stage: int) -> dict[str, Tensor]:
     model = make_model()
     config = make_config(stage=stage)
     first = dslaunch.initialize(model=model, config=config)[0]
-    if stage == 3:
-        with pytest.raises(ConfigError, match=r"is sharded by another engine already; call destroy\(\)"):
-            dslaunch.initialize(model=model, config=config)
-    else:
-        second = dslaunch.initialize(model=model, config=config)[0]
-        with pytest.raises(ConfigError, match=r"was given to another initialize\(\) since"):
-            first.backward(loss_of(first, batch(0)))
-        second.destroy()
+    what = "is sharded by" if stage == 3 else "has"
+    with pytest.raises(ConfigError, match=rf"{what} another engine already; call destroy\(\)"):
+        dslaunch.initialize(model=model, config=config)
+    with pytest.raises(ConfigError, match=rf"{what} another engine already; call destroy\(\)"):
+        dslaunch.initialize(model=nn.Sequential(model, nn.Linear(1, 1)), config=config)  # a part of it, too
     first.destroy()
     engine = dslaunch.initialize(model=model, config=config)[0]
     train_engine(engine, steps=2)
     return snapshot(model.named_parameters())
 
 
+def _shared_and_frozen(rank: int) -> None:
+    trunk = nn.Linear(7, 15).requires_grad_(False)
+    engines = [
+        dslaunch.initialize(model=nn.Sequential(trunk, nn.Linear(15, 1)), config=make_config(stage=2))[0]
+        for _ in range(2)
+    ]
+    for engine in engines:
+        train_engine(engine, steps=1)
+    trunk.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"'0\.weight' has another engine already"):
+        dslaunch.initialize(model=nn.Sequential(trunk, nn.Linear(15, 1)), config=make_config(stage=2))
+
+
+def test_a_frozen_part_may_be_in_two_engines(ranks: Ranks) -> None:
+    ranks(_shared_and_frozen, world_size=2)
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_model_has_one_engine_and_the_other_says_so(ranks: Ranks, stage: int) -> None:
+def test_a_model_has_one_engine_and_initialize_says_so(ranks: Ranks, stage: int) -> None:
     plain = make_model()
     train_plain(plain, torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.1), steps=2)
     for params in ranks(_two_engines, stage, world_size=2):
