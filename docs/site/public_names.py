@@ -59,9 +59,16 @@ def public_names(module: ModuleType) -> list[str]:
     )
 
 
+_PASSED_ON = (
+    "torch.distributed",
+    "dslaunch.runtime.comm.comms_log",
+    "dslaunch.runtime.comm.init_distributed",
+)
+
+
 def is_passed_on(module: ModuleType, value: Any) -> bool:
-    """Whether `dslaunch.comm` has this from torch: functions, and what they are called with."""
-    return module.__name__.endswith(".comm") and str(value.__module__).startswith("torch.distributed")
+    """Whether `dslaunch.comm` has this from elsewhere: functions, and what they are called with."""
+    return module.__name__.endswith(".comm") and str(value.__module__).startswith(_PASSED_ON)
 
 
 def entry_of(module_name: str, name: str, value: Any) -> Entry:

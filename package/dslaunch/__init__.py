@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from . import ops as ops, utils as utils
     from .runtime.activation import checkpointing as checkpointing
+    from .runtime.comm.init_distributed import init_distributed as init_distributed
     from .runtime.compat import comm as comm_api
     from .runtime.compat.accelerator.current import get_accelerator as get_accelerator
     from .runtime.compat.on_device import OnDevice as OnDevice
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .runtime.engine.engine import Engine as Engine
     from .runtime.engine.initialize import (
         add_config_arguments as add_config_arguments,
-        init_distributed as init_distributed,
         initialize as initialize,
     )
     from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
@@ -41,7 +41,7 @@ _HOME_OF = {
     "RepeatingLoader": ".runtime.data_loader",
     "add_config_arguments": ".runtime.engine.initialize",
     "get_accelerator": ".runtime.compat.accelerator.current",
-    "init_distributed": ".runtime.engine.initialize",
+    "init_distributed": ".runtime.comm.init_distributed",
     "initialize": ".runtime.engine.initialize",
 }
 

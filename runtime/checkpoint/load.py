@@ -30,6 +30,7 @@ from ..errors import CheckpointError
 from ..step.flat_optimizer import FlatOptimizer
 from ..zero.sub_buffer import SubBuffer
 from ..zero.sub_buffer_plan import Member
+from . import client_state
 from .files.tensor_runs import (
     MASTER,
     MODEL,
@@ -84,8 +85,8 @@ def load_checkpoint(
     plan: LoadPlan,
     *,
     take_module: Callable[[dict[str, Any]], object] | None = None,
-) -> tuple[OpenCheckpoint, dict[str, Any]] | None:
-    """Take the state of the checkpoint `tag`; return its reader, and what is in its training.pt; None if
+) -> tuple[str, dict[str, Any]] | None:
+    """Take the state of the checkpoint `tag`; return where it is, and this rank's client_state; None if
     there is none and may be.
 
     Without a tag it is the one that `latest` names, and if that is damaged, the newest one that is not,
@@ -102,7 +103,7 @@ def load_checkpoint(
         load = _Load(training, store, candidate, plan, take_module)
         problem = load.run()
         if problem is None:
-            return load.reader, load.saved
+            return load.reader.where, load.client_state
         text, is_damage = problem
         if not is_damage or number + 1 == len(candidates):
             raise CheckpointError(text) from load.cause
@@ -174,6 +175,7 @@ class _Load:
 
     reader: OpenCheckpoint
     saved: dict[str, Any]
+    client_state: dict[str, Any]
 
     def __init__(
         self,
@@ -239,6 +241,8 @@ class _Load:
             )
         self.reader = open_checkpoint(self._store, self._tag, groups=_group_names(training))
         self.saved = self.reader.training()
+        job = training.job
+        self.client_state = client_state.of_rank(self.saved, rank=job.index, num_ranks=job.size)
         _check(training, self.reader, self.saved, plan)
         _verify(training, self.reader, self.saved, plan)
         take_rest(

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..config.keys.value import show
 from ..errors import CheckpointError
 from ..step.rule import ByName, hyper_parameters
+from . import client_state
 from .deepspeed.recovery_script import put_scripts
 from .files.format import TRAINING_FILE, check_is_plain
 from .files.manifest import Manifest, Span, digest
@@ -171,10 +171,10 @@ def prepare(
     training: Training,
     store: Store,
     tag: str,
-    client_state: Mapping[str, Any] | None,
+    given_state: Mapping[str, Any] | None,
     options: SaveOptions,
 ) -> Prepared:
-    """Agree on the tag, and put together what rank 0 writes for all.
+    """Agree on the tag, and put together what rank 0 writes for all; `given_state`: this rank's client_state.
 
     Order:  a collective
     Errors: CheckpointError, on every rank, for what a checkpoint cannot hold
@@ -182,11 +182,12 @@ def prepare(
     beside_tensors: dict[str, Tensor] = {}
     beside: ByName = {}
     job, mesh = training.job, training.domains.dense.comm.mesh
+    own_state = client_state.agree(given_state, job)
     if training.optimizer is not None:
         beside_tensors, beside = split_beside(training.optimizer.rule.beside())
         if not mesh.is_counted or (mesh.replicate.index != 0 and not mesh.states_by_chunk):
             beside_tensors = {}  # rank 0's line of the mesh has all of them
-    gathered = job.gather_objects((tag, rng_state(), beside), what="tags and random number states")
+    gathered = job.gather_objects((tag, rng_state(), beside, own_state), what="tags and random number states")
     left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
     sub_buffers = [sub_buffer for unit in training.model.units for sub_buffer in unit.sub_buffers]
     all_runs = [SubBufferRuns(sub_buffer).to_write(left_out=left_out) for sub_buffer in sub_buffers]
@@ -198,12 +199,11 @@ def prepare(
         if gathered is not None:  # rank 0
             tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
             all_runs.append(runs_of_tensors(tensors))
-            _check_tags(training, [theirs for theirs, _, _ in gathered], is_latest=options.save_latest)
-            state = _describe(training, client_state, others, left_out) | {
-                "rng": [rng for _, rng, _ in gathered]
-            }
+            _check_tags(training, [theirs for theirs, *_ in gathered], is_latest=options.save_latest)
+            state = _describe(training, others, left_out) | {"rng": [rng for _, rng, *_ in gathered]}
+            state |= client_state.merge([theirs for *_, theirs in gathered])
             if state["optimizer"] is not None:
-                state["optimizer"]["beside"] = _merged([own for _, _, own in gathered])
+                state["optimizer"]["beside"] = _merged([own for _, _, own, _ in gathered])
             small_files = {TRAINING_FILE: _saved(state)}
     except Exception as error:  # the user's state_dict() may raise any; the other ranks wait below
         problem, cause = _problem(error, job.index), error
@@ -232,7 +232,7 @@ def _problem(error: Exception, rank: int) -> str:
         return str(error)
     return (
         f"the checkpoint cannot be put together on rank {rank}: {type(error).__name__}: {error}; look at "
-        "client_state, and at what state_dict() of the scheduler and of the data loader returns"
+        "what state_dict() of the scheduler and of the data loader returns"
     )
 
 
@@ -286,27 +286,13 @@ def _manifest(training: Training, tag: str) -> Manifest:
     )
 
 
-def _describe(
-    training: Training,
-    client_state: Mapping[str, Any] | None,
-    others: Mapping[str, Any],
-    left_out: frozenset[str],
-) -> dict[str, Any]:
-    """Return what is in training.pt, but for random numbers and what the optimizer remembers
+def _describe(training: Training, others: Mapping[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
+    """Return what is in training.pt, but for client_state, random numbers and what the optimizer remembers
     beside its states.
     """
-    client_state = {} if client_state is None else client_state
-    if not isinstance(client_state, Mapping):
-        raise CheckpointError(
-            f"save_checkpoint(client_state={show(client_state)}): must be a dict of names and values, "
-            "as load_checkpoint() "
-            'returns it; give e.g. {"epoch": 3}'
-        )
-    client_state = dict(client_state)
     has_state = hasattr(training.scheduler, "state_dict")
     extra_state = {name: value for name, value in others.items() if not isinstance(value, Tensor)}
     scheduler = training.scheduler.state_dict() if has_state else None
-    check_is_plain(client_state, "client_state")
     check_is_plain(extra_state, "the module's extra state")
     check_is_plain(scheduler, "the scheduler's state")
     return {
@@ -321,7 +307,6 @@ def _describe(
         "progress": training.progress.to_dict(),
         "data": None if training.loader is None else training.loader.state_dict(),
         "loss_scale": training.scaler.state_dict() if training.scaler.is_dynamic else None,
-        "client_state": client_state,
         "config": training.config.describe(),
     }
 

@@ -178,6 +178,21 @@ def reset_log() -> None:
     _PROCESS.clear()
 
 
+def has_comm_data() -> bool:
+    """Whether a collective was timed since the last `reset_log()`."""
+    return bool(_PROCESS.rows())
+
+
+def get_comm_operation_count() -> int:
+    """Return how many collectives of this process were timed since the last `reset_log()`."""
+    return sum(len(row.times_s) for _, row in _PROCESS.rows())
+
+
+def get_logged_comm_ops() -> list[str]:
+    """Return the names of the operations that were timed, sorted, each once."""
+    return sorted({name for name, _ in _PROCESS.rows()})
+
+
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
     """Print on rank 0 what the collectives took on it; return that as a dict,
     on each rank its own, if `return_dict`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..comm.collectives import reduce_scatter_single
+from ..comm.comms_log import (
+    configure as configure,
+    get_comm_operation_count as get_comm_operation_count,
+    get_logged_comm_ops as get_logged_comm_ops,
+    has_comm_data as has_comm_data,
+    log_summary as log_summary,
+    reset_log as reset_log,
+)
+from ..comm.init_distributed import init_distributed as init_distributed
 from ..comm.process_group import group_device, group_timeout
 from ..comm.rank_group import all_gather_single
 from ..environment import read_environment
@@ -29,6 +38,33 @@ Group = dist.ProcessGroup | None
 ProcessGroup = dist.ProcessGroup
 ReduceOp = dist.ReduceOp
 _SUM: Any = dist.ReduceOp.SUM
+
+# What DeepSpeed's module has beside these, and what to do instead.
+_ABSENT = (
+    (
+        "torch.distributed has the one back end, which init_distributed(dist_backend=...) chooses",
+        "cdb nccl_backend mpi_backend ccl_backend hccl_backend TorchBackend set_backend "
+        "init_deepspeed_backend",
+    ),
+    (
+        "comms_logger in the ds_config or configure(enabled=True) times collectives, and log_summary() "
+        "prints or returns the times",
+        "comms_logger timers timer_summary timed_op get_debug_log_name get_default_args "
+        "get_msg_size_from_args get_tensor_kwarg get_tensor_position",
+    ),
+    (
+        "the launcher sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, also under MPI and "
+        "Slurm; call get_rank(), get_world_size() and get_local_rank()",
+        "mpi_discovery in_aml in_aws_sm in_dlts patch_aml_env_for_torch_nccl_backend "
+        "patch_aws_sm_env_for_torch_nccl_backend get_local_rank_from_launcher get_world_rank_from_launcher "
+        "get_world_size_from_launcher",
+    ),
+    ("call all_reduce_coalesced() or all_gather_coalesced()", "has_coalescing_manager"),
+    (
+        "call torch.distributed._symmetric_memory.enable_symm_mem_for_group()",
+        "enable_symm_mem_for_group",
+    ),
+)
 
 
 # ---- groups ----
@@ -370,3 +406,15 @@ def _together(works: Sequence[Work], *, async_op: bool) -> Together | None:
         return together
     together.wait()
     return None
+
+
+if not TYPE_CHECKING:  # to a type checker it would mean that there is every name
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say of a name of DeepSpeed's module that is absent what to do instead."""
+        advice = next((advice for advice, names in _ABSENT if name in names.split()), None)
+        if advice is not None:
+            raise AttributeError(f"dslaunch.comm.{name}: DeepSpeed's own collectives are not here; {advice}")
+        raise AttributeError(
+            f"module 'dslaunch.comm' has no attribute {name!r}; docs/reference/api.md lists what it has"
+        )

@@ -104,10 +104,9 @@ class Checkpoints:
         loaded = load_checkpoint(training, store, tag, plan, take_module=take_module)
         if loaded is None:
             return None, None if plan.is_lenient else {}
-        reader, saved = loaded
         self._start_afresh(training, step, with_progress=plan.with_progress)
         training.domains.wire.recorder.step = training.progress.global_steps + 1
-        return reader.where, saved["client_state"]
+        return loaded
 
     def end_if_preempted(self, device: torch.device) -> None:
         """Save and end the program, if a rank was told to.

@@ -415,7 +415,8 @@ class Engine(Getters, nn.Module):
         """
         if assign:
             raise ConfigError(
-                "load_state_dict(assign=True) would replace parameters that lie in flat buffers"
+                "load_state_dict(assign=True) would replace parameters that lie in flat buffers; leave "
+                "assign out, and the values are copied into them"
             )
         return self._weights.load_state_dict(state_dict, strict)
 

@@ -1,4 +1,4 @@
-"""The way in: `initialize()`, `init_distributed()` and `add_config_arguments()`, as DeepSpeed has them."""
+"""The way in: `initialize()` and `add_config_arguments()`, as DeepSpeed has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 from ...kernels.compiled import require_compiled
 from ..activation import checkpointing
+from ..comm.init_distributed import init_distributed as init_distributed, require_process_group
 from ..comm.process_group import choose_device, start_process_group
 from ..config import Config, load_config
 from ..data_loader import Loader
@@ -76,7 +76,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         raise ConfigError(f"initialize(model={type(model).__name__}): must be a torch.nn.Module")
     source = _config_source(args, config, config_params)
     worker, device_index = read_environment(), getattr(args, "device_rank", None)
-    _require_process_group(dist_init_required)
+    require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index)
     axes = axes_of_job(dist.get_world_size())
     settings = load_config(
@@ -107,46 +107,6 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         print(json.dumps(summarize(engine), indent=2), flush=True)
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
-
-
-def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
-    dist_backend: str | None = None,
-    auto_mpi_discovery: bool = True,
-    distributed_port: int = 29500,
-    verbose: bool = True,
-    timeout: timedelta | None = None,
-    init_method: str | None = None,
-    dist_init_required: bool | None = None,
-    config: object | None = None,
-    rank: int = -1,
-    world_size: int = -1,
-) -> None:
-    """Make torch.distributed's default process group, unless there is one.
-
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come from the environment, where dslaunch puts
-    them; without them this process is a job of its own. `auto_mpi_discovery`, `distributed_port`, `verbose`
-    and `config` are accepted for DeepSpeed's callers and have no use here: the launcher sets these
-    variables under MPI, too.
-    Order:  every rank must call this
-    Errors: ConfigError if dist_init_required is False and there is no process group
-    """
-    _require_process_group(dist_init_required)
-    start_process_group(
-        read_environment(),
-        backend=dist_backend,
-        timeout=timeout,
-        init_method=init_method,
-        rank=rank,
-        world_size=world_size,
-    )
-
-
-def _require_process_group(dist_init_required: bool | None) -> None:
-    if dist_init_required is False and not dist.is_initialized():
-        raise ConfigError(
-            "dist_init_required=False but torch.distributed has no process group; make one "
-            "first, or leave it out"
-        )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

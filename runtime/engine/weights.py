@@ -20,6 +20,11 @@ from ..zero.sub_buffer import SubBuffer
 from .dry_run import NoCopies
 from .weights_stream import WeightsStream, write_weights
 
+_SHAPES_ADVICE = (
+    "Nothing was loaded. Build the model with the shapes of the state_dict, or leave these names out of it "
+    "and give strict=False."
+)
+
 
 class Weights:
     """Everything here goes by the names of the module's own state_dict, at every stage."""
@@ -151,9 +156,11 @@ class Weights:
         try:
             with NoCopies():
                 self._module.load_state_dict(state_dict, strict)
-        except BaseException:
+        except BaseException as error:
             if extra_state:
                 self._module.load_state_dict(extra_state, strict=False)
+            if isinstance(error, RuntimeError) and "size mismatch" in str(error):
+                raise RuntimeError(f"{error}\n{_SHAPES_ADVICE}") from error
             raise
 
     def _check_together(self, what: str, do: Callable[[], object]) -> None:

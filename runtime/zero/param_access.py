@@ -236,7 +236,8 @@ def _to_write(param: nn.Parameter, value: Tensor) -> ParamLocation:
     location = _must_be_trained(param)
     if value.shape != param.shape:
         raise ConfigError(
-            f"parameter '{location.name}' has shape {tuple(param.shape)}, not {tuple(value.shape)}"
+            f"parameter '{location.name}' has shape {tuple(param.shape)}, not {tuple(value.shape)}; give "
+            "a tensor of the whole parameter's shape"
         )
     location.model.before_change()
     return location
@@ -247,7 +248,8 @@ def _to_write_locally(param: nn.Parameter, value: Tensor) -> ParamLocation:
     _, _, numel = _bounds(location)
     if value.numel() != numel:
         raise ConfigError(
-            f"this rank holds {numel} elements of parameter '{location.name}', not {value.numel()}"
+            f"this rank holds {numel} elements of parameter '{location.name}', not {value.numel()}; give as "
+            "many as safe_get_local_fp32_param() returns, or the whole to safe_set_full_fp32_param()"
         )
     location.model.before_change()
     return location

@@ -137,7 +137,8 @@ def collect(lying: Iterable[Lying]) -> None:
         if param.shape != view.shape:
             raise ConfigError(
                 f"parameter '{name}' was given data of shape {tuple(param.shape)}, and had "
-                f"{tuple(view.shape)} at initialize(); change shapes before initialize()"
+                f"{tuple(view.shape)} at initialize(); give it data of that shape, or change the model's "
+                "shapes before initialize()"
             )
         view.copy_(param.detach().clone())  # it may be another view of the same memory
         param.data = view

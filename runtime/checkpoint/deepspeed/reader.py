@@ -28,7 +28,7 @@ from .pieces import (
     whole_parameters,
     whole_tensor,
 )
-from .training import describe_training, optimizer_of
+from .training import ClientStates, describe_training, optimizer_of
 
 _SHARDED_STAGE = 3
 
@@ -73,6 +73,8 @@ class DeepSpeedReader:
             extra_state=self._extra,
             state_names=sorted({kind for kinds in trained.values() for kind in kinds if kind != MASTER}),
         )
+        if self._folder.is_sharded:
+            self._saved["client_states"] = ClientStates(self._folder)
 
     def training(self) -> dict[str, Any]:
         """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""

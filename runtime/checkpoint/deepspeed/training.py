@@ -98,9 +98,29 @@ def describe_training(
         "progress": {name: int(model[name]) for name in ("global_steps", "global_samples", "skipped_steps")},
         "data": None,
         "rng": [],
-        "client_state": {name: value for name, value in model.items() if name not in _OWN_KEYS},
+        "client_state": client_state_of(model),
         "config": model["ds_config"],
     }
+
+
+def client_state_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the program gave to the rank that wrote this file of the model."""
+    return {name: value for name, value in model.items() if name not in _OWN_KEYS}
+
+
+class ClientStates(Sequence[dict[str, Any]]):
+    """What each rank gave at stage 3, where each has a file of the model, which is opened when asked for."""
+
+    def __init__(self, folder: DeepSpeedFolder) -> None:
+        self._folder = folder
+
+    def __len__(self) -> int:
+        return self._folder.num_model_files
+
+    def __getitem__(self, rank: Any) -> Any:
+        if rank >= len(self):
+            raise IndexError(rank)
+        return client_state_of(self._folder.model(rank))
 
 
 def _describe_optimizer(

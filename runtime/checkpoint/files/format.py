@@ -28,7 +28,8 @@ training.pt:
     data            epoch, num_samples given in it to all ranks, length of the training data;
                     None without a loader
     rng             per rank: torch, cuda, python, numpy
-    client_state    what the user gave
+    client_state    what the first rank gave that gave one; {} if none did
+    client_states   what each rank gets at a load by as many ranks; only there if ranks gave different ones
     config          the ds_config in effect
 """
 

@@ -82,15 +82,16 @@ class Board:
         return bool(self._call(lambda: self._store.add(f"{self._prefix}/{name}", 1)) == 1)
 
     def close(self) -> None:
-        """Let the socket go."""
+        """Let the connection go. A call that was left behind keeps it until it ends."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._store = None  # the board may live on in a cycle of objects until a garbage collection
 
     def _call(self, call: Callable[[], T]) -> T:
         if self._late is not None and not self._late.done():
             raise BoardLost(f"the store at {self.place} does not answer")
-        if not dist.is_initialized() or not self._is_open():
+        if self._store is None or not dist.is_initialized() or not self._is_open():
             raise BoardLost(f"the store at {self.place} has ended")
         answer: Future[T] = Future()
         self._late = answer

@@ -155,3 +155,14 @@ def test_a_table_leaves_out_what_is_not_known() -> None:
         "2.00         2.000             -"
         "             -",
     ]
+
+
+def test_what_was_timed_can_be_asked_for_by_name_and_number() -> None:
+    comms_log.reset_log()
+    assert (comms_log.has_comm_data(), comms_log.get_comm_operation_count()) == (False, 0)
+    for nbytes in (4, 4, 8):
+        comms_log.process_log().add("all_gather", 0.1, nbytes=nbytes, bus_bytes=nbytes)
+    assert (comms_log.has_comm_data(), comms_log.get_comm_operation_count()) == (True, 3)
+    assert comms_log.get_logged_comm_ops() == ["all_gather"]
+    comms_log.reset_log()
+    assert comms_log.get_logged_comm_ops() == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
@@ -132,6 +132,20 @@ def _two_engines(rank: int, stage: int) -> dict[str, Tensor]:
     engine = dslaunch.initialize(model=model, config=config)[0]
     train_engine(engine, steps=2)
     return snapshot(model.named_parameters())
+
+
+def _shared_and_frozen(rank: int) -> None:
+    trunk = nn.Linear(7, 15).requires_grad_(False)
+    engines = [
+        dslaunch.initialize(model=nn.Sequential(trunk, nn.Linear(15, 1)), config=make_config(stage=2))[0]
+        for _ in range(2)
+    ]
+    for engine in engines:
+        train_engine(engine, steps=1)
+
+
+def test_a_frozen_part_may_be_in_two_engines(ranks: Ranks) -> None:
+    ranks(_shared_and_frozen, world_size=2)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch import CheckpointError
+from dslaunch import CheckpointError, ConfigError
 from tests.runtime.models import assert_same_bits, batch, make_config, make_model, snapshot
 from tests.runtime.ranks import Ranks
 
@@ -158,6 +158,37 @@ def _loaded(rank: int, stage: int, is_custom: bool) -> dict[str, Tensor]:
     with pytest.raises(CheckpointError, match=r"call engine\.load_state_dict"):
         engine.load_module_state_dict(weights)
     return found
+
+
+def _other_shapes(rank: int, stage: int) -> tuple[str, str]:
+    engine = _engine(stage)
+    before = snapshot(engine.state_dict())
+    with pytest.raises(RuntimeError) as loaded:
+        engine.load_state_dict({**before, "embed.weight": torch.ones(3, 7), "head.weight": torch.ones(3, 7)})
+    assert_same_bits(snapshot(engine.state_dict()), before)
+    bias = engine.module.get_parameter("blocks.0.bias")
+
+    def replace() -> None:
+        with dslaunch.zero.GatheredParameters([bias], modifier_rank=0):
+            bias.data = torch.ones(3)
+
+    with pytest.raises(ConfigError) as given:
+        replace()
+    return str(loaded.value), str(given.value)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_tensor_of_another_shape_is_refused_with_what_to_do(ranks: Ranks, stage: int) -> None:
+    for loaded, given in ranks(_other_shapes, stage, world_size=2):
+        assert "size mismatch for embed.weight" in loaded
+        assert loaded.endswith(
+            "\nNothing was loaded. Build the model with the shapes of the state_dict, or leave these names "
+            "out of it and give strict=False."
+        )
+        assert given == (
+            "parameter 'blocks.0.bias' was given data of shape (3,), and had (15,) at initialize(); give it "
+            "data of that shape, or change the model's shapes before initialize()"
+        )
 
 
 @pytest.mark.parametrize("is_custom", [False, True])

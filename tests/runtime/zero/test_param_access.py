@@ -243,9 +243,15 @@ def _misused(rank: int) -> list[str]:
 
 def test_misuse_is_refused_by_name(ranks: Ranks) -> None:
     (said,) = ranks(_misused, world_size=1)
-    assert said[0] == f"parameter '{NAME}' has shape (15, 8), not (1,)"
+    assert (
+        said[0]
+        == f"parameter '{NAME}' has shape (15, 8), not (1,); give a tensor of the whole parameter's shape"
+    )
     assert said[1].startswith("no engine trains this parameter")
-    assert said[2] == f"this rank holds 120 elements of parameter '{NAME}', not 3"
+    assert said[2] == (
+        f"this rank holds 120 elements of parameter '{NAME}', not 3; give as many as "
+        "safe_get_local_fp32_param() returns, or the whole to safe_set_full_fp32_param()"
+    )
     assert said[3].startswith("no engine trains this parameter")
 
 

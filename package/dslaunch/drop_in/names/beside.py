@@ -19,7 +19,7 @@ _LEAF = works(
     "set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix z3_leaf_module",
 )
 _COLLECTIVES = (
-    works("dslaunch.runtime.engine.initialize", "init_distributed"),
+    works("dslaunch.runtime.comm.init_distributed", "init_distributed"),
     works(
         "dslaunch.runtime.compat.comm",
         "is_available is_initialized new_group destroy_process_group get_world_group get_world_size get_rank "
@@ -30,7 +30,10 @@ _COLLECTIVES = (
         "has_all_reduce_coalesced all_gather_coalesced all_gather_object all_to_all_single all_to_all send "
         "recv isend irecv P2POp batch_isend_irecv",
     ),
-    works("dslaunch.runtime.comm.comms_log", "configure log_summary reset_log"),
+    works(
+        "dslaunch.runtime.comm.comms_log",
+        "configure log_summary reset_log has_comm_data get_comm_operation_count get_logged_comm_ops",
+    ),
     works("torch.distributed", "ReduceOp ProcessGroup"),
 )
 _COMM_INSIDE = refused(
@@ -38,7 +41,7 @@ _COMM_INSIDE = refused(
     "cdb nccl_backend mpi_backend ccl_backend hccl_backend timers timer_summary comms_logger timed_op "
     "init_deepspeed_backend TorchBackend set_backend has_coalescing_manager enable_symm_mem_for_group "
     "mpi_discovery in_aml in_aws_sm in_dlts patch_aml_env_for_torch_nccl_backend "
-    "patch_aws_sm_env_for_torch_nccl_backend has_comm_data get_comm_operation_count get_logged_comm_ops",
+    "patch_aws_sm_env_for_torch_nccl_backend",
     "is a part of DeepSpeed's own collectives",
 )
 _ACCELERATOR = (

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import group_timeout
 from dslaunch.runtime.comm.watchdog import watchdog
-from dslaunch.runtime.comm.watchdog.board import BoardLost
+from dslaunch.runtime.comm.watchdog.board import BoardLost, _connections_to
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks
 
@@ -296,8 +297,9 @@ def test_ranks_that_use_other_units_are_told_where_they_parted_and_what_torch_ga
 QUIET = """
 import os, sys, time, torch, dslaunch
 from pathlib import Path
+from typing import Any
 from dslaunch.runtime.comm.watchdog import watchdog
-from dslaunch.runtime.comm.watchdog.board import BoardLost
+from dslaunch.runtime.comm.watchdog.board import BoardLost, _connections_to
 from tests.runtime.comm.watchdog.test_watchdog import make_engine, train_step, wait_until
 watchdog._LONGEST_POLL_S = 0.5
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
@@ -417,6 +419,23 @@ def _let_go(rank: int, folder: str) -> bool:
 
 def test_the_thread_ends_with_its_engine(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(_let_go, str(tmp_path), world_size=2) == [False, False]
+
+
+def _connections_kept(rank: int, folder: str) -> int:
+    with tcp_group(rank, Path(folder)):
+        store: Any = dist.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        before = _connections_to(store.port)
+        engines = [make_engine(1) for _ in range(2)]  # kept: a collection of garbage would close them, too
+        assert len(_connections_to(store.port) - before) > 1
+        for engine in engines:
+            engine.destroy()
+        return len(_connections_to(store.port) - before)
+
+
+def test_a_destroyed_engine_lets_its_connections_to_the_store_go(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(_connections_kept, str(tmp_path), world_size=2) == [0, 0]
 
 
 def _outlived(rank: int, folder: str) -> list[bool]:
