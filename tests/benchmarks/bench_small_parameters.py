@@ -4,8 +4,8 @@
 
 A model of 80 blocks of 25 parameters with 8 elements each, of which every one is sharded, as rank 0 of 8 in
 one process: torch's back end "fake" sends nothing, so the values mean nothing. The time is that of the thread
-on its processor, whatever else the machine does, and the least of many steps. A step computes next to nothing:
-what it takes more than the same forward and backward in plain torch is the runtime's.
+on its processor, whatever else the machine does, and the least of many steps. A step computes next to
+nothing: what it takes more than the same forward and backward in plain torch is the runtime's.
 
 Kinds of work are timed one inside the other, each without those in it, in steps of their own; what the clock
 itself takes is measured with calls of an empty function, and taken off.

@@ -1,8 +1,8 @@
 """The offload paths under torch's own detector of races: TORCH_CUDA_SANITIZER=1 python -m tests.gpu.races
 
-It knows one address for each tensor, so it does not see a race of views that begin at different ones. It knows
-nothing of host memory, and of a collective only that it was asked for. First a race is planted: it must see
-that one.
+It knows one address for each tensor, so it does not see a race of views that begin at different ones. It
+knows nothing of host memory, and of a collective only that it was asked for. First a race is planted: it
+must see that one.
 """
 
 from __future__ import annotations
