@@ -196,6 +196,8 @@ def make_loader(
     """
     if _length(dataset) == 0:
         raise ConfigError("training_data is empty; it must have at least one sample")
+    # torch's pinned memory, though it rounds up to a power of two: a program copies batches by itself with
+    # non_blocking=True, and only torch's allocator keeps their memory until such a copy is done.
     return Loader(
         dataset,
         sampler=EpochSampler[Any](dataset, num_replicas=world_size, rank=rank, seed=seed),

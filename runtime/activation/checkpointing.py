@@ -258,6 +258,8 @@ def inputs_on_host() -> AbstractContextManager[object]:
     def pack(tensor: Tensor) -> Tensor | HostCopy:
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             return tensor
+        # torch's pinned memory, though it rounds up to a power of two: inputs come and go in every micro
+        # batch, as long as its texts are, and offload/pinned_memory.py would page-lock anew for each length.
         values = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return HostCopy(values.copy_(tensor), tensor.device)
 

@@ -51,11 +51,10 @@ class _SavedView(NamedTuple):
 
     unit: Unit
     sub_buffer: SubBuffer
-    offset: int | torch.SymInt
-    size: torch.Size
-    stride: tuple[int, ...]
     member: int  # the index of the parameter in `sub_buffer`
     num_changes: int | None  # of that parameter until then; None: later ones do not matter
+    # Its size, stride and offset; None if it is the parameter as it is, of which there is a view already.
+    place: tuple[torch.Size, tuple[int, ...], int | torch.SymInt] | None
 
 
 class Access:
@@ -239,13 +238,15 @@ class Access:
         return pack, unpack
 
     def _read(self, saved: _SavedView) -> Tensor:
-        changes = saved.sub_buffer.param_shard.num_changes
-        if saved.num_changes is not None and changes[saved.member] != saved.num_changes:
-            raise _out_of_date(saved.sub_buffer.members[saved.member].name)
+        unit, sub_buffer, member, num_changes, place = saved
+        params = sub_buffer.param_shard
+        if num_changes is not None and params.num_changes[member] != num_changes:
+            raise _out_of_date(sub_buffer.members[member].name)
         if torch.is_grad_enabled():
             self._prefetcher.hold_all()  # a graph is made
-        self._prefetcher.unshard_values(saved.unit)
-        return saved.sub_buffer.param_shard.values.flat.as_strided(saved.size, saved.stride, saved.offset)
+        self._prefetcher.unshard_values(unit)
+        values = params.values
+        return values.views[member] if place is None else values.flat.as_strided(*place)
 
     # ---- 4: attributes
 
@@ -346,13 +347,14 @@ def _is_ours(hooks: tuple[_Pack, _Unpack] | None) -> bool:
 def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _SavedView | Tensor:
     """What autograd is to save of a tensor in a unit's memory."""
     params = sub_buffer.param_shard
-    if tensor.dtype != params.values.flat.dtype:  # seen as another dtype, which a place does not say
+    values = params.values
+    if tensor.dtype != values.flat.dtype:  # seen as another dtype, which a place does not say
         return tensor.clone()
     offset = tensor.storage_offset()
     member = params.index_at(int(offset))
-    return _SavedView(
-        unit, sub_buffer, offset, tensor.size(), tensor.stride(), member, params.num_changes[member]
-    )
+    is_whole = tensor.is_set_to(values.views[member])
+    place = None if is_whole else (tensor.size(), tensor.stride(), offset)
+    return _SavedView(unit, sub_buffer, member, params.num_changes[member], place)
 
 
 def _no_transform() -> ConfigError:

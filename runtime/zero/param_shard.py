@@ -54,9 +54,9 @@ class ParamShard:
         self.writes = Writes(plan.params)
         # by index: how often what a graph may have saved of it was replaced, where parameters are sharded
         self.num_changes = [0] * len(plan.members)
-        self._starts = sorted(
-            (slot.offset, index) for index, slot in enumerate(plan.layout.slots) if slot.numel
-        )
+        starts = sorted((slot.offset, index) for index, slot in enumerate(plan.layout.slots) if slot.numel)
+        self._offsets = [offset for offset, _ in starts]
+        self._indices = [index for _, index in starts]
         self.spill: Spill | None = None
         self._own: Tensor | None = None
         # called when a parameter that is a placeholder is used, and its values may be here
@@ -243,7 +243,7 @@ class ParamShard:
 
     def index_at(self, offset: int) -> int:
         """Return the place of the member that has the element at `offset` of the buffer."""
-        return self._starts[bisect_right(self._starts, (offset, len(self._plan.members))) - 1][1]
+        return self._indices[bisect_right(self._offsets, offset) - 1]
 
     def _is_anothers(self, param: nn.Parameter) -> bool:
         taken: weakref.ref[ParamShard] = _TAKEN[param]

@@ -127,20 +127,23 @@ class ShardedGradients(FlatGradients):
             if index in self._arrived:
                 self._copy_waiting()
                 view.add_(grad)
-            elif grad.is_cuda and grad.shape == view.shape and _memory(grad) <= _SMALL_BYTES:
-                self._let_wait(index, grad)
-            else:
+            elif not (grad.is_cuda and grad.shape == view.shape and self._may_wait(index, grad)):
                 view.copy_(grad)
             self._arrived.add(index)
             param.grad = None
-        if self.is_complete:
+        if self._waiting and self.is_complete:
             self._copy_waiting()
 
-    def _let_wait(self, index: int, grad: Tensor) -> None:
-        if self._waiting_bytes + _memory(grad) > _WAITING_BYTES:
+    def _may_wait(self, index: int, grad: Tensor) -> bool:
+        """Keep a small gradient to be copied with others; return whether it is small."""
+        num_bytes = _memory(grad)
+        if num_bytes > _SMALL_BYTES:
+            return False
+        if self._waiting_bytes + num_bytes > _WAITING_BYTES:
             self._copy_waiting()
         self._waiting[index] = grad
-        self._waiting_bytes += _memory(grad)
+        self._waiting_bytes += num_bytes
+        return True
 
     def _copy_waiting(self) -> None:
         """Copy what waits into the flat buffer, in one launch."""

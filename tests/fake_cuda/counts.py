@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -19,16 +20,25 @@ from tests.runtime.ranks import Ranks
 
 DEPTH, WIDTH, STEPS = 24, 64, 4
 PINNED, PLAIN = {"device": "cpu", "pin_memory": True}, {"device": "cpu", "pin_memory": False}
+DISK = {"device": "nvme", "nvme_path": tempfile.gettempdir()}
 ROWS: list[tuple[str, int, dict[str, Any]]] = [
     *((f"stage {stage}", stage, {}) for stage in (0, 1, 2, 3)),
     ("stage 1, optimizer in pinned memory", 1, {"offload_optimizer": PINNED}),
     ("stage 2, optimizer in pinned memory", 2, {"offload_optimizer": PINNED}),
     ("stage 2, optimizer in host memory", 2, {"offload_optimizer": PLAIN}),
     ("stage 2, the same with super_offload", 2, {"offload_optimizer": {**PINNED, "super_offload": True}}),
+    (
+        *("stage 2, the same with delayed_update", 2),
+        {"offload_optimizer": {**PINNED, "delayed_update": {"enabled": True, "warmup_steps": 1}}},
+    ),
+    ("stage 2, optimizer on a disk", 2, {"offload_optimizer": DISK}),
     ("stage 3, optimizer in pinned memory", 3, {"offload_optimizer": PINNED}),
     ("stage 3, parameters in pinned memory", 3, {"offload_param": PINNED}),
     ("stage 3, both in pinned memory", 3, {"offload_param": PINNED, "offload_optimizer": PINNED}),
     ("stage 3, both in host memory", 3, {"offload_param": PLAIN, "offload_optimizer": PLAIN}),
+    ("stage 3, half of the optimizer in pinned memory", 3, {"offload_optimizer": {**PINNED, "ratio": 0.5}}),
+    ("stage 3, parameters on a disk", 3, {"offload_param": DISK}),
+    ("stage 3, both on a disk", 3, {"offload_param": DISK, "offload_optimizer": DISK}),
 ]
 
 

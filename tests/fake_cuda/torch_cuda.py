@@ -205,9 +205,7 @@ def _finish(native: Any) -> None:
     def resize(storage: torch.UntypedStorage, num_bytes: int) -> torch.UntypedStorage:
         if storage.device.type != "cuda":
             return plain_resize(storage, num_bytes)
-        native.resize_storage(
-            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), num_bytes
-        )
+        native.resize_storage(storage, num_bytes)
         return storage
 
     plain_resize: Any = torch.UntypedStorage.resize_

@@ -51,7 +51,6 @@ PLAN = (
     Step(
         *("works", "races", "does torch's detector see a race", 50, ("tests.gpu.races",), ()),
         environ={"TORCH_CUDA_SANITIZER": "1"},
-        only_real="CUDA's own hooks tell torch's detector of events; the fake device has clocks instead",
     ),
     Step("works", "waits", "where does the host wait for the GPU", 40, ("tests.gpu.host_waits",)),
     Step(

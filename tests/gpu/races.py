@@ -1,6 +1,8 @@
 """The offload paths under torch's own detector of races: TORCH_CUDA_SANITIZER=1 python -m tests.gpu.races
 
-It knows one address for each tensor, and so does not see a race between views that begin at different ones.
+It knows one address for each tensor, so it does not see a race of views that begin at different ones. It
+knows nothing of host memory, and of a collective only that it was asked for. First a race is planted: it
+must see that one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.cuda._sanitizer import CUDASanitizerErrors
 
 import dslaunch
 from tests.runtime.models import batch, loss_of, make_config, make_model
@@ -25,10 +28,29 @@ CASES: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
+def is_planted_race_seen() -> bool:
+    """Whether the detector looks at all: nothing puts in order what one stream writes and another reads."""
+    values, side = torch.ones(1000, device="cuda"), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        values.add_(1)
+    try:
+        values.clone()
+    except CUDASanitizerErrors:
+        torch.cuda.synchronize()
+        return True
+    return False
+
+
 def main() -> None:
     """The detector ends the process at the first race."""
     if os.environ.get("TORCH_CUDA_SANITIZER") != "1":
         sys.exit("set TORCH_CUDA_SANITIZER=1: without it this looks for nothing")
+    if "tests.fake_cuda.torch_cuda" in sys.modules:
+        from tests.fake_cuda.torch_cuda import device
+
+        device().set_finds_conflicts(False)  # it would find a race first
+    print(json.dumps({"name": "a race that is planted", "right": is_planted_race_seen()}), flush=True)
     for stage, zero in CASES:
         given = make_config(
             stage=stage, bf16={"enabled": True}, gradient_clipping=0.05, reduce_bucket_size=100

@@ -260,7 +260,8 @@ class Accelerator(ABC):
         """`max_memory_reserved` by its old name."""
         return self.max_memory_reserved(device_index)
 
-    # ---- pinned host memory ----
+    # ---- pinned host memory: torch's, though it rounds up to a power of two. A program copies from it by
+    # itself, and only torch's allocator knows of such a copy, and keeps the memory until it is done.
 
     def pin_memory(self, tensor: Tensor, make_copy: bool = True, match_shape: bool = True) -> Tensor:
         """Return the tensor in pinned host memory, where that makes copies to the device faster;

@@ -151,6 +151,7 @@ class Machine {
   int num_devices = 1;
   Order order = Order::late;
   bool is_pageable_async = false;  // as on machines whose GPU reads the host's page tables
+  bool finds_conflicts = true;     // false: another detector is to find them
   int polls_until_done = 2;        // an event is found done by the query after these
   Counters counters;
   std::vector<std::string> conflicts;  // found so far
@@ -177,7 +178,7 @@ class Machine {
     return one.issued;
   }
   void note(int stream, const View& view, bool is_write, const std::string& what) {
-    if (view.num_bytes == 0) return;
+    if (view.num_bytes == 0 || !finds_conflicts) return;
     Stream& one = *streams_.at(stream);
     auto found = history_.note(view.low(), view.high(), Access{stream, one.issued, is_write, what}, one.clock);
     if (found) report(*found);
@@ -380,8 +381,9 @@ class Machine {
     perform(stream, [target, source] { move(target, source); });
   }
 
-  // From host memory. The host goes on at once where it is pinned and `non_blocking`; changing it is an error until the copy is done.
-  void copy_to_device(const View& target, const View& source, int stream, bool non_blocking) {
+  // From host memory. The host goes on at once where it is pinned and `non_blocking`, which is returned; changing the memory is an error
+  // until the copy is done.
+  bool copy_to_device(const View& target, const View& source, int stream, bool non_blocking) {
     Locked locked(lock_of_all());
     count_copy("host to device", target);
     bool is_async = non_blocking && (is_pinned(source.data) || is_pageable_async);
@@ -393,14 +395,15 @@ class Machine {
     perform(stream, [target, values] { move(target, View(values)); });
     if (!is_async) {
       wait_for_copy("copy from pageable memory", stream);
-      return;
+      return false;
     }
     use_pinned(source.data, stream);
     lent_.push_back({source, values, stream, streams_[stream]->issued});
+    return true;
   }
 
-  // To host memory, which shows the values when the host has waited for them, and NaN before.
-  void copy_to_host(const View& target, const View& source, int stream, bool non_blocking) {
+  // To host memory, which shows the values when the host has waited for them, and NaN before. Returns whether the host went on at once.
+  bool copy_to_host(const View& target, const View& source, int stream, bool non_blocking) {
     Locked locked(lock_of_all());
     count_copy("device to host", target);
     bool is_async = non_blocking && is_pinned(target.data);
@@ -422,6 +425,7 @@ class Machine {
     } else {
       wait_for_copy("copy to the host", stream);
     }
+    return is_async;
   }
 
   static void move(const View& target, const View& source) {

@@ -11,6 +11,7 @@
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/GPUTrace.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -39,15 +40,40 @@ int checked(int device) {
   return device;
 }
 
+// ---- what torch's own detector of races (torch.cuda._sanitizer) is told, as torch built with CUDA tells it. The detector is Python,
+// and is never called under the machine's lock: another thread may hold Python's lock, and wait for that one.
+
+template <typename Call>
+void tell(Call call) {
+  if (const c10::impl::PyInterpreter* python = c10::impl::GPUTrace::get_trace()) call(**python);
+}
+uintptr_t number_of(const void* thing) { return reinterpret_cast<uintptr_t>(thing); }
+uintptr_t name_of_stream(int stream) { return static_cast<uintptr_t>(to_torch(stream).id()); }
+
+void tell_recorded(const Event* event, int stream) {
+  tell([&](const auto& python) { python.trace_gpu_event_record(c10::kCUDA, number_of(event), name_of_stream(stream)); });
+}
+void tell_blocked(const Event* event, int stream) {
+  tell([&](const auto& python) { python.trace_gpu_event_wait(c10::kCUDA, number_of(event), name_of_stream(stream)); });
+}
+void tell_synchronized(int stream) {
+  tell([&](const auto& python) { python.trace_gpu_stream_synchronization(c10::kCUDA, name_of_stream(stream)); });
+}
+
 // ---- memory
 
-void release(void* address) { machine().free(static_cast<char*>(address)); }
+void release(void* address) {
+  if (address == nullptr) return;
+  tell([&](const auto& python) { python.trace_gpu_memory_deallocation(c10::kCUDA, number_of(address)); });
+  machine().free(static_cast<char*>(address));
+}
 
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t num_bytes) override {
     c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(current_device));
     if (num_bytes == 0) return {nullptr, nullptr, &release, device};
     char* address = machine().allocate(current_device, num_bytes, current_stream(current_device));
+    tell([&](const auto& python) { python.trace_gpu_memory_allocation(c10::kCUDA, number_of(address)); });
     return {address, address, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -88,9 +114,11 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& given, bool non_blocking) 
     machine().copy_on_devices(to, from, stream);
     if (there != here) machine().block(machine().record(stream), current_stream(there));
   } else if (self.is_cuda()) {
-    machine().copy_to_device(to, from, current_stream(self.get_device()), non_blocking);
+    int stream = current_stream(self.get_device());
+    if (!machine().copy_to_device(to, from, stream, non_blocking)) tell_synchronized(stream);
   } else {
-    machine().copy_to_host(to, from, current_stream(source.get_device()), non_blocking);
+    int stream = current_stream(source.get_device());
+    if (!machine().copy_to_host(to, from, stream, non_blocking)) tell_synchronized(stream);
   }
   return self;
 }
@@ -275,10 +303,44 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
     machine().catch_up(stream);
   }
-  if (!gives_tensors || has_shape_of_values(name)) machine().synchronize(machine().record(stream), name);
+  if (!gives_tensors || has_shape_of_values(name)) {
+    machine().synchronize(machine().record(stream), name);
+    tell_synchronized(stream);
+  }
 }
 
 // ---- what torch asks about devices
+
+int make_stream(int device) {
+  int stream = machine().new_stream(device);
+  tell([&](const auto& python) { python.trace_gpu_stream_creation(c10::kCUDA, name_of_stream(stream)); });
+  return stream;
+}
+Event* make_event() {
+  auto* event = new Event;
+  tell([&](const auto& python) { python.trace_gpu_event_creation(c10::kCUDA, number_of(event)); });
+  return event;
+}
+void delete_event(Event* event) {
+  tell([&](const auto& python) { python.trace_gpu_event_deletion(c10::kCUDA, number_of(event)); });
+  delete event;
+}
+void record_event(Event* event, int stream) {
+  *event = machine().record(stream);
+  tell_recorded(event, stream);
+}
+void block_stream(const Event* event, int stream) {
+  machine().block(*event, stream);
+  tell_blocked(event, stream);
+}
+void synchronize_event(const Event* event, const std::string& what) {
+  machine().synchronize(*event, what);
+  tell([&](const auto& python) { python.trace_gpu_event_synchronization(c10::kCUDA, number_of(event)); });
+}
+void synchronize_device(int device) {
+  machine().synchronize_device(device);
+  tell([&](const auto& python) { python.trace_gpu_device_synchronization(c10::kCUDA); });
+}
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
@@ -296,7 +358,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStream(c10::Device device) const override { return to_torch(current_stream(index(device))); }
   c10::Stream getDefaultStream(c10::Device device) const override { return to_torch(index(device)); }
-  c10::Stream getNewStream(c10::Device device, int) const override { return to_torch(machine().new_stream(index(device))); }
+  c10::Stream getNewStream(c10::Device device, int) const override { return to_torch(make_stream(index(device))); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     int& current = current_streams.at(stream.device_index());
@@ -306,25 +368,28 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(machine().num_devices); }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
-    if (*event == nullptr) *event = new Event;
-    *static_cast<Event*>(*event) = machine().record(from_torch(stream));
+    if (*event == nullptr) *event = make_event();
+    record_event(static_cast<Event*>(*event), from_torch(stream));
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event != nullptr) machine().block(*static_cast<Event*>(event), from_torch(stream));
+    if (event != nullptr) block_stream(static_cast<Event*>(event), from_torch(stream));
   }
   bool queryEvent(void* event) const override { return event == nullptr || machine().query(*static_cast<Event*>(event)); }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) machine().synchronize(*static_cast<Event*>(event), "event.synchronize");
+    if (event != nullptr) synchronize_event(static_cast<Event*>(event), "event.synchronize");
   }
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    if (event != nullptr) delete_event(static_cast<Event*>(event));
+  }
   bool queryStream(const c10::Stream& stream) const override {
     Event event = machine().record(from_torch(stream));
     return machine().query(event);
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     machine().synchronize(machine().record(from_torch(stream)), "stream.synchronize");
+    tell_synchronized(from_torch(stream));
   }
-  void synchronizeDevice(c10::DeviceIndex device) const override { machine().synchronize_device(device < 0 ? current_device : device); }
+  void synchronizeDevice(c10::DeviceIndex device) const override { fake::synchronize_device(device < 0 ? current_device : device); }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     machine().record_stream(data.get(), from_torch(stream));
   }
@@ -396,15 +461,15 @@ namespace {
 using namespace fake;
 using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;
 
-void resize_storage(const at::Tensor& tensor, size_t num_bytes) {
-  OnDevice there(tensor.get_device());
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
+void resize_storage(const at::Storage& given, size_t num_bytes) {
+  int device = given.device().index();
+  OnDevice there(device);
+  auto* storage = given.unsafeGetStorageImpl();
   auto memory = device_allocator.allocate(num_bytes);
   size_t kept = std::min(num_bytes, storage->nbytes());
   if (kept > 0) {
     Locked locked(lock_of_all());
-    int stream = current_stream(tensor.get_device());
-    machine().catch_up(stream);
+    machine().catch_up(current_stream(device));
     device_allocator.copy_data(memory.get(), storage->data(), kept);
   }
   storage->set_data_ptr_noswap(std::move(memory));
@@ -461,18 +526,28 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("num_devices", [] { return machine().num_devices; });
   m.def("get_stream", [](int device) { return current_stream(device); });
   m.def("set_stream", [](int device, int64_t id) { current_streams.at(device) = id == 0 ? device : static_cast<int>(id); });
-  m.def("new_stream", [](int device) { return machine().new_stream(device); }, NoGil());
-  m.def("synchronize_device", [](int device) { machine().synchronize_device(device); }, NoGil());
+  m.def("new_stream", &make_stream, NoGil());
+  m.def("synchronize_device", &fake::synchronize_device, NoGil());
   m.def("generator", [](int device) { return generators().at(device); });
   m.def("resize_storage", &resize_storage);
   m.def("lock_pages", [](uintptr_t address, size_t num_bytes) { machine().lock_pages(reinterpret_cast<char*>(address), num_bytes); }, NoGil());
   m.def("unlock_pages", [](uintptr_t address) { machine().unlock_pages(reinterpret_cast<char*>(address)); }, NoGil());
 
-  pybind11::class_<Event>(m, "Event");
-  m.def("record", [](int stream) { return machine().record(stream); }, NoGil());
-  m.def("block", [](const Event& event, int stream) { machine().block(event, stream); }, NoGil());
+  struct Delete {
+    void operator()(Event* event) const { delete_event(event); }
+  };
+  pybind11::class_<Event, std::unique_ptr<Event, Delete>>(m, "Event");
+  m.def(
+      "record",
+      [](int stream) {
+        std::unique_ptr<Event, Delete> event(make_event());
+        record_event(event.get(), stream);
+        return event;
+      },
+      NoGil());
+  m.def("block", [](const Event& event, int stream) { block_stream(&event, stream); }, NoGil());
   m.def("is_known_done", [](const Event& event) { return machine().is_known_done(event); }, NoGil());
-  m.def("synchronize", [](const Event& event, const std::string& what) { machine().synchronize(event, what); }, NoGil());
+  m.def("synchronize", [](const Event& event, const std::string& what) { synchronize_event(&event, what); }, NoGil());
   m.def("take", &take, NoGil());
   m.def("land", &land, NoGil());
   m.def("launch", &launch);
@@ -495,6 +570,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("set_pageable_async", [](bool value) { machine().is_pageable_async = value; });
   m.def("conflicts", [] { return machine().conflicts; });
+  m.def("set_finds_conflicts", [](bool value) { machine().finds_conflicts = value; });
   m.def("clear_conflicts", [] { machine().conflicts.clear(); });
   m.def("launches", [] { return machine().counters.launches; });
   m.def("host_waits", [] { return machine().counters.host_waits; });

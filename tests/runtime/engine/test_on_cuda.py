@@ -7,11 +7,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dslaunch
-from dslaunch.runtime.checkpoint.files.snapshot import Memory, Snapshot
-from dslaunch.runtime.checkpoint.files.tensor_runs import runs_of_tensors
+from dslaunch.runtime.checkpoint.files.snapshot import Snapshot
+from dslaunch.runtime.checkpoint.files.tensor_runs import TensorRuns, runs_of_tensors
+from dslaunch.runtime.checkpoint.saver import Saver
+from dslaunch.runtime.comm.collectives import Collectives
 from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import start_process_group
 from dslaunch.runtime.compat.grad_norm import clip_grad_norm_
@@ -316,21 +318,35 @@ def test_a_save_beside_training_holds_what_was_trained_in_a_stream_of_the_progra
     cuda_ranks(_in_own_stream, str(tmp_path), world_size=world_size)
 
 
+@dataclass
+class ToBeWritten:
+    """As save.py's Prepared; what it writes is kept."""
+
+    all_runs: tuple[TensorRuns, ...]
+    written: list[Tensor] = field(default_factory=list)
+    rank: int = 1  # which logs nothing
+
+    def write(self) -> None:
+        """Of each shelf the one value."""
+        self.written += [
+            tensor_runs.flats()["x"] for tensor_runs in self.all_runs
+        ]  # raises what the copy did
+
+
 def _copied_in_another_thread(rank: int) -> bool:
-    """Nothing but the event of `note_moment` puts the program's stream and the copy in order: the host waits
+    """Nothing but the event that `save` notes puts the program's stream and the copy in order: the host waits
     for neither in between.
     """
     stream, values = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
     stream.wait_stream(torch.cuda.current_stream())
+    saver: Any = Saver(Mock(spec=Collectives))
     with torch.cuda.stream(stream):
         values += 1
-        snapshot = Snapshot(replace(runs_of_tensors({"x": values}), exposed=frozenset()), Memory())
-        snapshot.note_moment()
-    copying = threading.Thread(target=snapshot.take_rest)
-    copying.start()
-    copying.join()
-    copied = snapshot.tensor_runs.flats()["x"]  # raises what the copy did
+        prepared = ToBeWritten((replace(runs_of_tensors({"x": values}), exposed=frozenset()),))
+        saver.save(prepared, is_async=True, begun_at=0.0)
+        saver.close()
     torch.cuda.current_stream().wait_stream(stream)
+    (copied,) = prepared.written
     return bool((copied == 1).all())
 
 

@@ -330,6 +330,41 @@ def test_a_fault_is_found(cuda_ranks: Ranks, fault: str, world_size: int) -> Non
         cuda_ranks(_with_fault, fault, world_size=world_size, deadline_s=30.0)
 
 
+# ---- torch's own detector of races, which a machine with a GPU is asked for, too
+
+
+def _with_torchs_detector(rank: int, fault: str) -> None:
+    """It sees nothing in a right training, and the fault in one that has it."""
+    from torch.cuda import _sanitizer
+
+    device().set_finds_conflicts(False)  # the fake device would find the fault first
+    _sanitizer.enable_cuda_sanitizer()
+    _with_fault(rank, "none")
+    if fault != "none":
+        with pytest.raises(_sanitizer.CUDASanitizerErrors, match="detected 1 error"):
+            _with_fault(rank, fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "world_size"),
+    [
+        ("no wait on the device", 1),
+        pytest.param("no wait for what computes", 1, marks=pytest.mark.exhaustive),
+        pytest.param("none", 2, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_torchs_own_detector_sees_a_fault_and_nothing_where_there_is_none(
+    cuda_ranks: Ranks, fault: str, world_size: int
+) -> None:
+    """Of the faults above it sees those between streams: it knows neither host memory nor collectives."""
+    cuda_ranks.stop()  # torch's detector stays in a process for good
+    try:
+        cuda_ranks(_with_torchs_detector, fault, world_size=world_size)
+    finally:
+        cuda_ranks.stop()
+
+
 # ---- checkpoints, zero.Init, and others
 
 
