@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -47,6 +49,7 @@ def _random_numbers(rank: int, folder: str) -> tuple[list[float], list[float]]:
     engine.save_checkpoint(folder)
     first = train_engine(engine, steps=2)
     engine.load_checkpoint(folder)
+    assert engine._comm.recorder.step == 1  # so that a report of a hang names the step that it is
     return first, train_engine(engine, steps=2)
 
 
@@ -70,6 +73,18 @@ def test_load_module_only_takes_the_weights_and_buffers_alone(ranks: Ranks, tmp_
     for result in ranks(_partial_loads, str(tmp_path), world_size=2):
         assert result == {"steps": 0, "lr": [0.0], "applied": 0}
     assert not (tmp_path / "latest").exists()
+
+
+def _started_again(rank: int, folder: str) -> Any:
+    with mock.patch.dict(os.environ, TORCHELASTIC_MAX_RESTARTS="1"):
+        engine = make(1, False)
+    return engine.load_checkpoint(folder)
+
+
+def test_a_job_that_is_started_again_after_failures_may_find_no_checkpoint(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    assert ranks(_started_again, str(tmp_path), world_size=2) == [(None, {})] * 2
 
 
 # ---- what cannot be loaded or saved
@@ -297,6 +312,7 @@ def _load_between(rank: int, folder: str, stage: int, module_only: bool) -> tupl
     engine.backward(loss_of(engine, batch(5, size=8)))  # and no step()
     with _Warnings() as said:
         engine.load_checkpoint(folder, f"stage{stage}", load_module_only=module_only)
+    assert not engine._optimizer_step.skipped._losses  # a skipped step later is not laid to their losses
     counts = [engine.global_steps, engine.micro_steps]
     for one in (engine, twin):
         _micro_batches(one, 6, 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
+from dslaunch.runtime.engine import weights_stream
 from tests.runtime.models import assert_same_bits, batch, make_config, make_model, snapshot
 from tests.runtime.ranks import Ranks
 
@@ -158,6 +160,31 @@ def _loaded(rank: int, stage: int, is_custom: bool) -> dict[str, Tensor]:
     with pytest.raises(CheckpointError, match=r"call engine\.load_state_dict"):
         engine.load_module_state_dict(weights)
     return found
+
+
+class WithExtraState(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(7, 15)
+
+    def get_extra_state(self) -> str:
+        return "note"
+
+    def set_extra_state(self, state: str) -> None:
+        pass
+
+
+def _without_extra_state(rank: int, folder: str) -> list[str]:
+    engine, *_ = dslaunch.initialize(model=make_model(WithExtraState), config=make_config(stage=3))
+    said: list[str] = []
+    with mock.patch.object(weights_stream._log, "warning", lambda text, *args: said.append(text % args)):
+        engine.save_16bit_model(folder, "model.safetensors")
+    return said
+
+
+def test_extra_states_that_a_file_of_weights_leaves_out_are_named_once(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(_without_extra_state, str(tmp_path), world_size=2)
+    assert first == [f"{tmp_path} holds tensors only: without _extra_state"]
+    assert second == []
 
 
 def _other_shapes(rank: int, stage: int) -> tuple[str, str]:

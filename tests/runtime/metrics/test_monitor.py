@@ -316,3 +316,18 @@ def test_the_engine_prints_its_throughput(ranks: Ranks) -> None:
     )
     assert float(line) == pytest.approx(average, abs=0.06)
     assert times == {}  # nothing is timed without wall_clock_breakdown
+
+
+def _evaluated(rank: int) -> list[set[str]]:
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(wall_clock_breakdown=True))
+    engine.backward(loss_of(engine, batch(0)))
+    engine.step()
+    found = [set(engine.get_wall_clock_timers())]
+    with torch.no_grad():
+        loss_of(engine, batch(0))
+    engine.step()
+    return [*found, set(engine.get_wall_clock_timers())]
+
+
+def test_a_forward_without_gradients_is_no_part_of_a_steps_times(ranks: Ranks) -> None:
+    assert ranks(_evaluated, world_size=1)[0] == [{"fwd", "bwd", "step"}, {"step"}]

@@ -42,7 +42,7 @@ def _step(engine: dslaunch.Engine, *, factor: float = 1.0, dtype: torch.dtype = 
 
 def _bad_gradient(rank: int, stage: int, changes: dict[str, Any]) -> list[str]:
     """Rank 1's gradient of one parameter of the second block is NaN in two steps,
-    then its loss is; then all is well.
+    then its loss is; then all is well, and then its gradient is NaN again.
     """
     model = make_model()
     engine, *_ = dslaunch.initialize(
@@ -57,7 +57,9 @@ def _bad_gradient(rank: int, stage: int, changes: dict[str, Any]) -> list[str]:
         hook.remove()
         _step(engine, factor=BAD if rank == 1 else 1.0)
         _step(engine)
-    assert engine.skipped_steps == 3
+        poisoned.register_hook(lambda grad: grad * (BAD if rank == 1 else 1.0))
+        _step(engine)  # whose losses are finite, whatever those of earlier steps were
+    assert engine.skipped_steps == 4
     return lines.found
 
 
@@ -65,10 +67,10 @@ def _bad_gradient(rank: int, stage: int, changes: dict[str, Any]) -> list[str]:
 def test_a_skipped_step_says_where_and_whose_the_gradient_was(ranks: Ranks, stage: int) -> None:
     first, others = ranks(_bad_gradient, stage, {}, world_size=2)
     assert others == []  # one rank is enough
-    assert [line.split(":")[0] for line in first] == [f"step {step} is skipped" for step in (2, 3, 4)]
-    for line in first[:2]:
+    assert [line.split(":")[0] for line in first] == [f"step {step} is skipped" for step in (2, 3, 4, 6)]
+    for line in (*first[:2], first[3]):
         assert re.search(r"first in unit 'blocks\.1\.0[^']*' \(parameter 'blocks\.1\.0\.bias'\)", line), line
-    assert "every rank's loss was finite" in first[0]
+    assert all("every rank's loss was finite" in line for line in (first[0], first[3]))
     assert "those of rank 1 were so before the average" in first[1]
     assert "the loss of rank 1 was not finite" in first[2]
     assert all("loss scale 1" in line for line in first)
@@ -106,20 +108,24 @@ def test_many_skipped_steps_are_summed_up_and_a_hundred_of_them_are_an_error(ran
 
 
 def test_zero_is_any_number_of_skipped_steps(ranks: Ranks) -> None:
-    (_, message, steps), *_ = ranks(_all_bad, 105, {"max_skipped_steps": 0}, False, world_size=1)
+    (lines, message, steps), *_ = ranks(_all_bad, 105, {"max_skipped_steps": 0}, False, world_size=1)
     assert (message, steps) == ("", 105)
+    told = [line for line in lines if line.startswith("step ")]
+    assert len(told) == 15  # 10 of each hundred steps: 1 to 10, and 101 to 105
 
 
 def test_programs_written_for_deepspeed_are_only_warned(ranks: Ranks) -> None:
     (lines, message, steps), *_ = ranks(_all_bad, 5, {"max_skipped_steps": 3}, True, world_size=1)
     assert (message, steps) == ("", 5)
-    assert sum(line.startswith("3 steps in a row were skipped") for line in lines) == 1
+    assert [line[:30] for line in lines if " in a row " in line] == ["3 steps in a row were skipped,"]
 
 
 def _unchecked(rank: int, stage: int, check: bool) -> tuple[bool, list[str], dict[str, Tensor]]:
     model = make_model()
     bf16 = {"enabled": True, "check_grad_overflow": check}
     config = make_config(stage=stage, bf16=bf16, gradient_clipping=1.0, reduce_bucket_size=50)
+    if not check:
+        config["max_skipped_steps"] = 1  # a step that is applied is none
     config["optimizer"] = {"type": "SGD", "params": {"lr": 0.1}}
     engine, *_ = dslaunch.initialize(model=model, config=config)
     dict(model.named_parameters())["blocks.1.0.bias"].register_hook(lambda grad: grad + float("inf"))

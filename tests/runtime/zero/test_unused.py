@@ -93,3 +93,13 @@ def test_a_program_for_deepspeed_is_stopped_only_where_deepspeed_looks(ranks: Ra
 
 def test_without_the_key_such_a_gradient_is_zero(ranks: Ranks) -> None:
     assert ranks(_untold, {"stage": 2, "ignore_unused_parameters": True}, world_size=1) == [1]
+
+
+def _hooks_after_the_end(rank: int) -> int:
+    engine, model = _engine(stage=2)
+    engine.destroy()
+    return sum(len(param._post_accumulate_grad_hooks or ()) for param in model.parameters())
+
+
+def test_a_destroyed_engine_watches_its_parameters_no_more(ranks: Ranks) -> None:
+    assert ranks(_hooks_after_the_end, world_size=1) == [0]
