@@ -15,17 +15,22 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import dslaunch
-from dslaunch.runtime.zero import access, param_shard, reducer
-from tests.gpu.one_of_eight import RANKS, pretend
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT))
+
+import dslaunch  # noqa: E402
+from dslaunch.runtime.zero import access, param_shard, reducer  # noqa: E402
+from tests.gpu.one_of_eight import RANKS, pretend  # noqa: E402
 
 BLOCKS, PER_BLOCK, WIDTH, BATCH = 80, 25, 8, 2
 STEPS, WARM_UP, PROBES = 20, 4, 20_000

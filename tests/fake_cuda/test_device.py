@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from typing import Any
 
 import pytest
@@ -335,6 +336,29 @@ def _counted(rank: int) -> None:
 
 def test_launches_waits_and_copies_are_counted(cuda_ranks: Ranks) -> None:
     cuda_ranks(_counted, world_size=1)
+
+
+def _said_to_wait(rank: int) -> list[int]:
+    values = torch.ones(N, device="cuda")
+    found = []
+    for mode in ("default", "warn"):
+        torch.cuda.set_sync_debug_mode(mode)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            values.add_(1)
+            values.sum().item()
+            values.cpu()
+            torch.cuda.current_stream().synchronize()
+            found.append(len(said))
+    torch.cuda.set_sync_debug_mode("error")
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        values.sum().item()
+    torch.cuda.set_sync_debug_mode("default")
+    return found
+
+
+def test_the_device_says_when_the_host_waits_for_it(cuda_ranks: Ranks) -> None:
+    assert cuda_ranks(_said_to_wait, world_size=1) == [[0, 3]]
 
 
 def _random_numbers(rank: int) -> None:

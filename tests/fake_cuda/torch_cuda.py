@@ -182,8 +182,8 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         "_cuda_memoryStats": statistics,
         "_cuda_resetPeakMemoryStats": native.reset_peaks,
         "_cuda_resetAccumulatedMemoryStats": lambda device: None,
-        "_cuda_set_sync_debug_mode": lambda mode: None,
-        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_set_sync_debug_mode": native.set_sync_debug_mode,
+        "_cuda_get_sync_debug_mode": native.sync_debug_mode,
         "_cuda_hasPrimaryContext": lambda device: True,
     }
     for name, value in names.items():

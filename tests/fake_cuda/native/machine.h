@@ -152,6 +152,7 @@ class Machine {
   Order order = Order::late;
   bool is_pageable_async = false;  // as on machines whose GPU reads the host's page tables
   bool finds_conflicts = true;     // false: another detector is to find them
+  int sync_debug_mode = 0;         // of torch's names "default", "warn" and "error"
   int polls_until_done = 2;        // an event is found done by the query after these
   Counters counters;
   std::vector<std::string> conflicts;  // found so far

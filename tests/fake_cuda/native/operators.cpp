@@ -56,7 +56,10 @@ void tell_recorded(const Event* event, int stream) {
 void tell_blocked(const Event* event, int stream) {
   tell([&](const auto& python) { python.trace_gpu_event_wait(c10::kCUDA, number_of(event), name_of_stream(stream)); });
 }
+// Of a stream, or in an operator or a copy. torch.cuda.set_sync_debug_mode() has torch say so.
 void tell_synchronized(int stream) {
+  TORCH_CHECK(machine().sync_debug_mode < 2, "called a synchronizing CUDA operation");
+  if (machine().sync_debug_mode == 1) TORCH_WARN("called a synchronizing CUDA operation");
   tell([&](const auto& python) { python.trace_gpu_stream_synchronization(c10::kCUDA, name_of_stream(stream)); });
 }
 
@@ -570,6 +573,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("set_pageable_async", [](bool value) { machine().is_pageable_async = value; });
   m.def("conflicts", [] { return machine().conflicts; });
+  m.def("set_sync_debug_mode", [](int mode) { machine().sync_debug_mode = mode; });
+  m.def("sync_debug_mode", [] { return machine().sync_debug_mode; });
   m.def("set_finds_conflicts", [](bool value) { machine().finds_conflicts = value; });
   m.def("clear_conflicts", [] { machine().conflicts.clear(); });
   m.def("launches", [] { return machine().counters.launches; });
