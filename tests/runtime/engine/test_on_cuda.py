@@ -46,8 +46,8 @@ def step(engine: dslaunch.Engine, number: int = 0) -> None:
 
 @contextlib.contextmanager
 def another_group(backend: str | None) -> Iterator[None]:
-    """The default group is this one meanwhile. Its store is the attempt's own: a second attempt that found the
-    addresses of the first would connect to nothing.
+    """The default group is this one meanwhile. Its store is the attempt's own: a second attempt that found
+    the addresses of the first would connect to nothing.
     """
     own: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     store = dist.distributed_c10d._get_default_store()
