@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import importlib.metadata
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 
 import dslaunch
 from dslaunch import drop_in
+from tests.docs.test_links import relative_links
 from tests.exhaustive import few
 from tests.lab import Lab
 
@@ -95,6 +97,25 @@ def test_an_extra_is_a_feature_and_not_what_only_the_tests_need(built: Path) -> 
         metadata = archive.read(name).decode()
     extras = {line.split()[1] for line in metadata.splitlines() if line.startswith("Provides-Extra:")}
     assert extras == {"train", "cuda12", "cuda13", "demo"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_package_index_shows_the_readme_without_a_link_that_is_relative(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    (sdist,) = built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = archive.read(name).decode()
+    with tarfile.open(sdist) as archive:
+        packed = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert packed is not None
+        assert packed.read().decode() == metadata
+    shown = email.message_from_string(metadata)
+    assert shown["Description-Content-Type"] == "text/markdown"
+    assert str(shown.get_payload()).startswith("# dslaunch\n")
+    assert relative_links(str(shown.get_payload())) == []
+    assert "pip install 'dslaunch[train]'" in str(shown.get_payload())
 
 
 @pytest.mark.slow

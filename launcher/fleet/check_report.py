@@ -10,6 +10,7 @@ from typing import Any
 from ..controller.master_search import first_reached
 from ..errors import EXIT_HOST
 from ..inputs.host_list import folded
+from ..output.table import table
 from ..wording import cleaned, count
 from .check_facts import ClusterFacts
 from .check_findings import Finding, findings_of
@@ -78,18 +79,16 @@ def as_text(cluster: ClusterFacts, report: Report) -> str:
     same = [(row.label, row.values[0][0]) for row in report.rows if row.is_same]
     if report.master:
         same.append(("MASTER_ADDR", report.master))
-    width = max((len(row.label) for row in report.rows), default=0)
     if different:
-        lines += ["", "Different (! marks the odd ones):"]
-        value_width = max(len(value) for row in different for value, _, _ in row.values)
-        for row in different:
-            for place, (value, names, is_odd) in enumerate(row.values):
-                label = "" if place else row.label
-                mark = "!" if is_odd else " "
-                lines.append(f"  {label:{width}} {mark} {value:{value_width}}  {folded(names)}")
+        cells = [
+            ("" if place else row.label, f"{'!' if is_odd else ' '} {value}", folded(names))
+            for row in different
+            for place, (value, names, is_odd) in enumerate(row.values)
+        ]
+        lines += ["", "Different (! marks the odd ones):", *(f"  {line}" for line in table(cells))]
     if same:
         title = "The same everywhere:" if num_hosts > 1 else "Found:"
-        lines += ["", title, *(f"  {label:{width}}   {value}" for label, value in same)]
+        lines += ["", title, *(f"  {line}" for line in table(same))]
     return "".join(f"{cleaned(line)}\n" for line in lines)
 
 

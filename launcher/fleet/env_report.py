@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..node.inspection import answer, ask
+from ..output.table import table
 
 TORCH_TIMEOUT_S = 120.0
 KERNELS_TIMEOUT_S = 60.0
@@ -105,8 +106,7 @@ def as_text(found: dict[str, Any]) -> str:
         *_kernel_rows(found),
         *_disk_rows(found),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "".join(f"{name.ljust(width)}  {text}\n" for name, text in rows)
+    return "".join(f"{line}\n" for line in table(rows))
 
 
 def _torch_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

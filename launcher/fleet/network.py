@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from ..output.table import table
 from ..wording import cleaned, shown_ms, shown_size
 from .check_facts import clean
 from .check_findings import Finding
@@ -201,19 +202,27 @@ def _fault(hosts: tuple[str, ...], text: str) -> Finding:
 def network_as_text(network: Network) -> str:
     """For people: what was measured, then what is wrong."""
     lines = ["", f"Network, with one rank on each host ({network.backend}):"]
-    for one in network.collectives:
-        size, speed = shown_size(one.num_bytes), _shown_speed(one.bytes_per_s)
-        lines.append(f"  {one.name:14} {size:>8} in {shown_ms(one.seconds):>10}  {speed:>10} on each link")
+    collectives = [
+        (one.name, shown_size(one.num_bytes), shown_ms(one.seconds), _shown_speed(one.bytes_per_s))
+        for one in network.collectives
+    ]
+    if collectives:
+        head = ("collective", "size", "time", "on each link")
+        lines += [f"  {line}" for line in table(collectives, head=head, numbers=(1, 2, 3))] + [""]
     shown = sorted(network.pairs, key=lambda pair: pair.slowest)[:MAX_PAIRS_SHOWN]
     if len(shown) == len(network.pairs):
         shown = list(network.pairs)
     else:
         lines.append(f"  the slowest {len(shown)} of {len(network.pairs)} pairs of hosts:")
-    width = max((len(" - ".join(pair.hosts)) for pair in shown), default=0)
-    for pair in shown:
-        there, back = (_shown_speed(speed) for speed in pair.bytes_per_s)
-        told = f"latency {shown_ms(pair.latency_s):>9}  there {there:>10}  back {back:>10}"
-        lines.append(f"  {' - '.join(pair.hosts):{width}}  {pair.error or told}")
+    pairs: list[tuple[str, ...]] = [
+        (" - ".join(pair.hosts), pair.error)
+        if pair.error
+        else (" - ".join(pair.hosts), shown_ms(pair.latency_s), *map(_shown_speed, pair.bytes_per_s))
+        for pair in shown
+    ]
+    if pairs:
+        head = ("hosts", "latency", "there", "back")
+        lines += [f"  {line}" for line in table(pairs, head=head, numbers=(1, 2, 3))]
     faults = faults_of(network)
     verdict = "No link and no host is slow."
     if len(network.pairs) < 3:

@@ -29,6 +29,7 @@ from ..clock import wait_for_device
 from ..config.monitor import CommsLoggerConfig
 from ..config.section import read_section
 from ..errors import ConfigError
+from ..table import table
 
 T = TypeVar("T")
 _log = logging.getLogger("dslaunch")
@@ -257,39 +258,34 @@ def _stragglers(rows: list[tuple[str, _Row]], world_size: int) -> dict[str, dict
 
 
 def _table(rows: list[tuple[str, _Row]]) -> str:
-    heads = ("message size", "count", "total ms", "average ms", "algbw Gbps", "busbw Gbps")
-    lines = [_line("collective", heads)]
+    head = ("collective", "message size", "count", "total ms", "average ms", "algbw Gbps", "busbw Gbps")
+    cells = []
     for name, row in rows:
         told = row.describe()
-        lines.append(
-            _line(
+        cells.append(
+            (
                 name,
-                (
-                    told["msg_size_str"],
-                    str(told["count"]),
-                    f"{told['total_latency_ms']:.2f}",
-                    f"{told['avg_latency_ms']:.3f}",
-                    _shown(told["tput_avg_gbps"]),
-                    _shown(told["busbw_avg_gbps"]),
-                ),
+                told["msg_size_str"],
+                str(told["count"]),
+                f"{told['total_latency_ms']:.2f}",
+                f"{told['avg_latency_ms']:.3f}",
+                _shown(told["tput_avg_gbps"]),
+                _shown(told["busbw_avg_gbps"]),
             )
         )
-    return "\n".join(lines)
+    return "\n".join(table(cells, head=head, numbers=range(1, len(head))))
 
 
 def _straggler_table(stragglers: dict[str, dict[int | None, dict[str, Any]]]) -> str:
-    heads = ("message size", "count", "message ms", "wait ms", "average ms", "average wait")
-    lines = [_line("of these, timed equally often on all ranks", heads)]
+    numbers = ("total_comm_lat_ms", "total_straggler_ms", "avg_comm_lat_ms", "avg_straggler_ms")
+    head = ("collective", "message size", "count", "message ms", "wait ms", "average ms", "average wait ms")
+    cells = []
     for name, sizes in stragglers.items():
         for told in sizes.values():
-            numbers = ("total_comm_lat_ms", "total_straggler_ms", "avg_comm_lat_ms", "avg_straggler_ms")
-            cells = (told["msg_size_str"], str(told["count"]), *(f"{told[key]:.3f}" for key in numbers))
-            lines.append(_line(name, cells))
-    return "\n".join(lines)
-
-
-def _line(name: str, cells: tuple[str, ...]) -> str:
-    return f"{name:<44}" + "".join(f"{cell:>14}" for cell in cells)
+            figures = (f"{told[key]:.3f}" for key in numbers)
+            cells.append((name, told["msg_size_str"], str(told["count"]), *figures))
+    lines = table(cells, head=head, numbers=range(1, len(head)))
+    return "\n".join(["of these, timed equally often on all ranks:", *lines])
 
 
 def _gbps(nbytes: int | None, took_s: float) -> float | None:

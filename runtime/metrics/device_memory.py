@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import explain
 from ..placement.stage_policy import Placement
+from ..table import table
 from ..zero.sharded_model import ShardedModel
 
 _GIB = 2**30
@@ -61,7 +62,8 @@ def describe_memory() -> str:
     ]
     rank = os.environ.get("RANK", "0")
     lines = [f"rank {rank} ran out of memory on GPU {device}, which has {_size(total)}; in use there:"]
-    lines += [f"  {use.kind:<34}{_size(use.num_bytes):>12}" for use in uses]
+    cells = [(use.kind, _size(use.num_bytes)) for use in uses]
+    lines += [f"  {line}" for line in table(cells, numbers=(1,))]
     lines.append(f"what to change first: {_first(uses, total).advice} (docs/train/out-of-memory.md)")
     return "\n".join(lines)
 

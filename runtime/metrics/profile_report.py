@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..table import table
 from .amounts import duration_to_string, flops_to_string, macs_to_string, number_to_string, params_to_string
-
-_TITLE_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Report:
     def lines(self, *, module_depth: int, top_modules: int, detailed: bool) -> Iterator[str]:
         """The whole of it."""
         yield f"-- profile of {self.root.class_name} after step {self.step}, on this rank --"
-        yield from (f"{title + ':':<{_TITLE_WIDTH}}{value}" for title, value in self._totals())
+        yield from table([(f"{title}:", value) for title, value in self._totals()])
         yield (
             "FLOPs: matrix products, convolutions and attention. Latencies: with the count running, a device "
             "waited for at modules."

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
+from ...table import table
 from ..deepspeed.folder import DeepSpeedFolder, is_deepspeed
 from ..export.output_plan import size_text
 from ..files.manifest import read_manifest
@@ -126,29 +127,20 @@ _TITLES = ("tag", "step", "written (UTC)", "size", "ranks", "stage", "state", ""
 
 def as_text(found: Sequence[Row]) -> str:
     """Return the same as a table for people, with the problems below."""
-    cells = [_TITLES]
-    for row in found:
-        cells.append(
-            (
-                row.tag,
-                _word(row.step),
-                "-" if row.written_at is None else row.written_at[:19].replace("T", " "),
-                "-" if row.num_bytes is None else size_text(row.num_bytes),
-                _word(row.world_size),
-                _word(row.zero_stage),
-                row.state,
-                "latest" if row.is_latest else "",
-            )
+    cells = [
+        (
+            row.tag,
+            _word(row.step),
+            "-" if row.written_at is None else row.written_at[:19].replace("T", " "),
+            "-" if row.num_bytes is None else size_text(row.num_bytes),
+            _word(row.world_size),
+            _word(row.zero_stage),
+            row.state,
+            "latest" if row.is_latest else "",
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_TITLES))]
-    is_number = (False, True, False, True, True, True, False, False)
-    lines = [
-        "  ".join(
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, is_number, strict=True)
-        ).rstrip()
-        for line in cells
+        for row in found
     ]
+    lines = table(cells, head=_TITLES, numbers=(1, 3, 4, 5))
     return "\n".join([*lines, *(row.problem for row in found if row.problem)]) + "\n"
 
 

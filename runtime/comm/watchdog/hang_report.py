@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from ...table import table
 from ..flight_recorder import JOB_LANE, NUM_LANES, Collective
 from .position import Position, Wait
 
@@ -198,13 +199,9 @@ def _awaited(position: Position) -> tuple[Wait, ...]:
 
 
 def _table(rows: Sequence[_Row]) -> list[str]:
-    cells = [("ranks", "host", "step", "what it does", "number", "for")]
-    cells += [(_folded(row[0]), *row[1:]) for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+    head = ("ranks", "host", "step", "what it does", "number", "for")
+    cells = [(_folded(row[0]), *row[1:]) for row in rows]
+    return [f"  {line}" for line in table(cells, head=head, numbers=(2, 4, 5))]
 
 
 # ---- words

@@ -147,13 +147,10 @@ def test_a_table_leaves_out_what_is_not_known() -> None:
     log.add("gather", 0.002, nbytes=None, bus_bytes=None)
     log.add("all_reduce", 0.5, nbytes=1 << 20, bus_bytes=3 << 19)  # three quarters, twice, of four ranks
     log.add("all_reduce", 0.5, nbytes=1 << 20, bus_bytes=3 << 19)
-    assert comms_log._table(log.rows()).splitlines()[1:] == [
-        "all_reduce                                        1.00 MiB             2       1000.00       "
-        "500.000         0.017"
-        "         0.025",
-        "gather                                                   -             1          "
-        "2.00         2.000             -"
-        "             -",
+    assert comms_log._table(log.rows()).splitlines() == [
+        "collective  message size  count  total ms  average ms  algbw Gbps  busbw Gbps",
+        "all_reduce      1.00 MiB      2   1000.00     500.000       0.017       0.025",
+        "gather                 -      1      2.00       2.000           -           -",
     ]
 
 

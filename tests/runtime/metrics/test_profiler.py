@@ -108,12 +108,12 @@ def profile_of(model: nn.Module, x: Tensor, **how: object) -> str:
 
 PROFILE = """\
 -- profile of Sequential after step 4, on this rank --
-forwards:                                                       1
-parameters of the model:                                        124
-MACs of a forward:                                              330 MACs
-FLOPs of a forward:                                             660
-forward latency:                                                T
-forward FLOPS:                                                  R FLOPS
+forwards:                 1
+parameters of the model:  124
+MACs of a forward:        330 MACs
+FLOPs of a forward:       660
+forward latency:          T
+forward FLOPS:            R FLOPS
 FLOPs: matrix products, convolutions and attention. Latencies: with the count running, a device waited for at modules.
 
 the first 1 classes of modules at each depth

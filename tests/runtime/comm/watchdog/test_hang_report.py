@@ -107,11 +107,11 @@ def test_ranks_at_one_place_share_a_row_and_a_stack() -> None:
     )
     assert text is not None
     assert text.splitlines()[1:] == [
-        "dslaunch:   ranks  host         step  what it does                            number  for",
-        "dslaunch:   0-2    node0,node1  17    waits for all_gather of unit '2'        2       300 s",
-        "dslaunch:   3      ?            ?     does not answer                         ?       ?",
-        "dslaunch:   4      node2        17    own code, after all_gather of unit '1'  -       300 s",
-        "dslaunch:   5      node2        17    has begun all_gather of unit '2'        2       300 s",
+        "dslaunch:   ranks  host         step  what it does                            number    for",
+        "dslaunch:   0-2    node0,node1    17  waits for all_gather of unit '2'             2  300 s",
+        "dslaunch:   3      ?               ?  does not answer                              ?      ?",
+        "dslaunch:   4      node2          17  own code, after all_gather of unit '1'       -  300 s",
+        "dslaunch:   5      node2          17  has begun all_gather of unit '2'             2  300 s",
         "dslaunch: rank 0 (node0, pid 100), most recent call last:",
         'dslaunch:     File "train.py", line 21, in evaluate',
         "dslaunch: rank 4 (node2, pid 104), most recent call last:",
