@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .runtime.compat import comm as comm_api
     from .runtime.compat.accelerator.current import get_accelerator as get_accelerator
     from .runtime.compat.on_device import OnDevice as OnDevice
-    from .runtime.data_loader import RepeatingLoader as RepeatingLoader
+    from .runtime.data.loader import RepeatingLoader as RepeatingLoader
     from .runtime.engine.engine import Engine as Engine
     from .runtime.engine.initialize import (
         add_config_arguments as add_config_arguments,
@@ -38,7 +38,7 @@ _HOME_OF = {
     "ConfigError": ".runtime.errors",
     "Engine": ".runtime.engine.engine",
     "OnDevice": ".runtime.compat.on_device",
-    "RepeatingLoader": ".runtime.data_loader",
+    "RepeatingLoader": ".runtime.data.loader",
     "add_config_arguments": ".runtime.engine.initialize",
     "get_accelerator": ".runtime.compat.accelerator.current",
     "init_distributed": ".runtime.comm.init_distributed",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..comm.rank_group import Job
 from ..config import Config
-from ..data_loader import Loader
+from ..data.loader import Loader
 from ..mesh.domain import Domains
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..checkpoint.training_state import Progress, Training
 from ..config import Config
-from ..data_loader import Loader, load_data
+from ..data.loader import Loader, load_data
 from ..environment import WorkerEnvironment
 from ..errors import CheckpointError, ConfigError
 from ..mesh.axes import Axes

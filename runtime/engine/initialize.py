@@ -17,7 +17,7 @@ from ..activation import checkpointing
 from ..comm.init_distributed import init_distributed as init_distributed, require_process_group
 from ..comm.process_group import choose_device, start_process_group
 from ..config import Config, load_config
-from ..data_loader import Loader
+from ..data.loader import Loader
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
 from ..log import logger as _log

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 import dslaunch
 from dslaunch import ConfigError, RepeatingLoader
-from dslaunch.runtime.data_loader import Loader, Position, make_loader
+from dslaunch.runtime.data.loader import Loader, Position, make_loader
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
 

@@ -169,7 +169,7 @@ BESIDE: tuple[Module, ...] = (
             _PEEK,
             _LEAF,
             *_GROUPS,
-            works("dslaunch.runtime.data_loader", "RepeatingLoader"),
+            works("dslaunch.runtime.data.loader", "RepeatingLoader"),
             works("dslaunch.runtime.log", "logger log_dist log_dist_once set_log_level_from_string"),
             works("dslaunch.runtime.compat.on_device", "OnDevice"),
             works("dslaunch.runtime.compat.accelerator.ranges", "instrument_w_nvtx"),

@@ -41,7 +41,7 @@ TOP: tuple[Module, ...] = (
                 "DeepSpeedOptimizer=FlatOptimizer",
                 "one optimizer over flat shards, a torch.optim.Optimizer, at every ZeRO stage",
             ),
-            works("dslaunch.runtime.data_loader", "DeepSpeedDataLoader=Loader"),
+            works("dslaunch.runtime.data.loader", "DeepSpeedDataLoader=Loader"),
             works("dslaunch.runtime.errors", "DeepSpeedConfigError=ConfigError"),
             works("dslaunch.runtime.activation.checkpointing", "checkpointing=*"),
             works("dslaunch.runtime.compat.accelerator.current", "get_accelerator"),

@@ -137,7 +137,7 @@ TRAINING: tuple[Module, ...] = (
     ),
     Module(
         "deepspeed.runtime.dataloader",
-        (works("dslaunch.runtime.data_loader", "RepeatingLoader DeepSpeedDataLoader=Loader"),),
+        (works("dslaunch.runtime.data.loader", "RepeatingLoader DeepSpeedDataLoader=Loader"),),
     ),
     Module(
         "deepspeed.runtime.utils",

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from dslaunch.runtime.data_loader import Loader, make_loader
+from dslaunch.runtime.data.loader import Loader, make_loader
 from dslaunch.runtime.errors import ConfigError
 
 
