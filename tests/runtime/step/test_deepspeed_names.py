@@ -135,6 +135,7 @@ def _clipped(rank: int) -> None:
     assert (engine.optimizer.clip_grad, engine.gradient_clipping()) == (5.0, 5.0)
     for limit in (0.01, None):
         engine.optimizer.clip_grad = limit
+        assert engine.gradient_clipping() == (limit or 0.0)
         before = engine.module_state_dict()
         before = {name: value.clone() for name, value in before.items()}
         engine.backward(100 * engine(torch.ones(6, 7)).square().mean())
