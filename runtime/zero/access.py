@@ -31,16 +31,9 @@ from ..errors import ConfigError
 from .flat_buffer import address_of
 from .freed_parameter import FreedParameter
 from .prefetch import Prefetcher, in_backward
+from .saved_hooks import Pack, Unpack, top_hooks
 from .sub_buffer import SubBuffer
 from .unit import Unit
-
-_Pack = Callable[[Tensor], Any]
-_Unpack = Callable[[Any], Tensor]
-# The hooks that autograd would use now.
-_top_hooks: Callable[[bool], tuple[_Pack, _Unpack] | None] = (
-    torch._C._autograd._top_saved_tensors_default_hooks
-)
-
 
 _CHECKPOINTS = "torch.utils.checkpoint"  # whose hooks keep nothing, and compute it again
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"  # torch.func, of net 3
@@ -132,7 +125,7 @@ class Access:
 
         If another one has just come to it, nothing comes, and nothing goes.
         """
-        if not (is_top and self._prefetcher.is_at(unit) and _is_ours(_top_hooks(True))):
+        if not (is_top and self._prefetcher.is_at(unit) and _is_ours(top_hooks())):
             return self._call_first(unit, is_top, forward, args, kwargs)
         unit.num_forwards += 1
         try:
@@ -195,13 +188,13 @@ class Access:
         """Have autograd save the places of what lies in a unit's memory,
         and unshard the unit where it needs the values.
         """
-        below = _top_hooks(True)
+        below = top_hooks()
         if _is_ours(below):
             return nullcontext()
         pack, unpack = self._hooks if below is None else self._hooks_over(*below)
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    def _make_hooks(self) -> tuple[_Pack, _Unpack]:
+    def _make_hooks(self) -> tuple[Pack, Unpack]:
         """They run for every saved tensor, and most of those lie elsewhere:
         hence nothing but one look for these.
         """
@@ -217,7 +210,7 @@ class Access:
         pack._is_dslaunch = True  # type: ignore[attr-defined]
         return pack, unpack
 
-    def _hooks_over(self, pack_below: _Pack, unpack_below: _Unpack) -> tuple[_Pack, _Unpack]:
+    def _hooks_over(self, pack_below: Pack, unpack_below: Unpack) -> tuple[Pack, Unpack]:
         """What lies elsewhere is the matter of the hooks that were there.
 
         A checkpoint computes all of it again, from the parameters that there are then.
@@ -340,7 +333,7 @@ def _modules_of(units: Sequence[Unit]) -> Iterator[tuple[nn.Module, Unit, bool]]
                     yield one, unit, one is top
 
 
-def _is_ours(hooks: tuple[_Pack, _Unpack] | None) -> bool:
+def _is_ours(hooks: tuple[Pack, Unpack] | None) -> bool:
     return hooks is not None and getattr(hooks[0], "_is_dslaunch", False)
 
 

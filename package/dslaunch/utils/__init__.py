@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "compat.accelerator.ranges": "instrument_w_nvtx",
-    "data_loader": "RepeatingLoader",
+    "data.loader": "RepeatingLoader",
     "compat.estimate": "estimate_zero2_model_states_mem_needs estimate_zero2_model_states_mem_needs_all_cold "
     "estimate_zero2_model_states_mem_needs_all_live estimate_zero3_model_states_mem_needs "
     "estimate_zero3_model_states_mem_needs_all_cold estimate_zero3_model_states_mem_needs_all_live",
