@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from .layout import FlatLayout
 
 
@@ -78,7 +79,17 @@ def _nothing(address: int) -> None:
 address_of: Callable[[Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
+_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
 def num_users(tensor: Tensor) -> int:
-    """Return how many tensors have this one's memory, and a constant."""
-    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return count
+    """Return how many tensors have this one's memory, and a constant.
+
+    Errors: ConfigError where torch does not tell
+    """
+    if _use_count is None:
+        raise ConfigError(
+            f"torch {torch.__version__} does not tell how many tensors use a memory, without which none can be "
+            "given back in time; install a newer torch (dslaunch is tested with 2.13)"
+        )
+    return _use_count(tensor.untyped_storage()._cdata)
