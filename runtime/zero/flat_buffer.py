@@ -89,7 +89,7 @@ def num_users(tensor: Tensor) -> int:
     """
     if _use_count is None:
         raise ConfigError(
-            f"torch {torch.__version__} does not tell how many tensors use a memory, without which none can be "
-            "given back in time; install a newer torch (dslaunch is tested with 2.13)"
+            f"torch {torch.__version__} does not tell how many tensors use a memory, without which none can "
+            "be given back in time; install a newer torch (dslaunch is tested with 2.13)"
         )
     return _use_count(tensor.untyped_storage()._cdata)
