@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 README = "README.md"
-FROM_A_CLONE = "pip install '.[train]'    # in a clone; without"
+FROM_A_CLONE = "pip install '.[train]'    # in a clone, with a C++ compiler; without"
 FROM_THE_INDEX = "pip install 'dslaunch[train]'    # without"
 LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 SCHEME = re.compile(r"[a-z][a-z+.-]*:|#|//")

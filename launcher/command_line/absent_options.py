@@ -8,6 +8,11 @@ ABSENT = {
         "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO "
         "stage in the ds_config"
     ),
+    **dict.fromkeys(
+        ("--deepspeed", "--deepspeed_config"),
+        "it is the program's: write it behind the script, as in dslaunch train.py --deepspeed "
+        "--deepspeed_config FILE",
+    ),
     "--nproc_per_node": "write --num_gpus=N, or slots=N in the hostfile",
     **dict.fromkeys(
         ("-n", "-np", "--np"), "write --num_gpus=N for N processes on each host, or slots=N in the hostfile"

@@ -193,6 +193,16 @@ def _for_terminal(message: str) -> str:
     return wrapped(message, get_terminal_size().columns, first=len("dslaunch: "))
 
 
+def _takes_output() -> bool:
+    """Whether stdout takes anything; if not, what is printed from now on vanishes."""
+    try:
+        os.write(1, b"\n")
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return False
+    return True
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command and end the program with its exit code.
 
@@ -205,6 +215,8 @@ def main(argv: list[str] | None = None) -> None:
         with command.make_context(name, words) as context:
             is_debugging = context.params.get("log_level", "").lower() == "debug"
             code = command.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.exceptions.Exit as error:  # --help
         code = error.exit_code
     except (LaunchError, click.ClickException) as error:
@@ -218,6 +230,15 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_NOT_READ
+    except OSError as error:
+        if _takes_output():
+            raise
+        print(
+            f"dslaunch: cannot write to stdout: {error.strerror}; send it to a file or a terminal that "
+            "takes it",
+            file=sys.stderr,
+        )
+        code = EXIT_MISTAKE
     except (KeyboardInterrupt, click.Abort):
         print(f"dslaunch: interrupted{': nothing was started' if is_job else ''}", file=sys.stderr)
         code = 130

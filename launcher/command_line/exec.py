@@ -85,6 +85,8 @@ def command(**given: Any) -> int:
     for line in describe_failures(ended, plan):
         console.error(line)
     console.drain()
+    if console.failure is not None:
+        raise console.failure
     return ended.exit_code
 
 

@@ -11,18 +11,21 @@ from typing import Any
 
 from ..errors import LaunchError
 
+NEEDED = ("torch", "numpy", "pydantic", "hjson", "fsspec", "xxhash")  # what pyproject's [train] names
+
 
 def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
     """Run `dslaunch.runtime.<module>` with the request as JSON, on this terminal; return its exit code,
     128 + n for signal n.
 
-    Errors: LaunchError if there is no torch
+    Errors: LaunchError if a package that the runtime needs is not installed
     """
     import subprocess  # here: it takes 5 ms, and --help does without
 
-    if find_spec("torch") is None:
+    missing = next((name for name in NEEDED if find_spec(name) is None), None)
+    if missing is not None:
         raise LaunchError(
-            f"{what} needs torch, which {sys.executable} does not find; install it with: pip "
+            f"{what} needs {missing}, which {sys.executable} does not find; install it with: pip "
             "install 'dslaunch[train]'"
         )
     package = __package__.partition(".")[0]

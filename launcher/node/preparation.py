@@ -24,7 +24,7 @@ MAX_CLAIMS = 100
 _VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # the script's name goes this way, not on a command line
 _SOURCE_AND_PRINT = (
     '[ -r "$DSLAUNCH_VENV_SCRIPT" ] || { echo no such file >&2; exit 1; }; '
-    '. "$DSLAUNCH_VENV_SCRIPT" >&2; exec cat /proc/self/environ'
+    '. "$DSLAUNCH_VENV_SCRIPT" >/dev/null; set -- "$?"; trap - EXIT; cat /proc/self/environ; exit "$1"'
 )
 
 
@@ -225,7 +225,11 @@ def _parse_environ(data: bytes) -> dict[bytes, bytes]:
 
 
 def _sourced(script: str, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """The environment after sourcing the script. What the script prints is read only if it fails."""
+    """The environment after sourcing the script.
+
+    A last command that fails without a word, as `[ -d x ] && ...` may, is no fault of the script. With words
+    on stderr it is one: a syntax error, a folder, a module that cannot be loaded.
+    """
     import subprocess  # here: agents of jobs without such a script start 3 ms sooner
     import tempfile
 
@@ -245,9 +249,10 @@ def _sourced(script: str, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
         except subprocess.TimeoutExpired:
             raise Unprepared(f"{said} did not end within {VENV_TIMEOUT_S:.0f} s", exit_code=3) from None
         errors.seek(0)
-        lines = text_of(errors.read()).strip().splitlines() or ["it wrote nothing to stderr"]
-    if result.returncode != 0:
-        raise Unprepared(f"{said} ended with {result.returncode}: {lines[-1]}", exit_code=3)
+        lines = text_of(errors.read()).strip().splitlines()
+    if result.returncode != 0 and (lines or not result.stdout):
+        why = lines[-1] if lines else "it wrote nothing to stderr"
+        raise Unprepared(f"{said} ended with {result.returncode}: {why}", exit_code=3)
     if not result.stdout:
         raise Unprepared(
             f"{said} called exit, so what it set is lost; let it end with its last line", exit_code=3

@@ -54,6 +54,9 @@ _MODULE_OF = {
     "zero": ".runtime.zero.api",
 }
 
+# What pyproject's [train] names.
+_NEEDED = ("torch", "numpy", "pydantic", "hjson", "fsspec", "xxhash")
+
 __all__ = sorted(["__version__", *_HOME_OF, *_MODULE_OF])
 
 
@@ -62,11 +65,18 @@ if not TYPE_CHECKING:  # to a type checker it would mean that there is every nam
     def __getattr__(name: str) -> Any:
         from importlib import import_module  # here: see above
 
-        if name in _MODULE_OF:
-            return import_module(_MODULE_OF[name], __name__)
-        if name not in _HOME_OF:
+        if name not in _HOME_OF and name not in _MODULE_OF:
             raise AttributeError(f"module 'dslaunch' has no attribute {name!r}; it has {', '.join(__all__)}")
-        return getattr(import_module(_HOME_OF[name], __name__), name)
+        try:
+            found = import_module(_MODULE_OF.get(name) or _HOME_OF[name], __name__)
+        except ModuleNotFoundError as error:
+            if error.name not in _NEEDED:
+                raise
+            raise ImportError(
+                f"dslaunch.{name} needs the package {error.name}, which is not installed; install what "
+                "training needs with: pip install 'dslaunch[train]'"
+            ) from None
+        return found if name in _MODULE_OF else getattr(found, name)
 
 
 def __dir__() -> list[str]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import tomllib
 
 import dslaunch
+from dslaunch.launcher.command_line import runtime_program
 from dslaunch.runtime import log
 from dslaunch.runtime.compat import comm, on_device
 from dslaunch.runtime.compat.accelerator import current
@@ -25,3 +32,20 @@ def test_what_stands_beside_the_engine_is_one_thing_by_all_its_names() -> None:
     assert dslaunch.OnDevice is dslaunch.utils.OnDevice is on_device.OnDevice
     assert dslaunch.utils.logger is log.logger
     assert dslaunch.utils.set_z3_leaf_modules is dslaunch.zero.set_z3_leaf_modules
+
+
+def test_a_package_that_training_needs_and_is_not_installed_is_named() -> None:
+    program = "import sys; sys.modules['torch'] = None; import dslaunch; dslaunch.initialize"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: dslaunch.initialize needs the package torch, which is not installed; install what "
+        "training needs with: pip install 'dslaunch[train]'"
+    )
+
+
+def test_what_training_needs_is_what_the_package_says() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    named = [re.split("[><=]", one)[0] for one in project["optional-dependencies"]["train"]]
+    assert list(dslaunch._NEEDED) == list(runtime_program.NEEDED) == named

@@ -113,6 +113,16 @@ _ACTIONS: dict[str, Callable[[dict[str, Any]], int]] = {
 }
 
 
+def _culprit(given: dict[str, Any]) -> str:
+    """What could not be read, or be written to."""
+    try:
+        os.write(1, b"\n")
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return "cannot write to stdout"
+    return str(given.get("folder") or given.get("a"))
+
+
 def main(request: str) -> int:
     """Do what the launcher asks for, `action` and its options as JSON; return the exit code."""
     given: dict[str, Any] = json.loads(request)
@@ -126,7 +136,7 @@ def main(request: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13
     except OSError as error:
-        print(f"dslaunch: {given.get('folder') or given.get('a')}: {error}", file=sys.stderr)
+        print(f"dslaunch: {_culprit(given)}: {error.strerror or error}", file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt:
         return 130

@@ -559,3 +559,21 @@ def test_a_script_that_is_called_almost_like_a_command_is_run(
     with pytest.raises(SystemExit) as ended:
         cli.main(["chekc"])
     assert ended.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--version", "help all", "exec -- ls", "env train.py", "drop-in status"])
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_2(words: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dslaunch", *words.split()],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "no GPU here" not in line]
+    assert line.startswith("dslaunch: cannot write to stdout: No space left on device; ")

@@ -388,6 +388,31 @@ def test_a_venv_script_that_fails_is_quoted(text: str, message: str, job: dict[s
     assert refusal(job) == (f"--venv_script={job['venv_script']} {message}", 3)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"), [("export A=1\nsyntax (\n", "syntax"), ("cd /no/such\n", "/no/such")]
+)
+def test_a_venv_script_that_complains_at_its_end_is_quoted(text: str, why: str, job: dict[str, Any]) -> None:
+    write_venv(job, text)
+    message, code = refusal(job)
+    assert f"--venv_script={job['venv_script']} ended with " in message
+    assert why in message.lower()
+    assert code == 3
+
+
+def test_a_last_line_that_fails_without_a_word_is_no_fault_of_a_venv_script(job: dict[str, Any]) -> None:
+    write_venv(job, "trap 'echo bye' EXIT\necho hello\nexport A=1\n[ -d /no/such ] && export B=1\n")
+    env = prepare(job, num_devices=0).env
+    assert env[b"A"] == b"1"
+    assert not [name for name in env if b"bye" in name or b"hello" in name]
+
+
+def test_a_venv_script_that_is_a_folder(job: dict[str, Any]) -> None:
+    job["venv_script"] = "/"
+    message, code = refusal(job)
+    assert "is a directory" in message.lower()
+    assert code == 3
+
+
 def test_a_venv_script_that_is_not_here(job: dict[str, Any]) -> None:
     job["venv_script"] = "/no/such.sh"
     assert refusal(job) == ("--venv_script=/no/such.sh ended with 1: no such file", 3)
