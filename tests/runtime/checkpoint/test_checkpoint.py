@@ -49,7 +49,7 @@ def _random_numbers(rank: int, folder: str) -> tuple[list[float], list[float]]:
     engine.save_checkpoint(folder)
     first = train_engine(engine, steps=2)
     engine.load_checkpoint(folder)
-    assert engine._comm.recorder.step == 1  # so that a report of a hang names the step that it is
+    assert engine._wire.recorder.step == 1  # so that a report of a hang names the step that it is
     return first, train_engine(engine, steps=2)
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from datetime import timedelta
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,11 +39,15 @@ def test_every_pair_has_its_round_and_no_rank_is_in_two_pairs_of_one(number: int
         assert len(set(ranks)) == len(ranks)
 
 
-def _measured(rank: int, world_size: int, fault: str, folder: str) -> dict[str, Any]:
-    """What a rank finds, with messages that are measured for no longer than they take."""
+def _measured(rank: int, world_size: int, fault: str) -> dict[str, Any]:
+    """What a rank finds, with messages that are measured for no longer than they take.
+
+    The stores are the attempt's own, and ranks that miss each other fail in time for a second attempt.
+    """
+    default = dist.distributed_c10d._get_default_store()
     dist.barrier()
     dist.destroy_process_group()
-    store = dist.FileStore(f"{folder}/probe", world_size)
+    store = dist.PrefixStore("probe", default)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(network_check, "FIRST_NUMEL", 64)
@@ -56,7 +59,11 @@ def _measured(rank: int, world_size: int, fault: str, folder: str) -> dict[str, 
             return network_check._Probe(store, rank, world_size, timedelta(seconds=20)).run()
     finally:
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/after", rank=rank, world_size=world_size
+            "gloo",
+            store=dist.PrefixStore("after", default),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=60),
         )
 
 
@@ -64,8 +71,8 @@ def _fail(_: object) -> dict[str, Any]:
     raise RuntimeError("the link is down\nand more of it")
 
 
-def test_every_pair_and_all_together_are_measured(ranks: Ranks, tmp_path: Path) -> None:
-    found, *_ = ranks(_measured, 3, "", str(tmp_path), world_size=3)
+def test_every_pair_and_all_together_are_measured(ranks: Ranks) -> None:
+    found, *_ = ranks(_measured, 3, "", world_size=3)
     assert (found["backend"], found["silent"]) == ("gloo", [])
     assert sorted(tuple(pair["ranks"]) for pair in found["pairs"]) == [(0, 1), (0, 2), (1, 2)]
     for one in (one for pair in found["pairs"] for one in pair["found"]):
@@ -82,10 +89,8 @@ def test_every_pair_and_all_together_are_measured(ranks: Ranks, tmp_path: Path) 
     assert all(other == first for other in others)  # the slowest rank's seconds
 
 
-def test_a_pair_that_fails_is_told_beside_the_others_and_ends_the_measuring(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    found, *_ = ranks(_measured, 3, "of a pair", str(tmp_path), world_size=3)
+def test_a_pair_that_fails_is_told_beside_the_others_and_ends_the_measuring(ranks: Ranks) -> None:
+    found, *_ = ranks(_measured, 3, "of a pair", world_size=3)
     by_pair = {tuple(pair["ranks"]): pair["found"] for pair in found["pairs"]}
     assert "error" not in by_pair[0, 2][0]
     for pair, at in (((0, 1), 1), ((1, 2), 0)):
@@ -94,8 +99,8 @@ def test_a_pair_that_fails_is_told_beside_the_others_and_ends_the_measuring(
     assert found["silent"] == []
 
 
-def test_ranks_that_fail_together_only_are_told_as_together(ranks: Ranks, tmp_path: Path) -> None:
-    found, *_ = ranks(_measured, 2, "together", str(tmp_path), world_size=2)
+def test_ranks_that_fail_together_only_are_told_as_together(ranks: Ranks) -> None:
+    found, *_ = ranks(_measured, 2, "together", world_size=2)
     assert found["together"] == {"ranks": [0, 1], "found": [{"error": "the link is down"}] * 2}
     assert "error" not in found["pairs"][0]["found"][0]
 
