@@ -15,6 +15,7 @@ from typing import Any
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 END = b"\0"  # of a message
 LIMIT_S = 60.0
+BETWEEN_PAGES = "Inspected target navigated"
 PAUSE_S = 0.1  # between two looks at a page
 
 
@@ -121,13 +122,21 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:
-        """Its value, as soon as it is true."""
+        """Its value, as soon as it is true; while a page gives way to the next one there is none."""
         deadline = time.monotonic() + LIMIT_S
-        while not (value := self.ask(expression)):
+        while not (value := self._ask_if_there(expression)):
             if time.monotonic() > deadline:
                 raise AssertionError(f"not true in {LIMIT_S} s: {expression}")
             time.sleep(PAUSE_S)
         return value
+
+    def _ask_if_there(self, expression: str) -> Any:
+        try:
+            return self.ask(expression)
+        except AssertionError as error:
+            if BETWEEN_PAGES in str(error):
+                return None
+            raise
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
