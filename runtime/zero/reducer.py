@@ -37,7 +37,7 @@ class Reducer(ABC):
         self._sub_buffers = tuple(sub_buffers)
         self._flats = tuple(_flat(sub_buffer) for sub_buffer in sub_buffers)
         self._job = domains.job
-        # These run the same backwards, and need one order of all sub-buffers, whoever shares which.
+        # These run the same backwards, and need one order of all sub-buffers, also of those that few share.
         self._peers = domains.dense.comm.sharers
         self._queue = _Queue()
         self._schedule = Schedule(len(self._sub_buffers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections import OrderedDict
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from dslaunch import CheckpointError
+from dslaunch.runtime.checkpoint import client_state
 from dslaunch.runtime.checkpoint.client_state import fingerprint, of_rank
 from dslaunch.runtime.checkpoint.deepspeed.training import ClientStates
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
@@ -138,3 +140,18 @@ def test_the_files_of_stage_3_that_deepspeed_wrote_have_one_for_each_rank(
 )
 def test_equal_values_have_equal_fingerprints(a: object, b: object, are_equal: bool) -> None:
     assert (fingerprint(a) == fingerprint(b)) is are_equal
+
+
+def test_equal_bytes_of_another_dtype_are_another_value() -> None:
+    marks = {client_state.fingerprint(torch.zeros(1, dtype=dtype)) for dtype in (torch.int32, torch.float32)}
+    assert len(marks) == 2
+
+
+def test_a_rank_that_gave_none_gets_what_the_first_gave() -> None:
+    files = []
+    for value in (1, 2):
+        buffer = io.BytesIO()
+        torch.save({"a": value}, buffer)
+        files.append(buffer.getvalue())
+    merged = client_state.merge([files[0], None, files[1]])
+    assert merged["client_states"] == [{"a": 1}, {"a": 1}, {"a": 2}]
