@@ -23,6 +23,7 @@ from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
+from .tensor import TensorParallelConfig
 from .zero import ZeroConfig
 
 
@@ -67,6 +68,7 @@ class Config(Section):
     data_types: DataTypesConfig = DataTypesConfig()
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
+    tensor_parallel: TensorParallelConfig = TensorParallelConfig()
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..comm.mesh import Mesh
 from ..errors import ConfigError
+from ..mesh.domain import Domain
 from ..offload.offload import Offload, SubBufferResidence
 from ..offload.spill import Spill
 from .gradients import Gradients
@@ -32,9 +33,9 @@ class SubBuffer:
     Order: construction broadcasts from rank 0, so every rank must build the same ones in the same order
     """
 
-    def __init__(self, plan: SubBufferPlan, *, comm: Collectives, offload: Offload) -> None:
-        self.plan, self.comm = plan, comm
-        self.param_shard = ParamShard(plan, comm)
+    def __init__(self, plan: SubBufferPlan, *, domain: Domain, offload: Offload) -> None:
+        self.plan, self.domain = plan, domain
+        self.param_shard = ParamShard(plan, domain.comm)
         master = self.param_shard.take_over()
         self.param_shard.settle(offload)
         self.optimizer_shard = OptimizerShard(plan, self.param_shard, master, offload)
@@ -49,6 +50,11 @@ class SubBuffer:
     @property
     def members(self) -> tuple[Member, ...]:
         return self.plan.members
+
+    @property
+    def comm(self) -> Collectives:
+        """What the ranks that share it send each other."""
+        return self.domain.comm
 
     @property
     def layout(self) -> FlatLayout:
