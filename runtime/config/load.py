@@ -146,8 +146,8 @@ def _read_activation(used: dict[str, Any] | None, problems: dict[str, str]) -> A
 def _read_tensor(
     used: dict[str, Any], problems: dict[str, str], num_ranks: int, tp_size: int
 ) -> tuple[TensorParallelConfig | None, int]:
-    """Return the section, and how many ranks have samples of their own; `tp_size` is what the program says,
-    1 where it says nothing.
+    """Return the section, None if it divides nothing, and how many ranks have samples of their own;
+    `tp_size` is what the program says, 1 where it says nothing.
     """
     key = "tensor_parallel.autotp_size"
     found = read_section(
@@ -162,8 +162,8 @@ def _read_tensor(
         )
     if num_ranks % size:
         problems[key] = f"{key} {size} does not divide the {num_ranks} ranks of the job"
-        return found, num_ranks
-    return found.model_copy(update={"autotp_size": size if size > 1 else 0}), num_ranks // size
+        return None, num_ranks
+    return found.model_copy(update={"autotp_size": size}) if size > 1 else None, num_ranks // size
 
 
 def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
@@ -274,7 +274,6 @@ def load_config(
     if problems or sifted.autos:  # the sections may be None; what is left to check is the top level
         used["bf16"], used["fp16"], used["zero_optimization"] = Bf16Config(), Fp16Config(), ZeroConfig()
         used["data_types"] = DataTypesConfig()
-        used["tensor_parallel"] = used["tensor_parallel"] or TensorParallelConfig()
         used["torch_autocast"] = TorchAutocastConfig()
     used["origin"] = Origin(name=name, given=given, is_lenient=is_lenient)
     used["world_size"] = world_size

@@ -88,7 +88,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         has_optimizer=optimizer is not None,
         tp_size=size_of_plan(model),
     )
-    axes = axes_of_job(num_ranks, tp=settings.tensor_parallel.size)
+    axes = axes_of_job(num_ranks, tp=settings.tp_size)
     if is_lenient:
         settings = _with_precision_of(model, settings)
     device = choose_device(worker, index=device_index)
@@ -96,8 +96,9 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
     with torch.inference_mode(False):  # what is made in it can never be trained
-        divided = divide(model, axes, settings.tensor_parallel, device=device)
-        if divided is not None:
+        divided = None
+        if settings.tensor_parallel is not None:
+            divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)
         engine = Engine(

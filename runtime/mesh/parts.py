@@ -55,11 +55,14 @@ class Parts:
         ).wait()
         return _put_together(received, cuts)
 
-    def gather_to_first(self, part: Tensor, cuts: Cuts, *, what: str) -> Tensor | None:
-        """Return the whole on the first rank, None on the others.
+    def gather_to_first(self, part: Tensor | None, cuts: Cuts, *, what: str) -> Tensor | None:
+        """Return the whole on the first rank, None on the others. Without a part other ranks do it, and this
+        one only counts it, so that all have the same order.
 
         Order: a collective
         """
+        if part is None:
+            return self.group.wire.begin("gather", None, what, sent_bytes=0).run(lambda: None)
         sent, received = _buffers(part, cuts)
         flight = self.group.wire.begin(
             "gather", None, what, sent_bytes=0 if self.group.is_first else sent.nbytes

@@ -91,8 +91,8 @@ class DividedModel:
 
 def divide(
     module: nn.Module, axes: Axes, settings: TensorParallelConfig, *, device: torch.device
-) -> DividedModel | None:
-    """Divide the layers of a model over the axis tp, in place; None if that has one rank.
+) -> DividedModel:
+    """Divide the layers of a model over the axis tp, in place.
 
     Parameters get rank 0's values first. A model that torch's parallelize_module() or Hugging Face's loading
     has divided stays as it is divided.
@@ -100,8 +100,6 @@ def divide(
     Order:  a collective
     Errors: ConfigError if no plan says how, or it cannot be done by name
     """
-    if axes.tp == 1:
-        return None
     rank = dist.get_rank()
     place = axes.coordinates(rank)["tp"]
     axis = TensorAxis(size=axes.tp, index=place)

@@ -60,6 +60,37 @@ class SubBuffer:
     def layout(self) -> FlatLayout:
         return self.plan.layout
 
+    def whole_shape(self, index: int) -> tuple[int, ...]:
+        """Return the shape of the member at `index`, the parts of all ranks together."""
+        cut = self.domain.cut_of(self.members[index].param)
+        return self.layout.slots[index].shape if cut is None else cut.shape
+
+    def gather_parts(self, index: int, part: Tensor) -> Tensor:
+        """Return the whole of a value of the member at `index`, of which each rank has its part.
+
+        Order: a collective where the member is divided
+        """
+        member = self.members[index]
+        parts, cuts = self.domain.parts, self.domain.cuts_of(member.param)
+        if parts is None or cuts is None:
+            return part
+        return parts.gather(part, cuts, what=f"parameter '{member.name}'")
+
+    def gather_parts_to_first(self, index: int, part: Tensor | None) -> Tensor | None:
+        """As that, on the first of the ranks that have the parts; None on the others, and where this rank
+        gives no part because others do.
+        """
+        member = self.members[index]
+        parts, cuts = self.domain.parts, self.domain.cuts_of(member.param)
+        if parts is None or cuts is None:
+            return part
+        return parts.gather_to_first(part, cuts, what=f"parameter '{member.name}'")
+
+    def part_of(self, index: int, whole: Tensor) -> Tensor:
+        """Return what this rank has of a value of the member at `index`."""
+        cut = self.domain.cut_of(self.members[index].param)
+        return whole if cut is None else cut.take(whole)
+
     @property
     def label(self) -> str:
         """Its name in messages."""

@@ -15,8 +15,8 @@ TENSOR = (
     ),
     used(f"{_SECTION}.tp.tp_size", "another spelling of autotp_size"),
     refused(f"{_SECTION}.tp.tp_grain_size", POSITIVE, off=(1,), note="the last ranks' parts may be smaller"),
-    opaque(f"{_SECTION}.tp.mpu", is_empty, "null", "the ranks are consecutive ones"),
-    opaque(f"{_SECTION}.tp.tp_group", is_empty, "null", "the ranks are consecutive ones"),
+    opaque(f"{_SECTION}.tp.mpu", is_empty, "{}", "the ranks are consecutive ones"),
+    opaque(f"{_SECTION}.tp.tp_group", is_empty, "{}", "the ranks are consecutive ones"),
     used(
         f"{_SECTION}.partition_config.layer_specs",
         "rules in place of the model's plan: objects with patterns, partition_type (column, row or skip), "
@@ -46,7 +46,7 @@ TENSOR = (
     opaque(
         f"{_SECTION}.injection_policy_tuple",
         is_empty,
-        "null",
+        "{}",
         "write partition_config, whose rules name layers",
     ),
     hint(f"{_SECTION}.keep_module_on_host", BOOL, "parameters go to the device part by part"),
