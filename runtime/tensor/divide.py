@@ -9,6 +9,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
@@ -30,6 +31,7 @@ class DividedModel:
 
     def __init__(self, axis: TensorAxis, division: Division) -> None:
         self._axis, self._division = axis, division
+        self._are_inputs_checked = False
 
     def join(self, domains: Domains) -> None:
         """Let its parameters have a domain of their own, and its layers a process group.
@@ -49,6 +51,43 @@ class DividedModel:
             params=[param for param, _ in self._division.cuts],
             parts=Parts(group, self._division.cuts),
         )
+
+    def agree_on_random_numbers(self, device: torch.device) -> None:
+        """Let ranks that compute one layer together draw the same numbers, as for dropout, from now on.
+
+        Order: a collective
+        """
+        states = [torch.get_rng_state()]
+        if device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(device))
+        told = self._axis.group.all_gather_objects(states, what="the states of random numbers")[0]
+        torch.set_rng_state(told[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(told[1], device)
+
+    def check_inputs(self, args: Any, kwargs: Any) -> None:
+        """See that ranks that compute one layer together were given the same, the first time.
+
+        Order:  a collective, the first time
+        Errors: ConfigError that names the first tensor that differs
+        """
+        if self._are_inputs_checked:
+            return
+        self._are_inputs_checked = True
+        leaves = tree_leaves_with_path((args, kwargs))
+        own = {keystr(path): _digest(leaf) for path, leaf in leaves if isinstance(leaf, Tensor)}
+        told = self._axis.group.all_gather_objects(own, what="what the model is given")
+        first = dist.get_rank() - self._axis.index
+        for place, other in enumerate(told):
+            differing = [name for name in {**told[0], **other} if told[0].get(name) != other.get(name)]
+            if differing:
+                raise ConfigError(
+                    f"ranks {first} and {first + place} compute the same layers together "
+                    f"(tensor_parallel.autotp_size {self._axis.size}), and were given different inputs: "
+                    f"{differing[0]} differs; give both the same samples: of {self._axis.size} ranks that "
+                    "are neighbours all load the same, as engine.deepspeed_io() does, or a sampler with "
+                    "num_replicas=engine.dp_world_size and rank=engine.get_data_parallel_rank()"
+                )
 
     def successor(self, param: Any) -> Any:
         """Return what a parameter of before has become; anything else as it is."""
@@ -119,6 +158,11 @@ def divide(
     if settings.vocab_parallel_lm_head:
         use_parts_of_logits(module, axis)
     return DividedModel(axis, division)
+
+
+def _digest(value: Tensor) -> tuple[tuple[int, ...], int]:
+    whole = value.detach().cpu().contiguous()
+    return tuple(whole.shape), crc32(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _is_of_hugging_face(module: nn.Module) -> bool:
