@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -29,9 +30,13 @@ from .vocabulary import use_parts_of_logits
 class DividedModel:
     """A model of which this rank holds a part."""
 
-    def __init__(self, axis: TensorAxis, division: Division) -> None:
+    def __init__(self, module: nn.Module, axis: TensorAxis, division: Division) -> None:
         self._axis, self._division = axis, division
         self._are_inputs_checked = False
+        cuts = {id(param): cut for param, cut in division.cuts}
+        for one in module.modules():
+            if any(id(param) in cuts for param in one._parameters.values()):
+                one.register_state_dict_pre_hook(partial(_refuse_parts, cuts))  # type: ignore[no-untyped-call]
 
     def join(self, domains: Domains) -> None:
         """Let its parameters have a domain of their own, and its layers a process group.
@@ -144,7 +149,7 @@ def divide(
     axis = TensorAxis(size=axes.tp, index=place)
     is_divided = any(is_dtensor(param) for param in module.parameters())
     if is_divided and not _is_of_hugging_face(module):
-        return DividedModel(axis, lower(module, axes, rank=rank))
+        return DividedModel(module, axis, lower(module, axes, rank=rank))
     check_heads(module, axes.tp)
     plan = choose_plan(module, settings)
     if is_divided:
@@ -157,7 +162,22 @@ def divide(
     _install(module, plan, axis)
     if settings.vocab_parallel_lm_head:
         use_parts_of_logits(module, axis)
-    return DividedModel(axis, division)
+    return DividedModel(module, axis, division)
+
+
+def _refuse_parts(cuts: Mapping[int, Cut], module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """A file with one rank's parts is of no use, and says so only when it is loaded."""
+    if keep_vars:  # who wants the parameters themselves
+        return
+    for name, param in module._parameters.items():
+        cut = cuts.get(id(param))
+        if param is not None and cut is not None and tuple(param.shape) != cut.shape:
+            raise ConfigError(
+                f"state_dict() of the module would hold this rank's part of parameter '{prefix}{name}', "
+                f"{tuple(param.shape)} of {cut.shape}, which is divided over ranks; call on all ranks "
+                "engine.state_dict(), save_16bit_model() or save_checkpoint(), which have whole "
+                "tensors"
+            )
 
 
 def _digest(value: Tensor) -> tuple[tuple[int, ...], int]:
