@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..errors import EXIT_MISTAKE, LaunchError
+from ..errors import EXIT_HOST, EXIT_MISTAKE, LaunchError
 from ..options import SUBJECT_OPTIONS, Options, read_subjects
 from ..options.hosts import CHOICE_OPTIONS, NODE_RANGE, SSH_OPTIONS, read_ssh
 from ..options.seconds import seconds
@@ -203,6 +203,13 @@ def _takes_output() -> bool:
     return True
 
 
+def _limit_met(error: OSError | RuntimeError) -> str:
+    """The sentence for an error that says that a limit of this machine was met; empty for another one."""
+    from ..node.limits import why_not_started  # here: few runs end so
+
+    return why_not_started("the threads and processes of dslaunch itself", error)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command and end the program with its exit code.
 
@@ -230,8 +237,12 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_NOT_READ
-    except OSError as error:
-        if _takes_output():
+    except (OSError, RuntimeError) as error:
+        why = _limit_met(error)
+        if why:
+            print(f"dslaunch: {_for_terminal(why)}", file=sys.stderr)
+            sys.exit(EXIT_HOST)
+        if isinstance(error, RuntimeError) or _takes_output():
             raise
         print(
             f"dslaunch: cannot write to stdout: {error.strerror}; send it to a file or a terminal that "
