@@ -27,7 +27,8 @@ def ensure_open_files(num_hosts: int, *, hint: str = WITH_TREE) -> None:
         raise_it = f"raise its limit (ulimit -n {needed})"
         if not num_hosts:
             raise LaunchError(
-                f"dslaunch itself takes about {needed} open files, and this process may have {hard}; {raise_it}"
+                f"dslaunch itself takes about {needed} open files, and this process may have {hard}; "
+                f"{raise_it}"
             )
         hosts = "1 host takes" if num_hosts == 1 else f"{num_hosts} hosts take"
         raise LaunchError(

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..errors import LaunchError
+from ..options.number import Whole
 from .cli import dslaunch, job_options
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
@@ -30,7 +31,7 @@ No host is contacted, so nothing is said of what a host sets by itself.
     epilog=EPILOG,
     context_settings=PROGRAM_SETTINGS,
 )
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show the variables of this rank only.")
+@click.option("--rank", type=Whole(), metavar="N", help="Show the variables of this rank only.")
 @click.option("--show_secrets", is_flag=True, help="Show the values of secrets too.")
 def command(**given: Any) -> int:
     """Show which variables each rank of a job would get, and where each comes from."""

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
-from ..options.seconds import seconds
+from ..options.number import Seconds
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
 EPILOG = """
@@ -33,9 +33,8 @@ after a failure, unless --fail_fast is given.
 @click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
 @click.option(
     "--kill_grace",
-    type=float,
+    type=Seconds(),
     default=5.0,
-    callback=seconds,
     metavar="S",
     help="Seconds between SIGTERM and SIGKILL when it is stopped.  [default: 5]",
 )

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..options.text import MAY_BE_EMPTY
+
 PROFILE = "--profile"
 # Of every command, and of those whose last argument is a program with arguments of its own.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -46,6 +48,27 @@ def write_groups(
     for title, names in groups.items():
         with formatter.section(title):
             formatter.write_dl([records[name] for name in names])
+
+
+def _without_empty(
+    typed: list[_Typed], options: Mapping[str, click.Option], *, in_file: frozenset[str] = frozenset()
+) -> list[_Typed]:
+    """Without the empty options that take back what a file says: those `in_file`, by parameter name.
+
+    Errors: click.UsageError for an option without a value that takes nothing back
+    """
+    left = []
+    for one in typed:
+        option = options.get(one.name)
+        has_value = one.words[0].endswith("=") or len(one.words) > 1
+        if option is None or one.value or not has_value or option.name in MAY_BE_EMPTY:
+            left.append(one)
+        elif option.name not in in_file:
+            raise click.UsageError(
+                f"{one.name} is empty; give it a value ({option.metavar}), or leave it out; is a variable of "
+                "your shell not set?"
+            )
+    return left
 
 
 class PrefixCommand(click.Command):
@@ -113,6 +136,7 @@ class PrefixCommand(click.Command):
         typed, rest = self._complete(args, options)
         files = [one for one in typed if one.name == PROFILE]
         if not files:
+            typed = _without_empty(typed, options)
             return super().parse_args(ctx, [word for one in typed for word in one.words] + rest)
         return self._parse_with_profile(ctx, files, typed, rest, options)
 
@@ -132,6 +156,7 @@ class PrefixCommand(click.Command):
 
         names = frozenset(options[one.name].name or "" for one in typed if one.name in options)
         added = read_profile(Path(files[0].value), options, typed=names)
+        typed = _without_empty(typed, options, in_file=added.replaced)
         words = [*added.options, *(word for one in typed if one.name != PROFILE for word in one.words)]
         try:
             return super().parse_args(ctx, words + (rest if rest not in ([], ["--"]) else [*added.script]))

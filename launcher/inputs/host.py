@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _USER = re.compile(
     r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*"
 )  # '@' and '\' occur in names from a directory service
-_USER_RULE = "is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
+USER_RULE = "is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
 _BRACES = re.compile(r"\{.*\}")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 _DEVICE = re.compile(r"[0-9]+|GPU-[0-9A-Za-z-]+|MIG-[0-9A-Za-z/-]+")
@@ -98,6 +98,17 @@ def hosts_named(
     )
 
 
+def is_user(text: str) -> bool:
+    """Whether `text` can be the name of a user: ssh takes no part of it for an option or a host."""
+    return _USER.fullmatch(text) is not None
+
+
+def why_no_name(text: str) -> str:
+    """Why `text` cannot be the name of a host or an IPv4 address; empty if it can."""
+    problem = _name_problem(text)
+    return "" if problem is None else problem[0]
+
+
 def host_key(name: str) -> str:
     """What two spellings of one host's name share: names are compared without case,
     IPv6 addresses by value.
@@ -145,7 +156,7 @@ def _parse_target(target: str, place: Place) -> tuple[str | None, tuple[str, ...
     user, at, name = target.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise place.refusal(
-            f"a user, before the last '@', {_USER_RULE}",
+            f"a user, before the last '@', {USER_RULE}",
             example=(("slots", "8"),),
             key="name",
             name="ada@worker-1",
@@ -239,7 +250,7 @@ def _parse_user(values: Mapping[str, str], user: str | None, place: Place) -> st
         return user
     example = (("slots", "8"), ("user", user or "ada"))
     if not _USER.fullmatch(given):
-        raise place.refusal(f"user {_USER_RULE}", example=example, key="user")
+        raise place.refusal(f"user {USER_RULE}", example=example, key="user")
     if user not in (None, given):
         raise place.refusal(
             f"the user is {user!r} before the name and {given!r} here; give one of them",

@@ -140,10 +140,6 @@ def _check_combination(*, include: str, exclude: str, num_nodes: int, num_gpus: 
             "give --include with what takes part, or --exclude with what does not"
         )
     for option, number in (("--num_nodes", num_nodes), ("--num_gpus", num_gpus)):
-        if number < -1:
-            raise LaunchError(
-                f"{option} {number}: a whole number is allowed, 0 for no limit; write e.g. {option} 2"
-            )
         if number >= 0 and (include or exclude):
             other = f"--include {include!r}" if include else f"--exclude {exclude!r}"
             raise LaunchError(

@@ -14,7 +14,9 @@ from .kernel_file import read_text
 
 NUM_SPARE_FILES = 24  # while workers start: the pipe of the next one, files of modules, /proc
 FILES_PER_WORKER = 2  # the pipes of its stdout and stderr
-PYTHON_BYTES = 8 << 20  # a Python that has imported nothing: 6 MiB of its own, and what the kernel keeps of it
+PYTHON_BYTES = (
+    8 << 20
+)  # a Python that has imported nothing: 6 MiB of its own, and what the kernel keeps of it
 CANNOT_START = "cannot start "  # how a sentence of why_not_started() begins
 
 
@@ -67,7 +69,9 @@ def why_not_started(what: str, error: BaseException) -> str:
         )
     elif number == errno.EMFILE:
         most = _shown(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        why = f"a process may have {most} open files here; raise the limit (ulimit -n), or start fewer workers"
+        why = (
+            f"a process may have {most} open files here; raise the limit (ulimit -n), or start fewer workers"
+        )
     elif number == errno.ENFILE:
         why = "the whole machine has no open file left (fs.file-max); end what holds so many"
     elif number == errno.ENOMEM:
@@ -114,8 +118,8 @@ def _why_too_little_memory(num_workers: int) -> str:
     if free is None or free >= needed:
         return ""
     return (
-        f"{_workers(num_workers)} here take at least {size_of(needed)} of memory, {size_of(PYTHON_BYTES)} for "
-        f"each Python before it imports anything, and {size_of(free)} are free; start fewer workers here"
+        f"{_workers(num_workers)} here take at least {size_of(needed)} of memory, {size_of(PYTHON_BYTES)} "
+        f"for each Python before it imports anything, and {size_of(free)} are free; start fewer workers here"
     )
 
 

@@ -43,7 +43,7 @@ class PortListener:
             self._open.pop(0).close()
 
     def _next(self) -> _socket.socket:
-        """Errors: OSError; if no file is left for it, the oldest that is held is closed, and it comes again."""
+        """Errors: OSError; if no file is left for it, the oldest is closed, and it comes again."""
         try:
             return _socket.socket(fileno=self._server._accept()[0])  # type: ignore[attr-defined] # stubs
         except OSError as error:

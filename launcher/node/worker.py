@@ -143,7 +143,15 @@ def spawn(
         try:
             pid = os.fork()
             if pid == 0:
-                _become(argv, env, parent=parent, fds=(stdin, out, err), mask=mask, cores=cores, open_files=open_files)
+                _become(
+                    argv,
+                    env,
+                    parent=parent,
+                    fds=(stdin, out, err),
+                    mask=mask,
+                    cores=cores,
+                    open_files=open_files,
+                )
             return pid
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -34,8 +34,8 @@ def test_a_job_on_this_machine_speaks_of_no_hosts() -> None:
     words = [sys.executable, "-c", PROGRAM, "40", "40", "0"]
     run = subprocess.run(words, capture_output=True, text=True, check=False)
     assert run.stderr.splitlines()[-1].endswith(
-        "LaunchError: dslaunch itself takes about 48 open files, and this process may have 40; raise its limit "
-        "(ulimit -n 48)"
+        "LaunchError: dslaunch itself takes about 48 open files, and this process may have 40; raise its "
+        "limit (ulimit -n 48)"
     )
 
 

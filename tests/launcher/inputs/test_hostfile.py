@@ -450,6 +450,7 @@ def test_the_profile_in_the_guide_is_read() -> None:
     assert parse_profile(text, options, source="job.yaml") == (
         ("--hostfile=hosts", "--num_gpus=4", "--no_local_rank"),
         ("--", "train.py", "--", "--epochs", "3"),
+        frozenset(),
     )
 
 

@@ -319,14 +319,6 @@ def test_a_pool_without_slots_is_an_error() -> None:
             "--num_nodes 0 and --include 'w0': a number cannot be combined with names; give one of the two",
         ),
         (
-            {"num_nodes": -2},
-            "--num_nodes -2: a whole number is allowed, 0 for no limit; write e.g. --num_nodes 2",
-        ),
-        (
-            {"num_gpus": -3, "include": "w0"},
-            "--num_gpus -3: a whole number is allowed, 0 for no limit; write e.g. --num_gpus 2",
-        ),
-        (
             {"num_nodes": 4},
             "--num_nodes 4: there are 3 hosts (w0, w1, [::1]); give at most 3, or add lines to the hostfile",
         ),

@@ -75,8 +75,8 @@ def test_more_pythons_than_fit_into_memory_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(limits, "_why_too_few_processes", lambda num_workers: "")
     assert why_too_many(100, is_python=True) == ""
     assert why_too_many(200, is_python=True) == (
-        "200 workers here take at least 1600 MiB of memory, 8 MiB for each Python before it imports anything, "
-        "and 879 MiB are free; start fewer workers here"
+        "200 workers here take at least 1600 MiB of memory, 8 MiB for each Python before it imports "
+        "anything, and 879 MiB are free; start fewer workers here"
     )
     assert why_too_many(200, is_python=False) == ""
 

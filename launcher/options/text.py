@@ -1,0 +1,33 @@
+"""What an option takes that is a name: checked for form, before anything is done with it."""
+
+from __future__ import annotations
+
+import click
+
+from ..inputs.host import USER_RULE, is_ipv6, is_user, why_no_name
+
+# Options of which an empty value says something. Any other one is refused: it comes from a variable of the
+# shell that is not set, and would take the option away without a word.
+MAY_BE_EMPTY = frozenset({"prefix", "launcher_args"})
+
+
+def address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A host's name or IP address; brackets around an IPv6 address are taken off."""
+    if value is None:
+        return None
+    text = value.strip()
+    if is_ipv6(text[1:-1]) and text[:1] + text[-1:] == "[]":
+        return text[1:-1]
+    why = "" if is_ipv6(text) else why_no_name(text)
+    if why:
+        raise click.BadParameter(
+            f"{value[:200]!r}: {why}; give a host's name or an IP address, and the port with --master_port"
+        )
+    return text
+
+
+def user(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The name of a user, which becomes a word of ssh's command line with --launcher=pdsh."""
+    if value is not None and not is_user(value):
+        raise click.BadParameter(f"{value[:200]!r} is not a user: its name {USER_RULE}; write e.g. ada")
+    return value
