@@ -81,11 +81,11 @@ def command(**given: Any) -> int:
         asks_torch=not given["no_torch"],
         timeout_s=given["timeout"],
     )
-    chosen = choose_hosts(options)
+    console = Console(log_level="info")
+    chosen = choose_hosts(options, warn=console.warn)
     if given["asks_network"] and len(chosen) < 2:
         raise LaunchError("--nccl measures the network between hosts, and there is one host; leave it out")
     nodes = nodes_of(chosen, options)
-    console = Console(log_level="info")
     num_slots = [one for _, one in chosen]
     check = Check(nodes, num_slots, settings, connect=direct_connect(options, nodes), console=console)
     facts = check.run()

@@ -14,8 +14,10 @@ from .host_range import RangeMistake, expand
 KEYS = ("slots", "devices", "port", "user", "python", "cwd")  # and env
 MAX_SLOTS = 4096  # far above any machine; a larger number is a slip that would start that many processes
 MAX_PORT = 65535
+MAX_NAME_LENGTH = 253  # of DNS
+MAX_LABEL_LENGTH = 63  # of what stands between two dots of a name, for DNS
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _USER = re.compile(
     r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*"
 )  # '@' and '\' occur in names from a directory service
@@ -187,6 +189,11 @@ def _name_problem(name: str) -> tuple[str, str] | None:
         before = name.partition(":")[0]
         why = "':' may stand only in an IPv6 address; slots are given as slots=N, an ssh port as port=N"
         return why, before if _NAME.fullmatch(before) else "[fd00::7]"
+    if len(name) > MAX_NAME_LENGTH:
+        return (
+            f"a host's name has {MAX_NAME_LENGTH} characters at most, and this one has {len(name)}",
+            "worker-1",
+        )
     if not _NAME.fullmatch(name):
         return "a host's name is made of letters, digits and .-_ and begins with none of .-", "worker-1"
     if "." in name and name.replace(".", "").isdigit():

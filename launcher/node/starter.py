@@ -87,6 +87,7 @@ class Starter:
             rank, env, stdin=self._stdin if has_stdin else None
         )
         worker.is_prompting = has_stdin and os.isatty(self._stdin or 0)
+        worker.has_local_rank = self._job.adds_local_rank
         worker.error_file, worker.stacks_file = error_file, stacks_file
         return worker
 

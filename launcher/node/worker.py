@@ -93,6 +93,7 @@ class Worker:
         self.is_prompting = (
             False  # it reads a terminal, so it may wait for an answer to a line that does not end
         )
+        self.has_local_rank = False  # as its first argument, from dslaunch
         self.error_file: str | None = None  # where torch's @record writes
         self.stacks_file: str | None = None  # where its Python writes its stacks when asked
         self.is_out_of_memory = False

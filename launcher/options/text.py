@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..inputs.host import USER_RULE, is_ipv6, is_user, why_no_name
+from ..inputs.host import MAX_LABEL_LENGTH, USER_RULE, is_ipv6, is_user, why_no_name
 
 # Options of which an empty value says something. Any other one is refused: it comes from a variable of the
 # shell that is not set, and would take the option away without a word.
@@ -19,11 +19,18 @@ def address(context: click.Context, parameter: click.Parameter, value: str | Non
     if is_ipv6(text[1:-1]) and text[:1] + text[-1:] == "[]":
         return text[1:-1]
     why = "" if is_ipv6(text) else why_no_name(text)
+    if not why and not is_ipv6(text) and not _can_be_looked_up(text):
+        why = f"DNS knows no such name: between its dots stand 1 to {MAX_LABEL_LENGTH} characters"
     if why:
         raise click.BadParameter(
             f"{value[:200]!r}: {why}; give a host's name or an IP address, and the port with --master_port"
         )
     return text
+
+
+def _can_be_looked_up(name: str) -> bool:
+    """Unlike a name in the hostfile, which may be an alias of ~/.ssh/config."""
+    return all(0 < len(one) <= MAX_LABEL_LENGTH for one in name.removesuffix(".").split("."))
 
 
 def user(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..errors import LaunchError
 from ..inputs import env_file
-from ..inputs.env_file import EnvEntry
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
 from ..job.restart import Attempt, first_attempt
 from ..job.stdin_rank import with_stdin
@@ -41,16 +40,6 @@ def choose_attempt(options: Options, console: Console) -> Attempt:
     if not restart.is_on and restart.max_nodes is None:
         return Attempt(hosts=selected, run_id=run_id)
     return first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
-
-
-def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
-    """What files say of variables that every rank gets from us: it has no effect.
-
-    CUDA_VISIBLE_DEVICES is not among them, because a host without GPUs keeps it.
-    """
-    ours = {"MASTER_ADDR", "MASTER_PORT", *(name for name, _ in plan.nodes[0].ranks[0].env)}
-    entries = (*plan.environment, *(entry for node in plan.nodes for entry in node.host.env))
-    return tuple(dict.fromkeys(entry for entry in entries if entry.name in ours))
 
 
 def make_plan(options: Options, attempt: Attempt) -> Plan:

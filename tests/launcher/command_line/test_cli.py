@@ -18,6 +18,7 @@ from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.options.backend import LAUNCHERS, BackendOptions
 from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
+from dslaunch.launcher.options.text import MAY_BE_EMPTY
 from dslaunch.launcher.run import host_pool, make_plan, run_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -351,11 +352,25 @@ def test_what_follows_the_script_is_the_script_s(
         ("--master_addr node1:29500 t.py", "'node1:29500': ':' may stand only in an IPv6 address"),
         ("--master_addr -oProxyCommand=id t.py", "'-oProxyCommand=id': a host's name is made of letters"),
         ("--master_addr tcp://node1 t.py", "'tcp://node1': ':' may stand only in an IPv6 address"),
-        ("--master_addr 10.0.0.256 t.py", "an IPv4 address has four numbers from 0 to 255; give a host's name"),
-        ("--master_addr [fd00::7]:1 t.py", "give a host's name or an IP address, and the port with --master_port"),
+        (
+            "--master_addr 10.0.0.256 t.py",
+            "an IPv4 address has four numbers from 0 to 255; give a",
+        ),
+        (
+            "--master_addr [fd00::7]:1 t.py",
+            "a host's name or an IP address, and the port with --master_port",
+        ),
         (f"--master_addr {'a' * 300} t.py", "a host's name has 253 characters at most, and this one has 300"),
-        ("--ssh_user -oProxyCommand=id t.py", "'-oProxyCommand=id' is not a user: its name is made of letters"),
+        (
+            "--ssh_user -oProxyCommand=id t.py",
+            "'-oProxyCommand=id' is not a user: its name is made",
+        ),
         ("--ssh_user ada:1 t.py", "'ada:1' is not a user"),
+        (
+            f"--master_addr {'a' * 64} t.py",
+            "DNS knows no such name: between its dots stand 1 to 63 characters",
+        ),
+        ("--master_addr node..1 t.py", "DNS knows no such name"),
         ("--tree_radix 8 t.py", "--tree_radix=8 has no effect without --tree_above; add --tree_above=N"),
         (
             "--tree_above 9 --no_ssh t.py",
@@ -374,6 +389,34 @@ def test_what_follows_the_script_is_the_script_s(
 )
 def test_a_mistake_is_one_line_and_exit_code_2(fail: Fail, words: str, message: str) -> None:
     assert message in fail(*words.split())
+
+
+def test_no_option_with_a_value_is_switched_off_by_an_empty_one(fail: Fail) -> None:
+    """As from a variable of the shell that is not set."""
+    with context_of(cli.dslaunch) as context:
+        parameters = cli.dslaunch.get_params(context)
+    options = [one for one in parameters if isinstance(one, click.Option) and not one.is_flag]
+    names = [name for one in options for name in one.opts if one.name not in MAY_BE_EMPTY | {"profile"}]
+    assert len(names) > 30
+    for name in names:
+        full = (
+            name
+            if name.startswith("--")
+            else {"-H": "--hostfile", "-i": "--include", "-e": "--exclude"}[name]
+        )
+        for words in ([f"{name}="], [name, ""]):
+            assert fail(*words, "t.py").startswith(f"{full} is empty; give it a value (")
+
+
+def test_spaces_in_the_name_of_a_user_or_an_address_are_refused(fail: Fail) -> None:
+    assert "'ada lovelace' is not a user: its name is made of" in fail("--ssh_user", "ada lovelace", "t.py")
+    assert "'ada -v' is not a user" in fail("--ssh_user", "ada -v", "t.py")
+    assert "'node 1': a host's name is made of letters" in fail("--master_addr", "node 1", "t.py")
+
+
+def test_a_number_may_have_spaces_around_it(parse: Parse) -> None:
+    """`wc -l` prints them on some systems."""
+    assert parse("--num_gpus", "       4", "t.py") == Options(program="t.py", num_gpus=4)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def job(tmp_path: Path) -> dict[str, Any]:
         "script": "train.py",
         "module": None,
         "num_head": 2,
+        "adds_local_rank": True,
         "preload": [],
         "has_timings": False,
         "venv_script": None,
