@@ -218,8 +218,28 @@ def _check_program(python: str | None, script: str | None) -> None:
             "python= in the hostfile",
             exit_code=3,
         )
-    if script is not None and not os.path.exists(bytes_of(script)):
-        raise Unprepared(f"no script {script} in {os.getcwd()}", exit_code=2)
+    why_not = "" if script is None else _why_no_script(script)
+    if why_not:
+        raise Unprepared(why_not, exit_code=2)
+
+
+def _why_no_script(script: str) -> str:
+    """Why Python cannot run it; empty if it can, as far as that can be told."""
+    path = bytes_of(script)
+    if script == "-":
+        return (
+            "the script - means standard input to Python, which the workers do not share; write the program "
+            "into a file"
+        )
+    if not os.path.exists(path):
+        return f"no script {script} in {os.getcwd()}"
+    if os.path.isdir(path):
+        has_main = any(os.path.exists(os.path.join(path, name)) for name in (b"__main__.py", b"__main__.pyc"))
+        why = f"{script} is a folder without a __main__.py; give a script, or a package with --module"
+        return "" if has_main else why
+    if not os.access(path, os.R_OK, effective_ids=True):
+        return f"the script {script} may not be read by user {os.geteuid()} here; let it be read: chmod +r"
+    return ""
 
 
 def _inherited_environment() -> dict[bytes, bytes]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-# What parsers of arguments say of one that they do not know: argparse, getopt, click, absl, Fire, Go, Rust and
-# others in their words.
+# What parsers of arguments say of one that they do not know: argparse, getopt, click, absl, Fire, Go, Rust
+# and others in their words.
 _COMPLAINT = re.compile(
     "unrecognized|not recognized|unknown|no such option|invalid option|illegal option|unexpected argument"
     "|not defined|could not consume|are not used"

@@ -191,6 +191,8 @@ def _why_not_run(number: int | None, argv: list[bytes], env: dict[bytes, bytes])
     """What goes behind the kernel's word for it: the cause, or what to do. Empty where that word says all."""
     if number == errno.E2BIG:
         return f": {_largest(argv, env)}"
+    if number == errno.EACCES and os.path.isdir(argv[0]):
+        return ": it is a folder; give the program in it"
     is_file = b"/" in argv[0] and os.path.isfile(argv[0])
     if number == errno.EACCES and is_file:
         return ": it is not executable there; write chmod +x, or start a Python script without --no_python"

@@ -510,6 +510,22 @@ DRY_RUNS = {
 }  # fmt: skip
 
 
+def test_a_dry_run_says_which_variables_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("node1 slots=1 env.RANK=7 env.MINE=1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--dry_run", "-H", "hosts", "train.py"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr()
+    assert "  environment: RANK='7' (from hosts:1, not used: every rank gets its own)\n" in printed.out
+    assert "  environment: MINE='1' (from hosts:1)\n" in printed.out
+    assert printed.err == (
+        "dslaunch: warning: hosts:1: RANK is not used: every rank gets its own from dslaunch; leave it out\n"
+    )
+
+
 @pytest.mark.parametrize("name", DRY_RUNS)
 def test_a_dry_run_prints_what_would_run_where(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
