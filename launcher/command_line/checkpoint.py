@@ -50,6 +50,8 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
     """Paths become absolute: the program that gets them runs elsewhere."""
     if value is None or "://" in value:
         return value
+    if not value:
+        raise click.BadParameter("it is empty; give a folder, or . for the present one")
     return os.path.abspath(os.path.expanduser(value))
 
 

@@ -8,6 +8,7 @@ import click
 
 from ..errors import LaunchError
 from ..options.number import Whole
+from ..wording import count
 from .cli import dslaunch, job_options
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
@@ -56,7 +57,7 @@ def command(**given: Any) -> int:
     rank = given["rank"]
     if rank is not None and rank >= plan.world_size:
         raise LaunchError(
-            f"--rank={rank}: the job has {plan.world_size} ranks; give 0 to {plan.world_size - 1}"
+            f"--rank={rank}: the job has {count(plan.world_size, 'rank')}; give 0 to {plan.world_size - 1}"
         )
     click.echo(describe(plan, only_rank=rank, shows_secrets=given["show_secrets"]).encode())
     return 0

@@ -210,6 +210,10 @@ class PrefixCommand(click.Command):
         name = word.partition("=")[0]
         if name in self._absent:
             return click.UsageError(f"there is no option {name}: {self._absent[name]}")
+        if name == "-":
+            return click.UsageError(f"{word[:80]!r} is no option; see --help for the list")
+        if (flag := options.get(name)) is not None and flag.is_flag:
+            return click.UsageError(f"{name} takes no value, and {word[:80]!r} gives it one; write {name}")
         import difflib  # here: it takes 1 ms
 
         names = [one for one in options if one.startswith("--")]
@@ -224,6 +228,8 @@ class PrefixCommand(click.Command):
     def _full_name(self, word: str, options: dict[str, click.Option]) -> str:
         if word in options:
             return word
+        if word == "--":
+            raise click.UsageError("'--=' is no option; see --help for the list")
         names = [name for name in options if name.startswith(word)]
         if len({options[name].name for name in names}) == 1:
             return names[0]

@@ -316,6 +316,11 @@ def test_what_follows_the_script_is_the_script_s(
         ("--h t.py", "--h is ambiguous: it may be --heartbeat or --help or --hostfile"),
         ("-x t.py", "-x"),
         ("-9 t.py", "-9"),
+        ("-= t.py", "'-=' is no option; see --help for the list"),
+        ("--=3 t.py", "'--=' is no option; see --help for the list"),
+        ("-q=1 t.py", "-q takes no value, and '-q=1' gives it one; write -q"),
+        ("--bind_cores_to_rank --bind_core_list 0-9999999999 t.py", "which are numbers of at most 5 digits"),
+        ("report-env --nvme_path . --disk_test 17T", "'17T' would take days; give at most 16T"),
         (
             "--num_gpus two t.py",
             "'two' is not allowed; give a whole number from 0 to 4096, the most that one host may have",
@@ -406,6 +411,11 @@ def test_no_option_with_a_value_is_switched_off_by_an_empty_one(fail: Fail) -> N
         )
         for words in ([f"{name}="], [name, ""]):
             assert fail(*words, "t.py").startswith(f"{full} is empty; give it a value (")
+
+
+@pytest.mark.parametrize("words", [["checkpoint", "ls", ""], ["checkpoint", "diff", "a", ""]])
+def test_an_empty_folder_is_not_the_present_one(fail: Fail, words: list[str]) -> None:
+    assert "it is empty; give a folder, or . for the present one" in fail(*words)
 
 
 def test_spaces_in_the_name_of_a_user_or_an_address_are_refused(fail: Fail) -> None:
