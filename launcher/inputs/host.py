@@ -118,6 +118,22 @@ def host_key(name: str) -> str:
     return str(IPv6Address(name)) if is_ipv6(name) else name.lower()
 
 
+def spelled(name: str) -> str:
+    """What two lines for one host share: an IPv6 address by its value, any other name as it is written,
+    for names that differ in case are two hosts, as with DeepSpeed.
+    """
+    return host_key(name) if is_ipv6(name) else name
+
+
+def slots_of_both(first: Host, second: Host) -> Pairs:
+    """What one line would say for two lines of a host."""
+    if first.devices is not None and second.devices is not None:
+        return (("devices", ",".join(dict.fromkeys(first.devices + second.devices))),)
+    if first.slots is None or second.slots is None:
+        return (("slots", "auto"),)
+    return (("slots", str(min(first.slots + second.slots, MAX_SLOTS))),)
+
+
 def is_ipv6(text: str) -> bool:
     """Whether `text` is an IPv6 address without brackets, with or without a zone as in `fe80::1%eth0`."""
     if ":" not in text or not _IPV6.fullmatch(text):

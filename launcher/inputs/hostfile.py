@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from .env_file import EnvEntry, value_parts
-from .host import KEYS, MAX_SLOTS, Host, Pairs, host_key, hosts_named, is_ipv6, unknown_key
+from .host import KEYS, Host, Pairs, host_key, hosts_named, is_ipv6, slots_of_both, spelled, unknown_key
 from .named_file import read_named
 
 __all__ = ["Host", "host_key", "is_ipv6", "parse_hostfile", "read_hostfile"]
@@ -73,7 +73,7 @@ def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: No
     if path.suffix.lower() in YAML_SUFFIXES:
         from .hostfile_yaml import parse_yaml_hostfile  # here: most hostfiles do without PyYAML (15 ms)
 
-        return parse_yaml_hostfile(text, source=str(path))
+        return parse_yaml_hostfile(text, source=str(path), warn=warn)
     return parse_hostfile(text, source=str(path), warn=warn)
 
 
@@ -100,15 +100,15 @@ def parse_hostfile(
         line = line._replace(target=words[0])
         found = _parse_line(line, _without_comment(words[1:], line, warn), warn)
         for host in found:
-            first = line_of.get(_spelled(host.name))
+            first = line_of.get(spelled(host.name))
             if first is not None:
                 raise line.refusal(
                     f"host {host.name!r} is on line {first[0]} already, and a host has one "
                     "line for all its slots; leave one of them out",
-                    example=_slots_of_both(first[1], host),
+                    example=slots_of_both(first[1], host),
                     name=_target_of(host, has_user="@" in line.target),
                 )
-        line_of.update((_spelled(host.name), (number, host)) for host in found)
+        line_of.update((spelled(host.name), (number, host)) for host in found)
         hosts += found
     if not hosts and num_lines:
         raise LaunchError(
@@ -143,23 +143,9 @@ def _split(raw: str, line: _Line) -> list[str]:
         end = match.end()
 
 
-def _spelled(name: str) -> str:
-    """An IPv6 address by its value, any other name as it is written."""
-    return host_key(name) if is_ipv6(name) else name
-
-
 def _target_of(host: Host, *, has_user: bool) -> str:
     name = f"[{host.name}]" if is_ipv6(host.name) else host.name
     return f"{host.user}@{name}" if has_user else name
-
-
-def _slots_of_both(first: Host, second: Host) -> Pairs:
-    """What one line would say for two lines of a host."""
-    if first.devices is not None and second.devices is not None:
-        return (("devices", ",".join(dict.fromkeys(first.devices + second.devices))),)
-    if first.slots is None or second.slots is None:
-        return (("slots", "auto"),)
-    return (("slots", str(min(first.slots + second.slots, MAX_SLOTS))),)
 
 
 def _without_comment(options: list[str], line: _Line, warn: Callable[[str], object]) -> list[str]:
