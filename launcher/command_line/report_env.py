@@ -49,7 +49,9 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
         )
     number = int(match[1]) << UNITS[match[2]]
     if number > MAX_DISK_TEST:
-        raise click.BadParameter(f"{value!r} is not allowed: it would take days; give at most {MAX_DISK_TEST >> 40}T")
+        raise click.BadParameter(
+            f"{value!r} is not allowed: it would take days; give at most {MAX_DISK_TEST >> 40}T"
+        )
     return number
 
 

@@ -14,7 +14,7 @@ from dslaunch.launcher.node import limits
 from dslaunch.launcher.node.limits import why_not_started, why_too_many
 from tests.launcher.local_job import Start, assert_short
 
-NUM_WORKERS = 40
+NUM_WORKERS = 60
 # Another user, whom a limit of processes binds, and who may read our files all the same.
 # Its number is one that no other run of the tests has at the time.
 AS_ANOTHER = (
@@ -39,10 +39,10 @@ def test_a_soft_limit_is_raised_for_the_agent_and_not_for_the_workers(
     start_words: Start, tmp_path: Path
 ) -> None:
     words = ["--no_local_rank", "--log_dir=logs", "--no_python", "sh", "-c", "ulimit -Sn; ulimit -Hn"]
-    job = start_words(f"--num_gpus={NUM_WORKERS}", *words, shell='ulimit -Sn 64; exec "$@"')
+    job = start_words(f"--num_gpus={NUM_WORKERS}", *words, shell='ulimit -Sn 48; exec "$@"')
     assert job.wait() == 0, job.err
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    expected = ["64", str(hard) if hard != resource.RLIM_INFINITY else "unlimited"]
+    expected = ["48", str(hard) if hard != resource.RLIM_INFINITY else "unlimited"]
     assert [job.lines(rank) for rank in range(NUM_WORKERS)] == [expected] * NUM_WORKERS
     files = list((tmp_path / "logs" / "latest" / "attempt_0").glob("*.stdout.log"))
     assert [file.read_text().split() for file in files] == [expected] * NUM_WORKERS
@@ -79,6 +79,37 @@ def test_more_pythons_than_fit_into_memory_are_refused(monkeypatch: pytest.Monke
         "anything, and 879 MiB are free; start fewer workers here"
     )
     assert why_too_many(200, is_python=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("limit", "pid_max", "why"),
+    [
+        (150, "32768", "200 workers are to run here, and this user may have 150 processes; raise the limit "),
+        (-1, "150", "200 workers are to run here, and the kernel has 150 process ids (kernel.pid_max);"),
+        (-1, "32768", ""),
+    ],
+)
+def test_more_workers_than_processes_are_refused_before_the_start(
+    limit: int, pid_max: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    allowed = {resource.RLIMIT_NPROC: (limit, -1), resource.RLIMIT_NOFILE: (-1, -1)}
+    monkeypatch.setattr(resource, "getrlimit", allowed.__getitem__)
+    monkeypatch.setattr(limits, "read_text", lambda path: pid_max)
+    assert why_too_many(200, is_python=False).startswith(why)
+    assert bool(why) == bool(why_too_many(200, is_python=False))
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_may_open_too_few_files_says_so(start_words: Start, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    words = ["--no_ssh", "--node_rank=0", "--master_addr=127.0.0.1", "-H", "hosts", "t.py"]
+    job = start_words(*words, shell='ulimit -n 50; exec "$@"')
+    assert job.wait() == 2
+    assert job.err == (
+        "dslaunch: 2 hosts take about 52 open files, and this process may have 50; raise its limit "
+        "(ulimit -n 52)\n"
+    )
 
 
 def test_memory_that_cannot_be_read_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
