@@ -8,6 +8,7 @@ import click
 
 from ..errors import LaunchError
 from .number import MOST, Seconds, Whole
+from .text import job_id
 
 TIMEOUT_S = 300.0
 
@@ -57,6 +58,7 @@ OPTIONS: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--job_id"],
+        callback=job_id,
         metavar="NAME",
         help="With --no_ssh: a name for the job, so that nodes of another job are kept out.",
     ),

@@ -10,6 +10,8 @@ from ..inputs.host import MAX_LABEL_LENGTH, USER_RULE, is_ipv6, is_user, why_no_
 # shell that is not set, and would take the option away without a word.
 MAY_BE_EMPTY = frozenset({"prefix", "launcher_args"})
 
+MAX_JOB_ID_LENGTH = 200
+
 
 def address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """A host's name or IP address; brackets around an IPv6 address are taken off."""
@@ -31,6 +33,16 @@ def address(context: click.Context, parameter: click.Parameter, value: str | Non
 def _can_be_looked_up(name: str) -> bool:
     """Unlike a name in the hostfile, which may be an alias of ~/.ssh/config."""
     return all(0 < len(one) <= MAX_LABEL_LENGTH for one in name.removesuffix(".").split("."))
+
+
+def job_id(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A name that nodes compare as a whole."""
+    if value is not None and (len(value) > MAX_JOB_ID_LENGTH or not value.isprintable()):
+        raise click.BadParameter(
+            f"{value[:80]!r} is no name for a job, which has at most {MAX_JOB_ID_LENGTH} characters, all of "
+            "which can be printed; give a shorter one, e.g. $SLURM_JOB_ID"
+        )
+    return value
 
 
 def user(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -373,6 +373,8 @@ def test_what_follows_the_script_is_the_script_s(
             "--ssh_user -oProxyCommand=id t.py",
             "'-oProxyCommand=id' is not a user: its name is made",
         ),
+        (f"--no_ssh --job_id {'x' * 201} t.py", "is no name for a job, which has at most 200 characters"),
+        ("--no_ssh --job_id a\x07 t.py", "'a\\x07' is no name for a job"),
         ("--ssh_user ada:1 t.py", "'ada:1' is not a user"),
         (
             f"--master_addr {'a' * 64} t.py",
