@@ -11,6 +11,7 @@ import click
 from ..options.text import MAY_BE_EMPTY
 
 PROFILE = "--profile"
+PLACES = ("FILE", "DIR", "FOLDER")  # what options with a path call it
 # Of every command, and of those whose last argument is a program with arguments of its own.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
@@ -55,12 +56,15 @@ def _without_empty(
 ) -> list[_Typed]:
     """Without the empty options that take back what a file says: those `in_file`, by parameter name.
 
-    Errors: click.UsageError for an option without a value that takes nothing back
+    Errors: click.UsageError for an option without a value that takes nothing back, and for a value that is
+    the next option
     """
     left = []
     for one in typed:
         option = options.get(one.name)
         has_value = one.words[0].endswith("=") or len(one.words) > 1
+        if option is not None:
+            _refuse_value(one, option, options)
         if option is None or one.value or not has_value or option.name in MAY_BE_EMPTY:
             left.append(one)
         elif option.name not in in_file:
@@ -69,6 +73,23 @@ def _without_empty(
                 "your shell not set?"
             )
     return left
+
+
+def _refuse_value(one: _Typed, option: click.Option, options: Mapping[str, click.Option]) -> None:
+    """Errors: click.UsageError for a value that was meant as something else: the next option, the end of
+    the options, or a stream
+    """
+    if len(one.words) > 1 and option.name not in MAY_BE_EMPTY:
+        name = one.value.partition("=")[0]
+        if one.value == "--" or name in options or name.replace("-", "_").replace("__", "--", 1) in options:
+            raise click.UsageError(
+                f"{one.name} is followed by {one.value[:80]}, which is no value; write {one.name} "
+                f"{option.metavar}, or {one.name}={one.value[:80]} if that is meant"
+            )
+    if one.value == "-" and option.metavar in PLACES:
+        raise click.UsageError(
+            f"{one.name} takes no stream, for which - stands; give a path, ./- for a file of that name"
+        )
 
 
 class PrefixCommand(click.Command):

@@ -316,6 +316,18 @@ def test_what_follows_the_script_is_the_script_s(
         ("--h t.py", "--h is ambiguous: it may be --heartbeat or --help or --hostfile"),
         ("-x t.py", "-x"),
         ("-9 t.py", "-9"),
+        (
+            "--log_dir --num_gpus 2 t.py",
+            "--log_dir is followed by --num_gpus, which is no value;",
+        ),
+        ("--hostfile --num-gpus=2 t.py", "--hostfile is followed by --num-gpus=2, which is no value"),
+        (
+            "-H -q t.py",
+            "which is no value; write --hostfile FILE, or --hostfile=-q if that is",
+        ),
+        ("--report -- t.py", "--report is followed by --, which is no value"),
+        ("--report - t.py", "--report takes no stream, for which - stands; give a path, ./- for a file"),
+        ("--log_dir=- t.py", "--log_dir takes no stream"),
         ("-= t.py", "'-=' is no option; see --help for the list"),
         ("--=3 t.py", "'--=' is no option; see --help for the list"),
         ("-q=1 t.py", "-q takes no value, and '-q=1' gives it one; write -q"),
@@ -427,6 +439,10 @@ def test_spaces_in_the_name_of_a_user_or_an_address_are_refused(fail: Fail) -> N
     assert "'ada lovelace' is not a user: its name is made of" in fail("--ssh_user", "ada lovelace", "t.py")
     assert "'ada -v' is not a user" in fail("--ssh_user", "ada -v", "t.py")
     assert "'node 1': a host's name is made of letters" in fail("--master_addr", "node 1", "t.py")
+
+
+def test_a_value_that_looks_like_an_option_may_be_given_behind_an_equals_sign(parse: Parse) -> None:
+    assert parse("--hostfile=--num_gpus", "t.py") == Options(program="t.py", hostfile="--num_gpus")
 
 
 def test_a_number_may_have_spaces_around_it(parse: Parse) -> None:
