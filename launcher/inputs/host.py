@@ -216,7 +216,7 @@ def _name_problem(name: str) -> tuple[str, str] | None:
         try:
             IPv4Address(name)
         except ValueError:
-            return "an IPv4 address has four numbers from 0 to 255", "10.0.0.7"
+            return "an IPv4 address has four numbers from 0 to 255, without zeros in front", "10.0.0.7"
     return None
 
 

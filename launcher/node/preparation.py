@@ -226,11 +226,6 @@ def _check_program(python: str | None, script: str | None) -> None:
 def _why_no_script(script: str) -> str:
     """Why Python cannot run it; empty if it can, as far as that can be told."""
     path = bytes_of(script)
-    if script == "-":
-        return (
-            "the script - means standard input to Python, which the workers do not share; write the program "
-            "into a file"
-        )
     if not os.path.exists(path):
         return f"no script {script} in {os.getcwd()}"
     if os.path.isdir(path):

@@ -12,6 +12,8 @@ MAY_BE_EMPTY = frozenset({"prefix", "launcher_args"})
 
 MAX_JOB_ID_LENGTH = 200
 
+_ONE_COLON = "':' may stand only in an IPv6 address"
+
 
 def address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """A host's name or IP address; brackets around an IPv6 address are taken off."""
@@ -20,7 +22,7 @@ def address(context: click.Context, parameter: click.Parameter, value: str | Non
     text = value.strip()
     if is_ipv6(text[1:-1]) and text[:1] + text[-1:] == "[]":
         return text[1:-1]
-    why = "" if is_ipv6(text) else why_no_name(text)
+    why = "" if is_ipv6(text) else _ONE_COLON if ":" in text else why_no_name(text)
     if not why and not is_ipv6(text) and not _can_be_looked_up(text):
         why = f"DNS knows no such name: between its dots stand 1 to {MAX_LABEL_LENGTH} characters"
     if why:

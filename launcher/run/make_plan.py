@@ -52,6 +52,11 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         raise LaunchError(
             "--preload and --no_python exclude each other: only Python imports modules; give one of them"
         )
+    if options.program == "-" and not (options.is_module or options.no_python):
+        raise LaunchError(
+            "the script - means standard input to Python, which the workers do not share; write the program "
+            "into a file"
+        )
     cwd = current_folder()
     program = plan_program(
         exact(options.program),

@@ -374,7 +374,7 @@ def test_what_follows_the_script_is_the_script_s(
         ("--master_addr tcp://node1 t.py", "'tcp://node1': ':' may stand only in an IPv6 address"),
         (
             "--master_addr 10.0.0.256 t.py",
-            "an IPv4 address has four numbers from 0 to 255; give a",
+            "an IPv4 address has four numbers from 0 to 255, without zeros in front; give",
         ),
         (
             "--master_addr [fd00::7]:1 t.py",

@@ -215,7 +215,8 @@ USER = (
         ("n[1-9999999999999] slots=8", f"a number of a range has at most 12 digits; {RANGE}"),
         (
             "10.0.0.[254-256] slots=8",
-            "an IPv4 address has four numbers from 0 to 255; write e.g. '10.0.0.7 slots=8'",
+            "an IPv4 address has four numbers from 0 to 255, without zeros in front; write e.g. '10.0.0.7 "
+            "slots=8'",
         ),
         ("w devices=0,x", DEVICE.format("'x'")),
         ("w devices=", DEVICE.format("''")),
@@ -269,9 +270,14 @@ USER = (
         ),
         (
             "10.0.0.256 slots=2",
-            "an IPv4 address has four numbers from 0 to 255; write e.g. '10.0.0.7 slots=8'",
+            "an IPv4 address has four numbers from 0 to 255, without zeros in front; write e.g. '10.0.0.7 "
+            "slots=8'",
         ),
-        ("10.0.1 slots=2", "an IPv4 address has four numbers from 0 to 255; write e.g. '10.0.0.7 slots=8'"),
+        (
+            "10.0.1 slots=2",
+            "an IPv4 address has four numbers from 0 to 255, without zeros in front; write e.g. '10.0.0.7 "
+            "slots=8'",
+        ),
         ("w0,w1 slots=2", NAME),
         ("-oProxyCommand=id slots=2", "a line begins with the host's name; write e.g. 'worker-1 slots=8'"),
         ("-w slots=2", NAME),

@@ -31,7 +31,7 @@ def test_a_script_that_is_no_file_is_a_mistake(start_words: Start, tmp_path: Pat
     job = start_words("-")
     assert job.wait() == 2
     assert job.err == (
-        "dslaunch: localhost: the script - means standard input to Python, which the workers do not share; "
+        "dslaunch: the script - means standard input to Python, which the workers do not share; "
         "write the program into a file\n"
     )
 
