@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import click
 import pytest
+from hypothesis import given, strategies as st
 
 from dslaunch import __version__
 from dslaunch.launcher.command_line import cli
@@ -411,6 +415,52 @@ def test_what_follows_the_script_is_the_script_s(
 )
 def test_a_mistake_is_one_line_and_exit_code_2(fail: Fail, words: str, message: str) -> None:
     assert message in fail(*words.split())
+
+
+# Text as a person may type it by mistake, beside what is right for some option.
+odd_values = st.text(max_size=12).filter(lambda text: "\0" not in text) | st.sampled_from(
+    [
+        "",
+        "-",
+        "--",
+        "-1",
+        "0",
+        "1.5",
+        "nan",
+        "1e999",
+        "9" * 30,
+        "a,b",
+        "a@b",
+        "a:0",
+        "[::1]",
+        "'",
+        "{",
+        "all",
+        "2:4",
+    ]
+)
+odd_words = st.builds(
+    lambda name, between, value: [f"{name}={value}"] if between == "=" else [name, value],
+    st.sampled_from([name for names in OPTIONS for name in names]) | odd_values.map(lambda text: f"-{text}"),
+    st.sampled_from("= "),
+    odd_values,
+)
+
+
+@given(groups=st.lists(odd_words, max_size=4))
+def test_any_words_are_read_or_refused_in_one_line(groups: list[list[str]]) -> None:
+    words = [word for group in groups for word in group]
+    printed = io.StringIO()
+    with (
+        mock.patch.object(run_job, "run", return_value=0),
+        contextlib.redirect_stderr(printed),
+        contextlib.redirect_stdout(io.StringIO()),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main(["-q", *words, "t.py"])
+    said = printed.getvalue()
+    assert ended.value.code == (2 if said else 0)
+    assert re.fullmatch(r"(dslaunch: [^\n]+\n)?", said)
 
 
 def test_no_option_with_a_value_is_switched_off_by_an_empty_one(fail: Fail) -> None:
