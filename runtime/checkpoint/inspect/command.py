@@ -1,5 +1,4 @@
-"""What `dslaunch checkpoint` does: `python -m dslaunch.runtime.checkpoint.inspect.command JSON`, a process of
-its own, because it needs torch.
+"""What `dslaunch checkpoint` does, in a process of its own (`__main__.py`), because it needs torch.
 
 The exit code is 0; 1 for damage that was found, or a difference; 2 for a mistake in what was given.
 """
@@ -141,7 +140,3 @@ def main(request: str) -> int:
     except KeyboardInterrupt:
         return 130
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

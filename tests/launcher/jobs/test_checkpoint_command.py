@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.launcher.command_line import cli, runtime_program
 from dslaunch.launcher.errors import LaunchError
+from dslaunch.runtime.checkpoint import inspect
 from dslaunch.runtime.checkpoint.export.output_plan import size_text
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.inspect import command, difference
@@ -71,7 +72,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime's program is called and not started: a process takes seconds to load torch."""
 
     def call(module: str, request: dict[str, Any], *, what: str) -> int:
-        assert module == command.__name__.removeprefix("dslaunch.runtime.")
+        assert module == inspect.__name__.removeprefix("dslaunch.runtime.")
         return command.main(json.dumps(request))
 
     monkeypatch.setattr(runtime_program, "run_program", call)
@@ -362,6 +363,25 @@ def test_the_command_starts_the_runtime_beside_a_file_that_is_called_torch(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{tmp_path}/link/{STEPS[2]}: good; ")
+
+
+def test_where_torch_cannot_be_imported_it_says_why(tmp_path: Path) -> None:
+    broken = tmp_path / "torch" / "__init__.py"
+    broken.parent.mkdir()
+    broken.write_text("raise OSError('libcudart.so.12: cannot open shared object file\\nand more')")
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "dslaunch"), "checkpoint", "ls", "out"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"dslaunch: dslaunch checkpoint needs torch, and {sys.executable} cannot import it: OSError: "
+        "libcudart.so.12: cannot open shared object file; install a torch for this machine, then try: "
+        f"{sys.executable} -c 'import torch'\n"
+    )
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How many tensors lie in a flat buffer's memory: torch's own count beside the one that is read where torch has none."""
+"""How many tensors lie in a flat buffer's memory: torch's count, beside ours for builds of torch without it."""
 
 from __future__ import annotations
 
