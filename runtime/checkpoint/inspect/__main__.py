@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from ...errors import UserError
+from .last_line import tell
 
 
 def run(request: str) -> int:
@@ -18,11 +19,10 @@ def run(request: str) -> int:
         return 130
     except Exception as error:  # an incomplete installation raises whatever it does
         reason = str(error).strip().partition("\n")[0]
-        print(
-            f"dslaunch: dslaunch checkpoint needs torch, and {sys.executable} cannot import it: "
+        tell(
+            f"dslaunch checkpoint needs torch, and {sys.executable} cannot import it: "
             f"{type(error).__name__}: {reason}; install a torch for this machine, then try: "
-            f"{sys.executable} -c 'import torch'",
-            file=sys.stderr,
+            f"{sys.executable} -c 'import torch'"
         )
         return UserError.exit_code
     from .command import main  # here: it imports torch

@@ -424,6 +424,21 @@ def test_the_exit_code_is_what_the_job_ended_with(monkeypatch: pytest.MonkeyPatc
     assert ended.value.code == 139
 
 
+@pytest.mark.parametrize("stderr", [">/dev/full", ">&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--nosuch t.py", 2),
+        ("--num_gpus=1 --no_python --no_local_rank sh -c 'exit 7'", 7),
+        ("exec -H nosuch -- true", 2),
+    ],
+)
+def test_the_exit_code_is_the_same_where_stderr_takes_nothing(words: str, code: int, stderr: str) -> None:
+    line = f"{Path(sys.executable).with_name('dslaunch')} {words} 2{stderr}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])

@@ -365,23 +365,33 @@ def test_the_command_starts_the_runtime_beside_a_file_that_is_called_torch(
     assert done.stdout.startswith(f"{tmp_path}/link/{STEPS[2]}: good; ")
 
 
-def test_where_torch_cannot_be_imported_it_says_why(tmp_path: Path) -> None:
-    broken = tmp_path / "torch" / "__init__.py"
-    broken.parent.mkdir()
-    broken.write_text("raise OSError('libcudart.so.12: cannot open shared object file\\nand more')")
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "dslaunch"), "checkpoint", "ls", "out"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def broken_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which torch is found and cannot be imported, which takes no time either."""
+    package = tmp_path / "path" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise OSError('libcudart.so.12: cannot open it\\nand more')")
+    return {**os.environ, "PYTHONPATH": str(package.parent)}
+
+
+def test_where_torch_cannot_be_imported_it_says_why(broken_torch: dict[str, str]) -> None:
+    words = [str(Path(sys.executable).parent / "dslaunch"), "checkpoint", "ls", "out"]
+    done = subprocess.run(words, env=broken_torch, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
         f"dslaunch: dslaunch checkpoint needs torch, and {sys.executable} cannot import it: OSError: "
-        "libcudart.so.12: cannot open shared object file; install a torch for this machine, then try: "
+        "libcudart.so.12: cannot open it; install a torch for this machine, then try: "
         f"{sys.executable} -c 'import torch'\n"
     )
+
+
+@pytest.mark.parametrize("stderr", [">/dev/full", ">&-"])
+def test_the_exit_code_is_the_same_where_stderr_takes_nothing(
+    stderr: str, broken_torch: dict[str, str]
+) -> None:
+    line = f"{Path(sys.executable).parent / 'dslaunch'} checkpoint ls out 2{stderr}"
+    done = subprocess.run(["sh", "-c", line], env=broken_torch, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How many tensors lie in a flat buffer's memory: torch's count, beside ours for builds of torch without it."""
+"""How many tensors lie in a flat buffer's memory: torch's count, and ours for builds of torch without it."""
 
 from __future__ import annotations
 
