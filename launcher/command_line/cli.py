@@ -233,7 +233,11 @@ def main(argv: list[str] | None = None) -> None:
 
             with contextlib.suppress(OSError):
                 traceback.print_exc()
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        message = str(error)
+        if isinstance(error, click.ClickException):
+            from .mistakes import in_our_words  # here: few runs end with a mistake
+
+            message = in_our_words(error)
         _tell(_for_terminal(cleaned(message)))
         code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
     except BrokenPipeError:  # the reader of our output went away

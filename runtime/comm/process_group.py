@@ -22,8 +22,8 @@ from ..errors import ConfigError, UserError
 _log = logging.getLogger("dslaunch")
 
 # torch 2.6.0 holds the interpreter's lock while it ends gloo's threads, and waits for ever for one that needs
-# the lock to let go of the tensors of a finished collective: 2 of 12 jobs whose last act was a step. 2.13.0
-# does not; those between were not tried.
+# the lock to let go of the tensors of a finished collective: 5 of 30 jobs of two ranks, whose last act was a
+# step, never ended. 2.13.0 does not; those between were not tried.
 _THREADS_NEED_LOCK = torch.__version__ < "2.13"
 _LET_GO_S = 0.02  # without the lock: a thread waits at most 5 ms for it
 
