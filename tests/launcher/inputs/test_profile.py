@@ -141,7 +141,10 @@ ALLOWED = "allowed are the long options without their dashes, script and args"
         ("- script", "job.yaml: not a mapping of options to values; write e.g. 'num_gpus: 4'"),
         ("", "job.yaml: not a mapping of options to values; write e.g. 'num_gpus: 4'"),
         ("a: [", "job.yaml:1: not YAML as it is read here:"),
-        ("num_gpus: four\nscript: t.py", "'four' is not a valid integer. (with the options of job.yaml)"),
+        (
+            "num_gpus: four\nscript: t.py",
+            "--num_gpus=four: must be a whole number; write e.g. --num_gpus=2 (with the options of job.yaml)",
+        ),
         ("num_gpus: 4", "which script? Write: dslaunch [options] script.py [its arguments]"),
     ],
 )
