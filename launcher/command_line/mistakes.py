@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
 
@@ -42,7 +43,7 @@ def _bad_value(message: str, parameter: click.Parameter) -> str:
     return f"{name}{between}{found['value']}: must be {allowed}{advice}"
 
 
-def _allowed(kind: click.ParamType, *, is_time: bool) -> tuple[str, str]:
+def _allowed(kind: click.ParamType[Any], *, is_time: bool) -> tuple[str, str]:
     """What a value of this type is, and one, if the words do not show it."""
     if isinstance(kind, click.Choice):
         *others, last = (str(one) for one in kind.choices)

@@ -83,6 +83,12 @@ class PrefixCommand(click.Command):
             )
         return self._own_help
 
+    def get_help(self, ctx: click.Context) -> str:
+        """As wide as the terminal."""
+        from .help_screen import help_of  # here: few runs show it
+
+        return help_of(self, ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every option below its group's title."""
         records = option_records(ctx, self)
