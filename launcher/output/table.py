@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
@@ -15,10 +14,13 @@ _MIN_LAST = 16  # columns that a last cell needs, to be broken in its column
 
 
 def terminal_columns() -> int | None:
-    """How wide a table on stdout may be; None where it is read by no person, but by a file or a pipe."""
-    if "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty()):
-        return get_terminal_size().columns
-    return None
+    """How wide a table on stdout may be: as the terminal, or as COLUMNS says of it.
+
+    None: any width, for a file or a pipe.
+    """
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return get_terminal_size().columns
 
 
 def screen_text(lines: Sequence[str]) -> str:

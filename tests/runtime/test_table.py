@@ -78,7 +78,7 @@ def test_a_table_that_is_wider_than_the_terminal_is_broken_in_its_last_column_or
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_a_terminal_has_a_width(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert module.terminal_columns() is None  # pytest has stdout
     monkeypatch.setenv("COLUMNS", "40")
+    assert module.terminal_columns() is None  # pytest has stdout
+    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True)
     assert module.terminal_columns() == 40
