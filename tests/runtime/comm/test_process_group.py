@@ -57,7 +57,7 @@ def test_without_a_gpu_all_is_the_cpu() -> None:
 def test_threads_of_an_old_gloo_get_the_interpreters_lock_before_they_are_waited_for(
     monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
-    """With torch 2.6.0 a job does not end else, now and then; with 2.13.0 there is no such wait to be seen."""
+    """With torch 2.6.0 some jobs never end without it."""
     done: list[str] = []
     monkeypatch.setattr(process_group, "_THREADS_NEED_LOCK", is_old)
     monkeypatch.setattr(process_group.time, "sleep", lambda _: done.append("the lock is free"))
