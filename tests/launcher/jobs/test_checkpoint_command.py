@@ -394,6 +394,17 @@ def test_the_exit_code_is_the_same_where_stderr_takes_nothing(
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
+def test_a_message_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert command.main(json.dumps({"action": "ls", "folder": "out", "json": False})) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("dslaunch: ")
+    assert all(len(line) <= 40 or " " not in line.strip() for line in lines)
+
+
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the real one
     monkeypatch.setattr(runtime_program, "find_spec", lambda name: None)
