@@ -58,7 +58,7 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
 def _run(action: str, given: dict[str, Any]) -> int:
     from .runtime_program import run_program  # here, so that --help does not load it
 
-    return run_program("checkpoint.inspect.command", {"action": action, **given}, what="dslaunch checkpoint")
+    return run_program("checkpoint.inspect", {"action": action, **given}, what="dslaunch checkpoint")
 
 
 _FOLDER = click.argument("folder", metavar="DIR", callback=_place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib import import_module
@@ -191,13 +192,20 @@ def _is_word(word: str) -> bool:
 
 def _for_terminal(message: str) -> str:
     """With line breaks between words if stderr is a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return message
     from shutil import get_terminal_size  # here: few runs end with a mistake
 
     from ..wording import wrapped
 
     return wrapped(message, get_terminal_size().columns, first=len("dslaunch: "))
+
+
+def _tell(message: str) -> None:
+    """One line on stderr. Where that is closed or full, the exit code alone says how the command ended."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"dslaunch: {message}", file=sys.stderr)
 
 
 def _takes_output() -> bool:
@@ -234,12 +242,17 @@ def main(argv: list[str] | None = None) -> None:
     except click.exceptions.Exit as error:  # --help
         code = error.exit_code
     except (LaunchError, click.ClickException) as error:
-        if is_debugging and isinstance(error, LaunchError):
+        if is_debugging and isinstance(error, LaunchError) and sys.stderr is not None:
             import traceback  # here: most runs end without, and it takes 2 ms
 
-            traceback.print_exc()
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        print(f"dslaunch: {_for_terminal(cleaned(message))}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        message = str(error)
+        if isinstance(error, click.ClickException):
+            from .mistakes import in_our_words  # here: few runs end with a mistake
+
+            message = in_our_words(error)
+        _tell(_for_terminal(cleaned(message)))
         code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -251,13 +264,9 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(EXIT_HOST)
         if isinstance(error, RuntimeError) or _takes_output():
             raise
-        print(
-            f"dslaunch: cannot write to stdout: {error.strerror}; send it to a file or a terminal that "
-            "takes it",
-            file=sys.stderr,
-        )
+        _tell(f"cannot write to stdout: {error.strerror}; send it to a file or a terminal that takes it")
         code = EXIT_MISTAKE
     except (KeyboardInterrupt, click.Abort):
-        print(f"dslaunch: interrupted{': nothing was started' if is_job else ''}", file=sys.stderr)
+        _tell(f"interrupted{': nothing was started' if is_job else ''}")
         code = 130
     sys.exit(code)

@@ -127,6 +127,12 @@ class PrefixCommand(click.Command):
             )
         return self._own_help
 
+    def get_help(self, ctx: click.Context) -> str:
+        """As wide as the terminal."""
+        from .help_screen import help_of  # here: few runs show it
+
+        return help_of(self, ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every option below its group's title."""
         records = option_records(ctx, self)
@@ -153,6 +159,13 @@ class PrefixCommand(click.Command):
         }
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return self._parse(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click does not say of every mistake whose it is
+            raise
+
+    def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = self._options(ctx)
         typed, rest = self._complete(args, options)
         files = [one for one in typed if one.name == PROFILE]
@@ -182,8 +195,10 @@ class PrefixCommand(click.Command):
         try:
             return super().parse_args(ctx, words + (rest if rest not in ([], ["--"]) else [*added.script]))
         except click.UsageError as error:
-            message = f"{error.format_message()} (with the options of {files[0].value})"
-            raise click.UsageError(message, ctx=error.ctx) from None
+            from .mistakes import in_our_words  # here: few runs end with a mistake
+
+            message = f"{in_our_words(error)} (with the options of {files[0].value})"
+            raise click.UsageError(message, ctx=ctx) from None
 
     def _complete(self, args: list[str], options: dict[str, click.Option]) -> tuple[list[_Typed], list[str]]:
         """The options, written out, up to the first word that is not an option or an option's

@@ -348,10 +348,11 @@ def test_what_follows_the_script_is_the_script_s(
         ("--num_gpus", "--num_gpus"),
         ("--hostfile", "--hostfile"),
         ("--module=1 t.py", "--module"),
-        ("--master_port 0 t.py", "'--master_port': '0' is not allowed; give a whole number from 1 to 65535"),
         ("--master_port 65536 t.py", "'65536' is not allowed; give a whole number"),
-        ("--ssh_port 0 t.py", "'--ssh_port': '0' is not allowed"),
-        ("--log_level loud t.py", "'loud' is not one of 'debug', 'info'"),
+        ("--num_gpus", "--num_gpus needs a value; write --num_gpus=N"),
+        ("-H", "--hostfile needs a value; write --hostfile=FILE"),
+        ("--module=1 t.py", "--module takes no value; write --module alone"),
+        ("--log_level loud t.py", "--log_level=loud: must be debug, info, warning, error or critical"),
         (
             "--launcher teleport t.py",
             "'teleport' is not a launcher; choose ssh, local, pdsh, openmpi, mpich, impi, mvapich, slurm",
@@ -365,14 +366,15 @@ def test_what_follows_the_script_is_the_script_s(
         ),
         ("--job_id x t.py", "--job_id has a meaning with --no_ssh only"),
         ("--coordinator_port 1 t.py", "--coordinator_port has a meaning with --no_ssh only"),
-        ("--no_ssh --node_rank -2 t.py", "'--node_rank': '-2' is not allowed; give a whole number from 0"),
         ("--no_ssh --coordinator_port 65536 t.py", "'65536' is not allowed"),
+        ("--master_port 0 t.py", "--master_port: '0' is not allowed; give a whole number from 1 to 65535"),
+        ("--no_ssh --node_rank -2 t.py", "'-2' is not allowed; give a whole number from 0"),
+        ("--tree_above 0 t.py", "--tree_above: '0' is not allowed; give a whole number from 1"),
         ("--no_ssh --rendezvous_timeout 0 t.py", "'0' is not allowed; give seconds from 1 to 1000000000"),
         ("--kill_grace -1 t.py", "'-1' is not allowed; give seconds from 0 to 1000000"),
         ("--kill_grace nan t.py", "'nan' is not allowed; give seconds from 0"),
         ("--kill_grace inf t.py", "'inf' is not allowed; give seconds from 0"),
         ("--heartbeat 0.5 t.py", "'0.5' is not allowed; give seconds from 1"),
-        ("--tree_above 0 t.py", "'--tree_above': '0' is not allowed; give a whole number from 1"),
         ("--master_addr node1:29500 t.py", "'node1:29500': ':' may stand only in an IPv6 address"),
         ("--master_addr -oProxyCommand=id t.py", "'-oProxyCommand=id': a host's name is made of letters"),
         ("--master_addr tcp://node1 t.py", "'tcp://node1': ':' may stand only in an IPv6 address"),
@@ -411,6 +413,15 @@ def test_what_follows_the_script_is_the_script_s(
             if name != "ssh"
         ),
         ("--connect_timeout soon t.py", "'soon' is not allowed; give seconds from 0"),
+        ("checkpoint ls", "which DIR? Write: dslaunch checkpoint ls DIR"),
+        (
+            "checkpoint ls a b",
+            " takes no more words, and was given b; write: dslaunch checkpoint ls DIR",
+        ),
+        ("checkpoint prune a", "--keep=N is missing; write: dslaunch checkpoint prune DIR --keep=N"),
+        ("checkpoint export a b --dtype int8", "--dtype=int8: must be float32, bfloat16 or float16"),
+        ("checkpoint --nosuch", "there is no option --nosuch; write: dslaunch checkpoint --help"),
+        ("completion powershell", "SHELL powershell: must be bash, zsh, fish or hosts"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(fail: Fail, words: str, message: str) -> None:
@@ -558,6 +569,21 @@ def test_the_exit_code_is_what_the_job_ended_with(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit) as ended:
         cli.main(["t.py"])
     assert ended.value.code == 139
+
+
+@pytest.mark.parametrize("stderr", [">/dev/full", ">&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--nosuch t.py", 2),
+        ("--num_gpus=1 --no_python --no_local_rank sh -c 'exit 7'", 7),
+        ("exec -H nosuch -- true", 2),
+    ],
+)
+def test_the_exit_code_is_the_same_where_stderr_takes_nothing(words: str, code: int, stderr: str) -> None:
+    line = f"{Path(sys.executable).with_name('dslaunch')} {words} 2{stderr}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

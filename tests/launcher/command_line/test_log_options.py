@@ -187,7 +187,7 @@ def test_one_file_for_each_rank_and_nothing_on_the_console_as_with_deepspeed(sta
         (["--tee=0-1"], "--tee: there is no rank 1; this job has ranks 0 to 0"),
         (
             ["--prefix={hots}"],
-            "Invalid value for '--prefix': there is no field {hots}; the fields are {host} {rank}",
+            "--prefix: there is no field {hots}; the fields are {host} {rank}",
         ),
     ],
 )
