@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 import click
 
 _NOT_A_CHOICE = re.compile(r"'(?P<value>.*?)' is not one of\b", re.DOTALL)
