@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..comm.pending import Pending
-from ..comm.rank_group import Job
+from ..comm.rank_group import Job, RankGroup
 from ..errors import ConfigError
 from ..mesh.domain import Domain, Domains
 from ..offload.offload import Offload
@@ -142,6 +142,11 @@ class ShardedModel:
     def is_sharded(self) -> bool:
         """Whether this rank keeps no more of any parameter than its shard."""
         return all(sub_buffer.is_sharded for unit in self.units for sub_buffer in unit.sub_buffers)
+
+    @property
+    def peers(self) -> RankGroup:
+        """The ranks that use the same parameters in the same order."""
+        return self.domains.dense.comm.sharers
 
     @property
     def has_shards(self) -> bool:
@@ -365,6 +370,7 @@ class ShardedModel:
         self.reload()
         if self._access is not None:
             self._access.release()
+            self.prefetcher.after_evaluation = _nothing  # which holds a process group
             self.prefetcher.hold_all()
         for member in (
             member for unit in self.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
