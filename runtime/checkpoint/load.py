@@ -287,11 +287,11 @@ class _Unfit(CheckpointError):
     """It is not what this run can load: another checkpoint of the same training will not be, either."""
 
 
-def _members(training: Training) -> Iterator[tuple[SubBuffer, Member]]:
+def _members(training: Training) -> Iterator[tuple[SubBuffer, int, Member]]:
     for unit in training.model.units:
         for sub_buffer in unit.sub_buffers:
-            for member in sub_buffer.members:
-                yield sub_buffer, member
+            for index, member in enumerate(sub_buffer.members):
+                yield sub_buffer, index, member
 
 
 def _group_names(training: Training) -> list[list[str]]:
@@ -310,7 +310,9 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
     shapes = {name: tuple(found.size) for name, found in reader.tensors().items()}
     weights = {name[len(MODEL) :]: shape for name, shape in shapes.items() if name.startswith(MODEL)}
     if plan.with_module:
-        params = {member.name: tuple(member.param.shape) for _, member in _members(training)}
+        params = {
+            member.name: sub_buffer.whole_shape(index) for sub_buffer, index, member in _members(training)
+        }
         buffers = {
             name: tuple(getattr(value, "shape", ())) for name, value in training.beside_units().items()
         }
@@ -328,7 +330,7 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
     if plan.with_scheduler:
         _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:
-        trained = {member.name for sub_buffer, member in _members(training) if sub_buffer.is_trained}
+        trained = {member.name for sub_buffer, _, member in _members(training) if sub_buffer.is_trained}
         _check_optimizer(training.optimizer, saved["optimizer"], trained, shapes, strict=plan.strict)
 
 

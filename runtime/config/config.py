@@ -23,6 +23,7 @@ from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
+from .tensor import TensorParallelConfig
 from .zero import ZeroConfig
 
 
@@ -67,6 +68,7 @@ class Config(Section):
     data_types: DataTypesConfig = DataTypesConfig()
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
+    tensor_parallel: TensorParallelConfig | None = None
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None
@@ -76,6 +78,11 @@ class Config(Section):
     comms_logger: CommsLoggerConfig | None = None
     flops_profiler: FlopsProfilerConfig | None = None
     timers: TimersConfig | None = None
+
+    @property
+    def tp_size(self) -> int:
+        """Over how many ranks layers are divided; 1: over none."""
+        return 1 if self.tensor_parallel is None else self.tensor_parallel.size
 
     @property
     def loss_scaling(self) -> Fp16Config:

@@ -20,6 +20,7 @@ from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastCon
 from .section import read_section
 from .source import read_source
 from .strict import Sifted, rename_old, sift
+from .tensor import TensorParallelConfig
 from .torch_scheduler import torch_scheduler, torch_scheduler_names, torch_scheduler_params
 from .zero import ZeroConfig
 
@@ -142,6 +143,29 @@ def _read_activation(used: dict[str, Any] | None, problems: dict[str, str]) -> A
     return read_section(ActivationConfig, used, path="activation_checkpointing", problems=problems)
 
 
+def _read_tensor(
+    used: dict[str, Any], problems: dict[str, str], num_ranks: int, tp_size: int
+) -> tuple[TensorParallelConfig | None, int]:
+    """Return the section, None if it divides nothing, and how many ranks have samples of their own;
+    `tp_size` is what the program says, 1 where it says nothing.
+    """
+    key = "tensor_parallel.autotp_size"
+    found = read_section(
+        TensorParallelConfig, used.get("tensor_parallel", {}), path="tensor_parallel", problems=problems
+    )
+    if found is None:
+        return None, num_ranks
+    size = found.size if tp_size == 1 else tp_size
+    if found.size not in (1, size):
+        problems[key] = (
+            f"{key} {found.size} contradicts the model, which is divided over {size} ranks; leave one out"
+        )
+    if num_ranks % size:
+        problems[key] = f"{key} {size} does not divide the {num_ranks} ranks of the job"
+        return None, num_ranks
+    return found.model_copy(update={"autotp_size": size}) if size > 1 else None, num_ranks // size
+
+
 def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
     """Rules about more than one section."""
 
@@ -197,13 +221,15 @@ def load_config(
     world_size: int,
     is_lenient: bool = False,
     has_optimizer: bool = False,
+    tp_size: int = 1,
 ) -> Config:
     """The configuration that `source` gives `world_size` ranks: a path, a dict, or base64 of JSON.
 
     A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is
     for programs that were written for DeepSpeed: a warning names the keys that are not known, or still say
     "auto", and they count as left out; gradient_clipping that is left out is 1.0, as there. `has_optimizer`:
-    the program brings one.
+    the program brings one. `tp_size`: over so many ranks it has divided its layers. The Config's world_size
+    are the ranks that have samples of their own.
     Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
@@ -241,6 +267,7 @@ def load_config(
         ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
     )
     used["activation_checkpointing"] = _read_activation(used.get("activation_checkpointing"), problems)
+    used["tensor_parallel"], world_size = _read_tensor(used, problems, world_size, tp_size)
     line = fill_batch(used, world_size=world_size)
     if line and not {TRAIN, MICRO, STEPS} & set(sifted.autos):
         problems[TRAIN] = line

@@ -33,6 +33,7 @@ from ..step.host_update import Update
 from ..step.loss_scale import LossScaler
 from ..step.overflow import has_overflow
 from ..step.step_schedule import StepSchedule
+from ..tensor.divide import DividedModel
 from ..zero import ds_attributes
 from ..zero.leaf_modules import mark_configured, z3_leaf_module
 from ..zero.param_location import note_locations
@@ -72,6 +73,7 @@ def make_components(
     optimizer: FlatOptimizer | None,
     device: torch.device,
     worker: WorkerEnvironment,
+    divided: DividedModel | None = None,
 ) -> Components:
     """Place the module in flat buffers, with rank 0's values, and make all that trains it.
 
@@ -80,6 +82,8 @@ def make_components(
     """
     policy = _policy(config, optimizer)
     domains = _domains(axes, policy, config)
+    if divided is not None:
+        divided.join(domains)
     job = domains.job
     timeout = group_timeout() or worker.timeout
     watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)

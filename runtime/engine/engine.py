@@ -23,6 +23,7 @@ from ..errors import CheckpointError, ConfigError
 from ..mesh.axes import Axes
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import check_metric
+from ..tensor.divide import DividedModel
 from ..zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
 from ..zero.parked_states import read_kinds
 from .absent import why_absent
@@ -49,6 +50,7 @@ class Engine(Getters, nn.Module):
         optimizer: FlatOptimizer | None,
         device: torch.device,
         worker: WorkerEnvironment,
+        divided: DividedModel | None = None,
     ) -> None:
         """Place the module in flat buffers, with rank 0's values; `initialize()` calls this.
 
@@ -72,7 +74,13 @@ class Engine(Getters, nn.Module):
         self.monitor, self.tput_timer = instruments.monitor, instruments.tput_timer
         self.flops_profiler = instruments.flops_profiler
         made = make_components(
-            module, axes=axes, config=config, optimizer=optimizer, device=device, worker=worker
+            module,
+            axes=axes,
+            config=config,
+            optimizer=optimizer,
+            device=device,
+            worker=worker,
+            divided=divided,
         )
         self._policy, self._domains, self._watchdog = made.policy, made.domains, made.watchdog
         self._wire = made.domains.wire

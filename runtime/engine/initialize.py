@@ -27,6 +27,8 @@ from ..placement.stage_policy import policy_for_stage
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
+from ..tensor.divide import divide
+from ..tensor.lower import size_of_plan
 from .engine import Engine
 from .summary import summarize
 
@@ -78,10 +80,15 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker, device_index = read_environment(), getattr(args, "device_rank", None)
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index)
-    axes = axes_of_job(dist.get_world_size())
+    num_ranks = dist.get_world_size()
     settings = load_config(
-        source, world_size=axes.dp, is_lenient=is_lenient, has_optimizer=optimizer is not None
+        source,
+        world_size=num_ranks,
+        is_lenient=is_lenient,
+        has_optimizer=optimizer is not None,
+        tp_size=size_of_plan(model),
     )
+    axes = axes_of_job(num_ranks, tp=settings.tp_size)
     if is_lenient:
         settings = _with_precision_of(model, settings)
     device = choose_device(worker, index=device_index)
@@ -89,6 +96,11 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
     with torch.inference_mode(False):  # what is made in it can never be trained
+        divided = None
+        if settings.tensor_parallel is not None:
+            divided = divide(model, axes, settings.tensor_parallel, device=device)
+            optimizer = divided.renew_optimizer(optimizer)
+            model_parameters = divided.renew_parameters(model_parameters)
         engine = Engine(
             model,
             axes=axes,
@@ -98,6 +110,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             ),
             device=device,
             worker=worker,
+            divided=divided,
         )
     engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer)
     engine.collate_fn = collate_fn

@@ -16,9 +16,9 @@ from ..comm.rank_group import Job
 from ..errors import CheckpointError
 from ..placement.stage_policy import Placement
 from ..zero.sharded_model import ShardedModel
-from ..zero.sub_buffer import SubBuffer
+from ..zero.whole_parameters import whole_parameters
 from .dry_run import NoCopies
-from .weights_stream import WeightsStream, write_weights
+from .weights_stream import WeightsStream, wholes, write_weights
 
 _SHAPES_ADVICE = (
     "Nothing was loaded. Build the model with the shapes of the state_dict, or leave these names out of it "
@@ -38,7 +38,7 @@ class Weights:
 
         Order: a collective where parameters are sharded
         """
-        with self._model.gathered():
+        with self._model.gathered(), whole_parameters(self._model.units):
             state: dict[str, Any] = self._module.state_dict(*args, **kwargs)
             return _cloned(state) if self._model.policy.parameters is Placement.SHARDED else state
 
@@ -50,12 +50,16 @@ class Weights:
         """
         self._model.parked_states.check_here("load_state_dict()")
         with self._model.gathered():
+            result = self._load(state_dict, strict)
+            self._model.take_edits()
+        return result
+
+    def _load(self, state_dict: Mapping[str, Any], strict: bool) -> Any:
+        with whole_parameters(self._model.units):
             # torch has written what fits when it raises for what does not;
             # and one rank's file may be another's
             self._check_together("load_state_dict()", lambda: self._try_load_state_dict(state_dict, strict))
-            result = self._module.load_state_dict(state_dict, strict)
-            self._model.take_edits()
-        return result
+            return self._module.load_state_dict(state_dict, strict)
 
     def load_by(self, load: Callable[..., object], state_dict: Mapping[str, Any]) -> None:
         """Have `load(src=state_dict, dst=module)` write the weights.
@@ -67,7 +71,8 @@ class Weights:
         what = "load_module_state_dict(custom_load_fn=...)"
         with self._model.gathered(), torch.no_grad():
             try:
-                self._check_together(what, lambda: load(src=state_dict, dst=self._module))
+                with whole_parameters(self._model.units):
+                    self._check_together(what, lambda: load(src=state_dict, dst=self._module))
             except BaseException:
                 if not self._model.is_sharded:  # shards have not changed
                     self._model.parked_states.barred = (
@@ -135,9 +140,11 @@ class Weights:
                     flat = sub_buffer.comm.gather_to_first(
                         sub_buffer.on_device(sub_buffer.param_shard.own), what=sub_buffer.label
                     )
-                values |= {} if flat is None else by_name(sub_buffer, flat)
-            elif self._job.is_first:
-                values |= by_name(sub_buffer, sub_buffer.param_shard.values.flat)
+            else:
+                flat = sub_buffer.param_shard.values.flat if sub_buffer.comm.sharers.is_first else None
+            values |= {
+                name: value.to("cpu", copy=True) for name, value in wholes(sub_buffer, flat, self._job)
+            }
         if not self._job.is_first:
             return None
         name_of = {
@@ -195,12 +202,4 @@ def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Tensor)
         else value
         for name, value in state.items()
-    }
-
-
-def by_name(sub_buffer: SubBuffer, flat: Tensor) -> dict[str, Tensor]:
-    """Copy each parameter's elements out: torch.save writes the whole storage behind a view."""
-    return {
-        member.name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to("cpu", copy=True)
-        for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True)
     }

@@ -43,7 +43,7 @@ class WeightsStream:
     def __init__(
         self, module: nn.Module, model: ShardedModel, job: Job, *, left_out: Collection[str]
     ) -> None:
-        self._left_out, self._is_first = left_out, job.is_first
+        self._left_out, self._job, self._is_first = left_out, job, job.is_first
         sub_buffers = [
             sub_buffer
             for unit in model.units
@@ -78,7 +78,7 @@ class WeightsStream:
             if sub_buffer is None:
                 found |= {name: Spec(tuple(value.shape), dtype) for name, value in others.items()}
             else:
-                found |= {name: Spec(shape, dtype) for name, shape, _ in self._members(sub_buffer)}
+                found |= {name: Spec(shape, dtype) for name, shape in self._members(sub_buffer)}
         return found
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -94,21 +94,35 @@ class WeightsStream:
             with sub_buffer.here() if sub_buffer.is_sharded else nullcontext():
                 flat: Tensor | None = (
                     sub_buffer.param_shard.values.flat
-                    if self._is_first and not sub_buffer.is_sharded
+                    if sub_buffer.comm.sharers.is_first and not sub_buffer.is_sharded
                     else None
                 )
                 if sub_buffer.is_sharded:
                     flat = sub_buffer.comm.gather_to_first(
                         sub_buffer.on_device(sub_buffer.param_shard.own), what=sub_buffer.label
                     )
-                if flat is not None:
-                    for name, shape, offset in self._members(sub_buffer):
-                        yield name, flat[offset : offset + torch.Size(shape).numel()].view(shape).cpu()
+                for name, value in wholes(sub_buffer, flat, self._job):
+                    if name not in self._left_out:
+                        yield name, value.cpu()
 
-    def _members(self, sub_buffer: SubBuffer) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True):
+    def _members(self, sub_buffer: SubBuffer) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for index, member in enumerate(sub_buffer.members):
             if member.name not in self._left_out:
-                yield member.name, slot.shape, slot.offset
+                yield member.name, sub_buffer.whole_shape(index)
+
+
+def wholes(sub_buffer: SubBuffer, flat: Tensor | None, job: Job) -> Iterator[tuple[str, Tensor]]:
+    """Give name and values of each parameter of a sub-buffer on rank 0, and nothing on the others.
+
+    `flat` are the values of all, on the first of the ranks that share them.
+
+    Order: a collective where parameters are divided
+    """
+    for index, (member, slot) in enumerate(zip(sub_buffer.members, sub_buffer.layout.slots, strict=True)):
+        part = None if flat is None else flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
+        whole = sub_buffer.gather_parts_to_first(index, part)
+        if whole is not None and job.is_first:
+            yield member.name, whole
 
 
 def write_weights(

@@ -100,6 +100,11 @@ class Axes:
         return tuple(first[rank] for rank in range(self.world_size))
 
 
-def axes_of_job(world_size: int) -> Axes:
-    """Return the axes of so many ranks: all train the same parameters with other data."""
-    return Axes(dp=world_size)
+def axes_of_job(world_size: int, *, tp: int = 1) -> Axes:
+    """Return the axes of so many ranks, of which `tp` neighbours hold one copy of the model together.
+
+    Errors: ValueError if `tp` does not divide them
+    """
+    if world_size % tp:
+        raise ValueError(f"tp={tp} does not divide the {world_size} ranks")
+    return Axes(dp=world_size // tp, tp=tp)

@@ -1,4 +1,6 @@
-"""The domain of a parameter: which ranks share it, and by what their gradients' sum is divided."""
+"""The domain of a parameter: which ranks share it, how it is divided over others, and what its gradients are
+divided by.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from torch import nn
 
 from ..comm.collectives import Collectives
 from ..comm.mesh import Lines, make_mesh, make_shard_axis
-from ..comm.rank_group import Job
+from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
 from .axes import SAMPLES, Axes
+from .cut import Cut
+from .parts import Cuts, Parts
 
 DENSE = "dense"
 
@@ -23,6 +27,15 @@ class Domain:
     name: str
     comm: Collectives  # of the ranks that share its parameters
     sharers: Lines  # of all ranks: those that share such parameters are in one line
+    parts: Parts | None = None  # of its parameters, each of which is divided over other ranks
+
+    def cuts_of(self, param: nn.Parameter) -> Cuts | None:
+        """Return how all parts of a parameter are cut, by rank; None if it is here as a whole."""
+        return None if self.parts is None else self.parts.of(param)
+
+    def cut_of(self, param: nn.Parameter) -> Cut | None:
+        """Return how this rank's part of it is cut; None if it is here as a whole."""
+        return None if self.parts is None else self.parts.own(param)
 
     def label(self, unit: str) -> str:
         """Return the name of its part of a unit, in messages and on the wire."""
@@ -61,8 +74,9 @@ class Domains:
         states_by_chunk: bool = False,
         divisor: int = 0,
         params: Iterable[nn.Parameter] = (),
+        parts: Parts | None = None,
     ) -> Domain:
-        """Make one, of these parameters; see `make_mesh`.
+        """Make one, of these parameters, of which `parts` tells how they are divided; see `make_mesh`.
 
         Order: every rank must call this in the same order: it may create process groups
         """
@@ -73,7 +87,7 @@ class Domains:
             copies=copies,
             divisor=divisor,
         )
-        domain = Domain(name=name, comm=Collectives(mesh, self.wire), sharers=sharers)
+        domain = Domain(name=name, comm=Collectives(mesh, self.wire), sharers=sharers, parts=parts)
         self._all.append(domain)
         self._of |= {id(param): domain for param in params}
         return domain
@@ -81,6 +95,11 @@ class Domains:
     def of(self, param: nn.Parameter) -> Domain:
         """Return the domain of a parameter of the model."""
         return self._of.get(id(param), self.dense)
+
+    @property
+    def copies_group(self) -> RankGroup:
+        """Return the ranks that hold copies of dense parameters: this one's axis tp."""
+        return RankGroup(self.dense.comm.mesh.copies, self.wire)
 
     @property
     def summands(self) -> tuple[int, ...]:

@@ -20,21 +20,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ConfigError
 from .flat_buffer import address_of
 from .freed_parameter import FreedParameter
+from .module_parameters import parameters_of, plain_again
 from .prefetch import Prefetcher, in_backward
 from .saved_hooks import Pack, Unpack, top_hooks
 from .sub_buffer import SubBuffer
 from .unit import Unit
 
+_PLAIN = (Tensor, nn.Parameter)
 _CHECKPOINTS = "torch.utils.checkpoint"  # whose hooks keep nothing, and compute it again
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"  # torch.func, of net 3
 
@@ -48,6 +50,26 @@ class _SavedView(NamedTuple):
     num_changes: int | None  # of that parameter until then; None: later ones do not matter
     # Its size, stride and offset; None if it is the parameter as it is, of which there is a view already.
     place: tuple[torch.Size, tuple[int, ...], int | torch.SymInt] | None
+
+
+class _SavedParts(NamedTuple):
+    """Of a saved tensor that consists of others, a DTensor for example: each of these as it is saved."""
+
+    kind: Any
+    parts: dict[str, Any]  # by attribute
+    context: Any
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether any of them lies in a unit's memory."""
+        return any(type(part) in (_SavedView, _SavedParts) for part in self.parts.values())
+
+    def put_together(self, unpack: Unpack) -> Tensor:
+        parts = {name: unpack(part) for name, part in self.parts.items()}
+        whole: Tensor = self.kind.__tensor_unflatten__(parts, self.context, self.size, self.stride)
+        return whole
 
 
 class Access:
@@ -87,7 +109,7 @@ class Access:
                 continue  # it stays whole
             if is_top or next(one.parameters(), None) is not None:
                 one.forward = _Forward(one, functools.partial(self._call, unit, is_top), unit)
-                one._parameters = _Parameters(one._parameters, self._unshard_until_end)
+                parameters_of(one).unshard = self._unshard_until_end
 
     def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
         del self._sub_buffer_at[was]
@@ -98,8 +120,7 @@ class Access:
         for one in self._module.modules():
             if isinstance(one.forward, _Forward):
                 one.forward = one.forward.__wrapped__
-            if isinstance(one._parameters, _Parameters):
-                one._parameters = dict(one._parameters)
+            plain_again(one)
 
     def compile(self, options: Mapping[str, Any]) -> int:
         """Compile the forward of every module that has a whole unit's parameters here when it
@@ -201,10 +222,15 @@ class Access:
         sub_buffer_at = self._sub_buffer_at
 
         def pack(tensor: Tensor) -> Any:
+            if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+                parts = _pack_parts(tensor, pack)
+                return parts if parts.is_ours else tensor
             found = sub_buffer_at.get(address_of(tensor))
             return tensor if found is None else _saved_in(*found, tensor)
 
         def unpack(saved: Any) -> Any:
+            if type(saved) is _SavedParts:
+                return saved.put_together(unpack)
             return self._read(saved) if type(saved) is _SavedView else saved
 
         pack._is_dslaunch = True  # type: ignore[attr-defined]
@@ -218,13 +244,21 @@ class Access:
         pack_own = self._hooks[0]
         is_checkpoint = getattr(pack_below, "__module__", None) == _CHECKPOINTS
 
-        def pack(tensor: Tensor) -> Any:
+        def pack_own_view(tensor: Tensor) -> Any:
             saved = pack_own(tensor)
-            if type(saved) is not _SavedView:
-                return (pack_below(saved),)
-            return saved._replace(num_changes=None) if is_checkpoint else saved
+            is_ours = type(saved) is _SavedView
+            return saved._replace(num_changes=None) if is_checkpoint and is_ours else saved
+
+        def pack(tensor: Tensor) -> Any:
+            if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+                parts = _pack_parts(tensor, pack_own_view)
+                return parts if parts.is_ours else (pack_below(tensor),)
+            saved = pack_own_view(tensor)
+            return saved if type(saved) is _SavedView else (pack_below(saved),)
 
         def unpack(saved: Any) -> Tensor:
+            if type(saved) is _SavedParts:
+                return saved.put_together(self._hooks[1])
             return self._read(saved) if type(saved) is _SavedView else unpack_below(saved[0])
 
         pack._is_dslaunch = True  # type: ignore[attr-defined]
@@ -286,26 +320,6 @@ class _Forward:
         )
 
 
-class _Parameters(dict[str, Any]):
-    """A module's parameters; to ask for one by name unshards its unit."""
-
-    def __init__(self, params: dict[str, Any], unshard_until_end: Callable[[nn.Parameter], None]) -> None:
-        super().__init__(params)
-        self._unshard_until_end = unshard_until_end
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return deepcopy(dict(self), memo)
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
-
-    def __getitem__(self, name: str) -> Any:
-        param = super().__getitem__(name)
-        if type(param) is FreedParameter:
-            self._unshard_until_end(param)
-        return param
-
-
 def _check_not_compiled(module: nn.Module) -> None:
     """What is compiled as a whole has our nets inside, where they do nothing."""
     for name, one in module.named_modules():
@@ -348,6 +362,13 @@ def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _SavedView |
     is_whole = tensor.is_set_to(values.views[member])
     place = None if is_whole else (tensor.size(), tensor.stride(), offset)
     return _SavedView(unit, sub_buffer, member, params.num_changes[member], place)
+
+
+def _pack_parts(tensor: Any, pack: Pack) -> _SavedParts:
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: getattr(tensor, name) for name in names}  # some are no tensors
+    packed = {name: pack(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
+    return _SavedParts(type(tensor), packed, context, tensor.size(), tensor.stride())
 
 
 def _no_transform() -> ConfigError:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
@@ -28,11 +30,18 @@ _IDS = count()  # in the order in which parameters are sharded, so the same on e
 _ID_OF: Any = WeakTensorKeyDictionary()  # parameter -> its id, which zero.Init and initialize() agree on
 
 
-def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, axis: Axis) -> None:
+def attach(
+    param: nn.Parameter,
+    *,
+    shard: Tensor,
+    is_sharded: bool,
+    axis: Axis,
+    shape: tuple[int, ...] | None = None,
+) -> None:
     """Describe a parameter of which this rank keeps `shard`, 1-D; without elements where
     others have them all.
 
-    `axis` has the ranks that share it.
+    `axis` has the ranks that share it; `shape` is that of the whole, where this rank has a part.
 
     Order: every rank must attach to the same parameters in the same order
     """
@@ -41,8 +50,8 @@ def attach(param: nn.Parameter, *, shard: Tensor, is_sharded: bool, axis: Axis) 
         _ID_OF[param] = next(_IDS)
     vars(param).update(
         ds_id=_ID_OF[param],
-        ds_shape=param.shape,
-        ds_numel=param.numel(),
+        ds_shape=param.shape if shape is None else torch.Size(shape),
+        ds_numel=param.numel() if shape is None else prod(shape),
         ds_tensor=shard,
         ds_persist=not is_sharded,  # whole on every rank at any time
         ds_process_group=axis.group,  # None: the default group, which may not be held (see mesh.py)
@@ -68,11 +77,18 @@ def describe(model: ShardedModel) -> None:
         return
     for sub_buffer in (sub_buffer for unit in model.units for sub_buffer in unit.sub_buffers):
         axis = sub_buffer.comm.mesh.shard
-        for member, slot in zip(sub_buffer.members, sub_buffer.layout.slots, strict=True):
+        members = zip(sub_buffer.members, sub_buffer.layout.slots, strict=True)
+        for index, (member, slot) in enumerate(members):
             own = sub_buffer.layout.fragment(slot, axis.index, num_shards=axis.size)
             start, numel = (own.offset_in_shard, own.numel) if own else (0, 0)
             shard = sub_buffer.param_shard.own[start : start + numel]
-            attach(member.param, shard=shard, is_sharded=sub_buffer.is_sharded, axis=axis)
+            attach(
+                member.param,
+                shard=shard,
+                is_sharded=sub_buffer.is_sharded,
+                axis=axis,
+                shape=sub_buffer.whole_shape(index),
+            )
 
 
 class _Handle:

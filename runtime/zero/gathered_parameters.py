@@ -17,6 +17,7 @@ from .early_parameter import InitContext, early_of
 from .param_location import ParamLocation, location_of
 from .sharded_model import ShardedModel
 from .sub_buffer import SubBuffer
+from .whole_parameters import WholeParameters
 
 T = TypeVar("T")
 _SAY_WHOSE = "say whose values count: GatheredParameters(params, modifier_rank=0)"
@@ -53,6 +54,9 @@ class GatheredParameters:
         self._versions: list[int] = []
         self._is_open_ended = False
         self._open = ExitStack()
+        self._whole = WholeParameters(
+            (location.sub_buffer, location.member_index) for location in _unique(self._locations)
+        )
 
     def __enter__(self) -> None:
         for model in _unique(location.model for location in self._locations):
@@ -64,6 +68,7 @@ class GatheredParameters:
             self._open.enter_context(early.held())
         for sub_buffer in self._sharded_sub_buffers:
             sub_buffer.take_writes()  # those of a forward that has just ended
+        self._whole.open()
         self._versions = [_param(location)._version for location in self._locations]
 
     def __exit__(
@@ -77,6 +82,7 @@ class GatheredParameters:
                 if kind is None:
                     self._end(self._modifier_rank)
             finally:
+                self._whole.close(takes=False)
                 self._forget_writes()
 
     def open(self) -> None:
@@ -90,6 +96,7 @@ class GatheredParameters:
             try:
                 self._end(modifier_rank)
             finally:
+                self._whole.close(takes=False)
                 self._forget_writes()
 
     @property
@@ -104,6 +111,9 @@ class GatheredParameters:
             )
 
     def _end(self, modifier_rank: int | None) -> None:
+        if modifier_rank is not None:
+            self._share_wholes(modifier_rank)
+        self._whole.close()
         if modifier_rank is not None:
             self._spread(modifier_rank)
         elif self._loses_writes:
@@ -177,12 +187,29 @@ class GatheredParameters:
             )
 
     @torch.no_grad()
+    def _share_wholes(self, rank: int) -> None:
+        """Where layers are divided, rank `rank` may hold other parts than this one: all get its wholes."""
+        for location in _unique(self._locations):
+            if location.model.domains.axes.tp > 1:
+                whole = _param(location).data.contiguous()
+                location.model.job.broadcast(whole, what=f"parameter '{location.name}'", source=rank)
+                _param(location).copy_(whole)
+
+    @torch.no_grad()
     def _spread(self, rank: int) -> None:
         for model in _unique(location.model for location in self._locations):
             model.before_change()
-        for sub_buffer in _unique(location.sub_buffer for location in self._locations):
+        # where layers are divided, all have rank `rank`'s values by now
+        sources = {
+            location.sub_buffer: 0 if location.model.domains.axes.tp > 1 else rank
+            for location in self._locations
+        }
+        for sub_buffer in sources:
             sub_buffer.param_shard.collect()
-            sub_buffer.comm.broadcast(sub_buffer.param_shard.values.flat, what=sub_buffer.label, source=rank)
+            source = sources[sub_buffer]
+            sub_buffer.comm.broadcast(
+                sub_buffer.param_shard.values.flat, what=sub_buffer.label, source=source
+            )
             sub_buffer.take_edits(keeps_masters=True)
             # What was written only rank `rank` knows; torch has counted it where nothing is sharded.
             if sub_buffer.is_sharded:

@@ -42,12 +42,11 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
     """
     location = _to_write(param, value)
     with location.sub_buffer.here(is_written=True):
-        location.sub_buffer.copy_fragment(
-            location.member_index, value, location.sub_buffer.optimizer_shard.master
-        )
-    location.sub_buffer.param_shard.load(location.member_index, value)
+        _copy_part(location, value, location.sub_buffer.optimizer_shard.master)
+    part = location.sub_buffer.part_of(location.member_index, value)
+    location.sub_buffer.param_shard.load(location.member_index, part)
     if location.sub_buffer.is_sharded and location.unit.is_here:
-        location.sub_buffer.param_shard.values.views[location.member_index].copy_(value)
+        location.sub_buffer.param_shard.values.views[location.member_index].copy_(part)
 
 
 @torch.no_grad()
@@ -123,7 +122,7 @@ def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_stat
             state.copy_(value.reshape(state.shape))
         return
     with location.sub_buffer.here(is_written=True):
-        location.sub_buffer.copy_fragment(location.member_index, value, _state(location, optim_state_key))
+        _copy_part(location, value, _state(location, optim_state_key))
 
 
 @torch.no_grad()
@@ -161,7 +160,8 @@ def safe_set_full_grad(param: nn.Parameter, value: Tensor) -> None:
     """Set it; every rank gives the same value. Not a collective."""
     location = _to_write(param, value)
     location.model.check_averaged()
-    location.sub_buffer.gradients.replace(location.member_index, value)
+    part = location.sub_buffer.part_of(location.member_index, value)
+    location.sub_buffer.gradients.replace(location.member_index, part)
 
 
 @torch.no_grad()
@@ -180,7 +180,8 @@ def safe_update_full_grad_vectorized(
             own, _averages(own[0], [location.member_index for location in own]), strict=True
         ):
             param = sub_buffer.members[location.member_index].param
-            sub_buffer.gradients.replace(location.member_index, update_func(grad, param))
+            index = location.member_index
+            sub_buffer.gradients.replace(index, sub_buffer.part_of(index, update_func(grad, param)))
 
 
 @torch.no_grad()
@@ -189,9 +190,9 @@ def safe_get_local_grad(param: nn.Parameter) -> Tensor | None:
     location = _trained(param)
     if location is None:
         return None
-    (whole,) = _averages(location, [location.member_index])
+    (part,) = _own_averages(location, [location.member_index])
     _, start, numel = _bounds(location)
-    return whole.reshape(-1)[start : start + numel]
+    return part.reshape(-1)[start : start + numel]
 
 
 @torch.no_grad()
@@ -218,6 +219,13 @@ def _trained(param: nn.Parameter) -> ParamLocation | None:
 
 
 def _averages(location: ParamLocation, indices: Sequence[int]) -> list[Tensor]:
+    """Return the averages, [the parameter's shape] each."""
+    parts = _own_averages(location, indices)
+    return [location.sub_buffer.gather_parts(index, part) for index, part in zip(indices, parts, strict=True)]
+
+
+def _own_averages(location: ParamLocation, indices: Sequence[int]) -> list[Tensor]:
+    """Return as much of them as there is of each parameter on this rank."""
     location.model.check_averaged()
     location.model.settle()
     return location.sub_buffer.gradients.averages(indices, location.sub_buffer.comm)
@@ -234,9 +242,10 @@ def _must_be_trained(param: nn.Parameter) -> ParamLocation:
 
 def _to_write(param: nn.Parameter, value: Tensor) -> ParamLocation:
     location = _must_be_trained(param)
-    if value.shape != param.shape:
+    shape = location.sub_buffer.whole_shape(location.member_index)
+    if tuple(value.shape) != shape:
         raise ConfigError(
-            f"parameter '{location.name}' has shape {tuple(param.shape)}, not {tuple(value.shape)}; give "
+            f"parameter '{location.name}' has shape {shape}, not {tuple(value.shape)}; give "
             "a tensor of the whole parameter's shape"
         )
     location.model.before_change()
@@ -293,7 +302,14 @@ def _whole(location: ParamLocation, shard: Tensor) -> Tensor:
     sub_buffer = location.sub_buffer
     flat = sub_buffer.comm.gather_states(sub_buffer.on_device(shard), what=f"parameter '{location.name}'")
     slot = sub_buffer.layout.slots[location.member_index]
-    return flat[slot.offset : slot.offset + slot.numel].view(slot.shape).clone()
+    part = flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
+    return sub_buffer.gather_parts(location.member_index, part.clone())
+
+
+def _copy_part(location: ParamLocation, whole: Tensor, shard: Tensor) -> None:
+    """Copy into `shard` what it holds of a value of the parameter's shape."""
+    sub_buffer, index = location.sub_buffer, location.member_index
+    sub_buffer.copy_fragment(index, sub_buffer.part_of(index, whole), shard)
 
 
 def _bounds(location: ParamLocation) -> tuple[int, int, int]:

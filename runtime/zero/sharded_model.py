@@ -75,7 +75,6 @@ class ShardedModel:
         self.before_change: Callable[[], None] = _nothing
         self._module = module
         _check_no_complex(module)
-        _check_no_dtensors(module)
         plans = cut_into_units(module, sizes=unit_sizes, is_leaf=is_leaf)
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
@@ -104,7 +103,7 @@ class ShardedModel:
                             precision=precision,
                             offload=offload,
                         ),
-                        comm=domain.comm,
+                        domain=domain,
                         offload=offload,
                     )
                     for (dtype, _, domain), run in by_role.items()
@@ -444,18 +443,6 @@ def _check_no_complex(module: nn.Module) -> None:
                 f"parameter '{name}' is {param.dtype}; trained parameters are float32 or bfloat16: hold it "
                 "as float32, as torch.view_as_real() gives it, and call torch.view_as_complex() in the "
                 "forward, or freeze it"
-            )
-
-
-def _check_no_dtensors(module: nn.Module) -> None:
-    """They have no memory of their own that could be a part of a flat buffer."""
-    for name, param in module.named_parameters():
-        if hasattr(param, "placements") and hasattr(param, "to_local"):  # without the import of DTensor
-            raise ConfigError(
-                f"parameter '{name}' is a DTensor: fully_shard() or a tensor-parallel plan has divided it "
-                "over ranks; give initialize() the plain model and leave that call out: "
-                "zero_optimization.stage 3 does what fully_shard() does, and tensor parallelism is not "
-                "available in this version"
             )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..comm.mesh import Mesh
 from ..errors import ConfigError
+from ..mesh.domain import Domain
 from ..offload.offload import Offload, SubBufferResidence
 from ..offload.spill import Spill
 from .gradients import Gradients
@@ -32,9 +33,9 @@ class SubBuffer:
     Order: construction broadcasts from rank 0, so every rank must build the same ones in the same order
     """
 
-    def __init__(self, plan: SubBufferPlan, *, comm: Collectives, offload: Offload) -> None:
-        self.plan, self.comm = plan, comm
-        self.param_shard = ParamShard(plan, comm)
+    def __init__(self, plan: SubBufferPlan, *, domain: Domain, offload: Offload) -> None:
+        self.plan, self.domain = plan, domain
+        self.param_shard = ParamShard(plan, domain.comm)
         master = self.param_shard.take_over()
         self.param_shard.settle(offload)
         self.optimizer_shard = OptimizerShard(plan, self.param_shard, master, offload)
@@ -51,8 +52,44 @@ class SubBuffer:
         return self.plan.members
 
     @property
+    def comm(self) -> Collectives:
+        """What the ranks that share it send each other."""
+        return self.domain.comm
+
+    @property
     def layout(self) -> FlatLayout:
         return self.plan.layout
+
+    def whole_shape(self, index: int) -> tuple[int, ...]:
+        """Return the shape of the member at `index`, the parts of all ranks together."""
+        cut = self.domain.cut_of(self.members[index].param)
+        return self.layout.slots[index].shape if cut is None else cut.shape
+
+    def gather_parts(self, index: int, part: Tensor) -> Tensor:
+        """Return the whole of a value of the member at `index`, of which each rank has its part.
+
+        Order: a collective where the member is divided
+        """
+        member = self.members[index]
+        parts, cuts = self.domain.parts, self.domain.cuts_of(member.param)
+        if parts is None or cuts is None:
+            return part
+        return parts.gather(part, cuts, what=f"parameter '{member.name}'")
+
+    def gather_parts_to_first(self, index: int, part: Tensor | None) -> Tensor | None:
+        """As that, on the first of the ranks that have the parts; None on the others, and where this rank
+        gives no part because others do.
+        """
+        member = self.members[index]
+        parts, cuts = self.domain.parts, self.domain.cuts_of(member.param)
+        if parts is None or cuts is None:
+            return part
+        return parts.gather_to_first(part, cuts, what=f"parameter '{member.name}'")
+
+    def part_of(self, index: int, whole: Tensor) -> Tensor:
+        """Return what this rank has of a value of the member at `index`."""
+        cut = self.domain.cut_of(self.members[index].param)
+        return whole if cut is None else cut.take(whole)
 
     @property
     def label(self) -> str:

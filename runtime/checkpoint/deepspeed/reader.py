@@ -90,7 +90,11 @@ class DeepSpeedReader:
 
         Errors: CheckpointError that names the file, or what is missing in it
         """
-        wanted = [(run.name, run.start, run.numel) for tensor_runs in all_runs for run in tensor_runs.runs]
+        wanted = [
+            (run.name, run.start, run.numel) if run.cut is None else (run.name, 0, prod(run.shape))
+            for tensor_runs in all_runs
+            for run in tensor_runs.runs
+        ]
         wanted += [(name, 0, prod(self._tensors[name].shape)) for name in names]
         try:
             for name, start, numel in wanted:
@@ -115,7 +119,11 @@ class DeepSpeedReader:
                     flats = tensor_runs.flats()
                     for run in tensor_runs.runs:
                         out = flats[run.flat][run.offset : run.offset + run.numel]
-                        self._tensors[run.name].copy_to(run.start, out)
+                        if run.cut is None:
+                            self._tensors[run.name].copy_to(run.start, out)
+                        else:
+                            part = run.cut.take(self._tensors[run.name].whole()).reshape(-1)
+                            out.copy_(part[run.start : run.start + run.numel])
 
     @torch.no_grad()
     def tensor(self, name: str) -> Tensor:

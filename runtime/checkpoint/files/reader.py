@@ -26,10 +26,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from ...errors import CheckpointError
 from ..storage.store import Store
 from .archive import SpanReader, tensor_in
-from .boxes import Box, boxes_of
 from .format import TRAINING_FILE
 from .manifest import check_bytes, read_manifest
-from .tensor_runs import MODEL, Run, TensorRuns
+from .tensor_runs import MODEL, PlacedBox, Run, TensorRuns
 from .writer import METADATA
 
 # All that `.metadata` may name; what a pickle names is run.
@@ -183,17 +182,14 @@ class CheckpointReader:
     def _items(self, run: Run, flat: Tensor) -> Iterable[tuple[ReadItem, Tensor]]:
         """What has to be read for a run, and the tensor that each of it goes to."""
         boxes = list(_boxes_of(run))
-        places = {}
-        for box in boxes:
-            first = run.offset + box.start - run.start
-            places[box.offsets] = flat[first : first + box.numel].view(box.sizes)
+        places = {box.offsets: box.of(flat) for box in boxes}
         for item in self._read_items(run, boxes):
             place = places[tuple(item.dest_index.offset or ())]
             for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
                 place = place.narrow(dim, offset, length)
             yield item, place
 
-    def _read_items(self, run: Run, boxes: Sequence[Box]) -> list[ReadItem]:
+    def _read_items(self, run: Run, boxes: Sequence[PlacedBox]) -> list[ReadItem]:
         chunks = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in boxes]
         return create_read_items_for_chunk_list(run.name, self._tensors[run.name], chunks)
 
@@ -230,8 +226,8 @@ class _Told:
             raise CheckpointError(f"{self._where} cannot be read: {error}") from error
 
 
-def _boxes_of(run: Run) -> Iterator[Box]:
-    return boxes_of(run.shape, run.start, run.start + run.numel, max_numel=max(1, run.numel))
+def _boxes_of(run: Run) -> Iterator[PlacedBox]:
+    return run.boxes(max_numel=max(1, run.numel))
 
 
 def _part(box: Tensor, item: ReadItem) -> Tensor:

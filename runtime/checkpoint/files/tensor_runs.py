@@ -13,13 +13,16 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...mesh.cut import Cut
 from ...zero.layout import Slot
 from ...zero.sub_buffer import SubBuffer
+from .boxes import boxes_of
 
 MODEL, STATE = "model.", "optimizer.state."
 MASTER = "master"
@@ -36,16 +39,50 @@ def state_name(name: str, state: str) -> str:
     return f"{STATE}{name}.{state}"
 
 
+class PlacedBox(NamedTuple):
+    """A box of a tensor, and where it lies in a flat one: in a box of this rank's part, or a part of that."""
+
+    offsets: tuple[int, ...]  # in the tensor
+    sizes: tuple[int, ...]
+    first: int  # of the box of this rank's part, in the flat tensor
+    part_sizes: tuple[int, ...]  # of that box
+    narrowed: tuple[int, int, int] | None  # dimension, first index and size there of what counts; None: all
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return prod(self.sizes)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return it, a view of `flat`."""
+        values = flat[self.first : self.first + prod(self.part_sizes)].view(self.part_sizes)
+        return values if self.narrowed is None else values.narrow(*self.narrowed)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Elements of one tensor that follow each other in C order, and where they lie here."""
 
     name: str  # in the checkpoint
     shape: tuple[int, ...]  # of the tensor
-    start: int  # the first of them, counted in the tensor
+    start: int  # the first of them, counted in the tensor, or in this rank's part of it
     numel: int
     flat: str  # which of the shelf's flat tensors they lie in
     offset: int  # of the first one there
+    cut: Cut | None = None  # what this rank's part of the tensor is; None: the whole
+
+    def boxes(self, *, max_numel: int) -> Iterator[PlacedBox]:
+        """Return the boxes of the whole tensor that the run is, and where each lies in `flat`."""
+        part_shape = self.shape if self.cut is None else self.cut.part_shape
+        for box in boxes_of(part_shape, self.start, self.start + self.numel, max_numel=max_numel):
+            first = self.offset + box.start - self.start
+            if self.cut is None:
+                yield PlacedBox(box.offsets, box.sizes, first, box.sizes, None)
+                continue
+            dim = self.cut.dim
+            for offsets, low, size in self.cut.boxes(box.offsets, box.sizes):
+                sizes = (*box.sizes[:dim], size, *box.sizes[dim + 1 :])
+                yield PlacedBox(offsets, sizes, first, box.sizes, (dim, low, size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,17 +211,20 @@ class SubBufferRuns:
             if name is None:
                 continue
             low, high = _overlap(slot, wanted)
+            cut = self.sub_buffer.domain.cut_of(member.param)
+            shape = slot.shape if cut is None else cut.shape
             if low < high:
                 yield Run(
                     name=name,
-                    shape=slot.shape,
+                    shape=shape,
+                    cut=cut,
                     start=low - slot.offset,
                     numel=high - low,
                     flat=flat,
                     offset=low - flat_start,
                 )
-            elif slot.numel == 0 and self._is_first:
-                yield Run(name=name, shape=slot.shape, start=0, numel=0, flat=flat, offset=0)
+            elif slot.numel == 0 and self._is_first and prod(shape) == 0:
+                yield Run(name=name, shape=shape, start=0, numel=0, flat=flat, offset=0)
 
 
 def _swapped(state: str, name: str) -> str:

@@ -31,9 +31,8 @@ from ...offload.device_copies import Arrival
 from ...offload.pinned_memory import host_empty
 from ..storage.store import Store
 from ..storage.stream import Stream
-from .boxes import Box, boxes_of
 from .manifest import Span
-from .tensor_runs import Run, TensorRuns
+from .tensor_runs import PlacedBox, Run, TensorRuns
 
 METADATA = ".metadata"
 _BOX_BYTES = 32 << 20  # who needs any of a box reads all of it
@@ -111,10 +110,10 @@ def spans_of(written: Sequence[Written]) -> dict[str, tuple[Span, ...]]:
     return {file: tuple(sorted(parts)) for file, parts in spans.items()}
 
 
-def _boxes(tensor_runs: TensorRuns) -> Iterator[tuple[Run, Box]]:
+def _boxes(tensor_runs: TensorRuns) -> Iterator[tuple[Run, PlacedBox]]:
     for run in tensor_runs.runs:
         max_numel = _BOX_BYTES // tensor_runs.dtypes[run.flat].itemsize
-        for box in boxes_of(run.shape, run.start, run.start + run.numel, max_numel=max_numel):
+        for box in run.boxes(max_numel=max_numel):
             yield run, box
 
 
@@ -128,12 +127,12 @@ class _Coming(NamedTuple):
     """A box whose values are here, or on their way."""
 
     run: Run
-    box: Box
+    box: PlacedBox
     values: Tensor  # [box.numel] in host memory
     arrival: Arrival | None
 
 
-def _on_host(tensor_runs: TensorRuns, flats: Mapping[str, Tensor]) -> Iterator[tuple[Run, Box, Tensor]]:
+def _on_host(tensor_runs: TensorRuns, flats: Mapping[str, Tensor]) -> Iterator[tuple[Run, PlacedBox, Tensor]]:
     """Each box with its elements in host memory, which are another's when the next one is asked for.
 
     What is on a GPU comes through two page-locked buffers: while the caller has one, the next box is on its
@@ -142,8 +141,7 @@ def _on_host(tensor_runs: TensorRuns, flats: Mapping[str, Tensor]) -> Iterator[t
     buffers = _Buffers(tensor_runs, flats)
     coming: deque[_Coming] = deque()
     for run, box in _boxes(tensor_runs):
-        first = run.offset + box.start - run.start
-        values, arrival = flats[run.flat][first : first + box.numel].detach(), None
+        values, arrival = box.of(flats[run.flat].detach()).reshape(-1), None
         if values.is_cuda and values.numel():
             target = buffers.take(values)
             values, arrival = target, Arrival(values, target)
@@ -178,7 +176,7 @@ class _Buffers:
         return buffer[: like.nbytes].view(like.dtype)
 
 
-def _arrived(coming: _Coming) -> tuple[Run, Box, Tensor]:
+def _arrived(coming: _Coming) -> tuple[Run, PlacedBox, Tensor]:
     """As a tensor without others behind it: torch.save writes all of a storage."""
     if coming.arrival is not None:
         coming.arrival.wait()

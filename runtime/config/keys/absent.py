@@ -91,11 +91,5 @@ ABSENT = (
     opaque("quantize_training", nothing_enabled, "nothing enabled in it", "leave it out"),
     opaque("pipeline", is_empty, "{}", "stage 3 divides a model that is too large"),
     opaque("sparse_attention", is_empty, "{}", "leave it out"),
-    opaque(
-        "tensor_parallel",
-        lambda value: value in ({}, {"autotp_size": 0}),
-        '{"autotp_size": 0}',
-        "stage 3 divides a model that is too large",
-    ),
     opaque("weight_quantization", is_empty, "{}", "it is for inference"),
 )

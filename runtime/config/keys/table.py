@@ -15,6 +15,7 @@ from .monitor import MONITOR
 from .optimizer import OPTIMIZER, SCHEDULER
 from .precision import PRECISION
 from .storage import STORAGE
+from .tensor import TENSOR
 from .training import TRAINING
 from .value import OBJECT
 from .zero import ZERO
@@ -60,6 +61,7 @@ KEYS: tuple[Key, ...] = tuple(
             *PRECISION,
             *ZERO,
             *STORAGE,
+            *TENSOR,
             *MONITOR,
             *ABSENT,
         ),

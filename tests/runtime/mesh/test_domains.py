@@ -73,7 +73,7 @@ def _whole(module: nn.Module) -> dict[str, Tensor]:
 def _on_axes(rank: int, axes: Axes, stage: int, changes: dict[str, Any], folder: str) -> Trained:
     """Train rank's part of the samples; ranks that hold other values at first get rank 0's."""
     num_groups = len(dist.distributed_c10d._world.pg_map)
-    with patch.object(initialize, "axes_of_job", lambda world_size: axes):
+    with patch.object(initialize, "axes_of_job", lambda world_size, tp: axes):
         model = make_model(seed=rank)
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage, **changes))
     place = axes.coordinates(rank)["dp"]
@@ -140,7 +140,7 @@ KINDS: tuple[type[nn.Module], ...] = (Uneven, Wide)
 def _of_two_models(rank: int, stage: int) -> Trained:
     axes = Axes(pp=2, dp=2)
     place = axes.coordinates(rank)
-    with patch.object(initialize, "axes_of_job", lambda world_size: axes):
+    with patch.object(initialize, "axes_of_job", lambda world_size, tp: axes):
         model = make_model(KINDS[place["pp"]])
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage))
     losses, norms = _train(engine, [_batch(step).chunk(2)[place["dp"]] for step in range(STEPS)])

@@ -18,6 +18,7 @@ from dslaunch.runtime.config import (
     optimizer,
     precision,
     scheduler,
+    tensor,
     zero,
 )
 from dslaunch.runtime.config.keys.key import Fate, Key
@@ -75,6 +76,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "activation_checkpointing",
             *WATCHING,
             "timers",
+            "tensor_parallel",
         }
     )
     expected = (
@@ -85,6 +87,13 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         | aliases(activation.ActivationConfig, "activation_checkpointing")
         | aliases(precision.TorchAutocastConfig, "torch_autocast")
         | aliases(offload.AioConfig, "aio")
+        | aliases(
+            tensor.TensorParallelConfig,
+            "tensor_parallel",
+            without=frozenset({"axis", "partition_config"}),
+        )
+        | aliases(tensor.AxisConfig, "tensor_parallel.tp")
+        | aliases(tensor.PartitionConfig, "tensor_parallel.partition_config")
         | aliases(checkpoint.CheckpointConfig, "checkpoint")
         | aliases(
             zero.ZeroConfig,

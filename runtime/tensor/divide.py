@@ -1,0 +1,245 @@
+"""One model, divided over the ranks of the axis tp before it is placed in flat buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..config.tensor import TensorParallelConfig
+from ..errors import ConfigError
+from ..log import logger
+from ..mesh.axes import SAMPLES, Axes
+from ..mesh.cut import Cut, cut_evenly
+from ..mesh.domain import Domains
+from ..mesh.parts import Parts
+from ..zero.early_parameter import early_of
+from .exchange import TensorAxis
+from .lower import Division, is_dtensor, lower
+from .plan import Plan, check_heads, choose_plan, plan_of_model
+from .styles import Packs, PartialGradients
+from .vocabulary import use_parts_of_logits
+
+
+class DividedModel:
+    """A model of which this rank holds a part."""
+
+    def __init__(self, axis: TensorAxis, division: Division) -> None:
+        self._axis, self._division = axis, division
+
+    def join(self, domains: Domains) -> None:
+        """Let its parameters have a domain of their own, and its layers a process group.
+
+        Order: a collective
+        """
+        group = domains.copies_group
+        self._axis.join(group)
+        if not self._division.cuts:
+            return
+        dense = domains.dense.comm.mesh
+        domains.add(
+            "cut over tp",
+            sharers=domains.axes.lines(SAMPLES),
+            shard_size=dense.shard.size,
+            states_by_chunk=dense.states_by_chunk,
+            params=[param for param, _ in self._division.cuts],
+            parts=Parts(group, self._division.cuts),
+        )
+
+    def successor(self, param: Any) -> Any:
+        """Return what a parameter of before has become; anything else as it is."""
+        return self._division.successors.get(id(param), param)
+
+    def renew_optimizer(self, optimizer: Any) -> Any:
+        """Let an optimizer that was made before have the parameters that there are now.
+
+        Errors: ConfigError if it has states of parameters that are no more
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if id(param) in self._division.successors and optimizer.state.get(param):
+                    raise ConfigError(
+                        f"the {type(optimizer).__name__} given to initialize() has taken steps with whole "
+                        "parameters, which are divided over ranks now; give one without states, and load a "
+                        "checkpoint after initialize()"
+                    )
+            group["params"] = [self.successor(param) for param in group["params"]]
+        return optimizer
+
+    def renew_parameters(self, given: Any) -> Any:
+        """Return model_parameters with the parameters that there are now."""
+        return None if given is None else list(self._renewed(given))
+
+    def _renewed(self, given: Iterable[Any]) -> Iterator[Any]:
+        for item in given:
+            if isinstance(item, Mapping):
+                listed = item["params"]
+                params = [listed] if isinstance(listed, Tensor) else listed
+                yield {**item, "params": list(self._renewed(params))}
+            elif isinstance(item, tuple):
+                name, param = item
+                yield name, self.successor(param)
+            else:
+                yield self.successor(item)
+
+
+def divide(
+    module: nn.Module, axes: Axes, settings: TensorParallelConfig, *, device: torch.device
+) -> DividedModel:
+    """Divide the layers of a model over the axis tp, in place.
+
+    Parameters get rank 0's values first. A model that torch's parallelize_module() or Hugging Face's loading
+    has divided stays as it is divided.
+
+    Order:  a collective
+    Errors: ConfigError if no plan says how, or it cannot be done by name
+    """
+    rank = dist.get_rank()
+    place = axes.coordinates(rank)["tp"]
+    axis = TensorAxis(size=axes.tp, index=place)
+    is_divided = any(is_dtensor(param) for param in module.parameters())
+    if is_divided and not _is_of_hugging_face(module):
+        return DividedModel(axis, lower(module, axes, rank=rank))
+    check_heads(module, axes.tp)
+    plan = choose_plan(module, settings)
+    if is_divided:
+        division = lower(module, axes, rank=rank, shows=False)
+        _undo_forwards(module)
+    else:
+        plan = _without_ties(module, plan)
+        _check_agreement(module, plan)
+        division = _cut(module, plan, axis, device=device)
+    _install(module, plan, axis)
+    if settings.vocab_parallel_lm_head:
+        use_parts_of_logits(module, axis)
+    return DividedModel(axis, division)
+
+
+def _is_of_hugging_face(module: nn.Module) -> bool:
+    return any(getattr(one, "_is_hooked", False) for one in module.modules()) and bool(plan_of_model(module))
+
+
+def _undo_forwards(module: nn.Module) -> None:
+    """Take away the forwards that Hugging Face's loading has put in: ours compute with plain tensors."""
+    for one in module.modules():
+        if getattr(one, "_is_hooked", False):
+            vars(one).pop("forward", None)
+
+
+def _check_agreement(module: nn.Module, plan: Plan) -> None:
+    """Ranks that divide different models would wait for each other for ever."""
+    text = "\n".join(f"{name} {tuple(param.shape)}" for name, param in module.named_parameters())
+    own = crc32(f"{text}\n{sorted(plan.params)}\n{sorted(plan.modules)}".encode())
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, own)
+    for rank, other in enumerate(everywhere):
+        if other != everywhere[0]:
+            raise ConfigError(
+                f"rank {rank} and rank 0 were given different models to divide: names and shapes of all "
+                "parameters and the plan must agree; build the model the same way on every rank"
+            )
+
+
+def _without_ties(module: nn.Module, plan: Plan) -> Plan:
+    """Leave out parameters that another module, which the plan does not name, uses whole."""
+    holders: dict[int, list[str]] = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        holders.setdefault(id(param), []).append(name)
+    left_out: set[str] = set()
+    for names in holders.values():
+        planned = [name for name in names if name in plan.params]
+        if planned and len(planned) < len(names):
+            left_out |= {name.rpartition(".")[0] for name in planned}
+    for name in sorted(left_out):
+        logger.info("'%s' stays whole: its parameter is also another module's, which no rule divides", name)
+    return Plan(
+        params={
+            name: style for name, style in plan.params.items() if name.rpartition(".")[0] not in left_out
+        },
+        modules={name: style for name, style in plan.modules.items() if name not in left_out},
+    )
+
+
+@torch.no_grad()
+def _cut(module: nn.Module, plan: Plan, axis: TensorAxis, *, device: torch.device) -> Division:
+    done = Division()
+    named = dict(module.named_modules())
+    cuts: dict[int, Cut] = {}
+    for name, style in plan.params.items():
+        owner, _, key = name.rpartition(".")
+        one = named[owner]
+        param = one._parameters[key]
+        if param is None:
+            continue
+        known_cut = cuts.get(id(param))
+        shape = tuple(param.shape) if known_cut is None else known_cut.shape
+        rule = style.cut(shape)
+        if rule is None:
+            continue
+        cut = _cut_of(name, shape, rule, axis)
+        cuts[id(param)] = cut
+        if known_cut not in (None, cut):
+            raise ConfigError(
+                f"parameter '{name}' is tied to another one, and the plan divides the two differently; give "
+                "both the same dimension, or leave one out"
+            )
+        if id(param) not in done.successors:
+            leaf = nn.Parameter(_part(param, cut, device), requires_grad=param.requires_grad)
+            done.successors[id(param)] = leaf
+            done.kept.append(param)
+            done.cuts.append((leaf, cut))
+        one._parameters[key] = done.successors[id(param)]
+    return done
+
+
+def _cut_of(name: str, shape: tuple[int, ...], rule: tuple[int, Packs], axis: TensorAxis) -> Cut:
+    dim, packs = rule
+    length = shape[dim]
+    if isinstance(packs, int):
+        if length % packs:
+            raise ConfigError(f"parameter '{name}' of shape {shape} does not fall into {packs} equal parts")
+        packs = (length // packs,) * packs
+    if sum(packs) != length:
+        raise ConfigError(
+            f"parameter '{name}' has {length} elements along dimension {dim % len(shape)}, and the parts "
+            f"{list(packs)} have {sum(packs)} together"
+        )
+    if len(packs) > 1 and any(one % axis.size for one in packs):
+        raise ConfigError(
+            f"parameter '{name}' consists of parts of {list(packs)}, which {axis.size} ranks do not divide"
+        )
+    if min(packs) < axis.size:
+        raise ConfigError(
+            f"parameter '{name}' of shape {shape} cannot be divided over {axis.size} ranks along dimension "
+            f"{dim % len(shape)}; use fewer ranks for tensor_parallel.autotp_size"
+        )
+    return cut_evenly(shape, dim, index=axis.index, size=axis.size, packs=packs)
+
+
+def _part(param: nn.Parameter, cut: Cut, device: torch.device) -> Tensor:
+    early = early_of(param)
+    if early is not None:  # sharded by zero.Init: whole for this moment
+        early.take_out()
+    whole = param.detach().to(device).contiguous()
+    dist.broadcast(whole, 0)
+    part = cut.take(whole)
+    param.data = param.data.new_empty(0)  # what was there before is no parameter of the model any more
+    return part
+
+
+def _install(module: nn.Module, plan: Plan, axis: TensorAxis) -> None:
+    named: dict[str, Any] = dict(module.named_modules())
+    for name, style in plan.modules.items():
+        if style.forward is None:
+            continue
+        one = named[name]
+        if style.forward is PartialGradients:
+            PartialGradients(one, axis, name)
+            continue
+        one.forward = style.forward(one, axis, name)

@@ -1,0 +1,143 @@
+"""What the ranks along the axis tp send each other in a forward and a backward.
+
+Activations are either the same on all of them, or each rank has another part of the last dimension. Of a
+value that is the same on all, and that each rank computes its own part from, the gradients are added.
+
+Source: Shoeybi et al. 2019 (Megatron-LM), figures 3 and 4: the functions f and g
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..comm.rank_group import RankGroup
+from ..mesh.cut import cut_evenly
+
+
+class TensorAxis:
+    """This rank and those that hold the other parts of its layers.
+
+    Order: all of them call the same methods in the same order, in forward and backward
+    """
+
+    def __init__(self, *, size: int, index: int) -> None:
+        self.size, self.index = size, index
+        self._group: RankGroup | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorAxis:
+        """A copy of a module is divided over the same ranks."""
+        return self
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks, once an engine has made their process group."""
+        if self._group is None:
+            raise AssertionError("the model computes before its engine is made")
+        return self._group
+
+    def join(self, group: RankGroup) -> None:
+        """Send along this group from now on."""
+        self._group = group
+
+    def sum(self, value: Tensor, what: str) -> Tensor:
+        """Return the sum over the ranks, without a gradient of its own."""
+        return self._all_reduce(value, what, dist.ReduceOp.SUM)
+
+    def largest(self, value: Tensor, what: str) -> Tensor:
+        """Return the largest of the ranks' values, element by element, without a gradient."""
+        return self._all_reduce(value, what, dist.ReduceOp.MAX)
+
+    def _all_reduce(self, value: Tensor, what: str, op: dist.ReduceOp.RedOpType) -> Tensor:
+        total = value.clone(memory_format=torch.contiguous_format)
+        axis, wire = self.group.axis, self.group.wire
+        sent_bytes = 2 * total.nbytes // axis.size * (axis.size - 1)
+        flight = wire.begin("all_reduce", total, what, sent_bytes=sent_bytes)
+        flight.start(partial(dist.all_reduce, total, op=op, group=axis.group, async_op=True)).wait()
+        return total
+
+    def enter(self, value: Tensor, what: str) -> Tensor:
+        """Return it, the same on all ranks, for each to compute a part from: its gradients are added."""
+        if not (torch.is_grad_enabled() and value.requires_grad):
+            return value
+        result: Tensor = _Enter.apply(value, self, what)  # type: ignore[no-untyped-call]
+        return result
+
+    def leave(self, value: Tensor, what: str) -> Tensor:
+        """Return the sum of what each rank has computed, the same on all."""
+        result: Tensor = _Leave.apply(value, self, what)  # type: ignore[no-untyped-call]
+        return result
+
+    def gather(self, value: Tensor, size: int, what: str) -> Tensor:
+        """Return all ranks' parts of the last dimension, which has `size` elements together."""
+        result: Tensor = _Gather.apply(value, self, size, what)  # type: ignore[no-untyped-call]
+        return result
+
+    def split(self, value: Tensor, what: str) -> Tensor:
+        """Return this rank's part of the last dimension of what is the same on all."""
+        result: Tensor = _Split.apply(value, self, what)  # type: ignore[no-untyped-call]
+        return result
+
+    def part_of(self, value: Tensor) -> Tensor:
+        """Return this rank's part of the last dimension."""
+        (piece,) = cut_evenly(value.shape, -1, index=self.index, size=self.size).pieces
+        return value.narrow(-1, piece.offset, piece.size).contiguous()
+
+    def parts(self, value: Tensor, size: int, what: str) -> Tensor:
+        """Return all ranks' parts of the last dimension put together."""
+        runs = [cut_evenly((size,), 0, index=index, size=self.size).pieces[0] for index in range(self.size)]
+        most = max(run.size for run in runs)
+        sent = F.pad(value, (0, most - value.shape[-1])).contiguous()
+        received = [torch.empty_like(sent) for _ in runs]
+        axis, wire = self.group.axis, self.group.wire
+        flight = wire.begin("all_gather", None, what, sent_bytes=sent.nbytes * (axis.size - 1))
+        flight.start(partial(dist.all_gather, received, sent, group=axis.group, async_op=True)).wait()
+        return torch.cat([one[..., : run.size] for one, run in zip(received, runs, strict=True)], dim=-1)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, axis: TensorAxis, what: str) -> Tensor:
+        ctx.axis, ctx.what = axis, what
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.axis.sum(grad, f"the gradient of {ctx.what}"), None, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, axis: TensorAxis, what: str) -> Tensor:
+        return axis.sum(value, what)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, axis: TensorAxis, size: int, what: str) -> Tensor:
+        ctx.axis = axis
+        return axis.parts(value, size, what)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.axis.part_of(grad), None, None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, axis: TensorAxis, what: str) -> Tensor:
+        ctx.axis, ctx.what, ctx.size = axis, what, value.shape[-1]
+        return axis.part_of(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.axis.parts(grad, ctx.size, f"the gradient of {ctx.what}"), None, None

@@ -1,0 +1,161 @@
+"""Which style each module and each parameter of a model gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ..config.tensor import LayerRule, TensorParallelConfig
+from ..errors import ConfigError
+from .styles import STYLES, Packs, Style
+
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, which a plan leaves open
+_NO_PLAN = (
+    "tensor_parallel.autotp_size {size}: {kind} does not say how its layers are divided. A Hugging Face "
+    "model has a tp_plan; for another one name the layers in tensor_parallel.partition_config, or divide it "
+    "with torch's parallelize_module() before initialize()"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Styles by the full names of parameters and of modules."""
+
+    params: Mapping[str, Style]
+    modules: Mapping[str, Style]
+
+
+def choose_plan(module: nn.Module, settings: TensorParallelConfig) -> Plan:
+    """Return the ds_config's rules for this model, if it has any, else the model's own plan.
+
+    Errors: ConfigError if there is none, it names a style that is not known here, or none of its names is in
+            the model
+    """
+    if settings.partition_config is not None and settings.partition_config.layer_specs:
+        plan = _from_rules(module, settings.partition_config.layer_specs)
+        source = "tensor_parallel.partition_config.layer_specs"
+    else:
+        given = plan_of_model(module)
+        if not given:
+            raise ConfigError(_NO_PLAN.format(size=settings.size, kind=type(module).__name__))
+        plan, source = _from_styles(module, given), f"the tp_plan of {type(module).__name__}"
+    if not plan.params:
+        raise ConfigError(
+            f"{source} fits no layer of this model, so nothing would be divided; the names of parameters are "
+            f"like '{next(name for name, _ in module.named_parameters())}'"
+        )
+    _check_kinds(module, plan)
+    return plan
+
+
+def plan_of_model(module: nn.Module) -> Mapping[str, str]:
+    """Return a Hugging Face model's own plan: patterns of names, and the names of styles."""
+    found = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _from_styles(module: nn.Module, given: Mapping[str, str]) -> Plan:
+    for pattern, style in given.items():
+        if style not in STYLES:
+            raise ConfigError(
+                f"the tp_plan of {type(module).__name__} gives '{pattern}' the style {style!r}, which is not "
+                f"available; there are {', '.join(STYLES)}. Name the layers in "
+                "tensor_parallel.partition_config instead"
+            )
+    params: dict[str, Style] = {}
+    for name, _ in module.named_parameters(remove_duplicate=False):
+        open_name = _NUMBER.sub(".*", name)
+        found = given.get(open_name) or given.get(open_name.rpartition(".")[0])
+        if found is not None:
+            params[name] = STYLES[found]
+    modules = {
+        name: STYLES[given[_NUMBER.sub(".*", name)]]
+        for name, _ in module.named_modules()
+        if _NUMBER.sub(".*", name) in given
+    }
+    return Plan(params=params, modules=modules)
+
+
+def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...]) -> Plan:
+    model_type = str(getattr(getattr(module, "config", None), "model_type", "")).lower()
+    own = [
+        rule for rule in rules if rule.model_types is None or model_type in map(str.lower, rule.model_types)
+    ]
+    params: dict[str, Style] = {}
+    modules: dict[str, Style] = {}
+    for name, one in module.named_modules():
+        rule = next((rule for rule in own if _fits(rule, f"{name}.weight")), None)
+        if rule is None or "weight" not in one._parameters:
+            continue
+        style = _style_of(rule)
+        if style is not None:
+            modules[name] = style
+            params |= {f"{name}.{param}": style for param in one._parameters}
+    return Plan(params=params, modules=modules)
+
+
+def _fits(rule: LayerRule, weight: str) -> bool:
+    return any(re.match(pattern, weight) for pattern in rule.patterns)
+
+
+def _style_of(rule: LayerRule) -> Style | None:
+    if rule.partition_type == "skip":
+        return STYLES["replicated_with_grad_allreduce"] if rule.grad_allreduce else None
+    if rule.partition_type == "row":
+        return replace(STYLES["rowwise"], cut=partial(_rows, rule.packs))
+    style = STYLES["colwise_gather_output" if rule.gather_output else "colwise"]
+    return replace(style, cut=partial(_columns, rule.packs))
+
+
+def _columns(packs: Packs, shape: tuple[int, ...]) -> tuple[int, Packs]:
+    return 0, packs
+
+
+def _rows(packs: Packs, shape: tuple[int, ...]) -> tuple[int, Packs] | None:
+    return None if len(shape) == 1 else (1, packs)
+
+
+def _check_kinds(module: nn.Module, plan: Plan) -> None:
+    named: dict[str, Any] = dict(module.named_modules())
+    for name, style in plan.modules.items():
+        one = named[name]
+        if not isinstance(one, style.kinds):
+            kinds = " or ".join(kind.__name__ for kind in style.kinds)
+            raise ConfigError(
+                f"tensor parallelism divides '{name}' as a {kinds}, and it is a {type(one).__name__}: leave "
+                "what has replaced it out (adapters, quantization), or name other layers in "
+                "tensor_parallel.partition_config"
+            )
+        if isinstance(one, nn.Embedding) and (one.max_norm or one.scale_grad_by_freq or one.sparse):
+            raise ConfigError(
+                f"embedding '{name}' has max_norm, scale_grad_by_freq or sparse, which need all of its rows; "
+                "leave it out of the plan"
+            )
+    params: dict[str, Any] = dict(module.named_parameters())
+    for name, param in params.items():
+        if name in plan.params and not param.is_floating_point():
+            raise ConfigError(
+                f"parameter '{name}' is {param.dtype}: a quantized layer cannot be divided over ranks; load "
+                "the model in bfloat16"
+            )
+
+
+def check_heads(module: nn.Module, size: int) -> None:
+    """Each rank has whole heads of attention.
+
+    Errors: ConfigError naming the number of heads that `size` does not divide
+    """
+    config: Any = getattr(module, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for key in ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"):
+        heads = getattr(config, key, None)
+        if isinstance(heads, int) and heads % size:
+            raise ConfigError(
+                f"tensor_parallel.autotp_size {size} does not divide the model's {key}, {heads}: each rank "
+                "computes whole heads; give a divisor of it"
+            )

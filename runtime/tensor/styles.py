@@ -1,0 +1,192 @@
+"""Styles: how a module that holds parts of its parameters computes.
+
+The names are those of Hugging Face's plans, in which a style of a parameter says how that is cut, and a style
+of a module how its inputs and outputs are treated.
+
+Source: transformers 5.23 distributed/tensor_parallel.py, the styles of these names
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..zero.module_parameters import parameters_of
+from .exchange import TensorAxis
+
+Packs = int | tuple[int, ...]  # put together along a dimension: so many equal tensors, or of these sizes
+# Of a parameter's shape: the dimension that is cut, and what was put together along it; None: it stays whole.
+CutRule = Callable[[tuple[int, ...]], tuple[int, Packs] | None]
+
+
+def _along_output(num_packs: int) -> CutRule:
+    return lambda shape: (-1, 1) if len(shape) == 1 else (len(shape) - 2, num_packs)
+
+
+def _along_input(num_packs: int) -> CutRule:
+    return lambda shape: None if len(shape) == 1 else (-1, num_packs)
+
+
+def _whole(shape: tuple[int, ...]) -> None:
+    return None
+
+
+class Divided:
+    """The forward of a module in a style; `forward` is what it was."""
+
+    def __init__(self, module: nn.Module, axis: TensorAxis, name: str) -> None:
+        self.module: Any = module
+        self.axis, self.name = axis, name
+        self.forward: Callable[..., Any] = module.forward
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Divided:
+        """Of the copy of the module."""
+        copy = object.__new__(type(self))
+        memo[id(self)] = copy
+        vars(copy).update(vars(self))
+        copy.module = memo[id(self.module)]
+        copy.forward = type(copy.module).forward.__get__(copy.module)
+        return copy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+
+class Column(Divided):
+    """Each rank computes another part of the output."""
+
+    def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(self.axis.enter(input, f"the input of '{self.name}'"), *args, **kwargs)
+
+
+class GatheredColumn(Column):
+    """As that; the output is put together."""
+
+    def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = super().__call__(input, *args, **kwargs)
+        return self.axis.gather(output, self.module.out_features, f"the output of '{self.name}'")
+
+
+class Row(Divided):
+    """Each rank has another part of the input, and the outputs are added; the bias comes after that."""
+
+    def __call__(self, input: Tensor) -> Any:
+        output = F.linear(input, self.module.weight)
+        output = self.axis.leave(output, f"the output of '{self.name}'")
+        bias = self.module.bias
+        return output if bias is None else output + bias
+
+
+class SplitRow(Row):
+    """As that; each rank takes its part of an input that is the same on all."""
+
+    def __call__(self, input: Tensor) -> Any:
+        return super().__call__(self.axis.split(input, f"the input of '{self.name}'"))
+
+
+class VocabularyRows(Divided):
+    """An embedding of which each rank has other rows."""
+
+    def __call__(self, input: Tensor) -> Any:
+        module, weight = self.module, self.module.weight
+        first = self.axis.index * -(-module.num_embeddings // self.axis.size)
+        local = input - first
+        is_elsewhere = (local < 0) | (local >= weight.shape[0])
+        padding = None if module.padding_idx is None else module.padding_idx - first
+        if padding is not None and not 0 <= padding < weight.shape[0]:
+            padding = None
+        found = F.embedding(local.masked_fill(is_elsewhere, 0), weight, padding_idx=padding)
+        found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
+        return self.axis.leave(found, f"the output of '{self.name}'")
+
+
+class EmbeddingColumns(Divided):
+    """An embedding of which each rank has another part of every row."""
+
+    def __call__(self, input: Tensor) -> Any:
+        output = self.forward(input)
+        return self.axis.gather(output, self.module.embedding_dim, f"the output of '{self.name}'")
+
+
+class Experts(Divided):
+    """Each rank computes its part of every expert."""
+
+    def __call__(self, hidden: Tensor, *routing: Any, **kwargs: Any) -> Any:
+        hidden = self.axis.enter(hidden, f"the input of '{self.name}'")
+        if len(routing) >= 2:  # which experts, and their weights
+            chosen, weights, *rest = routing
+            routing = (chosen, self.axis.enter(weights, f"the weights of '{self.name}'"), *rest)
+        output = self.forward(hidden, *routing, **kwargs)
+        return self.axis.leave(output, f"the output of '{self.name}'")
+
+
+class IdentityExpert(Divided):
+    """What passes through unchanged is added over the ranks with the rest."""
+
+    def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(input / self.axis.size, *args, **kwargs)
+
+
+class Summed(Divided):
+    """The outputs are added."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.forward(*args, **kwargs)
+        return None if output is None else self.axis.leave(output, f"the output of '{self.name}'")
+
+
+class PartlyRotated(Divided):
+    """Multi-head latent attention: the last elements of the output go to each rank's heads as they are."""
+
+    rope_size = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.forward(*args, **kwargs)
+        passed, rotated = output.split([output.shape[-1] - self.rope_size, self.rope_size], dim=-1)
+        return torch.cat([passed, self.axis.enter(rotated, f"the output of '{self.name}'")], dim=-1)
+
+
+class PartialGradients(Divided):
+    """Whole parameters that each rank uses for its own part: their gradients are added."""
+
+    def __init__(self, module: nn.Module, axis: TensorAxis, name: str) -> None:
+        super().__init__(module, axis, name)
+        for param in module._parameters:
+            enter = partial(axis.enter, what=f"parameter '{name}.{param}'")
+            parameters_of(module).shows[param] = enter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """`cut` is of a parameter, `forward` of a module."""
+
+    cut: CutRule = _whole
+    forward: type[Divided] | None = None
+    kinds: tuple[type[nn.Module], ...] = (nn.Module,)  # of which the module has to be one
+
+
+STYLES: Mapping[str, Style] = {
+    "colwise": Style(cut=_along_output(1), forward=Column, kinds=(nn.Linear,)),
+    "colwise_gather_output": Style(cut=_along_output(1), forward=GatheredColumn, kinds=(nn.Linear,)),
+    "colwise_rep": Style(cut=_along_output(1), forward=GatheredColumn, kinds=(nn.Linear,)),
+    "packed_colwise": Style(cut=_along_output(2), forward=Column, kinds=(nn.Linear,)),
+    "rowwise": Style(cut=_along_input(1), forward=Row, kinds=(nn.Linear,)),
+    "rowwise_split_input": Style(cut=_along_input(1), forward=SplitRow, kinds=(nn.Linear,)),
+    "rowwise_rep": Style(cut=_along_input(1), forward=SplitRow, kinds=(nn.Linear,)),
+    "packed_rowwise": Style(cut=_along_input(2), forward=None),
+    "embedding_rowwise": Style(cut=lambda shape: (0, 1), forward=VocabularyRows, kinds=(nn.Embedding,)),
+    "embedding_colwise": Style(cut=lambda shape: (1, 1), forward=EmbeddingColumns, kinds=(nn.Embedding,)),
+    "moe_tp_experts": Style(forward=Experts),
+    "moe_identity_expert": Style(forward=IdentityExpert),
+    "all_reduce": Style(forward=Summed),
+    "mla_kv_a_proj": Style(forward=PartlyRotated),
+    "replicated_with_grad_allreduce": Style(forward=PartialGradients),
+    "local_params": Style(),
+    "replicate": Style(),
+}

@@ -1,0 +1,108 @@
+"""The loss from parts of the logits: each rank has those of another part of the vocabulary.
+
+Source: Shoeybi et al. 2019 (Megatron-LM), section 3; transformers 5.23 `ForCausalLMLoss`
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..mesh.cut import cut_evenly
+from .exchange import TensorAxis
+from .styles import Column, GatheredColumn
+
+_IGNORED = -100
+
+
+def use_parts_of_logits(module: nn.Module, axis: TensorAxis) -> None:
+    """Let a Hugging Face causal model compute its loss without putting the logits together.
+
+    Errors: ConfigError if its head is not divided over the ranks
+    """
+    model: Any = module
+    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if type(getattr(head, "forward", None)) is not GatheredColumn:
+        raise ConfigError(
+            "tensor_parallel.vocab_parallel_lm_head is for a Hugging Face causal model whose plan divides "
+            "the head by columns; leave it out, or name the head in tensor_parallel.partition_config with "
+            "gather_output"
+        )
+    was = head.forward
+    head.forward = Column(head, axis, was.name)
+    head.forward.forward = was.forward
+    model.loss_function = CausalLoss(axis)
+
+
+class CausalLoss:
+    """In place of transformers' ForCausalLMLoss, of the logits that this rank has."""
+
+    def __init__(self, axis: TensorAxis) -> None:
+        self._axis = axis
+
+    def __call__(
+        self,
+        logits: Tensor,
+        labels: Tensor | None,
+        vocab_size: int,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = _IGNORED,
+        shift_labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return the mean over the labels that count, or their sum over `num_items_in_batch`.
+
+        Shapes: logits [..., this rank's part of the vocabulary], labels [...] int64
+        """
+        if shift_labels is None:
+            if labels is None:
+                raise ConfigError("the loss needs labels, or shift_labels")
+            shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        targets = shift_labels.reshape(-1).to(logits.device)
+        rows = logits.float().reshape(-1, logits.shape[-1])
+        total = cross_entropy(rows, targets, self._axis, vocab_size=vocab_size, ignored=ignore_index).sum()
+        if num_items_in_batch is None:
+            return total / (targets != ignore_index).sum()
+        return total / num_items_in_batch
+
+
+def cross_entropy(
+    part: Tensor, targets: Tensor, axis: TensorAxis, *, vocab_size: int, ignored: int = _IGNORED
+) -> Tensor:
+    """Return the loss of each row, 0 where its target is `ignored`; the same on all ranks.
+
+    Shapes: part [n, this rank's part of the vocabulary] float32, targets [n] int64, the result [n]
+    """
+    (piece,) = cut_evenly((vocab_size,), 0, index=axis.index, size=axis.size).pieces
+    losses: Tensor = _CrossEntropy.apply(part, targets, axis, piece.offset, ignored)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, part: Tensor, targets: Tensor, axis: TensorAxis, first: int, ignored: int
+    ) -> Tensor:
+        largest = axis.largest(part.amax(dim=-1), "the largest logits")
+        exponentials = (part - largest.unsqueeze(-1)).exp()
+        local = targets - first
+        is_here = (local >= 0) & (local < part.shape[-1]) & (targets != ignored)
+        index = local.masked_fill(~is_here, 0).unsqueeze(-1)
+        own = part.gather(-1, index).squeeze(-1).masked_fill(~is_here, 0.0)
+        sums, chosen = axis.sum(
+            torch.stack((exponentials.sum(dim=-1), own)), "sums of exponentials, and the labels' logits"
+        )
+        ctx.save_for_backward(exponentials.div_(sums.unsqueeze(-1)), index, is_here, targets == ignored)
+        losses: Tensor = sums.log() + largest - chosen
+        return losses.masked_fill(targets == ignored, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        probabilities, index, is_here, is_ignored = ctx.saved_tensors
+        result = probabilities.clone()
+        result.scatter_add_(-1, index, -is_here.to(result.dtype).unsqueeze(-1))
+        return result.mul_(grad.masked_fill(is_ignored, 0.0).unsqueeze(-1)), None, None, None, None
