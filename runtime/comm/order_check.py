@@ -36,14 +36,14 @@ class OrderCheck:
     """Of one engine."""
 
     def __init__(
-        self, job: Job, *, peers: RankGroup | None = None, timeout: timedelta, grace: timedelta = _GRACE
+        self, job: Job, *, holders: RankGroup | None = None, timeout: timedelta, grace: timedelta = _GRACE
     ) -> None:
-        """`peers` are the ranks that train the same, default all of the job. A rank that is known to have
-        gone another way is waited for no longer than `grace`.
+        """`holders` are the ranks that hold the same model, or parts of it; default all of the job. A rank
+        that is known to have gone another way is waited for no longer than `grace`.
 
         Order: every rank must construct its checks in the same order
         """
-        self._job, self._peers, self._recorder = job, job if peers is None else peers, job.wire.recorder
+        self._job, self._holders, self._recorder = job, holders or job, job.wire.recorder
         self._grace = grace
         store: Any = dist.distributed_c10d._get_default_store()
         is_fake = dist.get_backend() == "fake"  # one process plays a rank of many; its store keeps nothing
@@ -54,7 +54,7 @@ class OrderCheck:
             return _Talk(store, prefix, ranks, rank=job.index, recorder=self._recorder, timeout=timeout)
 
         self._of_job = talk_of(range(job.size))
-        self._of_peers = self._of_job if len(job.peers) == job.size else talk_of(job.peers)
+        self._of_holders = self._of_job if self._holders is job else talk_of(job.peers)
         self._num_compared = (0,) * NUM_LANES
         self._sent: tuple[Tensor, Pending] | None = None  # the fingerprints of all ranks then
         self._recorder.remember(_NUM_REMEMBERED)
@@ -78,25 +78,26 @@ class OrderCheck:
     def end_forward(self, device: torch.device) -> None:
         """A forward without gradients has ended: no step will tell whether it was the same on all ranks.
 
-        Order:  a collective of the peers: where parameters were gathered, they all come here, and ranks that
-                train something else may evaluate more often, or gather nothing
-        Errors: as `check`, for the forward before, on the peers alone
+        Order:  a collective of the holders: where parameters were gathered, they all come here, and ranks
+                with another model may evaluate more often, or gather nothing
+        Errors: as `check`, for the forward before, on the holders alone
         """
         self.finish()
         own = torch.tensor(self.fingerprint, dtype=torch.float64, device=device)
-        self._sent = self._peers.start_all_gather_float64(own, what="the order of collectives")
+        self._sent = self._holders.start_all_gather_float64(own, what="the order of collectives")
 
     def finish(self) -> None:
         """Check what the last forward without gradients has sent.
 
-        Errors: as `check`, on the peers alone
+        Errors: as `check`, on the holders alone
         """
         sent, self._sent = self._sent, None
         if sent is not None:
             sent[1].wait()
             before, self._num_compared = self._num_compared, self._recorder.issued
-            if len(set(sent[0].tolist())) > 1:
-                raise CollectiveError(self._describe(before, self._of_peers))
+            said = dict(zip(self._of_holders.ranks, sent[0].tolist(), strict=True))
+            if any(one != said[self._job.leaders[rank]] for rank, one in said.items()):
+                raise CollectiveError(self._describe(before, self._of_holders))
 
     def compare(self) -> None:
         """At a step's end, ask whether the step was the same on all ranks.
@@ -137,8 +138,8 @@ class _Talk:
         timeout: timedelta,
     ) -> None:
         """`rank`, this one, is among the `ranks`. Another call with the same prefix is of other ranks."""
-        self._store, self._ranks, self._rank = store, tuple(ranks), rank
-        self._first = self._ranks[0]
+        self._store, self.ranks, self._rank = store, tuple(ranks), rank
+        self._first = self.ranks[0]
         self._prefix = f"{prefix}/{self._first}"
         self._recorder, self._timeout = recorder, timeout
         self._num_asked = 0
@@ -156,13 +157,13 @@ class _Talk:
             deadline = time.monotonic() + (grace or self._timeout).total_seconds()
             texts = {
                 rank: self._read(f"{place}/{rank}", rank, deadline, is_needed=grace is None)
-                for rank in self._ranks
+                for rank in self.ranks
             }
             self._store.set(f"{place}/decision", decide(texts))
         last = time.monotonic() + self._timeout.total_seconds()
         decision = self._read(f"{place}/decision", self._first, last)
         if self._rank == self._first:  # a rank that asks anew has read the decision before
-            for name in (*self._ranks, "decision"):
+            for name in (*self.ranks, "decision"):
                 self._store.delete_key(f"{self._prefix}/{self._num_asked - 1}/{name}")
         return decision
 

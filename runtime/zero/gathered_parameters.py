@@ -167,7 +167,7 @@ class GatheredParameters:
         # All that gather them must know, or those that saw nothing would go on to a collective and wait
         # for the others there.
         groups: dict[RankGroup, torch.device] = {
-            location.model.peers: location.sub_buffer.device
+            location.model.domains.holders: location.sub_buffer.device
             for location in self._locations
             if location.sub_buffer.is_sharded
         }

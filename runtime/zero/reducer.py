@@ -90,15 +90,15 @@ class Reducer(ABC):
     def catch_up(self, *, is_step: bool = True) -> None:
         """Where any rank is behind: average what came late.
 
-        `is_step`: all ranks of the job do it, before a step; else those alone that train what this one does.
+        `is_step`: all ranks of the job do it, before a step; else those alone that hold the same model.
         """
 
     @abstractmethod
     def settle(self) -> None:
         """Let gradients be averages of all that the backwards gave, if they are averages on any rank.
 
-        Order: a collective of the ranks that train what this one does: programs ask for the gradients of
-               one parameter after the other, and other ranks may have more of them
+        Order: a collective of the ranks that hold the same model: programs ask for the gradients of one
+               parameter after the other, and other ranks may have more of them
         """
 
     @abstractmethod
@@ -181,7 +181,8 @@ class Reducer(ABC):
         what = "gradients that came late"
         if is_step:
             return dict(enumerate(self._job.all_gather_objects(own, what=what)))
-        return dict(zip(self._job.peers, self._peers.all_gather_objects(own, what=what), strict=True))
+        told = self._domains.holders.all_gather_objects(own, what=what)
+        return dict(zip(self._domains.holder_ranks, told, strict=True))
 
     def _ask_again(self, late: Iterable[int]) -> None:
         for index in late:
@@ -269,7 +270,7 @@ class StepReducer(Reducer):
             gradients.adopt()
         own = 0.0 if self._rest is None else 1.0 + bool(self._late)
         told = torch.full((), own, dtype=torch.float64, device=self._sub_buffers[0].device)
-        found = self._peers.all_gather_float64(told, what="whether gradients are averaged").tolist()
+        found = self._domains.holders.all_gather_float64(told, what="whether gradients are averaged").tolist()
         if any(found):
             self.finish()
         if max(found) > 1.0:
@@ -382,7 +383,8 @@ class BackwardReducer(Reducer):
         """At most once after each backward."""
         if not self._is_settled:
             own = torch.tensor(float(self.is_behind), dtype=torch.float64, device=self._sub_buffers[0].device)
-            if bool(self._peers.all_gather_float64(own, what="whether gradients came late").any()):
+            told = self._domains.holders.all_gather_float64(own, what="whether gradients came late")
+            if bool(told.any()):
                 self.catch_up(is_step=False)
             self._is_settled = True
 

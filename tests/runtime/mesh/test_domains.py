@@ -19,11 +19,13 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.runtime.checkpoint.opened import open_checkpoint
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
-from dslaunch.runtime.engine import components, initialize
+from dslaunch.runtime.engine import components
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.runtime.mesh.domain import Domains
 from dslaunch.utils import safe_get_full_fp32_param
+from tests.exhaustive import few
+from tests.runtime.mesh.on_axes import on_axes
 from tests.runtime.models import Uneven, batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 
@@ -73,7 +75,7 @@ def _whole(module: nn.Module) -> dict[str, Tensor]:
 def _on_axes(rank: int, axes: Axes, stage: int, changes: dict[str, Any], folder: str) -> Trained:
     """Train rank's part of the samples; ranks that hold other values at first get rank 0's."""
     num_groups = len(dist.distributed_c10d._world.pg_map)
-    with patch.object(initialize, "axes_of_job", lambda world_size, tp: axes):
+    with on_axes(axes):
         model = make_model(seed=rank)
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage, **changes))
     place = axes.coordinates(rank)["dp"]
@@ -140,7 +142,7 @@ KINDS: tuple[type[nn.Module], ...] = (Uneven, Wide)
 def _of_two_models(rank: int, stage: int) -> Trained:
     axes = Axes(pp=2, dp=2)
     place = axes.coordinates(rank)
-    with patch.object(initialize, "axes_of_job", lambda world_size, tp: axes):
+    with on_axes(axes):
         model = make_model(KINDS[place["pp"]])
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage))
     losses, norms = _train(engine, [_batch(step).chunk(2)[place["dp"]] for step in range(STEPS)])
@@ -178,7 +180,7 @@ def _check_close(trained: dict[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 def _of_a_different_model(rank: int) -> str:
     """Rank 3 has another model than rank 2, whose data rank it is."""
-    with patch.object(initialize, "axes_of_job", lambda world_size: Axes(pp=2, dp=2)):
+    with on_axes(Axes(pp=2, dp=2)):
         model = make_model(KINDS[rank in (2,)])
         with pytest.raises(ConfigError) as caught:
             dslaunch.initialize(model=model, config=_config(3))
@@ -207,46 +209,72 @@ class Experts(nn.Module):
         for block in self.blocks:
             for param in block["expert"].parameters():
                 nn.init.normal_(param, std=0.3)
+            block["expert"].register_buffer("shift", torch.full((15,), 0.1 * number))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.blocks:
-            x = x + torch.tanh(block["expert"](torch.tanh(block["dense"](x))))
+            x = x + torch.tanh(block["expert"](torch.tanh(block["dense"](x))) + block["expert"].shift)
         result: Tensor = self.last(x)
         return result
 
 
 def _with_experts(model: Experts, num_experts: int, axes: Axes, *args: Any, **options: Any) -> Domains:
     domains = Domains(axes, **options)
-    size = axes.dp // num_experts
+    num_sharers = axes.dp // num_experts
     domains.add(
         "experts",
         sharers=[range(number, axes.dp, num_experts) for number in range(num_experts)],
-        shard_size=size if options["shard_size"] > 1 else 1,
+        shard_size=min(options["shard_size"], num_sharers),
+        states_by_chunk=options["states_by_chunk"],
         divisor=axes.dp,
-        params=[param for block in model.blocks for param in block["expert"].parameters()],
+        params=[
+            tensor
+            for block in model.blocks
+            for tensor in (*block["expert"].parameters(), *block["expert"].buffers())
+        ],
     )
     return domains
 
 
 def _on_experts(rank: int, num_experts: int, stage: int, changes: dict[str, Any]) -> Trained:
     model = Experts(rank % num_experts)
+    if rank >= num_experts:  # to get the values of the first with the same experts
+        for block in model.blocks:
+            block["expert"].shift.fill_(9.0)
+    config = _config(stage)
+    config["zero_optimization"] |= changes
     with patch.object(components, "Domains", partial(_with_experts, model, num_experts)):
-        engine, *_ = dslaunch.initialize(model=model, config=_config(stage, **changes))
+        engine, *_ = dslaunch.initialize(model=model, config=config)
     losses, norms = _train(engine, [_batch(step).chunk(4)[rank] for step in range(STEPS)])
     trained = _whole(model)
     engine.destroy()
     return losses, norms, trained
 
 
-EXPERT_CASES = [(2, 0), (2, 1), (2, 2), (2, 3), (4, 1), (4, 2), (4, 3)]
+HOST = {"offload_optimizer": {"device": "cpu"}}
+EXPERT_CASES: list[tuple[int, int, dict[str, Any]]] = [
+    *((num_experts, stage, {}) for num_experts in (2, 4) for stage in (0, 1, 2, 3)),
+    *((num_experts, stage, {"mics_shard_size": 2}) for num_experts in (2, 4) for stage in (1, 2, 3)),
+    *((num_experts, 3, {"zero_hpz_partition_size": 2}) for num_experts in (2, 4)),
+    *((num_experts, stage, HOST) for num_experts in (2, 4) for stage in (1, 2, 3)),
+    *((num_experts, 3, HOST | {"offload_param": {"device": "cpu"}}) for num_experts in (2, 4)),
+    *((num_experts, 3, {"stage3_param_persistence_threshold": 20}) for num_experts in (2, 4)),
+]
 
 
-@pytest.mark.parametrize(("num_experts", "stage"), EXPERT_CASES)
+def _is_kept(num_experts: int, stage: int, changes: dict[str, Any]) -> bool:
+    """Every stage once, and every change."""
+    if not changes:
+        return (num_experts, stage) != (4, 0)
+    return (num_experts, stage) == ((4, 2) if changes == HOST else (2, 3))
+
+
+@pytest.mark.parametrize(("num_experts", "stage", "changes"), few(EXPERT_CASES, _is_kept))
 def test_experts_that_some_ranks_share_are_trained_as_in_one_process(
-    ranks: Ranks, num_experts: int, stage: int
+    ranks: Ranks, num_experts: int, stage: int, changes: dict[str, Any]
 ) -> None:
-    _check_experts(ranks, num_experts, stage)
+    _check_experts(ranks, num_experts, stage, changes)
 
 
 @pytest.mark.parametrize(("num_experts", "stage"), [(2, 0), (2, 2), (4, 3)])
@@ -256,7 +284,7 @@ def test_experts_are_trained_so_where_the_back_end_reduces(
     _check_experts(cuda_ranks, num_experts, stage)
 
 
-def _check_experts(ranks: Ranks, num_experts: int, stage: int) -> None:
+def _check_experts(ranks: Ranks, num_experts: int, stage: int, changes: dict[str, Any] | None = None) -> None:
     models = [Experts(number) for number in range(num_experts)]
     dense = [(name, param) for name, param in models[0].named_parameters() if "expert" not in name]
     for model in models[1:]:
@@ -270,7 +298,7 @@ def _check_experts(ranks: Ranks, num_experts: int, stage: int) -> None:
         return sum(loss_of(models[rank % num_experts], part) for rank, part in enumerate(parts)) / 4
 
     norms = _trained_plain(params, loss)
-    results = ranks(_on_experts, num_experts, stage, {}, world_size=4)
+    results = ranks(_on_experts, num_experts, stage, changes or {}, world_size=4)
     for rank, (_, own_norms, trained) in enumerate(results):
         assert own_norms == pytest.approx(norms, rel=1e-6)
         _check_close(trained, dict(models[rank % num_experts].named_parameters()))

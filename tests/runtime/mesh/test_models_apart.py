@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.engine import initialize
 from dslaunch.runtime.errors import CollectiveError
 from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_grad
+from tests.runtime.mesh.on_axes import on_axes
 from tests.runtime.models import Uneven, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 
@@ -57,7 +56,7 @@ def _engine(rank: int, stage: int, **changes: Any) -> tuple[dslaunch.Engine, nn.
         "zero_allow_untested_optimizer": True,
     }
     config = make_config(stage=stage, reduce_bucket_size=50, **{**settings, **changes})
-    with patch.object(initialize, "axes_of_job", lambda world_size: AXES):
+    with on_axes(AXES):
         model = make_model(KINDS[number])
         engine, *_ = dslaunch.initialize(model=model, config=config)
     return engine, model, number
