@@ -214,7 +214,9 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.blocks:
-            x = x + torch.tanh(block["expert"](torch.tanh(block["dense"](x))) + block["expert"].shift)
+            x = x + torch.tanh(
+                block["expert"](torch.tanh(block["dense"](x))) + block["expert"].shift.to(x.dtype)
+            )
         result: Tensor = self.last(x)
         return result
 

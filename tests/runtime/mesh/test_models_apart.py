@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_grad
 from tests.runtime.mesh.on_axes import on_axes
 from tests.runtime.models import Uneven, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
+from tests.runtime.training.test_skipped import Lines
 
 AXES = Axes(pp=2, dp=2)  # ranks 0 and 1 hold one model, 2 and 3 the other
 STEPS = 4
@@ -163,23 +163,13 @@ def test_ranks_of_one_model_that_freeze_other_parameters_are_named_in_the_whole_
 # ---- steps that are skipped
 
 
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(record.getMessage())
-
-
 def _overflow(rank: int, stage: int) -> tuple[list[bool], float, list[str]]:
     """A gradient of the second model is infinite on rank 3 in one step."""
     changes = {"fp16": {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}}
     engine, model, _ = _engine(rank, stage, **changes)
     poisoned = model.get_parameter("blocks.4.weight") if rank == 3 else None
-    lines, applied = _Lines(), []
-    logging.getLogger("dslaunch").addHandler(lines)
-    try:
+    applied = []
+    with Lines() as lines:
         for step in range(3):
             hooks = [] if poisoned is None or step != 1 else [poisoned.register_hook(lambda grad: grad / 0)]
             for micro_batch in _micro_batches(rank, step):
@@ -188,8 +178,6 @@ def _overflow(rank: int, stage: int) -> tuple[list[bool], float, list[str]]:
             for hook in hooks:
                 hook.remove()
             applied.append(engine.was_step_applied())
-    finally:
-        logging.getLogger("dslaunch").removeHandler(lines)
     scale = engine.optimizer.loss_scale
     engine.destroy()
     return applied, scale, lines.found
