@@ -189,6 +189,8 @@ class RollCall:
             for number, verb in ((len(now - before), "added"), (len(before - now), "taken out"))
             if number
         ]
+        if len(self._groups) != self._num_groups:
+            changes.append(f"the number of groups was {self._num_groups} and is {len(self._groups)}")
         return (
             "the optimizer's param_groups have changed since initialize(): "
             f"{' and '.join(changes) or 'parameters were moved'}; give initialize() all groups, and call "
