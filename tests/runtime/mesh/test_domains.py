@@ -26,6 +26,7 @@ from dslaunch.runtime.mesh.domain import Domains
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.exhaustive import few
 from tests.runtime.mesh.on_axes import on_axes
+from tests.runtime.mesh.test_groups import reduced
 from tests.runtime.models import Uneven, batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 
@@ -284,6 +285,17 @@ def test_experts_are_trained_so_where_the_back_end_reduces(
     cuda_ranks: Ranks, num_experts: int, stage: int
 ) -> None:
     _check_experts(cuda_ranks, num_experts, stage)
+
+
+def test_a_back_end_that_reduces_divides_once_and_sends_as_much_as_is_counted(cuda_ranks: Ranks) -> None:
+    half = 8 * 4 // 2  # bytes of a ring of two ranks, of all and of its half
+    for shard_size, sent in (
+        (1, {"all_reduce": 2 * 8 * 4 * 3 // 4}),
+        (2, {"reduce_scatter": half, "all_reduce": 2 * half // 2}),
+        (4, {"reduce_scatter": 8 * 4 * 3 // 4}),
+    ):
+        results = cuda_ranks(reduced, shard_size, False, "cuda", world_size=4)
+        assert results == [([10 / 8] * (8 // shard_size), sent)] * 4
 
 
 def _check_experts(ranks: Ranks, num_experts: int, stage: int, changes: dict[str, Any] | None = None) -> None:

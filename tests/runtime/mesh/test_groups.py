@@ -30,11 +30,14 @@ def _ranks_of(axis: Axis | None) -> list[int]:
 def _made(rank: int) -> tuple[Any, ...]:
     """Pairs of ranks share what the others have apart: 0 and 2, 1 and 3."""
     num_groups = _num_groups()
-    domains = Domains(Axes(dp=4), shard_size=2)
+    domains = Domains(Axes(dp=4), shard_size=2, states_by_chunk=True)
     experts = domains.add("experts", sharers=[(0, 2), (1, 3)], shard_size=2, divisor=4)
     alone = domains.add("alone", sharers=[(0,), (1,), (2,), (3,)], shard_size=1, divisor=4)
+    wide = domains.add("wide", sharers=[(0, 1, 2, 3)], shard_size=4)
     domains.gather_beside()
     dense, mesh, beside = domains.dense, experts.comm.mesh, experts.comm._own_gather_axis
+    assert _ranks_of(wide.comm._own_gather_axis) == [0, 1, 2, 3]
+    assert (dense.comm.mesh.num_states, mesh.num_states) == (4, 2)
     assert beside is not None
     assert beside.group is not mesh.shard.group
     assert mesh.sharers.group is mesh.shard.group  # one group for one line
@@ -120,6 +123,25 @@ def test_states_are_put_together_in_the_order_of_their_places(ranks: Ranks) -> N
     assert [whole for whole, *_ in results] == [expected] * 4
     assert [first for _, first, _ in results] == [expected, None, None, None]
     assert [sent["gather"] for *_, sent in results] == [0, 8, 0, 0]
+
+
+def reduced(rank: int, shard_size: int, by_chunk: bool, device: str) -> tuple[list[float], dict[str, int]]:
+    """What this rank holds of the gradients, of which rank r has r + 1 everywhere, and what it has sent."""
+    comm = Collectives(make_mesh(shard_size=shard_size, states_by_chunk=by_chunk, divisor=8))
+    flat = torch.full((8,), rank + 1.0, device=device)
+    comm.reduce_scatter_or_all_reduce(flat, what="x").wait()
+    mesh = comm.mesh
+    own: list[float] = flat.chunk(mesh.num_states)[mesh.state_index].tolist()
+    sent = comm.wire.meter.bytes_by_kind()
+    comm.close()
+    return own, sent
+
+
+def test_a_sum_is_divided_once_along_however_many_axes_it_is_made(ranks: Ranks) -> None:
+    for shard_size, by_chunk in ((1, False), (2, False), (2, True), (4, False)):
+        num_states = 4 if by_chunk else shard_size
+        results = ranks(reduced, shard_size, by_chunk, "cpu", world_size=4)
+        assert [own for own, _ in results] == [[10 / 8] * (8 // num_states)] * 4
 
 
 def _told(rank: int) -> tuple[int, list[float], dict[str, int], list[int]]:
