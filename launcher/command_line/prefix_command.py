@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..options.text import MAY_BE_EMPTY
+
 PROFILE = "--profile"
+PLACES = ("FILE", "DIR", "FOLDER")  # what options with a path call it
 # Of every command, and of those whose last argument is a program with arguments of its own.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
@@ -46,6 +49,47 @@ def write_groups(
     for title, names in groups.items():
         with formatter.section(title):
             formatter.write_dl([records[name] for name in names])
+
+
+def _without_empty(
+    typed: list[_Typed], options: Mapping[str, click.Option], *, in_file: frozenset[str] = frozenset()
+) -> list[_Typed]:
+    """Without the empty options that take back what a file says: those `in_file`, by parameter name.
+
+    Errors: click.UsageError for an option without a value that takes nothing back, and for a value that is
+    the next option
+    """
+    left = []
+    for one in typed:
+        option = options.get(one.name)
+        has_value = one.words[0].endswith("=") or len(one.words) > 1
+        if option is not None:
+            _refuse_value(one, option, options)
+        if option is None or one.value or not has_value or option.name in MAY_BE_EMPTY:
+            left.append(one)
+        elif option.name not in in_file:
+            raise click.UsageError(
+                f"{one.name} is empty; give it a value ({option.metavar}), or leave it out; is a variable of "
+                "your shell not set?"
+            )
+    return left
+
+
+def _refuse_value(one: _Typed, option: click.Option, options: Mapping[str, click.Option]) -> None:
+    """Errors: click.UsageError for a value that was meant as something else: the next option, the end of
+    the options, or a stream
+    """
+    if len(one.words) > 1 and option.name not in MAY_BE_EMPTY:
+        name = one.value.partition("=")[0]
+        if one.value == "--" or name in options or name.replace("-", "_").replace("__", "--", 1) in options:
+            raise click.UsageError(
+                f"{one.name} is followed by {one.value[:80]}, which is no value; write {one.name} "
+                f"{option.metavar}, or {one.name}={one.value[:80]} if that is meant"
+            )
+    if one.value == "-" and option.metavar in PLACES:
+        raise click.UsageError(
+            f"{one.name} takes no stream, for which - stands; give a path, ./- for a file of that name"
+        )
 
 
 class PrefixCommand(click.Command):
@@ -113,6 +157,7 @@ class PrefixCommand(click.Command):
         typed, rest = self._complete(args, options)
         files = [one for one in typed if one.name == PROFILE]
         if not files:
+            typed = _without_empty(typed, options)
             return super().parse_args(ctx, [word for one in typed for word in one.words] + rest)
         return self._parse_with_profile(ctx, files, typed, rest, options)
 
@@ -132,6 +177,7 @@ class PrefixCommand(click.Command):
 
         names = frozenset(options[one.name].name or "" for one in typed if one.name in options)
         added = read_profile(Path(files[0].value), options, typed=names)
+        typed = _without_empty(typed, options, in_file=added.replaced)
         words = [*added.options, *(word for one in typed if one.name != PROFILE for word in one.words)]
         try:
             return super().parse_args(ctx, words + (rest if rest not in ([], ["--"]) else [*added.script]))
@@ -185,6 +231,10 @@ class PrefixCommand(click.Command):
         name = word.partition("=")[0]
         if name in self._absent:
             return click.UsageError(f"there is no option {name}: {self._absent[name]}")
+        if name == "-":
+            return click.UsageError(f"{word[:80]!r} is no option; see --help for the list")
+        if (flag := options.get(name)) is not None and flag.is_flag:
+            return click.UsageError(f"{name} takes no value, and {word[:80]!r} gives it one; write {name}")
         import difflib  # here: it takes 1 ms
 
         names = [one for one in options if one.startswith("--")]
@@ -199,6 +249,8 @@ class PrefixCommand(click.Command):
     def _full_name(self, word: str, options: dict[str, click.Option]) -> str:
         if word in options:
             return word
+        if word == "--":
+            raise click.UsageError("'--=' is no option; see --help for the list")
         names = [name for name in options if name.startswith(word)]
         if len({options[name].name for name in names}) == 1:
             return names[0]

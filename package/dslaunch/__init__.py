@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
     from .runtime.metrics import profiler
+    from .runtime.tensor.model_init import tp_model_init as tp_model_init
     from .runtime.zero import api
 
     comm = comm_api
@@ -43,6 +44,7 @@ _HOME_OF = {
     "get_accelerator": ".runtime.compat.accelerator.current",
     "init_distributed": ".runtime.comm.init_distributed",
     "initialize": ".runtime.engine.initialize",
+    "tp_model_init": ".runtime.tensor.model_init",
 }
 
 _MODULE_OF = {

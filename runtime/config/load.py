@@ -14,7 +14,7 @@ from .activation import ActivationConfig
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config, Origin
 from .keys.table import keys_for
-from .keys.value import PLAIN, show, show_name
+from .keys.value import PLAIN, POSITIVE, show, show_name
 from .lenient import relax
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
@@ -166,6 +166,19 @@ def _read_tensor(
     return found.model_copy(update={"autotp_size": size}) if size > 1 else None, num_ranks // size
 
 
+def _count_samples_once(used: dict[str, Any], world_size: int) -> None:
+    """DeepSpeed's train_batch_size counts the samples of every rank, also of those that compute together."""
+    if all(POSITIVE.accepts(used[name]) for name in (TRAIN, MICRO, STEPS)):
+        said, used[TRAIN] = used[TRAIN], used[MICRO] * used[STEPS] * world_size
+        _log.info(
+            "%s %s counts the samples of all ranks, as DeepSpeed does; those over which layers are divided "
+            "have the same, so a step has %s",
+            TRAIN,
+            said,
+            used[TRAIN],
+        )
+
+
 def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
     """Rules about more than one section."""
 
@@ -267,8 +280,11 @@ def load_config(
         ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
     )
     used["activation_checkpointing"] = _read_activation(used.get("activation_checkpointing"), problems)
-    used["tensor_parallel"], world_size = _read_tensor(used, problems, world_size, tp_size)
-    line = fill_batch(used, world_size=world_size)
+    num_ranks = world_size
+    used["tensor_parallel"], world_size = _read_tensor(used, problems, num_ranks, tp_size)
+    line = fill_batch(used, world_size=num_ranks if is_lenient else world_size)
+    if is_lenient and line is None and world_size < num_ranks:
+        _count_samples_once(used, world_size)
     if line and not {TRAIN, MICRO, STEPS} & set(sifted.autos):
         problems[TRAIN] = line
     if problems or sifted.autos:  # the sections may be None; what is left to check is the top level

@@ -38,9 +38,9 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
         "data_parallel_group dist_backend mesh_device seq_data_parallel_group seq_dp_world_size use_ds_comm",
     ),
     (
-        "no layer is divided between ranks here",
-        "autotp_size compile_autosp compile_autotp get_autosp_backend get_autotp_backend "
-        "get_sequence_parallel_group get_tensor_parallel_rank mpu pipeline_parallelism seq_parallel_group "
+        "no sequence is divided over ranks here, and layers as tensor_parallel says",
+        "compile_autosp compile_autotp get_autosp_backend get_autotp_backend "
+        "get_sequence_parallel_group mpu pipeline_parallelism seq_parallel_group "
         "sequence_parallel_size tensor_parallel_config uses_parallelization_pass_only",
     ),
     (

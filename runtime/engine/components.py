@@ -20,6 +20,7 @@ from ..config import Config
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
 from ..mesh.axes import Axes
+from ..mesh.current import note
 from ..mesh.domain import Domains
 from ..metrics.device_memory import watch_memory
 from ..offload.offload import Offload, make_offload
@@ -82,8 +83,10 @@ def make_components(
     """
     policy = _policy(config, optimizer)
     domains = _domains(axes, policy, config)
+    note(domains)
     if divided is not None:
         divided.join(domains)
+        divided.agree_on_random_numbers(device)
     job = domains.job
     timeout = group_timeout() or worker.timeout
     watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)

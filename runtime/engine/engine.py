@@ -66,7 +66,7 @@ class Engine(Getters, nn.Module):
         self.collate_fn: Any = None
         self.device, self.local_rank = device, worker.local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._axes = axes
+        self._axes, self._divided = axes, divided
         self.is_compiled = False
         self._progress = Progress()
         instruments = Instruments(module, config, device, job=self, progress=self._progress)
@@ -113,6 +113,8 @@ class Engine(Getters, nn.Module):
         if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.parked_states.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
+        if self._divided is not None:
+            self._divided.check_inputs(args, kwargs)
         with self._instruments.forward(), self._autocast(), self._schedule.forward():
             return self.module(*args, **kwargs)
 

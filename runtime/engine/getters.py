@@ -177,23 +177,31 @@ class Getters:
 
     @property
     def dp_world_size(self) -> int:
-        """Return the number of parts into which the samples of a batch are divided: one for each rank, as
-        no layer, sequence or stage is divided between ranks.
+        """Return the number of parts into which the samples of a batch are divided: one for each rank, or for
+        each group of ranks over which layers are divided.
         """
         return self._axes.dp
 
     @property
     def mp_world_size(self) -> int:
-        """Return the number of ranks that share a layer: none does."""
-        return 1
+        """Return the number of ranks over which a layer is divided."""
+        return self._axes.tp
 
     def get_data_parallel_rank(self) -> int:
         """Return which of those parts this rank trains on."""
         return self._axes.coordinates(self.global_rank)["dp"]
 
     def get_model_parallel_rank(self) -> int:
-        """Return this rank's number among those that share a layer: 0, for none does."""
-        return 0
+        """Return this rank's number among those over which a layer is divided."""
+        return self._axes.coordinates(self.global_rank)["tp"]
+
+    def get_tensor_parallel_rank(self) -> int:
+        """As get_model_parallel_rank(), DeepSpeed's other name."""
+        return self.get_model_parallel_rank()
+
+    def autotp_size(self) -> int:
+        """Return `tensor_parallel.autotp_size`: the ranks over which layers are divided, 0 for none."""
+        return 0 if self._axes.tp == 1 else self._axes.tp
 
     def zero_optimization_stage(self) -> int:
         """Return the ZeRO stage, 0 to 3."""

@@ -24,12 +24,14 @@ from ..errors import ConfigError, report_user_errors_in_one_line
 from ..log import logger as _log
 from ..mesh.axes import axes_of_job
 from ..offload.host_memory import keep_freed_memory
+from ..placement.precision import precision_of
 from ..placement.stage_policy import policy_for_stage
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
 from ..tensor.divide import divide
 from ..tensor.lower import size_of_plan
+from ..tensor.model_init import check_dtype, requested_size
 from ..zero.param_location import location_of
 from .engine import Engine
 from .summary import summarize
@@ -88,7 +90,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         world_size=num_ranks,
         is_lenient=is_lenient,
         has_optimizer=optimizer is not None,
-        tp_size=size_of_plan(model),
+        tp_size=requested_size(model, size_of_plan(model)),
     )
     axes = axes_of_job(num_ranks, tp=settings.tp_size)
     if is_lenient:
@@ -100,6 +102,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     with torch.inference_mode(False), _told_of_engines_before(model):  # what is made in it is never trained
         divided = None
         if settings.tensor_parallel is not None:
+            check_dtype(model, precision_of(settings).parameters)
             divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)

@@ -133,6 +133,11 @@ class Domains:
             size = domain.comm.mesh.shard.size
             domain.comm.gather_beside(make_shard_axis(shard_size=size, sharers=domain.sharers))
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether some parameters are divided over ranks."""
+        return any(domain.parts is not None for domain in self._all)
+
     def close(self) -> None:
         """Give up their process groups."""
         for domain in self._all:

@@ -60,7 +60,7 @@ def choose_optimizer(
     if client is None and config.optimizer is None:
         return None
     if isinstance(client, torch.optim.Optimizer):
-        optimizer = _take_over(client)
+        optimizer = _take_over(_inner(client))
     else:
         groups = _param_groups(module, model_parameters)
         optimizer = (
@@ -70,6 +70,14 @@ def choose_optimizer(
         )
     _check_params(optimizer, module)
     return optimizer
+
+
+def _inner(client: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return what a wrapper steps that has the groups of another optimizer, as Accelerate's does."""
+    inner = getattr(client, "optimizer", None)
+    if isinstance(inner, torch.optim.Optimizer) and inner.param_groups is client.param_groups:
+        return _inner(inner)
+    return client
 
 
 def _call(client: Callable[[Any], torch.optim.Optimizer], groups: Groups) -> torch.optim.Optimizer:

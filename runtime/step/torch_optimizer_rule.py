@@ -82,6 +82,12 @@ class TorchOptimizerRule:
         for sub_buffer in self._sub_buffers:
             for index, member in enumerate(sub_buffer.members):
                 wrapped = optimizer_of[member.group]
+                if not wrapped.is_elementwise and sub_buffer.domain.parts is not None:
+                    raise ConfigError(
+                        f"optimizer {self.name} sees whole tensors, and parameter '{member.name}' is divided "
+                        "over ranks (tensor_parallel): that is not available in this version; give an "
+                        "optimizer that updates element by element, as AdamW"
+                    )
                 if not member.param.numel():
                     continue
                 if wrapped.is_elementwise or sub_buffer.plan.num_shards == 1:

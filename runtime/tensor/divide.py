@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
@@ -28,8 +30,13 @@ from .vocabulary import use_parts_of_logits
 class DividedModel:
     """A model of which this rank holds a part."""
 
-    def __init__(self, axis: TensorAxis, division: Division) -> None:
+    def __init__(self, module: nn.Module, axis: TensorAxis, division: Division) -> None:
         self._axis, self._division = axis, division
+        self._are_inputs_checked = False
+        cuts = {id(param): cut for param, cut in division.cuts}
+        for one in module.modules():
+            if any(id(param) in cuts for param in one._parameters.values()):
+                one.register_state_dict_pre_hook(partial(_refuse_parts, cuts))  # type: ignore[no-untyped-call]
 
     def join(self, domains: Domains) -> None:
         """Let its parameters have a domain of their own, and its layers a process group.
@@ -49,6 +56,43 @@ class DividedModel:
             params=[param for param, _ in self._division.cuts],
             parts=Parts(group, self._division.cuts),
         )
+
+    def agree_on_random_numbers(self, device: torch.device) -> None:
+        """Let ranks that compute one layer together draw the same numbers, as for dropout, from now on.
+
+        Order: a collective
+        """
+        states = [torch.get_rng_state()]
+        if device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(device))
+        told = self._axis.group.all_gather_objects(states, what="the states of random numbers")[0]
+        torch.set_rng_state(told[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(told[1], device)
+
+    def check_inputs(self, args: Any, kwargs: Any) -> None:
+        """See that ranks that compute one layer together were given the same, the first time.
+
+        Order:  a collective, the first time
+        Errors: ConfigError that names the first tensor that differs
+        """
+        if self._are_inputs_checked:
+            return
+        self._are_inputs_checked = True
+        leaves = tree_leaves_with_path((args, kwargs))
+        own = {keystr(path): _digest(leaf) for path, leaf in leaves if isinstance(leaf, Tensor)}
+        told = self._axis.group.all_gather_objects(own, what="what the model is given")
+        first = dist.get_rank() - self._axis.index
+        for place, other in enumerate(told):
+            differing = [name for name in {**told[0], **other} if told[0].get(name) != other.get(name)]
+            if differing:
+                raise ConfigError(
+                    f"ranks {first} and {first + place} compute the same layers together "
+                    f"(tensor_parallel.autotp_size {self._axis.size}), and were given different inputs: "
+                    f"{differing[0]} differs; give both the same samples: of {self._axis.size} ranks that "
+                    "are neighbours all load the same, as engine.deepspeed_io() does, or a sampler with "
+                    "num_replicas=engine.dp_world_size and rank=engine.get_data_parallel_rank()"
+                )
 
     def successor(self, param: Any) -> Any:
         """Return what a parameter of before has become; anything else as it is."""
@@ -105,7 +149,7 @@ def divide(
     axis = TensorAxis(size=axes.tp, index=place)
     is_divided = any(is_dtensor(param) for param in module.parameters())
     if is_divided and not _is_of_hugging_face(module):
-        return DividedModel(axis, lower(module, axes, rank=rank))
+        return DividedModel(module, axis, lower(module, axes, rank=rank))
     check_heads(module, axes.tp)
     plan = choose_plan(module, settings)
     if is_divided:
@@ -118,7 +162,27 @@ def divide(
     _install(module, plan, axis)
     if settings.vocab_parallel_lm_head:
         use_parts_of_logits(module, axis)
-    return DividedModel(axis, division)
+    return DividedModel(module, axis, division)
+
+
+def _refuse_parts(cuts: Mapping[int, Cut], module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """A file with one rank's parts is of no use, and says so only when it is loaded."""
+    if keep_vars:  # who wants the parameters themselves
+        return
+    for name, param in module._parameters.items():
+        cut = cuts.get(id(param))
+        if param is not None and cut is not None and tuple(param.shape) != cut.shape:
+            raise ConfigError(
+                f"state_dict() of the module would hold this rank's part of parameter '{prefix}{name}', "
+                f"{tuple(param.shape)} of {cut.shape}, which is divided over ranks; call on all ranks "
+                "engine.state_dict(), save_16bit_model() or save_checkpoint(), which have whole "
+                "tensors"
+            )
+
+
+def _digest(value: Tensor) -> tuple[tuple[int, ...], int]:
+    whole = value.detach().cpu().contiguous()
+    return tuple(whole.shape), crc32(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _is_of_hugging_face(module: nn.Module) -> bool:

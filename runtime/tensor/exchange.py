@@ -19,6 +19,8 @@ from torch import Tensor
 from ..comm.rank_group import RankGroup
 from ..mesh.cut import cut_evenly
 
+_ENTERED = "_dslaunch_entered"  # of a tensor
+
 
 class TensorAxis:
     """This rank and those that hold the other parts of its layers.
@@ -62,10 +64,19 @@ class TensorAxis:
         return total
 
     def enter(self, value: Tensor, what: str) -> Tensor:
-        """Return it, the same on all ranks, for each to compute a part from: its gradients are added."""
+        """Return it, the same on all ranks, for each to compute a part from: its gradients are added.
+
+        What enters several layers one after the other, as queries, keys and values do, is one tensor: its
+        gradients are added once.
+        """
         if not (torch.is_grad_enabled() and value.requires_grad):
             return value
+        known: tuple[TensorAxis, int, Tensor] | None = getattr(value, _ENTERED, None)
+        if known is not None and known[0] is self and known[1] == value._version:
+            return known[2]
         result: Tensor = _Enter.apply(value, self, what)  # type: ignore[no-untyped-call]
+        if value.grad_fn is not None:  # a parameter stays, and may have other memory the next time
+            setattr(value, _ENTERED, (self, value._version, result))
         return result
 
     def leave(self, value: Tensor, what: str) -> Tensor:

@@ -33,7 +33,6 @@ def read_words(*words: str) -> LogOptions:
     [
         ("", LogOptions()),
         ("--log_dir d", LogOptions(log_dir="d")),
-        ("--log_dir=", LogOptions()),
         ("--tee 0,2-3", LogOptions(ranks=(range(0, 1), range(2, 4)))),
         ("--ranks 1", LogOptions(ranks=(range(1, 2),))),
         ("--tee none", LogOptions(ranks=())),

@@ -5,7 +5,8 @@ SGD with a clip below the norm: AdamW would hide gradients of a wrong scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.runtime.checkpoint.opened import open_checkpoint
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
-from dslaunch.runtime.engine import components
+from dslaunch.runtime.config import Config, load_config
+from dslaunch.runtime.engine import components, initialize
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.runtime.mesh.domain import Domains
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.exhaustive import few
-from tests.runtime.mesh.on_axes import on_axes
 from tests.runtime.mesh.test_groups import reduced
 from tests.runtime.models import Uneven, batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -70,13 +71,27 @@ def _whole(module: nn.Module) -> dict[str, Tensor]:
     return {name: safe_get_full_fp32_param(param).cpu() for name, param in module.named_parameters()}
 
 
+@contextmanager
+def arranged(axes: Axes) -> Iterator[None]:
+    """Have initialize() arrange the ranks so, whatever the ds_config says."""
+
+    def load(source: Any, *, world_size: int, **more: Any) -> Config:
+        return load_config(source, world_size=axes.dp, **more)
+
+    with (
+        patch.object(initialize, "axes_of_job", lambda world_size, tp: axes),
+        patch.object(initialize, "load_config", load),
+    ):
+        yield
+
+
 # ---- data ranks that are not all ranks
 
 
 def _on_axes(rank: int, axes: Axes, stage: int, changes: dict[str, Any], folder: str) -> Trained:
     """Train rank's part of the samples; ranks that hold other values at first get rank 0's."""
     num_groups = len(dist.distributed_c10d._world.pg_map)
-    with on_axes(axes):
+    with arranged(axes):
         model = make_model(seed=rank)
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage, **changes))
     place = axes.coordinates(rank)["dp"]
@@ -143,7 +158,7 @@ KINDS: tuple[type[nn.Module], ...] = (Uneven, Wide)
 def _of_two_models(rank: int, stage: int) -> Trained:
     axes = Axes(pp=2, dp=2)
     place = axes.coordinates(rank)
-    with on_axes(axes):
+    with arranged(axes):
         model = make_model(KINDS[place["pp"]])
         engine, *_ = dslaunch.initialize(model=model, config=_config(stage))
     losses, norms = _train(engine, [_batch(step).chunk(2)[place["dp"]] for step in range(STEPS)])
@@ -181,7 +196,7 @@ def _check_close(trained: dict[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 def _of_a_different_model(rank: int) -> str:
     """Rank 3 has another model than rank 2, whose data rank it is."""
-    with on_axes(Axes(pp=2, dp=2)):
+    with arranged(Axes(pp=2, dp=2)):
         model = make_model(KINDS[rank in (2,)])
         with pytest.raises(ConfigError) as caught:
             dslaunch.initialize(model=model, config=_config(3))

@@ -13,7 +13,7 @@ import dslaunch
 from dslaunch.runtime.errors import CollectiveError
 from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_grad
-from tests.runtime.mesh.on_axes import on_axes
+from tests.runtime.mesh.test_domains import arranged
 from tests.runtime.models import Uneven, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 from tests.runtime.training.test_skipped import Lines
@@ -56,7 +56,7 @@ def _engine(rank: int, stage: int, **changes: Any) -> tuple[dslaunch.Engine, nn.
         "zero_allow_untested_optimizer": True,
     }
     config = make_config(stage=stage, reduce_bucket_size=50, **{**settings, **changes})
-    with on_axes(AXES):
+    with arranged(AXES):
         model = make_model(KINDS[number])
         engine, *_ = dslaunch.initialize(model=model, config=config)
     return engine, model, number

@@ -31,7 +31,11 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
         "inference model_implementations runtime.hybrid_engine runtime.hybrid_engine_graph runtime.rollout",
     ),
     (INFERENCE, "loads Megatron's state_dicts", "runtime.state_dict_factory"),
-    (TENSOR_PARALLEL, "divides layers between ranks", "module_inject runtime.tensor_parallel runtime.domino"),
+    (
+        TENSOR_PARALLEL,
+        "divides layers between ranks in its own way",
+        "module_inject runtime.tensor_parallel runtime.domino",
+    ),
     (
         TENSOR_PARALLEL,
         "divides sequences between ranks",

@@ -89,12 +89,13 @@ _GROUPS = (
         "get_data_parallel_world_size=data_parallel_world_size get_data_parallel_rank=data_parallel_rank "
         "get_model_parallel_world_size=model_parallel_world_size get_model_parallel_rank=model_parallel_rank "
         "get_tensor_model_parallel_world_size=model_parallel_world_size "
-        "get_tensor_model_parallel_rank=model_parallel_rank",
+        "get_tensor_model_parallel_rank=model_parallel_rank "
+        "get_tensor_model_parallel_group=model_parallel_group get_model_parallel_group=model_parallel_group "
+        "get_tensor_model_parallel_src_rank=model_parallel_src_rank",
     ),
     inside(
-        "mpu expert_tensor_parallel_world_size mesh_device initialize get_tensor_model_parallel_group "
-        "get_model_parallel_group set_tensor_model_parallel_world_size set_tensor_model_parallel_rank "
-        "get_tensor_model_parallel_src_rank"
+        "mpu expert_tensor_parallel_world_size mesh_device initialize set_tensor_model_parallel_world_size "
+        "set_tensor_model_parallel_rank"
     ),
 )
 _CHECKPOINT_CONSTANTS = (

@@ -119,7 +119,9 @@ TOPICS: dict[str, str] = {
         "`dslaunch checkpoint export`, which write what Hugging Face loads."
     ),
     TENSOR_PARALLEL: (
-        "No layer and no sequence is divided between ranks. ZeRO and offload are what makes large models fit."
+        "Layers are divided between ranks in `initialize()`, as the ds_config's `tensor_parallel`, "
+        "`tp_model_init()` or torch's DTensors say; see [tensor-parallel.md](../train/tensor-parallel.md). "
+        "No sequence is divided. DeepSpeed's modules for it are not here."
     ),
     COMPRESSION: (
         "Nothing is quantized, neither weights nor what goes over the wire: it would change results."

@@ -9,7 +9,6 @@ from .table import (
     KERNELS,
     OPTIMIZERS,
     PIPELINES,
-    TENSOR_PARALLEL,
     Module,
     inside,
     mapped,
@@ -60,12 +59,8 @@ TOP: tuple[Module, ...] = (
                 "DeepSpeedHybridEngine",
                 "is for inference",
             ),
-            refused(
-                TENSOR_PARALLEL,
-                "tp_model_init set_autotp_mode load_ds_config merge_tp_model_init_into_config "
-                "record_tp_model_init_args",
-                "divides layers between ranks",
-            ),
+            works("dslaunch.runtime.tensor.model_init", "tp_model_init set_autotp_mode"),
+            inside("load_ds_config merge_tp_model_init_into_config record_tp_model_init_args"),
             refused(
                 PIPELINES,
                 "PipelineModule PipelineEngine DualPipeVEngine DualPipeVModule",

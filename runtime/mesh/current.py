@@ -1,0 +1,40 @@
+"""The mesh of the engine that was made last: for functions that ask for ranks and groups without an engine.
+
+Source: DeepSpeed 0.19.8 utils/groups.py, whose functions are of the process, too
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch.distributed as dist
+
+from ..comm.mesh import ALONE, Axis
+from .axes import Axes
+from .domain import Domains
+
+_last: weakref.ref[Domains] | None = None
+
+
+def note(domains: Domains) -> None:
+    """Its answers count from now on, as long as it lives."""
+    global _last
+    _last = weakref.ref(domains)
+
+
+def current_axes() -> Axes:
+    """Return how the job's ranks are arranged; all have samples of their own before an engine is made."""
+    domains = None if _last is None else _last()
+    return Axes(dp=dist.get_world_size()) if domains is None else domains.axes
+
+
+def sharers() -> Axis | None:
+    """Return the ranks that share dense parameters with this one; None before an engine is made."""
+    domains = None if _last is None else _last()
+    return None if domains is None else domains.dense.comm.mesh.sharers
+
+
+def tensor_axis() -> Axis:
+    """Return the ranks that hold the other parts of this one's layers."""
+    domains = None if _last is None else _last()
+    return ALONE if domains is None else domains.dense.comm.mesh.copies

@@ -1,0 +1,102 @@
+"""`tp_model_init()` and `set_autotp_mode()`, as DeepSpeed has them: initialize() divides the model.
+
+Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `tp_model_init`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    tp_size: int
+    dtype: torch.dtype | None
+
+
+_REQUESTS: WeakKeyDictionary[nn.Module, _Request] = WeakKeyDictionary()
+
+
+def tp_model_init(
+    model: nn.Module,
+    tp_size: int,
+    dtype: torch.dtype | None = None,
+    config: object | None = None,
+    **kwargs: Any,
+) -> nn.Module:
+    """Return the model, which initialize() will divide over `tp_size` neighbours.
+
+    `config` is for initialize(), which must be given the same. Of keyword arguments there is `tp_group`, the
+    group of these ranks.
+    Errors: ConfigError for a size that is none, another size than in a call before, or another group
+    """
+    if isinstance(tp_size, bool) or not isinstance(tp_size, int) or tp_size < 1:
+        raise ConfigError(f"tp_model_init(tp_size={tp_size!r}): must be a whole number above 0")
+    group = kwargs.pop("tp_group", None)
+    if kwargs:
+        raise ConfigError(f"tp_model_init() takes no {', '.join(kwargs)}; it takes tp_group")
+    if group is not None:
+        _check_group(dist.get_process_group_ranks(group), tp_size)
+    request = _Request(tp_size, dtype)
+    known = _REQUESTS.setdefault(model, request)
+    if known != request:
+        raise ConfigError(
+            f"tp_model_init() was called with tp_size={known.tp_size} and dtype={known.dtype} before, and "
+            f"now with tp_size={tp_size} and dtype={dtype}; call it once for a model"
+        )
+    return model
+
+
+def set_autotp_mode(training: bool = False) -> None:
+    """Say that models are divided for training, which is the only mode here.
+
+    Errors: ConfigError for any other
+    """
+    if not training:
+        raise ConfigError("set_autotp_mode(training=False): models are divided for training only; give True")
+
+
+def requested_size(model: nn.Module, size_of_plan: int) -> int:
+    """Return over how many ranks the program wants a model divided: as it is, or as tp_model_init() was told.
+
+    Errors: ConfigError if these are two
+    """
+    request = _REQUESTS.get(model)
+    if request is None or request.tp_size == size_of_plan:
+        return size_of_plan
+    if size_of_plan > 1:
+        raise ConfigError(
+            f"tp_model_init(tp_size={request.tp_size}) contradicts the model, which is divided over "
+            f"{size_of_plan} ranks; leave it out"
+        )
+    return request.tp_size
+
+
+def check_dtype(model: nn.Module, trained: torch.dtype | None) -> None:
+    """Compare what tp_model_init() was told with what the ds_config trains in.
+
+    Errors: ConfigError if they differ
+    """
+    request = _REQUESTS.get(model)
+    if request is not None and None not in (request.dtype, trained) and request.dtype != trained:
+        raise ConfigError(
+            f"tp_model_init(dtype={request.dtype}) contradicts the ds_config, which trains in {trained}; "
+            "give both the same"
+        )
+
+
+def _check_group(ranks: list[int], tp_size: int) -> None:
+    first = ranks[0]
+    if ranks != list(range(first, first + tp_size)) or first % tp_size:
+        raise ConfigError(
+            f"tp_model_init(tp_group=...) has ranks {ranks}; with tp_size={tp_size} layers are divided over "
+            f"{tp_size} neighbours, the first of which is a multiple of {tp_size}: leave tp_group out"
+        )

@@ -1,0 +1,398 @@
+"""Models whose layers are divided over ranks train as one process trains the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch.runtime.checkpoint.opened import open_checkpoint
+from dslaunch.runtime.checkpoint.storage.url_store import open_store
+from dslaunch.runtime.errors import ConfigError
+from dslaunch.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_grad,
+)
+from tests.runtime.ranks import Ranks
+from tests.runtime.tensor.models import (
+    SIZES,
+    Numbers,
+    check,
+    cut_sequence,
+    loss_of_numbers,
+    loss_of_tokens,
+    make_config,
+    make_hugging_face,
+    make_net,
+    number_batches,
+    numbers,
+    token_batches,
+    tokens,
+    torch_plan,
+    train,
+    train_plain,
+)
+
+pytest.importorskip("transformers")
+
+
+def _whole(model: nn.Module) -> dict[str, Tensor]:
+    values = {name: safe_get_full_fp32_param(param) for name, param in model.named_parameters()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _is_near(got: dict[str, Tensor], expected: nn.Module, *, limit: float = 2e-6) -> None:
+    for name, param in expected.named_parameters():
+        assert got[name].shape == param.shape, name
+        assert torch.allclose(got[name].float(), param.detach().float(), rtol=0, atol=limit), name
+
+
+# ---- Hugging Face's own plans
+
+
+def _hugging_face(
+    rank: int, kind: str, stage: int, tp: int, is_tied: bool, changes: dict[str, Any]
+) -> tuple[Numbers, Numbers]:
+    """Ranks begin with other values and other random numbers, and get rank 0's."""
+    plain = make_hugging_face(kind, is_tied=is_tied, num_key_value_heads=max(2, tp))
+    model = make_hugging_face(kind, seed=rank, is_tied=is_tied, num_key_value_heads=max(2, tp))
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage, tp=tp, **changes))
+    assert (engine.dp_world_size, engine.mp_world_size) == (4 // tp, tp)
+    expected = train_plain(plain, loss_of_tokens, token_batches())
+    got = train(engine, loss_of_tokens, token_batches(), tp=tp)
+    _is_near(_whole(model), plain, limit=5e-6)
+    engine.eval()
+    with torch.no_grad():
+        output = engine(input_ids=tokens()[:1])
+    if not changes:  # else each rank has the logits of a part of the vocabulary
+        assert torch.allclose(output.logits, plain(input_ids=tokens()[:1]).logits, atol=1e-4)
+    engine.destroy()
+    return got, expected
+
+
+VOCABULARY = {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": True}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "tp", "is_tied", "changes"),
+    [
+        ("Llama", 0, 2, True, {}),
+        ("Llama", 3, 4, False, {}),
+        ("Llama", 1, 2, False, VOCABULARY),
+        ("Qwen3", 3, 2, False, {}),
+        ("Mixtral", 3, 2, False, {}),
+        pytest.param("Qwen3", 2, 4, True, {}, marks=pytest.mark.exhaustive),
+        pytest.param("Llama", 2, 2, True, {}, marks=pytest.mark.exhaustive),
+        pytest.param("Mixtral", 1, 2, True, VOCABULARY, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_model_of_hugging_face_trains_by_its_own_plan(
+    ranks: Ranks, kind: str, stage: int, tp: int, is_tied: bool, changes: dict[str, Any]
+) -> None:
+    for got, expected in ranks(_hugging_face, kind, stage, tp, is_tied, changes, world_size=4):
+        check(got, expected)
+
+
+# ---- rules of the ds_config, and torch's plans
+
+
+RULES = {
+    "tensor_parallel": {
+        "autotp_size": 2,
+        "partition_config": {
+            "layer_specs": [
+                {"patterns": [r"blocks\.\d+\.up\.weight$"], "partition_type": "column"},
+                {"patterns": [r".*\.down\.weight$"], "partition_type": "row"},
+                {"patterns": [r"first\.weight$"], "gather_output": True},
+            ]
+        },
+    }
+}
+
+
+def _by_rules(rank: int, stage: int) -> tuple[Numbers, Numbers, list[list[int]]]:
+    """An optimizer that was made before has the parts."""
+    plain, model = make_net(), make_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    config = make_config(stage, **RULES)
+    del config["optimizer"]
+    engine, *_ = dslaunch.initialize(model=model, optimizer=optimizer, config=config)
+    shapes = [list(one.shape) for one in model.blocks[0].parameters()]
+    expected = train_plain(plain, loss_of_numbers, number_batches())
+    got = train(engine, loss_of_numbers, number_batches(), tp=2)
+    _is_near(_whole(model), plain)
+    engine.destroy()
+    return got, expected, shapes
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_rules_divide_columns_and_rows_of_any_model(ranks: Ranks, stage: int) -> None:
+    for got, expected, shapes in ranks(_by_rules, stage, world_size=4):
+        check(got, expected)
+        if stage == 1:
+            assert shapes == [[12], [12], [24, 12], [24], [12, 24], [12]]
+
+
+def _by_torch(rank: int, stage: int, is_sequence: bool) -> tuple[Numbers, Numbers, list[str]]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    plain, model = make_net(), make_net()
+    parallelize_module(model, mesh, torch_plan(is_sequence=is_sequence))
+    if is_sequence:
+        cut_sequence(model, mesh)
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage))
+    expected = train_plain(plain, loss_of_numbers, number_batches())
+    got = train(engine, loss_of_numbers, number_batches(), tp=2)
+    engine(numbers()[:2])
+    here = [  # between forward and backward
+        unit.name
+        for unit in engine._model.units
+        for sub_buffer in unit.sub_buffers
+        if sub_buffer.is_sharded and sub_buffer.param_shard.values.flat.untyped_storage().size()
+    ]
+    engine._model.reshard_idle()
+    _is_near(_whole(model), plain)
+    engine.destroy()
+    return got, expected, here
+
+
+@pytest.mark.parametrize(("stage", "is_sequence"), [(0, True), (2, False), (3, True)])
+def test_a_model_that_torch_has_divided_trains_as_it_is(ranks: Ranks, stage: int, is_sequence: bool) -> None:
+    for got, expected, here in ranks(_by_torch, stage, is_sequence, world_size=4):
+        check(got, expected)
+        # What autograd saves of a DTensor keeps no memory of a unit; those of the end stay here.
+        assert not {"first", "blocks.0", "blocks.1"} & set(here)
+
+
+# ---- checkpoints and whole tensors
+
+
+def _through_layouts(rank: int, kind: str, layouts: list[tuple[int, int]], folder: str) -> None:
+    for number, (tp, stage) in enumerate(layouts):
+        adam = {
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+            "bf16": {"enabled": kind == "Mixtral"},
+        }
+        model = make_hugging_face(kind, seed=number)
+        engine, *_ = dslaunch.initialize(model=model, config=make_config(stage, tp=tp, **adam))
+        if number == 0:
+            train(engine, loss_of_tokens, token_batches()[:2], tp=tp)
+        else:
+            engine.load_checkpoint(folder, tag=f"number{number - 1}")
+        engine.save_checkpoint(folder, tag=f"number{number}")
+        engine.destroy()
+
+
+@pytest.mark.parametrize("kind", ["Llama", pytest.param("Mixtral", marks=pytest.mark.exhaustive)])
+def test_a_checkpoint_of_any_layout_loads_at_any_other_to_the_bit(
+    ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    layouts = [(2, 1), (1, 3), (2, 3), (1, 0), (2, 0)]
+    ranks(_through_layouts, kind, layouts, str(tmp_path), world_size=4)
+    first, *others = (
+        open_checkpoint(open_store(tmp_path), f"number{index}") for index in range(len(layouts))
+    )
+    shapes = {name: tuple(param.shape) for name, param in make_hugging_face(kind).named_parameters()}
+    assert {name: tuple(first.tensors()[f"model.{name}"].size) for name in shapes} == shapes
+    for other in others:
+        assert other.tensors().keys() == first.tensors().keys()
+        assert all(torch.equal(other.tensor(name), first.tensor(name)) for name in first.tensors())
+
+
+def _whole_tensors(rank: int, stage: int, folder: str) -> None:
+    plain, model = make_hugging_face("Llama"), make_hugging_face("Llama")
+    config = make_config(stage, tp=2, optimizer={"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0}})
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    own = tokens().chunk(2)[rank // 2]
+    for micro_batch in own.chunk(2):
+        engine.backward(loss_of_tokens(engine, micro_batch))
+        if micro_batch is not own.chunk(2)[1]:
+            engine.set_gradient_accumulation_boundary(True)
+    loss_of_tokens(plain, tokens()).backward()
+    named, expected = dict(model.named_parameters()), dict(plain.named_parameters())
+    for name, param in named.items():
+        grad = safe_get_full_grad(param)
+        there = expected[name].grad
+        assert grad is not None
+        assert there is not None
+        assert torch.allclose(grad, there, atol=1e-6), name
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.0)
+    nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+    optimizer.step()
+    engine.step()
+    for name, param in named.items():
+        state = safe_get_full_optimizer_state(param, "exp_avg")
+        assert state is not None
+        assert torch.allclose(state, optimizer.state[expected[name]]["exp_avg"], atol=1e-6), name
+    state_dict = {name: value.clone() for name, value in engine.state_dict().items()}
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(state_dict[name], value, atol=2e-5), name
+    with pytest.raises(ConfigError, match=r"state_dict\(\) of the module would hold this rank's part"):
+        model.state_dict()
+    _write_weights(engine, state_dict, folder)
+    _write_values(engine, rank, named, state_dict)
+    engine.destroy()
+
+
+def _write_weights(engine: dslaunch.Engine, expected: dict[str, Tensor], folder: str) -> None:
+    import transformers
+    from safetensors.torch import load_file
+
+    for name in ("model.safetensors", "model.bin"):
+        engine.save_16bit_model(folder, name)
+    if engine.global_rank == 0:
+        files = load_file(f"{folder}/model.safetensors"), torch.load(f"{folder}/model.bin")
+        assert all(torch.equal(file[name], value) for file in files for name, value in expected.items())
+        transformers.LlamaConfig(**SIZES, tie_word_embeddings=False).save_pretrained(folder)
+        loaded = transformers.LlamaForCausalLM.from_pretrained(folder).state_dict()
+        assert all(torch.equal(loaded[name], value) for name, value in expected.items())
+
+
+def _write_values(
+    engine: dslaunch.Engine, rank: int, named: dict[str, Any], before: dict[str, Tensor]
+) -> None:
+    """What a program writes to whole tensors, each rank takes its part of."""
+    with dslaunch.zero.GatheredParameters(list(named.values()), modifier_rank=3):
+        for name, param in named.items():
+            assert param.shape == before[name].shape
+            if rank == 3:
+                param.data.mul_(2)
+    assert all(torch.equal(value, 2 * before[name]) for name, value in _whole(engine.module).items())
+    engine.load_state_dict(before)
+    assert all(torch.equal(value, before[name]) for name, value in _whole(engine.module).items())
+    for name, param in named.items():
+        safe_set_full_fp32_param(param, 3 * before[name])
+    assert all(torch.equal(value, 3 * before[name]) for name, value in engine.state_dict().items())
+    engine.load_state_dict(before)
+    engine.backward(loss_of_tokens(engine, tokens()[:2]))
+    for name, param in named.items():
+        safe_set_full_grad(param, torch.full_like(before[name], 2.0))
+    grads = [safe_get_full_grad(param) for param in named.values()]
+    assert all(grad is not None and bool((grad == 2.0).all()) for grad in grads)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_programs_read_and_write_are_whole_tensors(ranks: Ranks, tmp_path: Path, stage: int) -> None:
+    ranks(_whole_tensors, stage, str(tmp_path), world_size=4)
+
+
+# ---- what ranks that compute together must agree on, and what is refused
+
+
+def _error(rank: int, what: str) -> str:
+    config = make_config(1, tp=2)
+    model: Any = make_hugging_face("Llama")
+    if what == "inputs":
+        engine, *_ = dslaunch.initialize(model=model, config=config)
+        with pytest.raises(ConfigError) as caught:
+            engine(input_ids=tokens(step=rank)[:2])
+        engine.destroy()
+        return str(caught.value)
+    if what == "heads":
+        model = make_hugging_face("Llama", num_attention_heads=3, num_key_value_heads=1, hidden_size=24)
+    elif what == "no plan":
+        model = make_net()
+    elif what == "no layer":
+        config["tensor_parallel"]["partition_config"] = {"layer_specs": [{"patterns": ["nothing"]}]}
+    elif what == "adapter":
+        model.model.layers[0].self_attn.q_proj = nn.Sequential(model.model.layers[0].self_attn.q_proj)
+    elif what == "style":
+        model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
+    elif what == "another model":
+        model = make_hugging_face("Llama", num_hidden_layers=1 + rank % 2)
+    elif what == "whole tensors":
+        config["optimizer"] = {"type": "Muon", "params": {"lr": 0.01}}
+    elif what == "a size that divides nothing":
+        config["tensor_parallel"]["autotp_size"] = 3
+    elif what == "two sizes":
+        dslaunch.tp_model_init(model, tp_size=2)
+        with pytest.raises(ConfigError) as caught:
+            dslaunch.tp_model_init(model, tp_size=1)
+        return str(caught.value)
+    elif what == "another dtype":
+        dslaunch.tp_model_init(model, tp_size=2, dtype=torch.float16)
+        config["bf16"] = {"enabled": True}
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=model, config=config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (
+            "inputs",
+            "compute the same layers together (tensor_parallel.autotp_size 2), and were given different ",
+        ),
+        ("heads", "autotp_size 2 does not divide the model's num_attention_heads, 3"),
+        ("no plan", "Net does not say how its layers are divided"),
+        ("no layer", "partition_config.layer_specs fits no layer of this model"),
+        ("adapter", "divides 'model.layers.0.self_attn.q_proj' as a Linear, and it is a Sequential"),
+        ("style", "'lm_head' the style 'sequence_parallel', which is not available"),
+        ("another model", "rank 1 and rank 0 were given different models to divide"),
+        ("whole tensors", "sees whole tensors, and parameter '"),
+        ("a size that divides nothing", "tensor_parallel.autotp_size 3 does not divide the 2 ranks"),
+        ("two sizes", "tp_model_init() was called with tp_size=2"),
+        ("another dtype", "tp_model_init(dtype=torch.float16) contradicts the ds_config"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str, text: str) -> None:
+    for error in ranks(_error, what, world_size=2):
+        assert text in error
+
+
+def _bytes(rank: int, tp: int) -> tuple[int, int]:
+    """What a rank sends of activations in a forward and a backward, and what the formula says."""
+    model = make_hugging_face("Llama", num_key_value_heads=4)
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(1, tp=tp))
+    batch = tokens()[:2]
+    engine(input_ids=batch)  # the first one compares what the ranks were given
+    before = engine._wire.meter.bytes_by_kind().get("all_reduce", 0)
+    loss = loss_of_tokens(engine, batch)
+    engine.set_gradient_accumulation_boundary(False)
+    engine.backward(loss)
+    sent = engine._wire.meter.bytes_by_kind()["all_reduce"] - before
+    engine.destroy()
+    activations = batch.numel() * SIZES["hidden_size"] * 4
+    blocks = SIZES["num_hidden_layers"] * 8 * (tp - 1) * activations // tp
+    ends = (
+        2 * 2 * (tp - 1) * activations // tp
+    )  # the embedding's output, and the gradient of the head's input
+    return sent, blocks + ends
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_the_bytes_on_the_wire_are_those_of_the_formula(ranks: Ranks, tp: int) -> None:
+    for sent, expected in ranks(_bytes, tp, world_size=4):
+        assert sent == expected
+
+
+def _dropout(rank: int) -> Numbers:
+    """Ranks that compute one layer together draw the same numbers, whatever each was seeded with."""
+    model = make_hugging_face("Llama")
+    torch.manual_seed(100 + rank)
+    engine, *_ = dslaunch.initialize(model=dslaunch.tp_model_init(model, 2), config=make_config(1))
+    drawn = torch.rand(3)
+    told: list[Any] = [None] * 4
+    dist.all_gather_object(told, drawn)
+    assert torch.equal(told[0], told[1])
+    assert torch.equal(told[2], told[3])
+    assert not torch.equal(told[0], told[2])
+    groups = engine.get_tensor_parallel_rank(), engine.autotp_size(), engine.get_data_parallel_rank()
+    assert groups == (rank % 2, 2, rank // 2)
+    engine.destroy()
+    return []
+
+
+def test_ranks_that_compute_together_draw_the_same_random_numbers(ranks: Ranks) -> None:
+    ranks(_dropout, world_size=4)
