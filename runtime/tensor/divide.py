@@ -22,8 +22,8 @@ from ..mesh.parts import Parts
 from ..zero.early_parameter import early_of
 from .exchange import TensorAxis
 from .lower import Division, is_dtensor, lower
-from .plan import Plan, check_heads, choose_plan, plan_of_model
-from .styles import Packs, PartialGradients
+from .plan import Plan, check_heads, choose_plan, plan_of_model, text_config
+from .styles import Packs, PartialGradients, PartlyRotated
 from .vocabulary import use_parts_of_logits
 
 
@@ -151,10 +151,11 @@ def divide(
     if is_divided and not _is_of_hugging_face(module):
         return DividedModel(module, axis, lower(module, axes, rank=rank))
     check_heads(module, axes.tp)
+    if is_divided:
+        _undo_forwards(module)
     plan = choose_plan(module, settings)
     if is_divided:
         division = lower(module, axes, rank=rank, shows=False)
-        _undo_forwards(module)
     else:
         plan = _without_ties(module, plan)
         _check_agreement(module, plan)
@@ -305,5 +306,18 @@ def _install(module: nn.Module, plan: Plan, axis: TensorAxis) -> None:
         one = named[name]
         if style.forward is PartialGradients:
             PartialGradients(one, axis, name)
-            continue
-        one.forward = style.forward(one, axis, name)
+        elif style.forward is PartlyRotated:
+            one.forward = PartlyRotated(one, axis, name, rope_size=_rope_size(module, name))
+        else:
+            one.forward = style.forward(one, axis, name)
+
+
+def _rope_size(module: nn.Module, name: str) -> int:
+    size = getattr(text_config(module), "qk_rope_head_dim", None)
+    if not isinstance(size, int):
+        raise ConfigError(
+            f"the plan divides '{name}' by the style 'mla_kv_a_proj', for which the model's config has to "
+            f"have qk_rope_head_dim, a whole number, and there it is {size}; name the layers in "
+            "tensor_parallel.partition_config instead"
+        )
+    return size

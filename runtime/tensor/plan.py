@@ -12,7 +12,7 @@ from torch import nn
 
 from ..config.tensor import LayerRule, TensorParallelConfig
 from ..errors import ConfigError
-from .styles import STYLES, Packs, Style
+from .styles import STYLES, Packs, Row, SplitRow, Style
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, which a plan leaves open
 _NO_PLAN = (
@@ -131,6 +131,15 @@ def _check_kinds(module: nn.Module, plan: Plan) -> None:
                 "what has replaced it out (adapters, quantization), or name other layers in "
                 "tensor_parallel.partition_config"
             )
+        if (
+            style.forward in (Row, SplitRow)
+            and getattr(one.forward, "__func__", None) is not nn.Linear.forward
+        ):
+            raise ConfigError(
+                f"tensor parallelism computes '{name}' as a Linear by rows, and it has a forward of its own "
+                f"({type(one).__name__}), which would be left out: give it Linear's, or name other layers in "
+                "tensor_parallel.partition_config"
+            )
         if isinstance(one, nn.Embedding) and (one.max_norm or one.scale_grad_by_freq or one.sparse):
             raise ConfigError(
                 f"embedding '{name}' has max_norm, scale_grad_by_freq or sparse, which need all of its rows; "
@@ -145,13 +154,22 @@ def _check_kinds(module: nn.Module, plan: Plan) -> None:
             )
 
 
+def _is_plain_linear(module: nn.Module) -> bool:
+    return getattr(module.forward, "__func__", None) is nn.Linear.forward
+
+
+def text_config(module: nn.Module) -> Any:
+    """Return a Hugging Face model's config, of a model of texts and images the one for texts; else None."""
+    config: Any = getattr(module, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def check_heads(module: nn.Module, size: int) -> None:
     """Each rank has whole heads of attention.
 
     Errors: ConfigError naming the number of heads that `size` does not divide
     """
-    config: Any = getattr(module, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = text_config(module)
     for key in ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"):
         heads = getattr(config, key, None)
         if isinstance(heads, int) and heads % size:

@@ -94,14 +94,18 @@ class VocabularyRows(Divided):
     """An embedding of which each rank has other rows."""
 
     def __call__(self, input: Tensor) -> Any:
-        module, weight = self.module, self.module.weight
+        module, num_rows = self.module, self.module.weight.shape[0]
         first = self.axis.index * -(-module.num_embeddings // self.axis.size)
         local = input - first
-        is_elsewhere = (local < 0) | (local >= weight.shape[0])
-        padding = None if module.padding_idx is None else module.padding_idx - first
-        if padding is not None and not 0 <= padding < weight.shape[0]:
-            padding = None
-        found = F.embedding(local.masked_fill(is_elsewhere, 0), weight, padding_idx=padding)
+        is_elsewhere = (local < 0) | (local >= num_rows)
+        padding = module.padding_idx
+        is_padding_here = padding is not None and 0 <= padding - first < num_rows
+        # A subclass may do more than look up rows: Gemma's scales them. So it is its own forward that runs.
+        module.padding_idx = padding - first if is_padding_here else None
+        try:
+            found = self.forward(local.masked_fill(is_elsewhere, 0))
+        finally:
+            module.padding_idx = padding
         found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
         return self.axis.leave(found, f"the output of '{self.name}'")
 
@@ -144,7 +148,9 @@ class Summed(Divided):
 class PartlyRotated(Divided):
     """Multi-head latent attention: the last elements of the output go to each rank's heads as they are."""
 
-    rope_size = 0
+    def __init__(self, module: nn.Module, axis: TensorAxis, name: str, *, rope_size: int) -> None:
+        super().__init__(module, axis, name)
+        self.rope_size = rope_size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.forward(*args, **kwargs)

@@ -89,6 +89,8 @@ VOCABULARY = {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": Tr
         ("Llama", 1, 2, False, VOCABULARY),
         ("Qwen3", 3, 2, False, {}),
         ("Mixtral", 3, 2, False, {}),
+        ("Gemma", 1, 2, True, {}),  # its embedding scales what it finds
+        ("DeepseekV2", 2, 4, False, {}),  # all heads have one rotated key
         pytest.param("Qwen3", 2, 4, True, {}, marks=pytest.mark.exhaustive),
         pytest.param("Llama", 2, 2, True, {}, marks=pytest.mark.exhaustive),
         pytest.param("Mixtral", 1, 2, True, VOCABULARY, marks=pytest.mark.exhaustive),
@@ -289,6 +291,16 @@ def test_what_programs_read_and_write_are_whole_tensors(ranks: Ranks, tmp_path: 
 # ---- what ranks that compute together must agree on, and what is refused
 
 
+def _replace_layer(model: Any, what: str) -> None:
+    layer = model.model.layers[0]
+    if what == "adapter":
+        layer.self_attn.q_proj = nn.Sequential(layer.self_attn.q_proj)
+    elif what == "a forward of its own":
+        layer.mlp.down_proj.forward = torch.tanh
+    else:
+        model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
+
+
 def _error(rank: int, what: str) -> str:
     config = make_config(1, tp=2)
     model: Any = make_hugging_face("Llama")
@@ -304,10 +316,8 @@ def _error(rank: int, what: str) -> str:
         model = make_net()
     elif what == "no layer":
         config["tensor_parallel"]["partition_config"] = {"layer_specs": [{"patterns": ["nothing"]}]}
-    elif what == "adapter":
-        model.model.layers[0].self_attn.q_proj = nn.Sequential(model.model.layers[0].self_attn.q_proj)
-    elif what == "style":
-        model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
+    elif what in ("adapter", "a forward of its own", "style"):
+        _replace_layer(model, what)
     elif what == "another model":
         model = make_hugging_face("Llama", num_hidden_layers=1 + rank % 2)
     elif what == "whole tensors":
@@ -338,6 +348,10 @@ def _error(rank: int, what: str) -> str:
         ("no plan", "Net does not say how its layers are divided"),
         ("no layer", "partition_config.layer_specs fits no layer of this model"),
         ("adapter", "divides 'model.layers.0.self_attn.q_proj' as a Linear, and it is a Sequential"),
+        (
+            "a forward of its own",
+            "computes 'model.layers.0.mlp.down_proj' as a Linear by rows, and it has",
+        ),
         ("style", "'lm_head' the style 'sequence_parallel', which is not available"),
         ("another model", "rank 1 and rank 0 were given different models to divide"),
         ("whole tensors", "sees whole tensors, and parameter '"),
