@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..zero.module_parameters import parameters_of
 from .exchange import TensorAxis
+from .lower import Division
 
 Packs = int | tuple[int, ...]  # put together along a dimension: so many equal tensors, or of these sizes
 # Of a parameter's shape: the dimension that is cut, and what was put together along it; None: it stays whole.
@@ -40,18 +41,21 @@ def _whole(shape: tuple[int, ...]) -> None:
 class Divided:
     """The forward of a module in a style; `forward` is what it was."""
 
-    def __init__(self, module: nn.Module, axis: TensorAxis, name: str) -> None:
+    def __init__(self, module: nn.Module, axis: TensorAxis, name: str, division: Division) -> None:
         self.module: Any = module
-        self.axis, self.name = axis, name
+        self.axis, self.name, self.division = axis, name, division
         self.forward: Callable[..., Any] = module.forward
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Divided:
-        """Of the copy of the module."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """Of the copy of the module, which is a plain one where it has whole parameters."""
+        module = memo[id(self.module)]
+        forward: Callable[..., Any] = type(module).forward.__get__(module)
+        if self.division.is_whole():
+            return forward
         copy = object.__new__(type(self))
         memo[id(self)] = copy
         vars(copy).update(vars(self))
-        copy.module = memo[id(self.module)]
-        copy.forward = type(copy.module).forward.__get__(copy.module)
+        copy.module, copy.forward = module, forward
         return copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,8 +152,10 @@ class Summed(Divided):
 class PartlyRotated(Divided):
     """Multi-head latent attention: the last elements of the output go to each rank's heads as they are."""
 
-    def __init__(self, module: nn.Module, axis: TensorAxis, name: str, *, rope_size: int) -> None:
-        super().__init__(module, axis, name)
+    def __init__(
+        self, module: nn.Module, axis: TensorAxis, name: str, division: Division, *, rope_size: int
+    ) -> None:
+        super().__init__(module, axis, name, division)
         self.rope_size = rope_size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -161,8 +167,8 @@ class PartlyRotated(Divided):
 class PartialGradients(Divided):
     """Whole parameters that each rank uses for its own part: their gradients are added."""
 
-    def __init__(self, module: nn.Module, axis: TensorAxis, name: str) -> None:
-        super().__init__(module, axis, name)
+    def __init__(self, module: nn.Module, axis: TensorAxis, name: str, division: Division) -> None:
+        super().__init__(module, axis, name, division)
         for param in module._parameters:
             enter = partial(axis.enter, what=f"parameter '{name}.{param}'")
             parameters_of(module).shows[param] = enter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dslaunch.utils import (
 )
 from tests.runtime.ranks import Ranks
 from tests.runtime.tensor.models import (
+    CLIP,
     SIZES,
     Numbers,
     check,
@@ -141,6 +143,34 @@ def test_rules_divide_columns_and_rows_of_any_model(ranks: Ranks, stage: int) ->
         check(got, expected)
         if stage == 1:
             assert shapes == [[12], [12], [24, 12], [24], [12, 24], [12]]
+
+
+def _again(rank: int, stage: int) -> None:
+    """A model is divided once; a copy of what is whole is plain, and one of parts is refused."""
+    plain, model, batches = make_net(), make_net(), number_batches()
+    config = make_config(stage, **RULES)
+    for batch in batches:
+        optimizer = {"type": "SGD", "params": {"lr": 0.5}}  # without a momentum to lose
+        engine, *_ = dslaunch.initialize(model=model, config={**config, "optimizer": optimizer})
+        with dslaunch.zero.GatheredParameters(list(model.parameters())):
+            copied = deepcopy(model)
+        assert torch.allclose(copied(batch), plain(batch), atol=1e-5)
+        _is_near(copied.state_dict(), plain)
+        train(engine, loss_of_numbers, [batch], tp=2)
+        plain.zero_grad()
+        loss_of_numbers(plain, batch).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), CLIP)
+        torch.optim.SGD(plain.parameters(), lr=0.5).step()
+        engine.destroy()
+    with pytest.raises(ConfigError, match="module 'first' has this rank's parts of parameters: it is a copy"):
+        dslaunch.initialize(model=deepcopy(model), config=make_config(stage))
+    with pytest.raises(ConfigError, match="the ds_config's section tensor_parallel is another one now"):
+        dslaunch.initialize(model=model, config=make_config(stage, tp=2))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_divided_model_is_not_divided_again(ranks: Ranks, stage: int) -> None:
+    ranks(_again, stage, world_size=4)
 
 
 def _by_torch(rank: int, stage: int, is_sequence: bool) -> tuple[Numbers, Numbers, list[str]]:
