@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from ..config.tensor import LayerRule, TensorParallelConfig
 from ..errors import ConfigError
+from ..log import logger
 from .styles import STYLES, Packs, Row, SplitRow, Style
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, which a plan leaves open
@@ -47,7 +49,9 @@ def choose_plan(module: nn.Module, settings: TensorParallelConfig) -> Plan:
     if not plan.params:
         raise ConfigError(
             f"{source} fits no layer of this model, so nothing would be divided; the names of parameters are "
-            f"like '{next(name for name, _ in module.named_parameters())}'"
+            f"like '{next(name for name, _ in module.named_parameters())}': write rules for these in "
+            "tensor_parallel.partition_config, or give the model without what has been put around it (LoRA "
+            "and other adapters train with zero_optimization.stage 3 instead)"
         )
     _check_kinds(module, plan)
     return plan
@@ -88,6 +92,15 @@ def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...]) -> Plan:
     ]
     params: dict[str, Style] = {}
     modules: dict[str, Style] = {}
+    weights = [f"{name}.weight" for name, one in module.named_modules() if "weight" in one._parameters]
+    useless = [rule for rule in own if not any(_fits(rule, weight) for weight in weights)]
+    if useless and len(useless) < len(own) and dist.get_rank() == 0:
+        logger.warning(
+            "tensor_parallel.partition_config.layer_specs: patterns %s fit the name of no weight from its "
+            "beginning on, as '%s'; what they mean is not divided",
+            ", ".join(repr(pattern) for rule in useless for pattern in rule.patterns),
+            weights[0],
+        )
     for name, one in module.named_modules():
         rule = next((rule for rule in own if _fits(rule, f"{name}.weight")), None)
         if rule is None or "weight" not in one._parameters:

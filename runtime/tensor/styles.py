@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..zero.module_parameters import parameters_of
 from .exchange import TensorAxis
 from .lower import Division
@@ -81,7 +82,14 @@ class Row(Divided):
     """Each rank has another part of the input, and the outputs are added; the bias comes after that."""
 
     def __call__(self, input: Tensor) -> Any:
-        output = F.linear(input, self.module.weight)
+        weight = self.module.weight
+        if input.shape[-1] != weight.shape[-1]:
+            raise ConfigError(
+                f"'{self.name}' is divided by rows and takes this rank's {weight.shape[-1]} of "
+                f"{self.module.in_features} elements of its input, and it was given {input.shape[-1]}: "
+                "divide by columns the layer that makes its input, or leave it whole"
+            )
+        output = F.linear(input, weight)
         output = self.axis.leave(output, f"the output of '{self.name}'")
         bias = self.module.bias
         return output if bias is None else output + bias

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import dslaunch
 from dslaunch.runtime.checkpoint.opened import open_checkpoint
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from dslaunch.runtime.errors import ConfigError
+from dslaunch.runtime.log import logger
 from dslaunch.utils import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -143,6 +145,27 @@ def test_rules_divide_columns_and_rows_of_any_model(ranks: Ranks, stage: int) ->
         check(got, expected)
         if stage == 1:
             assert shapes == [[12], [12], [24, 12], [24], [12, 24], [12]]
+
+
+def _misfit(rank: int) -> tuple[str, list[str]]:
+    """A row whose input is whole, and a pattern that fits nothing."""
+    config = make_config(1, tp=2)
+    rules = [{"patterns": [r".*\.down\.weight$"], "partition_type": "row"}, {"patterns": ["up"]}]
+    config["tensor_parallel"]["partition_config"] = {"layer_specs": rules}
+    lines: list[str] = []
+    with patch.object(logger, "warning", side_effect=lambda text, *args: lines.append(text % args)):
+        engine, *_ = dslaunch.initialize(model=make_net(), config=config)
+    with pytest.raises(ConfigError) as caught:
+        engine(numbers()[:2])
+    engine.destroy()
+    return str(caught.value), lines
+
+
+def test_rules_that_fit_nothing_or_not_together_are_named(ranks: Ranks) -> None:
+    for rank, (error, lines) in enumerate(ranks(_misfit, world_size=2)):
+        text = "'blocks.0.down' is divided by rows and takes this rank's 24 of 48 elements of its input"
+        assert error.startswith(text)
+        assert ["patterns 'up' fit the name of no weight" in line for line in lines] == [True] * (rank == 0)
 
 
 def _again(rank: int, stage: int) -> None:
