@@ -29,7 +29,7 @@ from ..placement.stage_policy import policy_for_stage
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
-from ..tensor.divide import divide
+from ..tensor.divide import divide, earlier_division
 from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, requested_size
 from ..zero.param_location import location_of
@@ -84,13 +84,13 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker, device_index = read_environment(), getattr(args, "device_rank", None)
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index)
-    num_ranks = dist.get_world_size()
+    num_ranks, known = dist.get_world_size(), earlier_division(model)
     settings = load_config(
         source,
         world_size=num_ranks,
         is_lenient=is_lenient,
         has_optimizer=optimizer is not None,
-        tp_size=requested_size(model, size_of_plan(model)),
+        tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
     )
     axes = axes_of_job(num_ranks, tp=settings.tp_size)
     if is_lenient:

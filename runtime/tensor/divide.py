@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -22,21 +21,48 @@ from ..mesh.parts import Parts
 from ..zero.early_parameter import early_of
 from .exchange import TensorAxis
 from .lower import Division, is_dtensor, lower
-from .plan import Plan, check_heads, choose_plan, plan_of_model
-from .styles import Packs, PartialGradients
+from .plan import Plan, check_heads, choose_plan, plan_of_model, text_config
+from .styles import Packs, PartialGradients, PartlyRotated
 from .vocabulary import use_parts_of_logits
 
 
 class DividedModel:
     """A model of which this rank holds a part."""
 
-    def __init__(self, module: nn.Module, axis: TensorAxis, division: Division) -> None:
-        self._axis, self._division = axis, division
+    def __init__(
+        self, module: nn.Module, axis: TensorAxis, division: Division, *, settings: TensorParallelConfig
+    ) -> None:
+        self._axis, self._division, self._settings = axis, division, settings
         self._are_inputs_checked = False
         cuts = {id(param): cut for param, cut in division.cuts}
         for one in module.modules():
-            if any(id(param) in cuts for param in one._parameters.values()):
-                one.register_state_dict_pre_hook(partial(_refuse_parts, cuts))  # type: ignore[no-untyped-call]
+            own = {name: cuts[id(param)] for name, param in one._parameters.items() if id(param) in cuts}
+            if own:
+                one.register_state_dict_pre_hook(_RefuseParts(self, own))  # type: ignore[no-untyped-call]
+
+    def has(self, module: nn.Module) -> bool:
+        """Whether the divided parameters of a module are this model's, and no copies of them."""
+        own = {id(param) for param, _ in self._division.cuts}
+        return any(id(param) in own for param in module._parameters.values())
+
+    @property
+    def size(self) -> int:
+        """Over how many ranks it is divided."""
+        return self._axis.size
+
+    def again(self, settings: TensorParallelConfig) -> DividedModel:
+        """Return it, for another engine after the one before.
+
+        Errors: ConfigError if the ds_config would divide it differently
+        """
+        if settings != self._settings:
+            raise ConfigError(
+                "this model is divided over ranks already, by an initialize() before, and the ds_config's "
+                "section tensor_parallel is another one now: give the same, or make the model anew and load "
+                "a checkpoint of the engine before"
+            )
+        self._are_inputs_checked = False
+        return self
 
     def join(self, domains: Domains) -> None:
         """Let its parameters have a domain of their own, and its layers a process group.
@@ -133,6 +159,27 @@ class DividedModel:
                 yield self.successor(item)
 
 
+def earlier_division(module: nn.Module) -> DividedModel | None:
+    """Return what a call of divide() before has made of this model, None for one that it has not divided.
+
+    Errors: ConfigError for a copy of a divided model, or for two of them in one
+    """
+    found: DividedModel | None = None
+    for name, one in module.named_modules():
+        for hook in one._state_dict_pre_hooks.values():
+            if not isinstance(hook, _RefuseParts) or not any(hook.parts_of(one)):
+                continue
+            if not hook.divided.has(one) or found not in (None, hook.divided):
+                raise ConfigError(
+                    f"module '{name}' has this rank's parts of parameters: it is a copy of a layer that "
+                    "initialize() has divided over ranks, or of another model than the others; give the "
+                    "model itself, or a copy that was made before initialize(), or inside of "
+                    "dslaunch.zero.GatheredParameters(model.parameters()), where parameters are whole"
+                )
+            found = hook.divided
+    return found
+
+
 def divide(
     module: nn.Module, axes: Axes, settings: TensorParallelConfig, *, device: torch.device
 ) -> DividedModel:
@@ -144,40 +191,66 @@ def divide(
     Order:  a collective
     Errors: ConfigError if no plan says how, or it cannot be done by name
     """
+    known = earlier_division(module)
+    if known is not None:
+        return known.again(settings)
+    return _divide(module, axes, settings, device=device)
+
+
+def _divide(
+    module: nn.Module, axes: Axes, settings: TensorParallelConfig, *, device: torch.device
+) -> DividedModel:
     rank = dist.get_rank()
     place = axes.coordinates(rank)["tp"]
     axis = TensorAxis(size=axes.tp, index=place)
     is_divided = any(is_dtensor(param) for param in module.parameters())
     if is_divided and not _is_of_hugging_face(module):
-        return DividedModel(module, axis, lower(module, axes, rank=rank))
+        return DividedModel(module, axis, lower(module, axes, rank=rank), settings=settings)
     check_heads(module, axes.tp)
+    if is_divided:
+        _undo_forwards(module)
     plan = choose_plan(module, settings)
     if is_divided:
         division = lower(module, axes, rank=rank, shows=False)
-        _undo_forwards(module)
     else:
         plan = _without_ties(module, plan)
         _check_agreement(module, plan)
         division = _cut(module, plan, axis, device=device)
-    _install(module, plan, axis)
+    _install(module, plan, axis, division)
     if settings.vocab_parallel_lm_head:
         use_parts_of_logits(module, axis)
-    return DividedModel(module, axis, division)
+    return DividedModel(module, axis, division, settings=settings)
 
 
-def _refuse_parts(cuts: Mapping[int, Cut], module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """A file with one rank's parts is of no use, and says so only when it is loaded."""
-    if keep_vars:  # who wants the parameters themselves
-        return
-    for name, param in module._parameters.items():
-        cut = cuts.get(id(param))
-        if param is not None and cut is not None and tuple(param.shape) != cut.shape:
+class _RefuseParts:
+    """A hook of state_dict() of one module: a file with one rank's parts is of no use, and says so only when
+    it is loaded.
+    """
+
+    def __init__(self, divided: DividedModel, cuts: Mapping[str, Cut]) -> None:
+        self.divided, self._cuts = divided, cuts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _RefuseParts:
+        """A copy of a module has parts, too."""
+        return self
+
+    def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        if keep_vars:  # the caller wants the parameters themselves
+            return
+        for name, param, cut in self.parts_of(module):
             raise ConfigError(
                 f"state_dict() of the module would hold this rank's part of parameter '{prefix}{name}', "
                 f"{tuple(param.shape)} of {cut.shape}, which is divided over ranks; call on all ranks "
                 "engine.state_dict(), save_16bit_model() or save_checkpoint(), which have whole "
                 "tensors"
             )
+
+    def parts_of(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Cut]]:
+        """Return the parameters of a module that are no whole tensors now."""
+        for name, cut in self._cuts.items():
+            param = dict(module._parameters).get(name)
+            if param is not None and tuple(param.shape) != cut.shape:
+                yield name, param, cut
 
 
 def _digest(value: Tensor) -> tuple[tuple[int, ...], int]:
@@ -297,13 +370,26 @@ def _part(param: nn.Parameter, cut: Cut, device: torch.device) -> Tensor:
     return part
 
 
-def _install(module: nn.Module, plan: Plan, axis: TensorAxis) -> None:
+def _install(module: nn.Module, plan: Plan, axis: TensorAxis, division: Division) -> None:
     named: dict[str, Any] = dict(module.named_modules())
     for name, style in plan.modules.items():
         if style.forward is None:
             continue
         one = named[name]
         if style.forward is PartialGradients:
-            PartialGradients(one, axis, name)
-            continue
-        one.forward = style.forward(one, axis, name)
+            PartialGradients(one, axis, name, division)
+        elif style.forward is PartlyRotated:
+            one.forward = PartlyRotated(one, axis, name, division, rope_size=_rope_size(module, name))
+        else:
+            one.forward = style.forward(one, axis, name, division)
+
+
+def _rope_size(module: nn.Module, name: str) -> int:
+    size = getattr(text_config(module), "qk_rope_head_dim", None)
+    if not isinstance(size, int):
+        raise ConfigError(
+            f"the plan divides '{name}' by the style 'mla_kv_a_proj', for which the model's config has to "
+            f"have qk_rope_head_dim, a whole number, and there it is {size}; name the layers in "
+            "tensor_parallel.partition_config instead"
+        )
+    return size

@@ -32,6 +32,10 @@ class Division:
     successors: dict[int, nn.Parameter] = field(default_factory=dict)  # by id of what was there before
     kept: list[Any] = field(default_factory=list)  # what was there before, so that no id is used again
 
+    def is_whole(self) -> bool:
+        """Whether all ranks' parts are together now, as inside of GatheredParameters."""
+        return all(tuple(param.shape) == cut.shape for param, cut in self.cuts)
+
 
 def is_dtensor(param: Tensor) -> bool:
     """Whether it is a DTensor."""

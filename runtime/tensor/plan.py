@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from ..config.tensor import LayerRule, TensorParallelConfig
 from ..errors import ConfigError
-from .styles import STYLES, Packs, Style
+from ..log import logger
+from .styles import STYLES, Packs, Row, SplitRow, Style
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, which a plan leaves open
 _NO_PLAN = (
@@ -47,7 +49,9 @@ def choose_plan(module: nn.Module, settings: TensorParallelConfig) -> Plan:
     if not plan.params:
         raise ConfigError(
             f"{source} fits no layer of this model, so nothing would be divided; the names of parameters are "
-            f"like '{next(name for name, _ in module.named_parameters())}'"
+            f"like '{next(name for name, _ in module.named_parameters())}': write rules for these in "
+            "tensor_parallel.partition_config, or give the model without what has been put around it (LoRA "
+            "and other adapters train with zero_optimization.stage 3 instead)"
         )
     _check_kinds(module, plan)
     return plan
@@ -88,6 +92,15 @@ def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...]) -> Plan:
     ]
     params: dict[str, Style] = {}
     modules: dict[str, Style] = {}
+    weights = [f"{name}.weight" for name, one in module.named_modules() if "weight" in one._parameters]
+    useless = [rule for rule in own if not any(_fits(rule, weight) for weight in weights)]
+    if useless and len(useless) < len(own) and dist.get_rank() == 0:
+        logger.warning(
+            "tensor_parallel.partition_config.layer_specs: patterns %s fit the name of no weight from its "
+            "beginning on, as '%s'; what they mean is not divided",
+            ", ".join(repr(pattern) for rule in useless for pattern in rule.patterns),
+            weights[0],
+        )
     for name, one in module.named_modules():
         rule = next((rule for rule in own if _fits(rule, f"{name}.weight")), None)
         if rule is None or "weight" not in one._parameters:
@@ -131,6 +144,15 @@ def _check_kinds(module: nn.Module, plan: Plan) -> None:
                 "what has replaced it out (adapters, quantization), or name other layers in "
                 "tensor_parallel.partition_config"
             )
+        if (
+            style.forward in (Row, SplitRow)
+            and getattr(one.forward, "__func__", None) is not nn.Linear.forward
+        ):
+            raise ConfigError(
+                f"tensor parallelism computes '{name}' as a Linear by rows, and it has a forward of its own "
+                f"({type(one).__name__}), which would be left out: give it Linear's, or name other layers in "
+                "tensor_parallel.partition_config"
+            )
         if isinstance(one, nn.Embedding) and (one.max_norm or one.scale_grad_by_freq or one.sparse):
             raise ConfigError(
                 f"embedding '{name}' has max_norm, scale_grad_by_freq or sparse, which need all of its rows; "
@@ -145,13 +167,22 @@ def _check_kinds(module: nn.Module, plan: Plan) -> None:
             )
 
 
+def _is_plain_linear(module: nn.Module) -> bool:
+    return getattr(module.forward, "__func__", None) is nn.Linear.forward
+
+
+def text_config(module: nn.Module) -> Any:
+    """Return a Hugging Face model's config, of a model of texts and images the one for texts; else None."""
+    config: Any = getattr(module, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def check_heads(module: nn.Module, size: int) -> None:
     """Each rank has whole heads of attention.
 
     Errors: ConfigError naming the number of heads that `size` does not divide
     """
-    config: Any = getattr(module, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = text_config(module)
     for key in ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"):
         heads = getattr(config, key, None)
         if isinstance(heads, int) and heads % size:

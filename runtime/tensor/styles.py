@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..zero.module_parameters import parameters_of
 from .exchange import TensorAxis
+from .lower import Division
 
 Packs = int | tuple[int, ...]  # put together along a dimension: so many equal tensors, or of these sizes
 # Of a parameter's shape: the dimension that is cut, and what was put together along it; None: it stays whole.
@@ -40,18 +42,21 @@ def _whole(shape: tuple[int, ...]) -> None:
 class Divided:
     """The forward of a module in a style; `forward` is what it was."""
 
-    def __init__(self, module: nn.Module, axis: TensorAxis, name: str) -> None:
+    def __init__(self, module: nn.Module, axis: TensorAxis, name: str, division: Division) -> None:
         self.module: Any = module
-        self.axis, self.name = axis, name
+        self.axis, self.name, self.division = axis, name, division
         self.forward: Callable[..., Any] = module.forward
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Divided:
-        """Of the copy of the module."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """Of the copy of the module, which is a plain one where it has whole parameters."""
+        module = memo[id(self.module)]
+        forward: Callable[..., Any] = type(module).forward.__get__(module)
+        if self.division.is_whole():
+            return forward
         copy = object.__new__(type(self))
         memo[id(self)] = copy
         vars(copy).update(vars(self))
-        copy.module = memo[id(self.module)]
-        copy.forward = type(copy.module).forward.__get__(copy.module)
+        copy.module, copy.forward = module, forward
         return copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +82,14 @@ class Row(Divided):
     """Each rank has another part of the input, and the outputs are added; the bias comes after that."""
 
     def __call__(self, input: Tensor) -> Any:
-        output = F.linear(input, self.module.weight)
+        weight = self.module.weight
+        if input.shape[-1] != weight.shape[-1]:
+            raise ConfigError(
+                f"'{self.name}' is divided by rows and takes this rank's {weight.shape[-1]} of "
+                f"{self.module.in_features} elements of its input, and it was given {input.shape[-1]}: "
+                "divide by columns the layer that makes its input, or leave it whole"
+            )
+        output = F.linear(input, weight)
         output = self.axis.leave(output, f"the output of '{self.name}'")
         bias = self.module.bias
         return output if bias is None else output + bias
@@ -94,14 +106,18 @@ class VocabularyRows(Divided):
     """An embedding of which each rank has other rows."""
 
     def __call__(self, input: Tensor) -> Any:
-        module, weight = self.module, self.module.weight
+        module, num_rows = self.module, self.module.weight.shape[0]
         first = self.axis.index * -(-module.num_embeddings // self.axis.size)
         local = input - first
-        is_elsewhere = (local < 0) | (local >= weight.shape[0])
-        padding = None if module.padding_idx is None else module.padding_idx - first
-        if padding is not None and not 0 <= padding < weight.shape[0]:
-            padding = None
-        found = F.embedding(local.masked_fill(is_elsewhere, 0), weight, padding_idx=padding)
+        is_elsewhere = (local < 0) | (local >= num_rows)
+        padding = module.padding_idx
+        is_padding_here = padding is not None and 0 <= padding - first < num_rows
+        # A subclass may do more than look up rows: Gemma's scales them. So it is its own forward that runs.
+        module.padding_idx = padding - first if is_padding_here else None
+        try:
+            found = self.forward(local.masked_fill(is_elsewhere, 0))
+        finally:
+            module.padding_idx = padding
         found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
         return self.axis.leave(found, f"the output of '{self.name}'")
 
@@ -144,7 +160,11 @@ class Summed(Divided):
 class PartlyRotated(Divided):
     """Multi-head latent attention: the last elements of the output go to each rank's heads as they are."""
 
-    rope_size = 0
+    def __init__(
+        self, module: nn.Module, axis: TensorAxis, name: str, division: Division, *, rope_size: int
+    ) -> None:
+        super().__init__(module, axis, name, division)
+        self.rope_size = rope_size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.forward(*args, **kwargs)
@@ -155,8 +175,8 @@ class PartlyRotated(Divided):
 class PartialGradients(Divided):
     """Whole parameters that each rank uses for its own part: their gradients are added."""
 
-    def __init__(self, module: nn.Module, axis: TensorAxis, name: str) -> None:
-        super().__init__(module, axis, name)
+    def __init__(self, module: nn.Module, axis: TensorAxis, name: str, division: Division) -> None:
+        super().__init__(module, axis, name, division)
         for param in module._parameters:
             enter = partial(axis.enter, what=f"parameter '{name}.{param}'")
             parameters_of(module).shows[param] = enter

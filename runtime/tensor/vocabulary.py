@@ -33,7 +33,7 @@ def use_parts_of_logits(module: nn.Module, axis: TensorAxis) -> None:
             "gather_output"
         )
     was = head.forward
-    head.forward = Column(head, axis, was.name)
+    head.forward = Column(head, axis, was.name, was.division)
     head.forward.forward = was.forward
     model.loss_function = CausalLoss(axis)
 

@@ -24,9 +24,7 @@ TENSOR = (
     ),
     hint(f"{_SECTION}.partition_config.use_default_specs", BOOL, "there are no rules but those given"),
     hint(f"{_SECTION}.partition_config.tp_size", POSITIVE, "autotp_size counts"),
-    refused(
-        f"{_SECTION}.partition_config.strict_mode", note="rules that fit no layer are an error in any case"
-    ),
+    refused(f"{_SECTION}.partition_config.strict_mode", note="rules that fit no layer are named in any case"),
     used(
         f"{_SECTION}.vocab_parallel_lm_head",
         "the loss is computed from parts of the logits, which are never put together; for a Hugging Face "

@@ -32,7 +32,15 @@ def make_hugging_face(kind: str, *, seed: int = 0, is_tied: bool = False, **chan
     import transformers
 
     torch.manual_seed(seed)
-    more: dict[str, Any] = {"Qwen3": {"head_dim": 8}, "Mixtral": {"num_local_experts": 4}}.get(kind, {})
+    more: dict[str, Any] = {
+        "Qwen3": {"head_dim": 8},
+        "Gemma": {"head_dim": 8},
+        "Mixtral": {"num_local_experts": 4},
+        "DeepseekV2": {
+            **{"q_lora_rank": 12, "kv_lora_rank": 8, "first_k_dense_replace": 2, "num_key_value_heads": 4},
+            **{"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8},
+        },
+    }.get(kind, {})
     config = getattr(transformers, f"{kind}Config")(
         **{**SIZES, **more, "tie_word_embeddings": is_tied, **changes}
     )

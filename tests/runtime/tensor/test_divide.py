@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import dslaunch
 from dslaunch.runtime.checkpoint.opened import open_checkpoint
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from dslaunch.runtime.errors import ConfigError
+from dslaunch.runtime.log import logger
 from dslaunch.utils import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -23,6 +26,7 @@ from dslaunch.utils import (
 )
 from tests.runtime.ranks import Ranks
 from tests.runtime.tensor.models import (
+    CLIP,
     SIZES,
     Numbers,
     check,
@@ -89,6 +93,8 @@ VOCABULARY = {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": Tr
         ("Llama", 1, 2, False, VOCABULARY),
         ("Qwen3", 3, 2, False, {}),
         ("Mixtral", 3, 2, False, {}),
+        ("Gemma", 1, 2, True, {}),  # its embedding scales what it finds
+        ("DeepseekV2", 2, 4, False, {}),  # all heads have one rotated key
         pytest.param("Qwen3", 2, 4, True, {}, marks=pytest.mark.exhaustive),
         pytest.param("Llama", 2, 2, True, {}, marks=pytest.mark.exhaustive),
         pytest.param("Mixtral", 1, 2, True, VOCABULARY, marks=pytest.mark.exhaustive),
@@ -139,6 +145,55 @@ def test_rules_divide_columns_and_rows_of_any_model(ranks: Ranks, stage: int) ->
         check(got, expected)
         if stage == 1:
             assert shapes == [[12], [12], [24, 12], [24], [12, 24], [12]]
+
+
+def _misfit(rank: int) -> tuple[str, list[str]]:
+    """A row whose input is whole, and a pattern that fits nothing."""
+    config = make_config(1, tp=2)
+    rules = [{"patterns": [r".*\.down\.weight$"], "partition_type": "row"}, {"patterns": ["up"]}]
+    config["tensor_parallel"]["partition_config"] = {"layer_specs": rules}
+    lines: list[str] = []
+    with patch.object(logger, "warning", side_effect=lambda text, *args: lines.append(text % args)):
+        engine, *_ = dslaunch.initialize(model=make_net(), config=config)
+    with pytest.raises(ConfigError) as caught:
+        engine(numbers()[:2])
+    engine.destroy()
+    return str(caught.value), lines
+
+
+def test_rules_that_fit_nothing_or_not_together_are_named(ranks: Ranks) -> None:
+    for rank, (error, lines) in enumerate(ranks(_misfit, world_size=2)):
+        text = "'blocks.0.down' is divided by rows and takes this rank's 24 of 48 elements of its input"
+        assert error.startswith(text)
+        assert ["patterns 'up' fit the name of no weight" in line for line in lines] == [True] * (rank == 0)
+
+
+def _again(rank: int, stage: int) -> None:
+    """A model is divided once; a copy of what is whole is plain, and one of parts is refused."""
+    plain, model, batches = make_net(), make_net(), number_batches()
+    config = make_config(stage, **RULES)
+    for batch in batches:
+        optimizer = {"type": "SGD", "params": {"lr": 0.5}}  # without a momentum to lose
+        engine, *_ = dslaunch.initialize(model=model, config={**config, "optimizer": optimizer})
+        with dslaunch.zero.GatheredParameters(list(model.parameters())):
+            copied = deepcopy(model)
+        assert torch.allclose(copied(batch), plain(batch), atol=1e-5)
+        _is_near(copied.state_dict(), plain)
+        train(engine, loss_of_numbers, [batch], tp=2)
+        plain.zero_grad()
+        loss_of_numbers(plain, batch).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), CLIP)
+        torch.optim.SGD(plain.parameters(), lr=0.5).step()
+        engine.destroy()
+    with pytest.raises(ConfigError, match="module 'first' has this rank's parts of parameters: it is a copy"):
+        dslaunch.initialize(model=deepcopy(model), config=make_config(stage))
+    with pytest.raises(ConfigError, match="the ds_config's section tensor_parallel is another one now"):
+        dslaunch.initialize(model=model, config=make_config(stage, tp=2))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_divided_model_is_not_divided_again(ranks: Ranks, stage: int) -> None:
+    ranks(_again, stage, world_size=4)
 
 
 def _by_torch(rank: int, stage: int, is_sequence: bool) -> tuple[Numbers, Numbers, list[str]]:
@@ -289,6 +344,16 @@ def test_what_programs_read_and_write_are_whole_tensors(ranks: Ranks, tmp_path: 
 # ---- what ranks that compute together must agree on, and what is refused
 
 
+def _replace_layer(model: Any, what: str) -> None:
+    layer = model.model.layers[0]
+    if what == "adapter":
+        layer.self_attn.q_proj = nn.Sequential(layer.self_attn.q_proj)
+    elif what == "a forward of its own":
+        layer.mlp.down_proj.forward = torch.tanh
+    else:
+        model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
+
+
 def _error(rank: int, what: str) -> str:
     config = make_config(1, tp=2)
     model: Any = make_hugging_face("Llama")
@@ -304,10 +369,8 @@ def _error(rank: int, what: str) -> str:
         model = make_net()
     elif what == "no layer":
         config["tensor_parallel"]["partition_config"] = {"layer_specs": [{"patterns": ["nothing"]}]}
-    elif what == "adapter":
-        model.model.layers[0].self_attn.q_proj = nn.Sequential(model.model.layers[0].self_attn.q_proj)
-    elif what == "style":
-        model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
+    elif what in ("adapter", "a forward of its own", "style"):
+        _replace_layer(model, what)
     elif what == "another model":
         model = make_hugging_face("Llama", num_hidden_layers=1 + rank % 2)
     elif what == "whole tensors":
@@ -338,6 +401,10 @@ def _error(rank: int, what: str) -> str:
         ("no plan", "Net does not say how its layers are divided"),
         ("no layer", "partition_config.layer_specs fits no layer of this model"),
         ("adapter", "divides 'model.layers.0.self_attn.q_proj' as a Linear, and it is a Sequential"),
+        (
+            "a forward of its own",
+            "computes 'model.layers.0.mlp.down_proj' as a Linear by rows, and it has",
+        ),
         ("style", "'lm_head' the style 'sequence_parallel', which is not available"),
         ("another model", "rank 1 and rank 0 were given different models to divide"),
         ("whole tensors", "sees whole tensors, and parameter '"),
