@@ -1,4 +1,4 @@
-"""Layers that are divided over ranks, on the fake device, whose NCCL is late and whose freed memory is NaN."""
+"""Layers that are divided over ranks, on the fake device: its NCCL is late, and freed memory is NaN."""
 
 from __future__ import annotations
 
