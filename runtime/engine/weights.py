@@ -74,7 +74,9 @@ class Weights:
                 with whole_parameters(self._model.units):
                     self._check_together(what, lambda: load(src=state_dict, dst=self._module))
             except BaseException:
-                if not self._model.is_sharded:  # shards have not changed
+                if self._model.is_sharded:
+                    self._model.forget_writes(self._model.units)  # the shards have not changed
+                else:
                     self._model.parked_states.barred = (
                         f"{what} has failed in the middle, so parameters are of no one state; load a "
                         "checkpoint, or make a new engine"

@@ -296,6 +296,8 @@ def _whole_tensors(rank: int, stage: int, folder: str) -> None:
         model.state_dict()
     _write_weights(engine, state_dict, folder)
     _write_values(engine, rank, named, state_dict)
+    if stage == 3:  # else a load that fails in the middle bars the engine
+        _fail_to_load(engine, named)
     engine.destroy()
 
 
@@ -311,6 +313,20 @@ def _write_weights(engine: dslaunch.Engine, expected: dict[str, Tensor], folder:
         transformers.LlamaConfig(**SIZES, tie_word_embeddings=False).save_pretrained(folder)
         loaded = transformers.LlamaForCausalLM.from_pretrained(folder).state_dict()
         assert all(torch.equal(loaded[name], value) for name, value in expected.items())
+
+
+def _fail_to_load(engine: dslaunch.Engine, named: dict[str, Any]) -> None:
+    """What a load has written before it failed is not taken."""
+
+    def load(src: Any, dst: nn.Module) -> None:
+        for param in dst.parameters():
+            param.zero_()
+        raise RuntimeError("in the middle")
+
+    before = _whole(engine.module)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        engine.load_module_state_dict({"module": {}}, custom_load_fn=load)
+    assert all(torch.equal(value, before[name]) for name, value in _whole(engine.module).items())
 
 
 def _write_values(

@@ -1,0 +1,45 @@
+"""What enters layers that are divided over ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dslaunch.runtime.tensor.exchange import TensorAxis
+
+
+class Counted(TensorAxis):
+    """Two ranks with the same gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(size=2, index=0)
+        self.num_sums = 0
+
+    def sum(self, value: Tensor, what: str) -> Tensor:
+        self.num_sums += 1
+        return 2 * value
+
+
+def test_what_enters_several_layers_is_added_once() -> None:
+    axis, x = Counted(), torch.ones(3, requires_grad=True)
+    hidden = x * 1
+    (axis.enter(hidden, "a") + 10 * axis.enter(hidden, "b")).sum().backward()
+    assert axis.num_sums == 1
+    assert x.grad is not None
+    assert x.grad.tolist() == [22.0] * 3
+
+
+def test_what_was_changed_since_it_entered_enters_anew() -> None:
+    axis, x = Counted(), torch.ones(3, requires_grad=True)
+    hidden = x * 1
+    before = axis.enter(hidden, "a").clone()
+    hidden.mul_(3)
+    (before + axis.enter(hidden, "b")).sum().backward()
+    assert axis.num_sums == 2
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0 + 6.0] * 3
+
+
+def test_a_parameter_enters_anew_each_time() -> None:
+    axis, param = Counted(), torch.nn.Parameter(torch.ones(3))
+    assert axis.enter(param, "a") is not axis.enter(param, "a")
