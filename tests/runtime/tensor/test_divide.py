@@ -354,11 +354,13 @@ def _replace_layer(model: Any, what: str) -> None:
         model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
 
 
-def _error(rank: int, what: str) -> str:
+def _error(rank: int, what: str | int) -> str:
     config = make_config(1, tp=2)
     model: Any = make_hugging_face("Llama")
-    if what == "inputs":
+    if isinstance(what, int):
         engine, *_ = dslaunch.initialize(model=model, config=config)
+        for _ in range(1, what):
+            engine(input_ids=tokens()[:2])
         with pytest.raises(ConfigError) as caught:
             engine(input_ids=tokens(step=rank)[:2])
         engine.destroy()
@@ -394,8 +396,12 @@ def _error(rank: int, what: str) -> str:
     ("what", "text"),
     [
         (
-            "inputs",
-            "compute the same layers together (tensor_parallel.autotp_size 2), and were given different ",
+            1,
+            "(tensor_parallel.autotp_size 2), and were given different inputs in forward 1: [1]['input_ids']",
+        ),
+        (
+            8,
+            "(tensor_parallel.autotp_size 2), and were given different inputs in forward 8: [1]['input_ids']",
         ),
         ("heads", "autotp_size 2 does not divide the model's num_attention_heads, 3"),
         ("no plan", "Net does not say how its layers are divided"),
@@ -413,7 +419,7 @@ def _error(rank: int, what: str) -> str:
         ("another dtype", "tp_model_init(dtype=torch.float16) contradicts the ds_config"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str, text: str) -> None:
+def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str | int, text: str) -> None:
     for error in ranks(_error, what, world_size=2):
         assert text in error
 
