@@ -116,8 +116,9 @@ class DividedModel:
                 raise ConfigError(
                     f"ranks {first} and {first + place} compute the same layers together "
                     f"(tensor_parallel.autotp_size {self._axis.size}), and were given different inputs "
-                    f"in forward {self._num_forwards}: {differing[0]} differs; give both the same samples: of "
-                    f"{self._axis.size} ranks that are neighbours all load the same, as engine.deepspeed_io() does, or a sampler with "
+                    f"in forward {self._num_forwards}: {differing[0]} differs; give both the same samples: "
+                    f"of {self._axis.size} ranks that are neighbours all load the same, as "
+                    "engine.deepspeed_io() does, or a sampler with "
                     "num_replicas=engine.dp_world_size and rank=engine.get_data_parallel_rank()"
                 )
 
@@ -179,6 +180,23 @@ def earlier_division(module: nn.Module) -> DividedModel | None:
                 )
             found = hook.divided
     return found
+
+
+def agree_on_division(settings: TensorParallelConfig | None) -> None:
+    """See that all ranks divide the same way, those that divide nothing included: others would wait for them.
+
+    Order:  a collective
+    Errors: ConfigError with what two ranks were given
+    """
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    own = "left out" if settings is None else settings.model_dump_json(exclude_defaults=True)
+    dist.all_gather_object(everywhere, own)
+    for rank, other in enumerate(everywhere):
+        if other != everywhere[0]:
+            raise ConfigError(
+                f"rank {rank} and rank 0 were given different settings: tensor_parallel is {other} on rank "
+                f"{rank} and {everywhere[0]} on rank 0; give initialize() the same ds_config on every rank"
+            )
 
 
 def divide(
@@ -272,15 +290,17 @@ def _undo_forwards(module: nn.Module) -> None:
 
 def _check_agreement(module: nn.Module, plan: Plan) -> None:
     """Ranks that divide different models would wait for each other for ever."""
-    text = "\n".join(f"{name} {tuple(param.shape)}" for name, param in module.named_parameters())
+    text = "\n".join(
+        f"{name} {tuple(param.shape)} {param.dtype}" for name, param in module.named_parameters()
+    )
     own = crc32(f"{text}\n{sorted(plan.params)}\n{sorted(plan.modules)}".encode())
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, own)
     for rank, other in enumerate(everywhere):
         if other != everywhere[0]:
             raise ConfigError(
-                f"rank {rank} and rank 0 were given different models to divide: names and shapes of all "
-                "parameters and the plan must agree; build the model the same way on every rank"
+                f"rank {rank} and rank 0 were given different models to divide: names, shapes and dtypes "
+                "of all parameters and the plan must agree; build the model the same way on every rank"
             )
 
 

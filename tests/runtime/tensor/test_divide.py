@@ -424,6 +424,36 @@ def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str | int
         assert text in error
 
 
+def _differing(rank: int, what: str) -> str:
+    config, model = make_config(1, tp=2), make_net()
+    config["tensor_parallel"]["partition_config"] = {"layer_specs": [{"patterns": ["blocks.*up"]}]}
+    if rank == 1 and what == "none":
+        del config["tensor_parallel"]
+    elif rank == 1 and what == "gather_output":
+        config["tensor_parallel"]["partition_config"]["layer_specs"][0]["gather_output"] = True
+    elif rank == 1:
+        model = model.bfloat16()
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=model, config=config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (
+            "none",
+            "rank 1 and rank 0 were given different settings: tensor_parallel is left out on rank 1 and",
+        ),
+        ("gather_output", "rank 1 and rank 0 were given different settings: tensor_parallel is {"),
+        ("dtype", "rank 1 and rank 0 were given different models to divide: names, shapes and dtypes of all"),
+    ],
+)
+def test_ranks_that_would_divide_differently_end_with_an_error(ranks: Ranks, what: str, text: str) -> None:
+    for error in ranks(_differing, what, world_size=2):
+        assert error.startswith(text)
+
+
 def _dropout(rank: int) -> Numbers:
     """Ranks that compute one layer together draw the same numbers, whatever each was seeded with."""
     model = make_hugging_face("Llama")
