@@ -8,6 +8,7 @@
 #   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
 #   make docs    check the documents and build their site in build/site;   make docs-serve shows it at http://127.0.0.1:8000
 #   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (twenty minutes)
+#   make bench-parallel  a training step with layers divided over ranks, beside DeepSpeed and torch (ten minutes)
 #   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-checkpoint  saving and loading beside DeepSpeed, fully_shard and a plain write, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/reference/benchmarks.md (ten minutes)
@@ -29,7 +30,7 @@ MKDOCS  = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs docs-serve gpu gpu-bundle setup clean
+.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-parallel bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs docs-serve gpu gpu-bundle setup clean
 
 setup: $(VENV)/ready
 
@@ -93,6 +94,9 @@ bench-launch: setup
 
 bench-zero: setup
 	$(BIN)/python tests/benchmarks/bench_zero.py --publish
+
+bench-parallel: setup
+	$(BIN)/python tests/benchmarks/bench_parallel.py
 
 bench-checkpoint: setup
 	$(BIN)/python tests/benchmarks/bench_checkpoint.py --publish

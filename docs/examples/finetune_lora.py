@@ -131,7 +131,7 @@ def train(engine: Any, loader: Any, *, num_steps: int) -> None:
         mean = torch.stack(losses).mean().double()
         dist.all_reduce(mean)
         if engine.global_rank == 0:
-            print(f"step {step:3d}/{num_steps}  loss {mean.item() / engine.world_size:.4f}", flush=True)
+            print(f"step {step:4d}  loss {mean.item() / engine.world_size:.4f}", flush=True)
 
 
 def endless(loader: Any) -> Iterator[Tensor]:
@@ -158,7 +158,7 @@ def evaluate(model: nn.Module, test: Tensor) -> tuple[float, float]:
 def report(engine: Any, before: tuple[float, float], after: tuple[float, float]) -> None:
     if engine.global_rank == 0:
         for when, (loss, accuracy) in (("before", before), ("after", after)):
-            print(f"test {when:6}  loss {loss:.4f}  accuracy {accuracy:.3f}", flush=True)
+            print(f"test {when:6}  loss {loss:.4f}  accuracy {accuracy:.4f}", flush=True)
 
 
 # ---- memory
@@ -233,7 +233,7 @@ def check_adapter(folder: Path, test: Tensor, *, wanted: tuple[float, float]) ->
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if not math.isclose(loss, wanted[0], rel_tol=SAME_LOSS):
         raise SystemExit(f"finetune_lora: the saved adapter has loss {loss}, the trained one {wanted[0]}")
-    print(f"test loaded  loss {loss:.4f}  accuracy {accuracy:.3f}  from {size / 2**20:.2f} MiB", flush=True)
+    print(f"test loaded  loss {loss:.4f}  accuracy {accuracy:.4f}  from {size / 2**20:.2f} MiB", flush=True)
 
 
 if __name__ == "__main__":

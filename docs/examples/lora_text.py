@@ -54,7 +54,7 @@ def main() -> None:
             engine.backward(loss)
             engine.step()
             if engine.global_rank == 0:
-                print(f"step {engine.global_steps}  loss {loss.item():.4f}", flush=True)
+                print(f"step {engine.global_steps:4d}  loss {loss.item():.4f}", flush=True)
     save_adapter(engine, model, args.out)
 
 

@@ -210,7 +210,7 @@ def train(engine: Any, loader: Any, args: argparse.Namespace) -> None:
             metrics.flush()
             if step % args.log_every == 0 or step in (1, args.steps):
                 print(
-                    f"step {step:4d}/{args.steps}  loss {loss:.4f}  "
+                    f"step {step:4d}  loss {loss:.4f}  "
                     f"{meter.rate_since_asked():7,.0f} tokens/s  {meter.seconds():5.1f} s",
                     flush=True,
                 )

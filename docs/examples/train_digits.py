@@ -45,7 +45,7 @@ def main() -> None:
     if engine.global_rank == 0:
         if args.log_losses:
             args.log_losses.write_text("".join(f"{loss!r}\n" for loss in losses))
-        print(f"test accuracy {accuracy:.4f} after {len(losses)} steps", flush=True)
+        print(f"test after   accuracy {accuracy:.4f}", flush=True)
     dist.destroy_process_group()
 
 
@@ -113,7 +113,7 @@ def train(engine: Any, loader: Any, *, num_epochs: int) -> list[float]:
                 losses.append(mean_over_ranks(torch.stack(micro_losses).mean()))
                 micro_losses = []
                 if engine.global_rank == 0:
-                    print(f"epoch {epoch + 1} step {len(losses)} loss {losses[-1]!r}", flush=True)
+                    print(f"step {len(losses):4d}  loss {losses[-1]:.4f}  epoch {epoch + 1}", flush=True)
             engine.step()
     return losses
 

@@ -7,6 +7,8 @@ mkdocs calls the functions `on_...`. The pages themselves stay plain Markdown; s
   the entries in from the sources.
 - Links to files outside of docs/, such as the hostfiles, lead nowhere on a site: their text stays, and the
   path.
+- A link whose text is the path of a page shows the title of the page instead.
+- Searches show the pages on design behind those on use.
 - Nothing is loaded from another server: no fonts, no scripts, no pictures.
 """
 
@@ -24,6 +26,7 @@ sys.path.insert(0, str(CHECKOUT / "docs" / "site"))  # public_names.py lies besi
 
 from public_names import Entry, entries_by_module  # noqa: E402  (see above)
 
+DESIGN_BOOST = 0.3  # of a page on design, beside 1 of any other
 API_FOLDER = "reference/api"
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 SCHEME = re.compile(r"[a-z][a-z+.-]*:|#|//")
@@ -53,16 +56,26 @@ def reference_page(module: str, entries: tuple[Entry, ...]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Take away links that lead out of docs/."""
-    folder = (CHECKOUT / "docs" / page.file.src_uri).parent
+    """Take away links that lead out of docs/, and name those to pages by their titles."""
+    docs = CHECKOUT / "docs"
+    folder = (docs / page.file.src_uri).parent
+    if page.file.src_uri.startswith("design/"):
+        page.meta.setdefault("search", {"boost": DESIGN_BOOST})
 
-    def without_outside(match: re.Match[str]) -> str:
+    def shown(match: re.Match[str]) -> str:
         text, target = match.groups()
         if SCHEME.match(target):
             return match[0]
         path = (folder / target.partition("#")[0]).resolve()
-        if path.is_relative_to(CHECKOUT / "docs"):
-            return match[0]
-        return f"{text} (`{path.relative_to(CHECKOUT)}` in the repository)"
+        if not path.is_relative_to(docs):
+            return f"{text} (`{path.relative_to(CHECKOUT)}` in the repository)"
+        if text == target and path.suffix == ".md" and path.is_file():
+            return f"[{title_of(path)}]({target})"
+        return match[0]
 
-    return LINK.sub(without_outside, markdown)
+    return LINK.sub(shown, markdown)
+
+
+def title_of(path: Path) -> str:
+    """The first heading of a page."""
+    return next(line for line in path.read_text().splitlines() if line.startswith("# ")).removeprefix("# ")

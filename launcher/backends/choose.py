@@ -40,7 +40,9 @@ def choose_access(
 
     configuration = Configuration(options.ssh)
     targets = {node.node_rank: configuration.resolve(node.host) for node in nodes if not node.is_local}
-    ensure_open_files(window + len(groups) + len(nodes) - sum(len(one.children) for one in groups))
+    ensure_open_files(
+        min(window, len(nodes)) + len(groups) + len(nodes) - sum(len(one.children) for one in groups)
+    )
     with lean_paramiko():
         from .ssh_tree import SshTree
 

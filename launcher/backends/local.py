@@ -11,6 +11,7 @@ import threading
 
 import psutil
 
+from ..errors import EXIT_HOST, LaunchError
 from .bootstrap import READ_LOADER
 
 LOCAL_STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agent to end
@@ -35,21 +36,32 @@ class LocalChannel:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
         self._errors_lock = threading.Lock()
         stdin = [os.dup(0)] if takes_stdin and _has_input() else []
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-u", "-c", READ_LOADER, *map(str, stdin)],
-            pass_fds=stdin,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=0,
-            env=_environment_we_got(),
-            start_new_session=True,
-        )
+        self._process = self._start(stdin)
         for fd in stdin:
             os.close(fd)
         if self._process.stdin is None or self._process.stdout is None:
             raise AssertionError("Popen gave no pipes")
         self._in, self._out = self._process.stdin, self._process.stdout
+
+    def _start(self, stdin: list[int]) -> subprocess.Popen[bytes]:
+        """Errors: LaunchError if a limit of this machine does not allow it"""
+        words = [sys.executable, "-I", "-S", "-u", "-c", READ_LOADER, *map(str, stdin)]
+        try:
+            return subprocess.Popen(
+                words,
+                pass_fds=stdin,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                bufsize=0,
+                env=_environment_we_got(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            from ..node.limits import why_not_started  # here: few starts fail
+
+            why = why_not_started("the agent", error)
+            raise LaunchError(why or f"cannot start the agent: {error}", exit_code=EXIT_HOST) from None
 
     def read(self) -> bytes:
         if self._out.closed:

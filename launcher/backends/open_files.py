@@ -7,14 +7,15 @@ from __future__ import annotations
 import resource
 
 from ..errors import LaunchError
-from ..wording import count
 
 NUM_OWN = 48  # of this process: Python, its modules while they are loaded, streams, files that are read
+WITH_TREE = ", or reach most hosts through others with --tree_above"
 NUM_PER_HOST = 2  # a connection, and while it is made another one
 
 
-def ensure_open_files(num_hosts: int) -> None:
-    """Raise this process's limit if that is needed.
+def ensure_open_files(num_hosts: int, *, hint: str = WITH_TREE) -> None:
+    """Raise this process's limit if that is needed. `num_hosts` counts those that are connected from here;
+    what the workers of this machine take is their agent's, see node/limits.py. `hint`: what else may be done.
 
     Errors: LaunchError if that is not allowed
     """
@@ -23,8 +24,14 @@ def ensure_open_files(num_hosts: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
+        raise_it = f"raise its limit (ulimit -n {needed})"
+        if not num_hosts:
+            raise LaunchError(
+                f"dslaunch itself takes about {needed} open files, and this process may have {hard}; "
+                f"{raise_it}"
+            )
+        hosts = "1 host takes" if num_hosts == 1 else f"{num_hosts} hosts take"
         raise LaunchError(
-            f"{count(num_hosts, 'host')} take about {needed} open files, and this process may have {hard}; "
-            f"raise its limit (ulimit -n {needed}), or reach most hosts through others with --tree_above"
+            f"{hosts} about {needed} open files, and this process may have {hard}; {raise_it}{hint}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -13,6 +13,7 @@ from ..errors import LaunchError
 from ..inputs.selection import Selected
 from ..options import Options
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
+from ..options.number import PORT, Seconds
 from .prefix_command import SETTINGS, PrefixCommand
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -31,14 +32,14 @@ with --nccl it is 1 if a link or a host is slow, or sends nothing.
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
 @click.option(
     "--master_port",
-    type=click.IntRange(1, 65535),
+    type=PORT,
     metavar="PORT",
     help="Port of rank 0 to try.  [default: 29500]",
 )
 @click.option("--no_torch", is_flag=True, help="Do not ask for PyTorch: importing it takes seconds.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1, max=86400),
+    type=Seconds(1, 86400),
     default=DEFAULT_TIMEOUT_S,
     metavar="S",
     help="Seconds for one host to answer everything.  [default: 60]",
@@ -80,11 +81,11 @@ def command(**given: Any) -> int:
         asks_torch=not given["no_torch"],
         timeout_s=given["timeout"],
     )
-    chosen = choose_hosts(options)
+    console = Console(log_level="info")
+    chosen = choose_hosts(options, warn=console.warn)
     if given["asks_network"] and len(chosen) < 2:
         raise LaunchError("--nccl measures the network between hosts, and there is one host; leave it out")
     nodes = nodes_of(chosen, options)
-    console = Console(log_level="info")
     num_slots = [one for _, one in chosen]
     check = Check(nodes, num_slots, settings, connect=direct_connect(options, nodes), console=console)
     facts = check.run()

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..options.number import Whole
 from .command_group import CommandGroup
 from .prefix_command import SETTINGS, PrefixCommand
 
@@ -49,13 +50,15 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
     """Paths become absolute: the program that gets them runs elsewhere."""
     if value is None or "://" in value:
         return value
+    if not value:
+        raise click.BadParameter("it is empty; give a folder, or . for the present one")
     return os.path.abspath(os.path.expanduser(value))
 
 
 def _run(action: str, given: dict[str, Any]) -> int:
     from .runtime_program import run_program  # here, so that --help does not load it
 
-    return run_program("checkpoint.inspect.command", {"action": action, **given}, what="dslaunch checkpoint")
+    return run_program("checkpoint.inspect", {"action": action, **given}, what="dslaunch checkpoint")
 
 
 _FOLDER = click.argument("folder", metavar="DIR", callback=_place)
@@ -167,9 +170,7 @@ With "checkpoint": {"keep_last": 3} in the ds_config every save does it.
 """,
 )
 @_FOLDER
-@click.option(
-    "--keep", type=click.IntRange(min=1), required=True, metavar="N", help="How many of the newest to keep."
-)
+@click.option("--keep", type=Whole(1), required=True, metavar="N", help="How many of the newest to keep.")
 @click.option("--dry_run", is_flag=True, help="Only show what would be removed.")
 def _prune(**given: Any) -> int:
     """Remove the checkpoints in DIR but the N newest.

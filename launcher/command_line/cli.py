@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib import import_module
@@ -9,14 +10,20 @@ from typing import Any
 
 import click
 
-from ..errors import EXIT_MISTAKE, LaunchError
+from ..errors import EXIT_HOST, EXIT_MISTAKE, LaunchError
+from ..inputs.host import MAX_SLOTS
 from ..options import SUBJECT_OPTIONS, Options, read_subjects
 from ..options.hosts import CHOICE_OPTIONS, NODE_RANGE, SSH_OPTIONS, read_ssh
-from ..options.seconds import seconds
+from ..options.number import PORT, Seconds, Whole
+from ..options.text import address
 from ..output.writer import EXIT_NOT_READ
 from ..wording import cleaned
 from .absent_options import ABSENT
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
+
+# A larger number is a slip, which would start that many processes here; of fewer, the limits of the host
+# itself decide: see node/limits.py.
+NUM_GPUS = Whole(0, MAX_SLOTS, absent=-1, meaning=", the most that one host may have (0: no limit)")
 
 
 class JobCommand(PrefixCommand):
@@ -32,17 +39,20 @@ class JobCommand(PrefixCommand):
 @click.option(
     "--num_gpus",
     "--num_accelerators",
-    type=int,
+    type=NUM_GPUS,
     default=-1,
     metavar="N",
     help="Use the first N slots of each host.",
 )
 @click.option(
-    "--master_addr", metavar="ADDR", help="Address of rank 0.  [default: node 0's, as the others reach it]"
+    "--master_addr",
+    callback=address,
+    metavar="ADDR",
+    help="Address of rank 0.  [default: node 0's, as the others reach it]",
 )
 @click.option(
     "--master_port",
-    type=click.IntRange(1, 65535),
+    type=PORT,
     metavar="PORT",
     help="Port of rank 0.  [default: 29500, or another if that is in use]",
 )
@@ -54,17 +64,15 @@ class JobCommand(PrefixCommand):
 @click.option("--dry_run", is_flag=True, help="Print what would run where, and stop.")
 @click.option(
     "--kill_grace",
-    type=float,
+    type=Seconds(),
     default=30.0,
-    callback=seconds,
     metavar="S",
     help="Seconds between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
 )
 @click.option(
     "--heartbeat",
-    type=float,
+    type=Seconds(1),
     default=30.0,
-    callback=seconds,
     metavar="S",
     help="Seconds of silence after which a host counts as lost.  [default: 30]",
 )
@@ -121,7 +129,7 @@ def job_options(given: dict[str, Any]) -> Options:
         exclude=given["exclude"],
         num_nodes=given["num_nodes"],
         num_gpus=given["num_gpus"],
-        master_addr=given["master_addr"] or None,
+        master_addr=given["master_addr"],
         master_port=given["master_port"],
         ssh=read_ssh(given),
         venv_script=given["venv_script"],
@@ -184,13 +192,20 @@ def _is_word(word: str) -> bool:
 
 def _for_terminal(message: str) -> str:
     """With line breaks between words if stderr is a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return message
     from shutil import get_terminal_size  # here: few runs end with a mistake
 
     from ..wording import wrapped
 
     return wrapped(message, get_terminal_size().columns, first=len("dslaunch: "))
+
+
+def _tell(message: str) -> None:
+    """One line on stderr. Where that is closed or full, the exit code alone says how the command ended."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"dslaunch: {message}", file=sys.stderr)
 
 
 def _takes_output() -> bool:
@@ -201,6 +216,13 @@ def _takes_output() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return False
     return True
+
+
+def _limit_met(error: OSError | RuntimeError) -> str:
+    """The sentence for an error that says that a limit of this machine was met; empty for another one."""
+    from ..node.limits import why_not_started  # here: few runs end so
+
+    return why_not_started("the threads and processes of dslaunch itself", error)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -220,26 +242,31 @@ def main(argv: list[str] | None = None) -> None:
     except click.exceptions.Exit as error:  # --help
         code = error.exit_code
     except (LaunchError, click.ClickException) as error:
-        if is_debugging and isinstance(error, LaunchError):
+        if is_debugging and isinstance(error, LaunchError) and sys.stderr is not None:
             import traceback  # here: most runs end without, and it takes 2 ms
 
-            traceback.print_exc()
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        print(f"dslaunch: {_for_terminal(cleaned(message))}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        message = str(error)
+        if isinstance(error, click.ClickException):
+            from .mistakes import in_our_words  # here: few runs end with a mistake
+
+            message = in_our_words(error)
+        _tell(_for_terminal(cleaned(message)))
         code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_NOT_READ
-    except OSError as error:
-        if _takes_output():
+    except (OSError, RuntimeError) as error:
+        why = _limit_met(error)
+        if why:
+            print(f"dslaunch: {_for_terminal(why)}", file=sys.stderr)
+            sys.exit(EXIT_HOST)
+        if isinstance(error, RuntimeError) or _takes_output():
             raise
-        print(
-            f"dslaunch: cannot write to stdout: {error.strerror}; send it to a file or a terminal that "
-            "takes it",
-            file=sys.stderr,
-        )
+        _tell(f"cannot write to stdout: {error.strerror}; send it to a file or a terminal that takes it")
         code = EXIT_MISTAKE
     except (KeyboardInterrupt, click.Abort):
-        print(f"dslaunch: interrupted{': nothing was started' if is_job else ''}", file=sys.stderr)
+        _tell(f"interrupted{': nothing was started' if is_job else ''}")
         code = 130
     sys.exit(code)

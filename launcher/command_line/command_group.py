@@ -23,6 +23,12 @@ class CommandGroup(click.Group):
             )
         return super().parse_args(ctx, args)
 
+    def get_help(self, ctx: click.Context) -> str:
+        """As wide as the terminal."""
+        from .help_screen import help_of  # here: few runs show it
+
+        return help_of(self, ctx)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = super().get_command(ctx, cmd_name)
         if found is None and not ctx.resilient_parsing:

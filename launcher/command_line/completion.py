@@ -28,7 +28,7 @@ _SCRIPTS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=PROGRAM_SETTINGS)
-@click.argument("shell", type=click.Choice([*_SCRIPTS, "hosts"]))
+@click.argument("shell", type=click.Choice([*_SCRIPTS, "hosts"]), metavar="SHELL")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="")
 def command(**given: Any) -> int:
     """Print what makes SHELL complete the options, commands, values and hosts of dslaunch: bash, zsh

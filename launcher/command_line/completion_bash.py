@@ -59,13 +59,14 @@ _dslaunch() {
     done
     ((i == count - 1)) && option=""
 
-    local current="${words[count - 1]}" value="${words[count - 1]}" start="" found=""
+    local current="${words[count - 1]#[\"\']}" start="" found="" # without a quote that is open
+    local value="$current"
     if [ -z "$script$option" ]; then
         case "$current" in
         --*=*) name="${current%%=*}" && name="${name#--}" && option="--${name//-/_}" ;;
         -[!-]=*) option="${current%%=*}" ;;
         esac
-        [ -n "$option" ] && start="${current%%=*}=" && value="${current#*=}"
+        [ -n "$option" ] && start="${current%%=*}=" && value="${current#*=}" && value="${value#[\"\']}"
     fi
     COMPREPLY=()
     if [ -n "$script" ]; then
@@ -86,7 +87,7 @@ _dslaunch() {
     fi
     # Bash replaces what follows the last of its own breaks.
     case "$piece" in [=:@]) piece="" ;; esac
-    local together="${current%"$piece"}"
+    local together="${words[count - 1]%"$piece"}"
     together="${together%@}" # which bash replaces, too
     while IFS= read -r word; do
         word="$start$word"

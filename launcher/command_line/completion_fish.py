@@ -46,7 +46,7 @@ end
 
 function __dslaunch_hosts
     set -l words (commandline -opc)
-    set -l value (string replace -r -- '^-[^=]*=' '' (commandline -ct))
+    set -l value (string replace -r -- '^(-[^=]*=)?["\\']?' '' (commandline -ct))
     $words[1] completion hosts "$value" $words[2..-1] 2>/dev/null
 end
 """

@@ -7,6 +7,8 @@ from typing import Any
 import click
 
 from ..errors import LaunchError
+from ..options.number import Whole
+from ..wording import count
 from .cli import dslaunch, job_options
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
@@ -30,7 +32,7 @@ No host is contacted, so nothing is said of what a host sets by itself.
     epilog=EPILOG,
     context_settings=PROGRAM_SETTINGS,
 )
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show the variables of this rank only.")
+@click.option("--rank", type=Whole(), metavar="N", help="Show the variables of this rank only.")
 @click.option("--show_secrets", is_flag=True, help="Show the values of secrets too.")
 def command(**given: Any) -> int:
     """Show which variables each rank of a job would get, and where each comes from."""
@@ -55,7 +57,7 @@ def command(**given: Any) -> int:
     rank = given["rank"]
     if rank is not None and rank >= plan.world_size:
         raise LaunchError(
-            f"--rank={rank}: the job has {plan.world_size} ranks; give 0 to {plan.world_size - 1}"
+            f"--rank={rank}: the job has {count(plan.world_size, 'rank')}; give 0 to {plan.world_size - 1}"
         )
     click.echo(describe(plan, only_rank=rank, shows_secrets=given["show_secrets"]).encode())
     return 0

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
-from ..options.seconds import seconds
+from ..options.number import Seconds
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
 EPILOG = """
@@ -33,9 +33,8 @@ after a failure, unless --fail_fast is given.
 @click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
 @click.option(
     "--kill_grace",
-    type=float,
+    type=Seconds(),
     default=5.0,
-    callback=seconds,
     metavar="S",
     help="Seconds between SIGTERM and SIGKILL when it is stopped.  [default: 5]",
 )
@@ -67,12 +66,12 @@ def command(**given: Any) -> int:
         kill_grace_s=given["kill_grace"],
         process=ProcessOptions(gives_stdin=False),
     )
-    once = tuple(one._replace(devices=("0",)) for one, _ in choose_hosts(options))
+    console = Console(log_level="info")
+    once = tuple(one._replace(devices=("0",)) for one, _ in choose_hosts(options, warn=console.warn))
     plan = make_plan(options, Attempt(hosts=once, run_id=""))
     if given["cwd"] is not None:
         own = (node._replace(host=node.host._replace(cwd=None)) for node in plan.nodes)
         plan = plan._replace(nodes=tuple(own), cwd=exact(given["cwd"]))
-    console = Console(log_level="info")
     output = HostOutput([node.host.name for node in plan.nodes], console.put, is_folding=not given["no_fold"])
     ended = EachHost(
         plan,

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .cli import COMMANDS, dslaunch
+from .help_screen import HelpScreen
 from .help_topics import TOPICS
 from .job_help import topic_names, write_topics
 from .prefix_command import SETTINGS, PrefixCommand
@@ -69,7 +70,7 @@ def _command_help(words: tuple[str, ...]) -> str:
 def _topic_help(name: str) -> str:
     topics = [one for one in TOPICS if name in (one.name, "all")]
     with click.Context(dslaunch, info_name="dslaunch", **dslaunch.context_settings) as context:
-        formatter = context.make_formatter()
+        formatter = HelpScreen(context)
         write_topics(formatter, context, dslaunch, topics)
     return formatter.getvalue().strip("\n")
 

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..options.text import MAY_BE_EMPTY
+
 PROFILE = "--profile"
+PLACES = ("FILE", "DIR", "FOLDER")  # what options with a path call it
 # Of every command, and of those whose last argument is a program with arguments of its own.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
@@ -48,6 +51,47 @@ def write_groups(
             formatter.write_dl([records[name] for name in names])
 
 
+def _without_empty(
+    typed: list[_Typed], options: Mapping[str, click.Option], *, in_file: frozenset[str] = frozenset()
+) -> list[_Typed]:
+    """Without the empty options that take back what a file says: those `in_file`, by parameter name.
+
+    Errors: click.UsageError for an option without a value that takes nothing back, and for a value that is
+    the next option
+    """
+    left = []
+    for one in typed:
+        option = options.get(one.name)
+        has_value = one.words[0].endswith("=") or len(one.words) > 1
+        if option is not None:
+            _refuse_value(one, option, options)
+        if option is None or one.value or not has_value or option.name in MAY_BE_EMPTY:
+            left.append(one)
+        elif option.name not in in_file:
+            raise click.UsageError(
+                f"{one.name} is empty; give it a value ({option.metavar}), or leave it out; is a variable of "
+                "your shell not set?"
+            )
+    return left
+
+
+def _refuse_value(one: _Typed, option: click.Option, options: Mapping[str, click.Option]) -> None:
+    """Errors: click.UsageError for a value that was meant as something else: the next option, the end of
+    the options, or a stream
+    """
+    if len(one.words) > 1 and option.name not in MAY_BE_EMPTY:
+        name = one.value.partition("=")[0]
+        if one.value == "--" or name in options or name.replace("-", "_").replace("__", "--", 1) in options:
+            raise click.UsageError(
+                f"{one.name} is followed by {one.value[:80]}, which is no value; write {one.name} "
+                f"{option.metavar}, or {one.name}={one.value[:80]} if that is meant"
+            )
+    if one.value == "-" and option.metavar in PLACES:
+        raise click.UsageError(
+            f"{one.name} takes no stream, for which - stands; give a path, ./- for a file of that name"
+        )
+
+
 class PrefixCommand(click.Command):
     """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too.
 
@@ -83,6 +127,12 @@ class PrefixCommand(click.Command):
             )
         return self._own_help
 
+    def get_help(self, ctx: click.Context) -> str:
+        """As wide as the terminal."""
+        from .help_screen import help_of  # here: few runs show it
+
+        return help_of(self, ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every option below its group's title."""
         records = option_records(ctx, self)
@@ -109,10 +159,18 @@ class PrefixCommand(click.Command):
         }
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return self._parse(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click does not say of every mistake whose it is
+            raise
+
+    def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = self._options(ctx)
         typed, rest = self._complete(args, options)
         files = [one for one in typed if one.name == PROFILE]
         if not files:
+            typed = _without_empty(typed, options)
             return super().parse_args(ctx, [word for one in typed for word in one.words] + rest)
         return self._parse_with_profile(ctx, files, typed, rest, options)
 
@@ -132,12 +190,15 @@ class PrefixCommand(click.Command):
 
         names = frozenset(options[one.name].name or "" for one in typed if one.name in options)
         added = read_profile(Path(files[0].value), options, typed=names)
+        typed = _without_empty(typed, options, in_file=added.replaced)
         words = [*added.options, *(word for one in typed if one.name != PROFILE for word in one.words)]
         try:
             return super().parse_args(ctx, words + (rest if rest not in ([], ["--"]) else [*added.script]))
         except click.UsageError as error:
-            message = f"{error.format_message()} (with the options of {files[0].value})"
-            raise click.UsageError(message, ctx=error.ctx) from None
+            from .mistakes import in_our_words  # here: few runs end with a mistake
+
+            message = f"{in_our_words(error)} (with the options of {files[0].value})"
+            raise click.UsageError(message, ctx=ctx) from None
 
     def _complete(self, args: list[str], options: dict[str, click.Option]) -> tuple[list[_Typed], list[str]]:
         """The options, written out, up to the first word that is not an option or an option's
@@ -185,6 +246,10 @@ class PrefixCommand(click.Command):
         name = word.partition("=")[0]
         if name in self._absent:
             return click.UsageError(f"there is no option {name}: {self._absent[name]}")
+        if name == "-":
+            return click.UsageError(f"{word[:80]!r} is no option; see --help for the list")
+        if (flag := options.get(name)) is not None and flag.is_flag:
+            return click.UsageError(f"{name} takes no value, and {word[:80]!r} gives it one; write {name}")
         import difflib  # here: it takes 1 ms
 
         names = [one for one in options if one.startswith("--")]
@@ -199,6 +264,8 @@ class PrefixCommand(click.Command):
     def _full_name(self, word: str, options: dict[str, click.Option]) -> str:
         if word in options:
             return word
+        if word == "--":
+            raise click.UsageError("'--=' is no option; see --help for the list")
         names = [name for name in options if name.startswith(word)]
         if len({options[name].name for name in names}) == 1:
             return names[0]

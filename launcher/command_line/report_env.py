@@ -35,6 +35,8 @@ What the lines mean:
 Nothing is left behind. The exit code is 0 whatever was found, and 2 for a mistake in what was given.
 """
 
+MAX_DISK_TEST = 16 << 40
+
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int:
     if value is None:
@@ -45,7 +47,12 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
             f"{value!r} is no number of bytes; write e.g. 8G: a number above 0, with K, M, G "
             "or T for 2^10 to 2^40"
         )
-    return int(match[1]) << UNITS[match[2]]
+    number = int(match[1]) << UNITS[match[2]]
+    if number > MAX_DISK_TEST:
+        raise click.BadParameter(
+            f"{value!r} is not allowed: it would take days; give at most {MAX_DISK_TEST >> 40}T"
+        )
+    return number
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)

@@ -100,8 +100,13 @@ class Link:
         self._is_abandoned = True
         channel = self._channel
         if channel is not None and self._closing is None:
-            self._closing = threading.Thread(target=channel.close, daemon=True)
-            self._closing.start()
+            closing = threading.Thread(target=channel.close, daemon=True)
+            try:
+                closing.start()
+            except RuntimeError:  # no more threads are allowed here, so others wait for this one
+                channel.close()
+            else:
+                self._closing = closing
 
     def close(self) -> None:
         """End the stream and wait until nothing of it is left on this machine."""
@@ -228,6 +233,10 @@ def _why_no_agent(channel: Channel, noise: bytes) -> str:
     said = _last_line(errors) or _last_line(noise.decode("utf-8", "replace"))
     if said.startswith(NO_AGENT_RUNS_WITH):
         return f"{said}; {_NAME_ANOTHER}"
+    from ..node.limits import CANNOT_START  # here: most hosts have an agent
+
+    if said.startswith(CANNOT_START):
+        return said
     if _PYTHON_2_SAYS in errors:
         return (
             f"{NO_AGENT_RUNS_WITH}a Python before 3.4, which the host has ({_PYTHON_2_SAYS}); {_NAME_ANOTHER}"

@@ -4,14 +4,15 @@ then what is the same everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..controller.master_search import first_reached
 from ..errors import EXIT_HOST
 from ..inputs.host_list import folded
-from ..output.table import table
-from ..wording import cleaned, count
+from ..output.table import screen_text, table, terminal_columns
+from ..wording import count
 from .check_facts import ClusterFacts
 from .check_findings import Finding, findings_of
 from .check_rows import Row, rows_of
@@ -85,11 +86,16 @@ def as_text(cluster: ClusterFacts, report: Report) -> str:
             for row in different
             for place, (value, names, is_odd) in enumerate(row.values)
         ]
-        lines += ["", "Different (! marks the odd ones):", *(f"  {line}" for line in table(cells))]
+        lines += ["", "Different (! marks the odd ones):", *_shown(cells)]
     if same:
         title = "The same everywhere:" if num_hosts > 1 else "Found:"
-        lines += ["", title, *(f"  {line}" for line in table(same))]
-    return "".join(f"{cleaned(line)}\n" for line in lines)
+        lines += ["", title, *_shown(same)]
+    return screen_text(lines)
+
+
+def _shown(rows: Sequence[Sequence[str]]) -> list[str]:
+    columns = terminal_columns()
+    return [f"  {line}" for line in table(rows, columns=columns and columns - 2)]
 
 
 def as_dict(cluster: ClusterFacts, report: Report) -> dict[str, Any]:

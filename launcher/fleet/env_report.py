@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..node.inspection import answer, ask
-from ..output.table import table
+from ..output.table import table, terminal_columns
 
 TORCH_TIMEOUT_S = 120.0
 KERNELS_TIMEOUT_S = 60.0
@@ -106,7 +106,7 @@ def as_text(found: dict[str, Any]) -> str:
         *_kernel_rows(found),
         *_disk_rows(found),
     ]
-    return "".join(f"{line}\n" for line in table(rows))
+    return "".join(f"{line}\n" for line in table(rows, columns=terminal_columns()))
 
 
 def _torch_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..output.table import table
-from ..wording import cleaned, shown_ms, shown_size
+from ..output.table import screen_text, table, terminal_columns
+from ..wording import shown_ms, shown_size
 from .check_facts import clean
 from .check_findings import Finding
 
@@ -202,13 +202,17 @@ def _fault(hosts: tuple[str, ...], text: str) -> Finding:
 def network_as_text(network: Network) -> str:
     """For people: what was measured, then what is wrong."""
     lines = ["", f"Network, with one rank on each host ({network.backend}):"]
+    columns = terminal_columns()
+    columns = columns and columns - 2
     collectives = [
         (one.name, shown_size(one.num_bytes), shown_ms(one.seconds), _shown_speed(one.bytes_per_s))
         for one in network.collectives
     ]
     if collectives:
         head = ("collective", "size", "time", "on each link")
-        lines += [f"  {line}" for line in table(collectives, head=head, numbers=(1, 2, 3))] + [""]
+        lines += [
+            f"  {line}" for line in table(collectives, head=head, numbers=(1, 2, 3), columns=columns)
+        ] + [""]
     shown = sorted(network.pairs, key=lambda pair: pair.slowest)[:MAX_PAIRS_SHOWN]
     if len(shown) == len(network.pairs):
         shown = list(network.pairs)
@@ -222,14 +226,14 @@ def network_as_text(network: Network) -> str:
     ]
     if pairs:
         head = ("hosts", "latency", "there", "back")
-        lines += [f"  {line}" for line in table(pairs, head=head, numbers=(1, 2, 3))]
+        lines += [f"  {line}" for line in table(pairs, head=head, numbers=(1, 2, 3), columns=columns)]
     faults = faults_of(network)
     verdict = "No link and no host is slow."
     if len(network.pairs) < 3:
         verdict = "There is no other link to compare with: judge the figures yourself."
     lines += ["", "Problems of the network:" if faults else verdict]
     lines += [f"  {' and '.join(one.hosts) or 'all'}: {one.text}" for one in faults]
-    return "".join(f"{cleaned(line)}\n" for line in lines)
+    return screen_text(lines)
 
 
 def network_as_dict(network: Network) -> dict[str, Any]:

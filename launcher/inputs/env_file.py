@@ -192,6 +192,11 @@ def _read(path: Path) -> bytes | None:
     try:
         return read_named(path)
     except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise LaunchError(
+                f"{path}: this environment file is a link to {os.readlink(path)}, which is not there; repair "
+                "the link, or remove it"
+            ) from None
         return None
     except OSError as error:
         raise LaunchError(

@@ -14,12 +14,14 @@ from .host_range import RangeMistake, expand
 KEYS = ("slots", "devices", "port", "user", "python", "cwd")  # and env
 MAX_SLOTS = 4096  # far above any machine; a larger number is a slip that would start that many processes
 MAX_PORT = 65535
+MAX_NAME_LENGTH = 253  # of DNS
+MAX_LABEL_LENGTH = 63  # of what stands between two dots of a name, for DNS
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _USER = re.compile(
     r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*"
 )  # '@' and '\' occur in names from a directory service
-_USER_RULE = "is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
+USER_RULE = "is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
 _BRACES = re.compile(r"\{.*\}")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 _DEVICE = re.compile(r"[0-9]+|GPU-[0-9A-Za-z-]+|MIG-[0-9A-Za-z/-]+")
@@ -98,11 +100,38 @@ def hosts_named(
     )
 
 
+def is_user(text: str) -> bool:
+    """Whether `text` can be the name of a user: ssh takes no part of it for an option or a host."""
+    return _USER.fullmatch(text) is not None
+
+
+def why_no_name(text: str) -> str:
+    """Why `text` cannot be the name of a host or an IPv4 address; empty if it can."""
+    problem = _name_problem(text)
+    return "" if problem is None else problem[0]
+
+
 def host_key(name: str) -> str:
     """What two spellings of one host's name share: names are compared without case,
     IPv6 addresses by value.
     """
     return str(IPv6Address(name)) if is_ipv6(name) else name.lower()
+
+
+def spelled(name: str) -> str:
+    """What two lines for one host share: an IPv6 address by its value, any other name as it is written,
+    for names that differ in case are two hosts, as with DeepSpeed.
+    """
+    return host_key(name) if is_ipv6(name) else name
+
+
+def slots_of_both(first: Host, second: Host) -> Pairs:
+    """What one line would say for two lines of a host."""
+    if first.devices is not None and second.devices is not None:
+        return (("devices", ",".join(dict.fromkeys(first.devices + second.devices))),)
+    if first.slots is None or second.slots is None:
+        return (("slots", "auto"),)
+    return (("slots", str(min(first.slots + second.slots, MAX_SLOTS))),)
 
 
 def is_ipv6(text: str) -> bool:
@@ -145,7 +174,7 @@ def _parse_target(target: str, place: Place) -> tuple[str | None, tuple[str, ...
     user, at, name = target.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise place.refusal(
-            f"a user, before the last '@', {_USER_RULE}",
+            f"a user, before the last '@', {USER_RULE}",
             example=(("slots", "8"),),
             key="name",
             name="ada@worker-1",
@@ -176,13 +205,18 @@ def _name_problem(name: str) -> tuple[str, str] | None:
         before = name.partition(":")[0]
         why = "':' may stand only in an IPv6 address; slots are given as slots=N, an ssh port as port=N"
         return why, before if _NAME.fullmatch(before) else "[fd00::7]"
+    if len(name) > MAX_NAME_LENGTH:
+        return (
+            f"a host's name has {MAX_NAME_LENGTH} characters at most, and this one has {len(name)}",
+            "worker-1",
+        )
     if not _NAME.fullmatch(name):
         return "a host's name is made of letters, digits and .-_ and begins with none of .-", "worker-1"
     if "." in name and name.replace(".", "").isdigit():
         try:
             IPv4Address(name)
         except ValueError:
-            return "an IPv4 address has four numbers from 0 to 255", "10.0.0.7"
+            return "an IPv4 address has four numbers from 0 to 255, without zeros in front", "10.0.0.7"
     return None
 
 
@@ -239,7 +273,7 @@ def _parse_user(values: Mapping[str, str], user: str | None, place: Place) -> st
         return user
     example = (("slots", "8"), ("user", user or "ada"))
     if not _USER.fullmatch(given):
-        raise place.refusal(f"user {_USER_RULE}", example=example, key="user")
+        raise place.refusal(f"user {USER_RULE}", example=example, key="user")
     if user not in (None, given):
         raise place.refusal(
             f"the user is {user!r} before the name and {given!r} here; give one of them",

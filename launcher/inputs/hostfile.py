@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from .env_file import EnvEntry, value_parts
-from .host import KEYS, Host, Pairs, host_key, hosts_named, is_ipv6, unknown_key
+from .host import KEYS, Host, Pairs, host_key, hosts_named, is_ipv6, slots_of_both, spelled, unknown_key
 from .named_file import read_named
 
 __all__ = ["Host", "host_key", "is_ipv6", "parse_hostfile", "read_hostfile"]
@@ -73,7 +73,7 @@ def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: No
     if path.suffix.lower() in YAML_SUFFIXES:
         from .hostfile_yaml import parse_yaml_hostfile  # here: most hostfiles do without PyYAML (15 ms)
 
-        return parse_yaml_hostfile(text, source=str(path))
+        return parse_yaml_hostfile(text, source=str(path), warn=warn)
     return parse_hostfile(text, source=str(path), warn=warn)
 
 
@@ -89,24 +89,31 @@ def parse_hostfile(
     Source: DeepSpeed 0.19.8 launcher/runner.py, `_parse_hostfile`. Not `slots=2x`, which it reads as 2.
     """
     hosts: list[Host] = []
-    line_of: dict[str, int] = {}  # names that differ in case are two, as for DeepSpeed
+    line_of: dict[str, tuple[int, Host]] = {}  # names that differ in case are two, as for DeepSpeed
+    num_lines = 0
     for number, raw in enumerate(text.split("\n"), start=1):
         line = _Line(source=source, number=number, text=raw.strip())
         words = _split(raw, line)
         if not words:
             continue
+        num_lines += 1
         line = line._replace(target=words[0])
-        found = _parse_line(line, _without_comment(words[1:]), warn)
+        found = _parse_line(line, _without_comment(words[1:], line, warn), warn)
         for host in found:
-            first = line_of.get(_spelled(host.name))
+            first = line_of.get(spelled(host.name))
             if first is not None:
                 raise line.refusal(
-                    f"host {host.name!r} is on line {first} already, and a host has one "
-                    "line for all its slots",
-                    example=(("slots", str(host.slots or "auto")),),
+                    f"host {host.name!r} is on line {first[0]} already, and a host has one "
+                    "line for all its slots; leave one of them out",
+                    example=slots_of_both(first[1], host),
+                    name=_target_of(host, has_user="@" in line.target),
                 )
-        line_of.update((_spelled(host.name), number) for host in found)
+        line_of.update((spelled(host.name), (number, host)) for host in found)
         hosts += found
+    if not hosts and num_lines:
+        raise LaunchError(
+            f"{source}: every host in it has slots=0, so none can take part; write e.g. slots=8 for one"
+        )
     if not hosts:
         raise LaunchError(
             f"{source}: no host in it, only blank lines and comments; "
@@ -136,14 +143,19 @@ def _split(raw: str, line: _Line) -> list[str]:
         end = match.end()
 
 
-def _spelled(name: str) -> str:
-    """An IPv6 address by its value, any other name as it is written."""
-    return host_key(name) if is_ipv6(name) else name
+def _target_of(host: Host, *, has_user: bool) -> str:
+    name = f"[{host.name}]" if is_ipv6(host.name) else host.name
+    return f"{host.user}@{name}" if has_user else name
 
 
-def _without_comment(options: list[str]) -> list[str]:
+def _without_comment(options: list[str], line: _Line, warn: Callable[[str], object]) -> list[str]:
     """`slots=2#comment` as DeepSpeed reads it."""
-    if options and (match := re.fullmatch(r"(slots=[0-9]+)#.*", options[0])):
+    if options and (match := re.fullmatch(r"(slots=[0-9]+)(#.*)", options[0])):
+        comment = " ".join([match[2], *options[1:]])
+        warn(
+            f"{line.where}: {comment[:_SHOWN_LENGTH]!r} is read as a comment, as with DeepSpeed; write a "
+            "space before '#'"
+        )
         return [match[1]]
     return options
 
@@ -161,7 +173,8 @@ def _parse_line(line: _Line, options: list[str], warn: Callable[[str], object]) 
     is_as_deepspeed = bool(options) and re.fullmatch(r"slots=[0-9]+", options[0]) is not None
     unread = [one for one in options if not _is_ours(one)] if is_as_deepspeed else []
     if unread and len(unread) == len(options) - 1:  # with keys that only we have, the line was written for us
-        warn(f"{line.where}: {' '.join(unread)!r} has no effect, as with DeepSpeed; leave it out")
+        why = "has no effect, as with DeepSpeed; leave it out"
+        warn(f"{line.where}: {' '.join(unread)!r} {why}{_keys(unread)}")
         options = options[:1]
     if is_as_deepspeed and not int(options[0].partition("=")[2][:9]):
         warn(f"{line.where}: {line.target} has slots=0 and takes no part")
@@ -182,13 +195,20 @@ def _parse_line(line: _Line, options: list[str], warn: Callable[[str], object]) 
     return hosts_named(line.target, values, tuple(env), place=line)
 
 
+def _keys(unread: list[str]) -> str:
+    """What else could stand there, unless that is what Open MPI's hostfiles have."""
+    if all(one.startswith(("max_slots", "max-slots")) for one in unread):
+        return ""
+    return f", or write a key that has one: {', '.join(KEYS)}, env.NAME"
+
+
 def _is_ours(option: str) -> bool:
     """Whether it is a key that has a meaning here, or perhaps a slip of one, which is then refused."""
     key, equals, _ = option.partition("=")
-    if not equals or key in ("max_slots", "max-slots"):  # the latter are Open MPI's
-        return False
     if key in KEYS or key.startswith("env."):
         return True
+    if not equals or key in ("max_slots", "max-slots"):  # the latter are Open MPI's
+        return False
     import difflib  # here: it takes 1 ms
 
     return bool(difflib.get_close_matches(key.lower(), KEYS, n=1))

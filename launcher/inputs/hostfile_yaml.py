@@ -16,11 +16,12 @@ hosts:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import LaunchError
 from .env_file import EnvEntry, raw_parts
-from .host import KEYS, Host, Pairs, host_key, hosts_named, unknown_key
+from .host import KEYS, Host, Pairs, hosts_named, slots_of_both, spelled, unknown_key
 from .yaml_file import Node, parse_yaml, shown
 
 EXAMPLE = "hosts: [{name: worker-1, slots: 8}]"
@@ -53,8 +54,10 @@ class _Item:
         return LaunchError(f"{self.where}{place}:{value} {why}; write e.g. {head!r}")
 
 
-def parse_yaml_hostfile(text: str, *, source: str) -> tuple[Host, ...]:
-    """The hosts that a YAML hostfile names, in its order.
+def parse_yaml_hostfile(
+    text: str, *, source: str, warn: Callable[[str], object] = lambda text: None
+) -> tuple[Host, ...]:
+    """The hosts that a YAML hostfile names, in its order. `warn` is told of hosts with slots: 0.
 
     Errors: LaunchError with `source` and the place, as in `hosts.yaml: hosts[2].slots: 'x': ...`.
     """
@@ -65,19 +68,27 @@ def parse_yaml_hostfile(text: str, *, source: str) -> tuple[Host, ...]:
             f"{source}: {found} at the top; allowed is one key, 'hosts'; write e.g. {EXAMPLE!r}"
         )
     hosts: list[Host] = []
-    path_of: dict[str, str] = {}  # by host_key()
-    for item in _items(document["hosts"], source):
+    path_of: dict[str, tuple[str, Host]] = {}
+    items = _items(document["hosts"], source)
+    for item in items:
+        slots = item.said.get("slots")
+        if isinstance(slots, str) and re.fullmatch("0+", slots):
+            warn(f"{item.where}: {item.target} has slots=0 and takes no part")
+            continue
         found_here = _parse_item(item)
         for host in found_here:
-            first = path_of.get(host_key(host.name))
+            first = path_of.get(spelled(host.name))
             if first is not None:
                 raise item.refusal(
-                    f"host {host.name!r} is named by {first} already (upper and lower "
-                    "case are the same name)",
-                    example=(("slots", str(host.slots or "auto")),),
+                    f"host {host.name!r} is named by {first[0]} already; leave one of them out",
+                    example=slots_of_both(first[1], host),
                 )
-        path_of.update((host_key(host.name), item.path) for host in found_here)
+        path_of.update((spelled(host.name), (item.path, host)) for host in found_here)
         hosts += found_here
+    if items and not hosts:
+        raise LaunchError(
+            f"{source}: every host in it has slots=0, so none can take part; write e.g. slots: 8 for one"
+        )
     if not hosts:
         raise LaunchError(f"{source}: no host in it; write e.g. {EXAMPLE!r}")
     return tuple(hosts)

@@ -39,6 +39,7 @@ class ProfileWords(NamedTuple):
 
     options: tuple[str, ...]
     script: tuple[str, ...]
+    replaced: frozenset[str] = frozenset()  # options of the file that were typed too, by parameter name
 
 
 def read_profile(path: Path, options: Mapping[str, click.Option], *, typed: frozenset[str]) -> ProfileWords:
@@ -74,6 +75,7 @@ def parse_profile(
     if not isinstance(document, dict):
         raise LaunchError(f"{source}: not a mapping of options to values; write e.g. {EXAMPLE!r}")
     words: list[str] = []
+    replaced: set[str] = set()
     key_of: dict[str | None, str] = {}  # by parameter name
     for key, value in document.items():
         if key in ("script", "args"):
@@ -85,9 +87,11 @@ def parse_profile(
         if option.name in key_of:
             raise LaunchError(f"{source}: {key} and {key_of[option.name]} are one option; give one of them")
         key_of[option.name] = key
-        if option.name not in typed:
+        if option.name in typed:
+            replaced.add(option.name or "")
+        else:
             words += _words(name, value, option, where=f"{source}: {key}")
-    return ProfileWords(options=tuple(words), script=_script(document, source))
+    return ProfileWords(options=tuple(words), script=_script(document, source), replaced=frozenset(replaced))
 
 
 def _words(name: str, value: Node, option: click.Option, *, where: str) -> list[str]:

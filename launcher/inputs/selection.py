@@ -23,6 +23,8 @@ from .host_range import RangeMistake, expand
 
 _SLOTS = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?")
 _NO_DEVICE = ("", "-1", "NoDevFiles")  # what people, CUDA and Slurm write to hide every device
+_AT = "'@' stands between two hosts"
+_BETWEEN = re.compile(r"[,;|/\s]+")  # what people write between hosts that are to be joined by '@'
 _HOSTS_LISTED = 10
 
 
@@ -140,10 +142,6 @@ def _check_combination(*, include: str, exclude: str, num_nodes: int, num_gpus: 
             "give --include with what takes part, or --exclude with what does not"
         )
     for option, number in (("--num_nodes", num_nodes), ("--num_gpus", num_gpus)):
-        if number < -1:
-            raise LaunchError(
-                f"{option} {number}: a whole number is allowed, 0 for no limit; write e.g. {option} 2"
-            )
         if number >= 0 and (include or exclude):
             other = f"--include {include!r}" if include else f"--exclude {exclude!r}"
             raise LaunchError(
@@ -226,6 +224,8 @@ def _parse_item(item: str, text: str, host_of: dict[str, Host], *, option: str) 
             why, example = "an IPv6 address stands in brackets here", f"{option} [{item}]"
         else:
             why = "allowed is a host, or a host, one ':' and its slots"
+            if "," in item:
+                why += f", and {_AT}"
         raise LaunchError(f"{option} {item!r}: {why}; write e.g. {example}")
     name, slots = match[1].strip(), match[2]
     found = []
@@ -253,9 +253,10 @@ def _parse_slots(piece: str, item: _Item) -> list[str]:
     head = f"{item.option} {item.text!r}: "
     match = _SLOTS.fullmatch(piece)
     if match is None and device_id(piece) is None:
+        next_host = f", and {_AT}" if item.slots != piece and piece[:1].isalpha() else ""
         raise LaunchError(
             f"{head}{piece!r} is not a slot; allowed are numbers and ranges joined by commas, "
-            f"or {name!r} alone for all its slots; write e.g. {item.option} {name}:{ids[0]}"
+            f"or {name!r} alone for all its slots{next_host}; write e.g. {item.option} {name}:{ids[0]}"
         )
     first, last = (_index(digits) for digits in (match[1], match[2] or match[1])) if match else (0, 0)
     span = range(first, last + 1) if first <= last else ()
@@ -281,6 +282,12 @@ def _index(digits: str) -> int:
 
 
 def _unknown_host(name: str, item: str, hosts: Sequence[Host], *, option: str) -> LaunchError:
+    words = [one for one in _BETWEEN.split(name) if one]
+    if len(words) > 1:
+        return LaunchError(
+            f"{option} {item!r}: {_AT}, and ',' between the slots of one; write e.g. "
+            f"{option} '{'@'.join(words)}'"
+        )
     import difflib  # here: it takes 1 ms
 
     near = difflib.get_close_matches(host_key(name), [host_key(host.name) for host in hosts], n=1)

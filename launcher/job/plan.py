@@ -182,6 +182,16 @@ def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:
     return entries + host.env
 
 
+def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
+    """What files say of variables that every rank gets from us: it has no effect.
+
+    CUDA_VISIBLE_DEVICES is not among them, because a host without GPUs keeps it.
+    """
+    ours = {"MASTER_ADDR", "MASTER_PORT", *(name for name, _ in plan.nodes[0].ranks[0].env)}
+    entries = (*plan.environment, *(entry for node in plan.nodes for entry in node.host.env))
+    return tuple(dict.fromkeys(entry for entry in entries if entry.name in ours))
+
+
 def _plan_rank(rank: int, local_rank: int, node_env: Mapping[str, str | int], program: Program) -> RankPlan:
     env: dict[str, str | int] = {"RANK": rank, "LOCAL_RANK": local_rank, "ROLE_RANK": rank, **node_env}
     option = (f"--local_rank={local_rank}",) if program.takes_local_rank else ()
@@ -212,6 +222,7 @@ def job_of(plan: Plan, node: NodePlan) -> NodeJob:
         script=program.script,
         module=program.head[-1] if program.python and program.script is None else None,
         num_head=len(program.head),
+        adds_local_rank=program.takes_local_rank,
         preload=list(plan.preload),
         has_timings=plan.has_timings,
         venv_script=plan.venv_script,

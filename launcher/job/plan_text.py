@@ -9,7 +9,7 @@ from ..inputs.env_file import EnvEntry, is_secret
 from ..node.core_binding import format_ranges
 from ..wording import count
 from .master_address import LOOPBACK
-from .plan import Plan, python_of
+from .plan import Plan, overruled, python_of
 
 
 def describe(
@@ -25,6 +25,7 @@ def describe(
 
     `gateways`: the names of the hosts through which others are reached, by the node_rank of these.
     """
+    unused = frozenset(overruled(plan))
     is_alone = len(plan.nodes) == 1
     address = plan.master.address or (LOOPBACK if is_alone else "node 0's address as the others reach it")
     or_next = "" if plan.master.is_port_fixed else " or another that is free"
@@ -37,7 +38,7 @@ def describe(
         lines.append(f"each rank is bound to its share of its host's cores: {cores}")
     if plan.venv_script:
         lines.append(f"first, on every host: source {shlex.quote(plan.venv_script)}")
-    lines += [f"environment: {_shown(entry)}" for entry in plan.environment]
+    lines += [f"environment: {_shown(entry, unused)}" for entry in plan.environment]
     for node in plan.nodes:
         way = how or ("here, without ssh" if node.is_local else remotely)
         if gateways and node.node_rank in gateways:
@@ -46,7 +47,7 @@ def describe(
         lines.append(
             f"host {node.host.name} (node {node.node_rank}, {way}), devices {','.join(node.devices)}{folder}"
         )
-        lines += [f"  environment: {_shown(entry)}" for entry in node.host.env]
+        lines += [f"  environment: {_shown(entry, unused)}" for entry in node.host.env]
         python = python_of(plan, node.host)
         for rank in node.ranks:
             words = ([python] if python else []) + list(rank.arguments)
@@ -54,6 +55,7 @@ def describe(
     return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
 
 
-def _shown(entry: EnvEntry) -> str:
+def _shown(entry: EnvEntry, unused: frozenset[EnvEntry]) -> str:
     value = "".join(f"${{{part}}}" if place % 2 else part for place, part in enumerate(entry.value))
-    return f"{entry.name}={'***' if is_secret(entry.name) else value!r} (from {entry.source})"
+    why_not = ", not used: every rank gets its own" if entry in unused else ""
+    return f"{entry.name}={'***' if is_secret(entry.name) else value!r} (from {entry.source}{why_not})"

@@ -304,9 +304,21 @@ class Agent:
             self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
         self._workers.begin(self._starter.milestones)
         for rank in self._job.ranks:
-            self._workers.add(self._starter.start(rank))
+            try:
+                self._workers.add(self._starter.start(rank))
+            except OSError as error:
+                self._give_up_start(rank.rank, error)
+                return
         self._starter.end()
         self._workers.watch_memory()
+
+    def _give_up_start(self, rank: int, error: OSError) -> None:
+        """A limit of this host was met in the middle: end those that were started."""
+        from .limits import why_not_started
+
+        why = why_not_started(f"rank {rank}", error) or f"cannot start rank {rank}: {error}"
+        self._uplink.send(Problem(why, 3))
+        self._stop(self._grace_s)
 
 
 def _machine() -> str:

@@ -28,8 +28,7 @@ def in_background(selector: Selector, work: Callable[[], Frame], finish: Callabl
         try:
             answers.append(work())
         except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
-            print_traceback()
-            answers.append(Problem(f"cannot prepare the job: {type(error).__name__}: {error}", 3))
+            answers.append(_problem_of(error))
         finally:
             os.close(done_write)
 
@@ -39,7 +38,20 @@ def in_background(selector: Selector, work: Callable[[], Frame], finish: Callabl
         finish(answers[0])
 
     selector.on_read(done_read, end)
-    start_new_thread(run, ())
+    try:
+        start_new_thread(run, ())
+    except RuntimeError as error:  # no more threads are allowed here
+        answers.append(_problem_of(error))
+        os.close(done_write)
+
+
+def _problem_of(error: Exception) -> Problem:
+    from .limits import why_not_started  # here: most agents need none
+
+    why = why_not_started("what prepares the job", error)
+    if not why:
+        print_traceback()
+    return Problem(why or f"cannot prepare the job: {type(error).__name__}: {error}", 3)
 
 
 def print_traceback() -> None:

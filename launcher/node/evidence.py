@@ -256,10 +256,19 @@ def is_in_kernel_log(log: str, pid: int, *, since_s: float) -> bool:
 
 
 def evidence_of(
-    status: int, *, facts: list[str], is_out_of_memory: bool, error_file: str | None, out: Tail, err: Tail
+    status: int,
+    *,
+    facts: list[str],
+    is_out_of_memory: bool,
+    error_file: str | None,
+    has_local_rank: bool = True,
+    out: Tail,
+    err: Tail,
 ) -> dict[str, Any]:
     """All that is known of a failed worker, by the names of RankFailure's fields,
     as it travels in an Exited frame.
+
+    `has_local_rank`: dslaunch added --local_rank=N to its arguments.
     """
     is_signaled = os.WIFSIGNALED(status)
     has_core = is_signaled and os.WCOREDUMP(status)
@@ -270,39 +279,23 @@ def evidence_of(
         facts = [*facts, *_shared_memory()]
     message, recorded = read_error_file(error_file) if error_file else ("", [])
     of_err, of_out = err.lines, out.lines
-    if any(_refuses_local_rank(line) for line in [*of_err[-NUM_LAST_LINES:], *of_out[-NUM_LAST_LINES:]]):
-        facts = [
-            *facts,
-            "the program does not know the argument --local_rank=N, which dslaunch adds as DeepSpeed "
-            "does; give dslaunch --no_local_rank, and let the program read the variable LOCAL_RANK "
-            "if it needs the number",
-        ]
+    traceback = recorded or last_traceback(of_err)
+    if has_local_rank and not is_signaled:
+        # An exception is what it failed of; what it wrote before that did not end it.
+        said = traceback or [*of_err[-NUM_LAST_LINES:], *of_out[-NUM_LAST_LINES:]]
+        from .refused_argument import why_refused  # here: most workers do not fail
+
+        why = why_refused(said)
+        facts = [*facts, why] if why else facts
     return {
         "core_dumped": has_core,
         "is_out_of_memory": is_out_of_memory,
         "evidence": facts,
         "message": message,
-        "traceback": recorded or last_traceback(of_err),
+        "traceback": traceback,
         "last_lines": (of_err or of_out)[-NUM_LAST_LINES:],
         "last_lines_of": "stderr" if of_err or not of_out else "stdout",
     }
-
-
-def _refuses_local_rank(line: str) -> bool:
-    """Whether a parser of arguments complains of it: argparse, getopt, click, absl, Go,
-    Rust and others in their words.
-    """
-    text = line.lower()
-    complaints = (
-        "unrecognized",
-        "unknown",
-        "no such option",
-        "invalid option",
-        "illegal option",
-        "unexpected",
-    )
-    is_meant = "local_rank" in text or "local-rank" in text
-    return is_meant and any(one in text for one in complaints)
 
 
 def size_of(num_bytes: int) -> str:

@@ -26,8 +26,12 @@ def main() -> None:
         os.setsid()
     become_subreaper()
     keeper = os.getpid()
-    folder = PrivateFolder()
-    child = os.fork()
+    try:
+        folder = PrivateFolder()
+        child = os.fork()
+    except OSError as error:
+        _say_why_not("the agent", error)
+        os._exit(1)
     if child == 0:
         status = 1
         try:
@@ -35,14 +39,29 @@ def main() -> None:
             die_with_parent(keeper, signal.SIGTERM)
             Agent(folder).run()
             status = 0
-        except BaseException:
-            print_traceback()  # reaches the launcher as the end of this host's stderr
+        except BaseException as error:
+            _say_why_not("the agent", error)
         finally:
             folder.remove()
             with suppress(OSError):
                 os.kill(keeper, signal.SIGCONT)  # in case it was stopped
             os._exit(status)
     _keep(child, folder)
+
+
+def _say_why_not(what: str, error: BaseException) -> None:
+    """It reaches the launcher as the end of this host's stderr: a limit in one line, else the traceback of
+    what is being handled.
+    """
+    why = ""
+    with suppress(OSError):  # a module of Python may be loaded, which takes a file
+        from .limits import why_not_started
+
+        why = why_not_started(what, error)
+    if why:
+        os.write(2, why.encode() + b"\n")
+    else:
+        print_traceback()
 
 
 def _keep(child: int, folder: PrivateFolder) -> None:

@@ -34,13 +34,22 @@ class PortListener:
     def accept(self) -> None:
         """Answer each connection. The other side closes it, or we do at the end."""
         with suppress(OSError):
-            connection = _socket.socket(fileno=self._server._accept()[0])  # type: ignore[attr-defined] # stubs
+            connection = self._next()
             connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _CLOSE_WITH_RESET)
             connection.setblocking(False)
             self._open.append(connection)
             connection.send(self._token)
         while len(self._open) > MAX_OPEN:
             self._open.pop(0).close()
+
+    def _next(self) -> _socket.socket:
+        """Errors: OSError; if no file is left for it, the oldest is closed, and it comes again."""
+        try:
+            return _socket.socket(fileno=self._server._accept()[0])  # type: ignore[attr-defined] # stubs
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._open:
+                self._open.pop(0).close()
+            raise
 
     def close(self) -> None:
         for one in (self._server, *self._open):

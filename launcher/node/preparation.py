@@ -58,7 +58,8 @@ class Prepared:
         self.cores: list[list[int]] = []  # by local rank; empty if no rank is bound
         if job.bind_cores is not None:
             self._bind(job.bind_cores, job.devices, has_gpus=num_devices > 0)
-        self._choose_devices(job.devices, num_devices)
+        is_chosen = any(entry[0] == "CUDA_VISIBLE_DEVICES" for entry in job.environment)
+        self._choose_devices(job.devices, num_devices, is_chosen=is_chosen)
         self._port_claim: PortClaim | None = None
         if job.master_port is not None:
             self._choose_port(job.master_port, is_fixed=job.is_port_fixed)
@@ -126,7 +127,8 @@ class Prepared:
             shares, why_not = [], str(error)
         return shares, f", wherever its GPU is ({why_not})" if why_not else " near its GPU"
 
-    def _choose_devices(self, devices: list[str], num_devices: int) -> None:
+    def _choose_devices(self, devices: list[str], num_devices: int, *, is_chosen: bool) -> None:
+        """`is_chosen`: an environment file or the hostfile says CUDA_VISIBLE_DEVICES too."""
         if not devices:  # no ranks that share the host, but one command that may see all of it
             return
         if num_devices:
@@ -137,7 +139,14 @@ class Prepared:
                     f"(0-{num_devices - 1}); correct slots= in the hostfile, or use --include",
                     exit_code=3,
                 )
-            self.env[b"CUDA_VISIBLE_DEVICES"] = ",".join(devices).encode()
+            chosen = ",".join(devices).encode()
+            if is_chosen and self.env.get(b"CUDA_VISIBLE_DEVICES") != chosen:
+                given = text_of(self.env.get(b"CUDA_VISIBLE_DEVICES", b""))
+                self.notes.append(
+                    f"CUDA_VISIBLE_DEVICES={given} of a file is not used: ranks get {text_of(chosen)} here; "
+                    "choose with --include, or with devices= in the hostfile"
+                )
+            self.env[b"CUDA_VISIBLE_DEVICES"] = chosen
             return
         named = [one for one in devices if not one.isdigit()]
         if named:
@@ -209,8 +218,23 @@ def _check_program(python: str | None, script: str | None) -> None:
             "python= in the hostfile",
             exit_code=3,
         )
-    if script is not None and not os.path.exists(bytes_of(script)):
-        raise Unprepared(f"no script {script} in {os.getcwd()}", exit_code=2)
+    why_not = "" if script is None else _why_no_script(script)
+    if why_not:
+        raise Unprepared(why_not, exit_code=2)
+
+
+def _why_no_script(script: str) -> str:
+    """Why Python cannot run it; empty if it can, as far as that can be told."""
+    path = bytes_of(script)
+    if not os.path.exists(path):
+        return f"no script {script} in {os.getcwd()}"
+    if os.path.isdir(path):
+        has_main = any(os.path.exists(os.path.join(path, name)) for name in (b"__main__.py", b"__main__.pyc"))
+        why = f"{script} is a folder without a __main__.py; give a script, or a package with --module"
+        return "" if has_main else why
+    if not os.access(path, os.R_OK, effective_ids=True):
+        return f"the script {script} may not be read by user {os.geteuid()} here; let it be read: chmod +r"
+    return ""
 
 
 def _inherited_environment() -> dict[bytes, bytes]:

@@ -13,6 +13,8 @@ from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .worker import Worker, spawn
 
+MANY_WORKERS = 64  # above which a host's limits are looked at before any is started
+
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from ..wire.job import NodeJob, RankJob
@@ -28,6 +30,7 @@ class Starter:
 
         Errors: Unprepared
         """
+        self._check_limits(job)
         self._job = job
         self._prepared = prepared
         self._folder = folder
@@ -43,6 +46,29 @@ class Starter:
             from .worker_hook import install_hook
 
             install_hook(self._hook)
+        # After the preloader was started, which is to have the limits of this host, as the workers are.
+        self._open_files = self._raise_open_files(len(job.ranks))
+
+    @staticmethod
+    def _check_limits(job: NodeJob) -> None:
+        """Errors: Unprepared if this host's limits do not allow so many workers."""
+        num_workers = len(job.ranks)
+        if _is_surely_allowed(num_workers):
+            return
+        from .limits import why_too_many
+
+        # Workers that a preloader forks share most of its memory.
+        why = why_too_many(num_workers, is_python=job.python is not None and not job.preload)
+        if why:
+            raise Unprepared(why, exit_code=3)
+
+    @staticmethod
+    def _raise_open_files(num_workers: int) -> tuple[int, int] | None:
+        if _is_surely_allowed(num_workers):
+            return None
+        from .limits import raise_open_files
+
+        return raise_open_files(num_workers)
 
     def start(self, rank: RankJob) -> Worker:
         """One rank."""
@@ -61,6 +87,7 @@ class Starter:
             rank, env, stdin=self._stdin if has_stdin else None
         )
         worker.is_prompting = has_stdin and os.isatty(self._stdin or 0)
+        worker.has_local_rank = self._job.adds_local_rank
         worker.error_file, worker.stacks_file = error_file, stacks_file
         return worker
 
@@ -130,6 +157,7 @@ class Starter:
             is_verbatim=self._job.is_verbatim,
             cores=self._cores(env),
             stdin=stdin,
+            open_files=self._open_files,
         )
 
     def _argv(self, rank: RankJob) -> list[bytes]:
@@ -138,6 +166,12 @@ class Starter:
 
     def _cores(self, env: dict[bytes, bytes]) -> list[int] | None:
         return self._prepared.cores[int(env[b"LOCAL_RANK"])] if self._prepared.cores else None
+
+
+def _is_surely_allowed(num_workers: int) -> bool:
+    """Few workers, and far more open files than they take: nothing is to be looked at, as for most jobs."""
+    most = os.sysconf("SC_OPEN_MAX")
+    return num_workers <= MANY_WORKERS and (most < 0 or most >= 4 * MANY_WORKERS)
 
 
 def _stdin_of_launcher() -> int | None:

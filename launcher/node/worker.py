@@ -93,6 +93,7 @@ class Worker:
         self.is_prompting = (
             False  # it reads a terminal, so it may wait for an answer to a line that does not end
         )
+        self.has_local_rank = False  # as its first argument, from dslaunch
         self.error_file: str | None = None  # where torch's @record writes
         self.stacks_file: str | None = None  # where its Python writes its stacks when asked
         self.is_out_of_memory = False
@@ -124,12 +125,15 @@ def spawn(
     cores: Iterable[int] | None = None,
     is_verbatim: bool = False,
     stdin: int | None = None,
+    open_files: tuple[int, int] | None = None,
 ) -> Worker:
     """Start one rank in a session of its own, in the present folder, on these CPUs.
 
     It dies when this process dies.
 
-    `stdin` is a descriptor to read from; None means that there is nothing to read.
+    `stdin` is a descriptor to read from; None means that there is nothing to read. `open_files` are limits
+    for it, where this process has others.
+    Errors: OSError if a limit of this host allows no more processes or files.
     A program that cannot be executed is a worker that wrote why to stderr and exited 127.
     """
     parent = os.getpid()
@@ -140,7 +144,15 @@ def spawn(
         try:
             pid = os.fork()
             if pid == 0:
-                _become(argv, env, parent=parent, fds=(stdin, out, err), mask=mask, cores=cores)
+                _become(
+                    argv,
+                    env,
+                    parent=parent,
+                    fds=(stdin, out, err),
+                    mask=mask,
+                    cores=cores,
+                    open_files=open_files,
+                )
             return pid
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -154,7 +166,12 @@ def start_worker(rank: int, start: Callable[[int, int], int], *, is_verbatim: bo
     Errors: what `start` raises; no pipe is left then
     """
     out_read, out_write = os.pipe()
-    err_read, err_write = os.pipe()
+    try:
+        err_read, err_write = os.pipe()
+    except OSError:
+        os.close(out_read)
+        os.close(out_write)
+        raise
     try:
         pid = start(out_write, err_write)
     except BaseException:
@@ -174,6 +191,8 @@ def _why_not_run(number: int | None, argv: list[bytes], env: dict[bytes, bytes])
     """What goes behind the kernel's word for it: the cause, or what to do. Empty where that word says all."""
     if number == errno.E2BIG:
         return f": {_largest(argv, env)}"
+    if number == errno.EACCES and os.path.isdir(argv[0]):
+        return ": it is a folder; give the program in it"
     is_file = b"/" in argv[0] and os.path.isfile(argv[0])
     if number == errno.EACCES and is_file:
         return ": it is not executable there; write chmod +x, or start a Python script without --no_python"
@@ -215,6 +234,7 @@ def _become(
     fds: tuple[int | None, int, int],
     mask: Iterable[int],
     cores: Iterable[int] | None,
+    open_files: tuple[int, int] | None,
 ) -> None:
     """In the child: turn into the program. Never returns."""
     try:
@@ -230,6 +250,10 @@ def _become(
         os.dup2(err, 2)
         if cores is not None:
             os.sched_setaffinity(0, cores)
+        if open_files is not None:
+            from .limits import restore_open_files  # here: few hosts have raised them, and loaded it then
+
+            restore_open_files(open_files)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(argv[0], argv, env)
     except OSError as error:

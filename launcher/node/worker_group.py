@@ -163,6 +163,7 @@ def _exited(worker: Worker, status: int) -> Exited:
             facts=worker.facts,
             is_out_of_memory=worker.is_out_of_memory,
             error_file=worker.error_file,
+            has_local_rank=worker.has_local_rank,
             out=out,
             err=err,
         )

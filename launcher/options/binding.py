@@ -10,6 +10,8 @@ import click
 from ..errors import LaunchError
 from ..node.core_binding import parse_ranges
 
+MAX_DIGITS = 5  # Linux has fewer than 10,000 cores
+
 
 class BindingOptions(NamedTuple):
     """`cores` is None without binding, empty for all cores that the host allows."""
@@ -21,8 +23,12 @@ def _cores(context: click.Context, parameter: click.Parameter, value: str | None
     """Source: DeepSpeed 0.19.8 utils/numa.py, `parse_range_list`: ascending, nothing twice."""
     if value is None:
         return None
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value):
-        raise click.BadParameter(f"{value!r} is not a list of cores; write e.g. 0,2-4")
+    number = f"[0-9]{{1,{MAX_DIGITS}}}"  # a range of more would not fit into memory
+    if not re.fullmatch(f"{number}(-{number})?(,{number}(-{number})?)*", value):
+        raise click.BadParameter(
+            f"{value[:80]!r} is not a list of cores, which are numbers of at most {MAX_DIGITS} digits; write "
+            "e.g. 0,2-4"
+        )
     items = value.split(",")
     bounds = [int(one) for item in items for one in (item.split("-") * 2)[:2]]
     is_ascending = all(low < high for low, high in zip(bounds[1::2], bounds[2::2], strict=False))

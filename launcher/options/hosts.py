@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from .seconds import seconds
+from .number import PORT, Seconds, Whole
+from .text import user
 
 
 class SshOptions(NamedTuple):
@@ -34,16 +35,18 @@ class SshOptions(NamedTuple):
         return tuple(name for name, value in values.items() if value is not None)
 
 
+NUM_NODES = Whole(0, absent=-1, meaning=" (0: no limit)")
+NODE_LIMIT = Whole(1, absent=-1)  # the smallest or largest number of hosts of a job
 NODE_RANGE = f"{__name__}.node_range"  # where a context keeps the MIN:MAX of --num_nodes
 
 
 def _num_nodes(context: click.Context, parameter: click.Parameter, value: str) -> int:
     words = value.split(":")
-    if len(words) > 2 or not all(re.fullmatch(r"-?[0-9]+", word) for word in words):
+    if len(words) > 2 or not all(re.fullmatch(r"\s*-?[0-9]+\s*", word) for word in words):
         raise click.BadParameter(f"{value!r} is neither a number nor MIN:MAX; write e.g. 4 or 2:4")
-    numbers = [int(word) for word in words]
-    if len(numbers) == 1:
-        return numbers[0]
+    if len(words) == 1:
+        return NUM_NODES.convert(value, parameter, context)
+    numbers = [NODE_LIMIT.convert(word, parameter, context) for word in words]
     if all(one.name != "min_nodes" for one in context.command.params):
         raise click.BadParameter(
             f"{value!r}: only a job has a smallest number of hosts; write e.g. {numbers[1]}"
@@ -71,16 +74,13 @@ CHOICE_OPTIONS: tuple[click.Option, ...] = (
     ),
 )
 SSH_OPTIONS: tuple[click.Option, ...] = (
-    click.Option(
-        ["--ssh_port"], type=click.IntRange(1, 65535), metavar="PORT", help="SSH port of every host."
-    ),
-    click.Option(["--ssh_user"], metavar="NAME", help="User to log in as."),
+    click.Option(["--ssh_port"], type=PORT, metavar="PORT", help="SSH port of every host."),
+    click.Option(["--ssh_user"], callback=user, metavar="NAME", help="User to log in as."),
     click.Option(["--ssh_identity"], metavar="FILE", help="Private key to log in with."),
     click.Option(["--ssh_config"], metavar="FILE", help="SSH configuration to use instead of ~/.ssh/config."),
     click.Option(
         ["--connect_timeout"],
-        type=float,
-        callback=seconds,
+        type=Seconds(),
         metavar="S",
         help="Seconds to wait for a host to answer.  [default: as ~/.ssh/config says, else 10]",
     ),

@@ -99,8 +99,8 @@ def read(given: dict[str, Any]) -> LogOptions:
     """
     each_rank_dir = given["enable_each_rank_log"]
     logs = LogOptions(
-        log_dir=given["log_dir"] or None,
-        each_rank_dir=None if each_rank_dir in ("", "None") else each_rank_dir,
+        log_dir=given["log_dir"],
+        each_rank_dir=None if each_rank_dir == "None" else each_rank_dir,
         ranks=None if given["tee"] is None else parse_ranks(given["tee"]),
         prefix=given["prefix"],
         has_timestamps=given["timestamps"],

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from .number import Seconds, Whole
+
 
 class ProcessOptions(NamedTuple):
     """How the processes of a job are found and looked at from outside."""
@@ -24,7 +26,7 @@ OPTIONS: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--stack_on_hang"],
-        type=click.FloatRange(min=0, max=float("inf"), max_open=True),
+        type=Seconds(),
         metavar="S",
         help=(
             "If no rank writes anything for S seconds, print the Python stacks of all, and go on. 0: only "
@@ -33,7 +35,7 @@ OPTIONS: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--stdin"],
-        type=click.IntRange(min=0),
+        type=Whole(),
         metavar="RANK",
         help=(
             "Let this rank, which must run on this machine, read what dslaunch reads: for a debugger, or a "

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import click
 
 from ..errors import LaunchError
+from .number import MOST, Seconds, Whole
+from .text import job_id
 
 TIMEOUT_S = 300.0
 
@@ -35,7 +37,7 @@ OPTIONS: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--node_rank"],
-        type=int,
+        type=Whole(absent=-1),
         metavar="N",
         help=(
             "With --no_ssh: which of the chosen hosts this is, from 0.  [default: as Slurm, Kubernetes or "
@@ -44,18 +46,19 @@ OPTIONS: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--coordinator_port"],
-        type=click.IntRange(0, 65535),
+        type=Whole(0, 65535),
         metavar="PORT",
         help="With --no_ssh: port on node 0 for news of failures; 0: none.  [default: master port + 1]",
     ),
     click.Option(
         ["--rendezvous_timeout"],
-        type=click.FloatRange(min=1, max=1e9),
+        type=Seconds(1, MOST),
         metavar="S",
         help="With --no_ssh: seconds to wait for all nodes.  [default: 300]",
     ),
     click.Option(
         ["--job_id"],
+        callback=job_id,
         metavar="NAME",
         help="With --no_ssh: a name for the job, so that nodes of another job are kept out.",
     ),
@@ -68,11 +71,9 @@ def read(given: dict[str, Any]) -> RendezvousOptions:
 
     A node rank of -1 means not given.
 
-    Errors: LaunchError for an option that has a meaning with --no_ssh only, and for a negative node rank.
+    Errors: LaunchError for an option that has a meaning with --no_ssh only.
     """
     node_rank = None if given["node_rank"] == -1 else given["node_rank"]
-    if node_rank is not None and node_rank < 0:
-        raise LaunchError(f"--node_rank={node_rank} is not a node; nodes count from 0")
     for name in _ONLY_WITHOUT_SSH:
         is_given = node_rank is not None if name == "node_rank" else given[name] is not None
         if is_given and not given["no_ssh"]:
@@ -86,5 +87,5 @@ def read(given: dict[str, Any]) -> RendezvousOptions:
         node_rank=node_rank,
         coordinator_port=given["coordinator_port"],
         timeout_s=TIMEOUT_S if given["rendezvous_timeout"] is None else given["rendezvous_timeout"],
-        job_id=given["job_id"] or None,
+        job_id=given["job_id"],
     )

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import click
 
 from ..errors import LaunchError
+from .hosts import NODE_LIMIT
+from .number import Seconds, Whole
 
 ELASTIC_RESTARTS = 100  # what --elastic_training alone means
 
@@ -31,13 +33,13 @@ class RestartOptions(NamedTuple):
 OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--max_restarts"],
-        type=click.IntRange(min=0),
+        type=Whole(),
         metavar="N",
         help="Start the whole job again after a failure, N times at most.  [default: 0]",
     ),
     click.Option(
         ["--spares"],
-        type=click.IntRange(min=0),
+        type=Whole(),
         default=0,
         metavar="K",
         help=(
@@ -47,19 +49,19 @@ OPTIONS: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--min_nodes", "--min_elastic_nodes"],
-        type=int,
+        type=NODE_LIMIT,
         metavar="N",
         help="Go on with fewer hosts when one fails and no spare is left, but not with fewer than N.",
     ),
     click.Option(
         ["--max_nodes", "--max_elastic_nodes"],
-        type=int,
+        type=NODE_LIMIT,
         metavar="N",
         help="Use N hosts at most; the others are spares.",
     ),
     click.Option(
         ["--min_uptime"],
-        type=click.FloatRange(min=0),
+        type=Seconds(),
         default=RestartOptions().min_uptime_s,
         metavar="S",
         help="Do not start again what failed within S seconds of its start.  [default: 10]",
@@ -79,8 +81,7 @@ def read(given: dict[str, Any]) -> RestartOptions:
     Errors: LaunchError if they contradict each other
     """
     is_elastic = given["elastic_training"]
-    min_nodes = _count("--min_nodes", given["min_nodes"])
-    max_nodes = _count("--max_nodes", given["max_nodes"])
+    min_nodes, max_nodes = (None if given[one] == -1 else given[one] for one in ("min_nodes", "max_nodes"))
     if is_elastic and min_nodes is None:
         min_nodes = 1
     if min_nodes is not None and max_nodes is not None and min_nodes > max_nodes:
@@ -95,11 +96,3 @@ def read(given: dict[str, Any]) -> RestartOptions:
         spares=given["spares"],
         min_uptime_s=given["min_uptime"],
     )
-
-
-def _count(name: str, value: int | None) -> int | None:
-    if value is None or value == -1:
-        return None
-    if value < 1:
-        raise LaunchError(f"{name}={value} is not a number of hosts; give 1 or more")
-    return value

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from .seconds import seconds
+from .number import Seconds, Whole
 
 CONNECT_WINDOW = 64  # connections being made at the same time
 
@@ -32,7 +32,7 @@ def _module_names(context: click.Context, parameter: click.Parameter, value: str
 OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--connect_window"],
-        type=click.IntRange(min=1),
+        type=Whole(1),
         default=StartOptions().window,
         metavar="N",
         help="Make N connections at a time.  [default: 64]",
@@ -46,9 +46,8 @@ OPTIONS: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--prepare_timeout"],
-        type=float,
+        type=Seconds(1),
         default=StartOptions().prepare_timeout_s,
-        callback=seconds,
         metavar="S",
         help=(
             "Seconds in which a host must be ready to start: folder, --venv_script, "

@@ -8,6 +8,7 @@ import click
 
 from ..errors import LaunchError
 from .backend import SSH
+from .number import Whole
 
 
 class TreeOptions(NamedTuple):
@@ -20,7 +21,7 @@ class TreeOptions(NamedTuple):
 OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--tree_above"],
-        type=click.IntRange(min=1),
+        type=Whole(1),
         metavar="N",
         help=(
             "With more than N hosts behind ssh, reach most of them through others of them (gateways), which "
@@ -29,7 +30,7 @@ OPTIONS: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--tree_radix"],
-        type=click.IntRange(min=1),
+        type=Whole(1),
         metavar="R",
         help="With --tree_above: hosts behind each gateway, at most.  [default: 32]",
     ),

@@ -27,7 +27,7 @@ from ..inputs.line_prefix import STREAM_NAMES
 from ..node.plain_file import mode_in, open_plain
 from .writer import Writer
 
-MAX_OPEN_FILES = 256  # of the 1024 that a process may have open by default; the others are opened again
+MAX_OPEN_FILES = 256  # a quarter of the 1024 that a process may have open by default; others are opened again
 LATEST = "latest"
 _RUN_NAME = re.compile(r"\d{8}-\d{6}(-\d+)?")  # what we make the link point to
 REPORT = "report.json"
@@ -125,11 +125,13 @@ class _OpenFiles:
 
     def __init__(self) -> None:
         self._fds: dict[_LogFile, int] = {}  # the one used longest ago first
+        allowed = os.sysconf("SC_OPEN_MAX")  # of this process, which needs most of them for other purposes
+        self._most = MAX_OPEN_FILES if allowed < 0 else max(1, min(MAX_OPEN_FILES, allowed // 4))
 
     def fd_of(self, file: _LogFile) -> int:
         fd = self._fds.pop(file, None)
         if fd is None:
-            while len(self._fds) >= MAX_OPEN_FILES:
+            while len(self._fds) >= self._most:
                 os.close(self._fds.pop(next(iter(self._fds))))
             fd = file.open()
         self._fds[file] = fd

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..backends.local import LOCAL_STOP_MARGIN_S, LocalChannel
+from ..backends.open_files import ensure_open_files
 from ..controller.controller import Controller
 from ..errors import LaunchError
 from ..job.plan import NodePlan, Plan
@@ -187,8 +188,10 @@ def run_part(part: NodePart, console: Console) -> Verdict:
 def _coordinate(part: NodePart, port: int, console: Console) -> tuple[Coordinator, socket.socket]:
     """A coordinator that runs, and our own connection to it.
 
-    Errors: LaunchError if there is another one on this machine
+    Errors: LaunchError if there is another one on this machine, or if it may not open as many files as
+    there are nodes
     """
+    ensure_open_files(len(part.identity.names), hint="")
     coordinator = Coordinator(
         part.identity,
         console=console,

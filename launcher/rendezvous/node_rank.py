@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import LaunchError
@@ -37,9 +38,9 @@ def find_node_rank(
     found, tried = _from_environment(environ)
     if found is not None:
         name, number = found
-        if not number.isascii() or not number.isdigit() or int(number) >= len(pool):
+        if not re.fullmatch("[0-9]{1,9}", number) or int(number) >= len(pool):
             raise LaunchError(
-                f"{name}={number} is not one of the {_range(pool)} of the hostfile; correct the "
+                f"{name}={number[:80]} is not one of the {_range(pool)} of the hostfile; correct the "
                 "hostfile, or give --node_rank"
             )
         return _place(pool[int(number)], selected, why=f"{name}={number}")

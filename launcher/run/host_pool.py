@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +144,17 @@ def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Op
     )
 
 
-def choose_hosts(options: Options) -> tuple[tuple[Selected, int | None], ...]:
+def choose_hosts(
+    options: Options, *, warn: Callable[[str], object]
+) -> tuple[tuple[Selected, int | None], ...]:
     """The hosts that take part, each with its number of slots, or None if the hostfile
     leaves that to the host.
 
-    Nothing is connected to. Without a hostfile it is this machine.
+    Nothing is connected to. Without a hostfile it is this machine. `warn` is told of what has no effect.
     Errors: LaunchError as read_hostfile() and select().
     """
     path = hostfile_path(options)
-    hosts = read_hostfile(path) if path is not None else (Host(name="localhost", slots=None),)
+    hosts = read_hostfile(path, warn=warn) if path is not None else (Host(name="localhost", slots=None),)
     # Of a host that has not said how many slots it has, any may be named.
     known = tuple(host if host.slots is not None else host._replace(slots=MAX_SLOTS) for host in hosts)
     selected = select_hosts(known, options)

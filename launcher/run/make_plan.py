@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..errors import LaunchError
 from ..inputs import env_file
-from ..inputs.env_file import EnvEntry
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
 from ..job.restart import Attempt, first_attempt
 from ..job.stdin_rank import with_stdin
@@ -43,16 +42,6 @@ def choose_attempt(options: Options, console: Console) -> Attempt:
     return first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
 
 
-def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
-    """What files say of variables that every rank gets from us: it has no effect.
-
-    CUDA_VISIBLE_DEVICES is not among them, because a host without GPUs keeps it.
-    """
-    ours = {"MASTER_ADDR", "MASTER_PORT", *(name for name, _ in plan.nodes[0].ranks[0].env)}
-    entries = (*plan.environment, *(entry for node in plan.nodes for entry in node.host.env))
-    return tuple(dict.fromkeys(entry for entry in entries if entry.name in ours))
-
-
 def make_plan(options: Options, attempt: Attempt) -> Plan:
     """Read what the options name and decide everything that can be decided on this machine."""
     if options.is_module and options.no_python:
@@ -62,6 +51,11 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
     if options.start.preload and options.no_python:
         raise LaunchError(
             "--preload and --no_python exclude each other: only Python imports modules; give one of them"
+        )
+    if options.program == "-" and not (options.is_module or options.no_python):
+        raise LaunchError(
+            "the script - means standard input to Python, which the workers do not share; write the program "
+            "into a file"
         )
     cwd = current_folder()
     program = plan_program(

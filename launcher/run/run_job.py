@@ -12,7 +12,7 @@ from ..backends.choose import Access, choose_access
 from ..controller.timings import describe as describe_timings
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
-from ..job.plan import Plan
+from ..job.plan import Plan, overruled
 from ..job.restart import Attempt, decide
 from ..job.verdict import Verdict
 from ..options import Options
@@ -21,7 +21,7 @@ from ..output.console import LAST_WORDS_S, Console
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
 from .host_pool import read_pool, select_hosts
-from .make_plan import choose_attempt, make_plan, overruled
+from .make_plan import choose_attempt, make_plan
 
 
 def run(options: Options) -> int:
@@ -68,7 +68,7 @@ def _run(options: Options, console: Console) -> int:
             text = "\n".join([text, *words])
         if first.spares:
             text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
-        return _show_plan(text, console)
+        return _show_plan(plan, text, console)
     ended: list[EndedAttempt] = []
     try:
         _run_attempts(options, first, console, ended)
@@ -81,7 +81,8 @@ def _run(options: Options, console: Console) -> int:
     return _end(options, ended, console)
 
 
-def _show_plan(text: str, console: Console) -> int:
+def _show_plan(plan: Plan, text: str, console: Console) -> int:
+    _warn_of_overruled(plan, console)
     console.drain(LAST_WORDS_S)
     click.echo(text.encode())  # UTF-8 whatever the locale is
     return 0
@@ -175,7 +176,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     if options.dry_run:
         from ..job.plan_text import describe
 
-        return _show_plan(f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}", console)
+        return _show_plan(plan, f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}", console)
     _warn_of_overruled(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
     verdict = run_owned(job, console)
@@ -201,7 +202,9 @@ def _run_part(options: Options, console: Console) -> int:
     if options.dry_run:
         from ..job.plan_text import describe
 
-        return _show_plan(f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}", console)
+        return _show_plan(
+            part.plan, f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}", console
+        )
     _warn_of_overruled(part.plan, console)
     begun = BegunAttempt(hosts=part.plan.host_names)
     verdict = run_part(part, console)

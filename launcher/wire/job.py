@@ -35,6 +35,7 @@ class NodeJob(NamedTuple):
     script: str | None  # a file that must be there
     module: str | None  # what follows -m
     num_head: int  # of a rank's arguments, up to and with the script, module or command
+    adds_local_rank: bool  # behind these comes --local_rank=N, which is not the user's
     preload: list[str]
     has_timings: bool
     venv_script: str | None

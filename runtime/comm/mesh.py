@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from .process_group import group_timeout
+from .process_group import destroy_group, group_timeout
 
 Lines = Sequence[Sequence[int]]  # ranks of the job, each in exactly one line
 
@@ -49,7 +49,7 @@ class Axis:
         last reference to it.
         """
         if self.group is not None:
-            dist.destroy_process_group(self.group)
+            destroy_group(self.group)
         return self.place
 
 

@@ -41,7 +41,8 @@ def main(text: str) -> NoReturn:
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # NCCL says that it waited too long, as gloo does
     timeout = timedelta(seconds=float(text))
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    store = TCPStore(*where, world_size, is_master=rank == 0, timeout=STORE_TIMEOUT)
+    uses_libuv = os.environ.get("USE_LIBUV", "1") == "1"  # as torch reads it, for builds without libuv
+    store = TCPStore(*where, world_size, is_master=rank == 0, timeout=STORE_TIMEOUT, use_libuv=uses_libuv)
     told = _Probe(store, rank, world_size, timeout).run()
     if rank == 0:
         print(MARK + json.dumps(told), flush=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CollectiveError
-from .flight_recorder import NUM_LANES, Collective
+from .flight_recorder import NUM_LANES, Collective, FlightRecorder
 from .pending import Pending
-from .rank_group import Job
+from .rank_group import Job, RankGroup
 
 _NUM_REMEMBERED = 10_000  # collectives, of which one step should have fewer
 _NUM_NAMED = 4
@@ -35,19 +35,26 @@ _SHORTEST_WAIT_S = 0.01
 class OrderCheck:
     """Of one engine."""
 
-    def __init__(self, job: Job, *, timeout: timedelta, grace: timedelta = _GRACE) -> None:
-        """A rank that is known to have gone another way is waited for no longer than `grace`.
+    def __init__(
+        self, job: Job, *, holders: RankGroup | None = None, timeout: timedelta, grace: timedelta = _GRACE
+    ) -> None:
+        """`holders` are the ranks that hold the same model, or parts of it; default all of the job. A rank
+        that is known to have gone another way is waited for no longer than `grace`.
 
         Order: every rank must construct its checks in the same order
         """
-        self._job, self._recorder = job, job.wire.recorder
-        self._timeout, self._grace = timeout, grace
-        self._rank, self._world_size = job.index, job.size
-        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._job, self._holders, self._recorder = job, holders or job, job.wire.recorder
+        self._grace = grace
+        store: Any = dist.distributed_c10d._get_default_store()
         is_fake = dist.get_backend() == "fake"  # one process plays a rank of many; its store keeps nothing
-        number = 0 if is_fake else self._store.add(f"dslaunch/orders/{self._rank}", 1)
-        self._prefix = f"dslaunch/order/{number}"
-        self._num_asked = 0
+        number = 0 if is_fake else store.add(f"dslaunch/orders/{job.index}", 1)
+
+        def talk_of(ranks: Sequence[int]) -> _Talk:
+            prefix = f"dslaunch/order/{number}/{len(ranks)}"  # those of one size have no rank in common
+            return _Talk(store, prefix, ranks, rank=job.index, recorder=self._recorder, timeout=timeout)
+
+        self._of_job = talk_of(range(job.size))
+        self._of_holders = self._of_job if self._holders is job else talk_of(job.peers)
         self._num_compared = (0,) * NUM_LANES
         self._sent: tuple[Tensor, Pending] | None = None  # the fingerprints of all ranks then
         self._recorder.remember(_NUM_REMEMBERED)
@@ -66,27 +73,31 @@ class OrderCheck:
         """
         before, self._num_compared = self._num_compared, self._recorder.issued
         if self._job.first_difference(fingerprints) is not None:
-            raise CollectiveError(self._describe(before))
+            raise CollectiveError(self._describe(before, self._of_job))
 
     def end_forward(self, device: torch.device) -> None:
         """A forward without gradients has ended: no step will tell whether it was the same on all ranks.
 
-        Order:  a collective; where parameters were gathered, all ranks come here
-        Errors: as `check`, for the forward before
+        Order:  a collective of the holders: where parameters were gathered, they all come here, and ranks
+                with another model may evaluate more often, or gather nothing
+        Errors: as `check`, for the forward before, on the holders alone
         """
         self.finish()
         own = torch.tensor(self.fingerprint, dtype=torch.float64, device=device)
-        self._sent = self._job.start_all_gather_float64(own, what="the order of collectives")
+        self._sent = self._holders.start_all_gather_float64(own, what="the order of collectives")
 
     def finish(self) -> None:
         """Check what the last forward without gradients has sent.
 
-        Errors: as `check`
+        Errors: as `check`, on the holders alone
         """
         sent, self._sent = self._sent, None
         if sent is not None:
             sent[1].wait()
-            self.check(sent[0].tolist())
+            before, self._num_compared = self._num_compared, self._recorder.issued
+            said = dict(zip(self._of_holders.ranks, sent[0].tolist(), strict=True))
+            if any(one != said[self._job.leaders[rank]] for rank, one in said.items()):
+                raise CollectiveError(self._describe(before, self._of_holders))
 
     def compare(self) -> None:
         """At a step's end, ask whether the step was the same on all ranks.
@@ -97,38 +108,62 @@ class OrderCheck:
         """
         before, self._num_compared = self._num_compared, self._recorder.issued
         order_hash = str(self._job.wire.meter.order_hash)
-        if self._agree(order_hash, self._whether_different):
-            raise CollectiveError(self._describe(before))
+        if self._of_job.agree(order_hash, self._whether_different):
+            raise CollectiveError(self._describe(before, self._of_job))
 
-    def _whether_different(self, hashes: list[str]) -> str:
-        return "" if self._job.first_difference(hashes) is None else "different"
+    def _whether_different(self, hashes: Mapping[int, str]) -> str:
+        return "" if self._job.first_difference(list(hashes.values())) is None else "different"
 
-    def _describe(self, before: tuple[int, ...]) -> str:
+    def _describe(self, before: tuple[int, ...], talk: _Talk) -> str:
         recent = [one for one in self._recorder.recent() if one.number > before[one.lane]]
 
-        def compare(texts: list[str]) -> str:
-            told = [json.loads(text) if text else None for text in texts]
+        def compare(texts: Mapping[int, str]) -> str:
+            told = {rank: json.loads(text) if text else None for rank, text in texts.items()}
             return _first_difference(told, self._recorder.step, self._job.leaders)
 
-        return self._agree(json.dumps(recent), compare, grace=self._grace)
+        return talk.agree(json.dumps(recent), compare, grace=self._grace)
 
-    def _agree(self, own: str, decide: Callable[[list[str]], str], *, grace: timedelta | None = None) -> str:
-        """Return what rank 0 makes of every rank's text; a rank that does not come within
+
+class _Talk:
+    """What some ranks tell each other through the job's store."""
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str,
+        ranks: Sequence[int],
+        *,
+        rank: int,
+        recorder: FlightRecorder,
+        timeout: timedelta,
+    ) -> None:
+        """`rank`, this one, is among the `ranks`. Another call with the same prefix is of other ranks."""
+        self._store, self.ranks, self._rank = store, tuple(ranks), rank
+        self._first = self.ranks[0]
+        self._prefix = f"{prefix}/{self._first}"
+        self._recorder, self._timeout = recorder, timeout
+        self._num_asked = 0
+
+    def agree(
+        self, own: str, decide: Callable[[Mapping[int, str]], str], *, grace: timedelta | None = None
+    ) -> str:
+        """Return what the first rank makes of every rank's text; one that does not come within
         `grace` has said "".
         """
         self._num_asked += 1
         place = f"{self._prefix}/{self._num_asked}"
         self._store.set(f"{place}/{self._rank}", own)
-        if self._rank == 0:
+        if self._rank == self._first:
             deadline = time.monotonic() + (grace or self._timeout).total_seconds()
-            texts = [
-                self._read(f"{place}/{rank}", rank, deadline, is_needed=grace is None)
-                for rank in range(self._world_size)
-            ]
+            texts = {
+                rank: self._read(f"{place}/{rank}", rank, deadline, is_needed=grace is None)
+                for rank in self.ranks
+            }
             self._store.set(f"{place}/decision", decide(texts))
-        decision = self._read(f"{place}/decision", 0, time.monotonic() + self._timeout.total_seconds())
-        if self._rank == 0:  # a rank that asks anew has read the decision before
-            for name in (*range(self._world_size), "decision"):
+        last = time.monotonic() + self._timeout.total_seconds()
+        decision = self._read(f"{place}/decision", self._first, last)
+        if self._rank == self._first:  # a rank that asks anew has read the decision before
+            for name in (*self.ranks, "decision"):
                 self._store.delete_key(f"{self._prefix}/{self._num_asked - 1}/{name}")
         return decision
 
@@ -152,13 +187,16 @@ _ADVICE = (
 )
 
 
-def _first_difference(told: Sequence[list[Any] | None], step: int, leaders: Sequence[int]) -> str:
+def _first_difference(told: Mapping[int, list[Any] | None], step: int, leaders: Sequence[int]) -> str:
     """Name it, as seen by the first rank that did other collectives than its leader, and by that one.
 
-    Each told its collectives since the last step; None: it has not come to tell.
+    Each told its collectives since the last step, by rank; None: it has not come to tell.
     """
-    orders = [None if one is None else [Collective(*label) for label in one] for one in told]
-    for rank, (order, leader) in enumerate(zip(orders, leaders, strict=True)):
+    orders = {
+        rank: None if one is None else [Collective(*label) for label in one] for rank, one in told.items()
+    }
+    for rank, order in orders.items():
+        leader = leaders[rank]
         first = orders[leader]
         if order is None or first is None or rank == leader:
             continue
@@ -172,15 +210,16 @@ def _first_difference(told: Sequence[list[Any] | None], step: int, leaders: Sequ
                         f"rank {rank}'s collective {place} of step {step} was {_named(theirs, ours)}, rank "
                         f"{leader}'s was {_named(ours, theirs)}: {_ADVICE}"
                     )
-    if None in orders:
-        silent = orders.index(None)
-        known = leaders[silent] if orders[leaders[silent]] is not None else 0
+    silent = next((rank for rank, order in orders.items() if order is None), None)
+    talker = next(iter(orders))  # who compares
+    if silent is not None:
+        known = leaders[silent] if orders[leaders[silent]] is not None else talker
         last = ", ".join(map(str, (orders[known] or [])[-_NUM_NAMED:])) or "none at all"
         return (
             f"rank {silent} did other collectives than rank {known} in step {step} and has not come to "
             f"tell which; rank {known}'s last were {last}: {_ADVICE}"
         )
-    num_compared = len(orders[0] or ())
+    num_compared = len(orders[talker] or ())
     return f"the ranks' collectives differ, but not in the last {num_compared} of step {step}"
 
 

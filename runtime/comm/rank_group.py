@@ -127,10 +127,15 @@ class Job(RankGroup):
         if len(set(self.leaders)) > 1:
             self.lane = JOB_LANE
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Return the ranks that train what this one does, in order."""
+        own = self.leaders[self.index]
+        return tuple(rank for rank, leader in enumerate(self.leaders) if leader == own)
+
     def of_peers(self, values: Sequence[T]) -> list[T]:
         """Return of all ranks' values those of the ranks that train what this one does, in rank order."""
-        own = self.leaders[self.index]
-        return [value for value, leader in zip(values, self.leaders, strict=True) if leader == own]
+        return [values[rank] for rank in self.peers]
 
     def first_difference(self, values: Sequence[object]) -> tuple[int, int] | None:
         """Return the first rank whose value is not that of its leader, and the leader; the same on all."""

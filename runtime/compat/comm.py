@@ -27,7 +27,7 @@ from ..comm.comms_log import (
     reset_log as reset_log,
 )
 from ..comm.init_distributed import init_distributed as init_distributed
-from ..comm.process_group import group_device, group_timeout
+from ..comm.process_group import destroy_group, group_device, group_timeout
 from ..comm.rank_group import all_gather_single
 from ..environment import read_environment
 from ..errors import ConfigError
@@ -90,7 +90,7 @@ def new_group(ranks: Sequence[int] | range) -> Any:
 
 def destroy_process_group(group: Group = None) -> None:
     """End this group, or all."""
-    dist.destroy_process_group(group)
+    destroy_group(group)
 
 
 def get_world_group() -> Any:

@@ -123,4 +123,6 @@ def _norm(tensors: Sequence[Tensor], norm_type: float, device: torch.device) -> 
 
 def _refuse_mpu(name: str, mpu: object | None) -> None:
     if mpu is not None:
-        raise ConfigError(f"{name}(): no layer is divided between ranks here; leave mpu and moe_ep_group out")
+        raise ConfigError(
+            f"{name}(): engine.step() clips by the norm of the whole model; leave mpu and moe_ep_group out"
+        )

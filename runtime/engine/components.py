@@ -90,7 +90,7 @@ def make_components(
     job = domains.job
     timeout = group_timeout() or worker.timeout
     watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)
-    order_check = None if job.is_alone else OrderCheck(job, timeout=timeout)
+    order_check = None if job.is_alone else OrderCheck(job, holders=domains.holders, timeout=timeout)
     offload = _offload(policy, config, optimizer, device=device, job=job)
     mark_configured(module, config.zero.leaf_module)
     model = _model(module, policy, config, optimizer, device=device, domains=domains, offload=offload)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from ..step.lr_schedules import make_scheduler
 from ..tensor.divide import agree_on_division, divide, earlier_division
 from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, requested_size
+from ..zero.param_location import location_of
 from .engine import Engine
 from .summary import summarize
 
@@ -98,32 +100,57 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     if device.type == "cpu":
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
-    with torch.inference_mode(False):  # what is made in it can never be trained
+    with torch.inference_mode(False), _told_of_engines_before(model):  # what is made in it is never trained
         divided = None
         if settings.tensor_parallel is not None:
             check_dtype(model, precision_of(settings).parameters)
             divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)
+        flat_optimizer = choose_optimizer(
+            settings, client=optimizer, module=model, model_parameters=model_parameters
+        )
+        # what may fail by a user's mistake comes before the model changes
+        scheduler = _choose_scheduler(settings, lr_scheduler, flat_optimizer)
         engine = Engine(
             model,
             axes=axes,
             config=settings,
-            optimizer=choose_optimizer(
-                settings, client=optimizer, module=model, model_parameters=model_parameters
-            ),
+            optimizer=flat_optimizer,
             device=device,
             worker=worker,
             divided=divided,
         )
-    engine.lr_scheduler = _choose_scheduler(settings, lr_scheduler, engine.optimizer)
-    engine.collate_fn = collate_fn
-    if training_data is not None:
-        engine.training_dataloader = engine.deepspeed_io(training_data)
+        engine.lr_scheduler, engine.collate_fn = scheduler, collate_fn
+        if training_data is not None:
+            engine.training_dataloader = engine.deepspeed_io(training_data)
     if settings.dump_state and engine.global_rank == 0:
         print(json.dumps(summarize(engine), indent=2), flush=True)
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+@contextmanager
+def _told_of_engines_before(model: nn.Module) -> Iterator[None]:
+    """If what is inside fails, say which engines it has made useless: it takes their parameters over one by
+    one, and what they had of them is of no use then.
+    """
+    locations = map(location_of, model.parameters())
+    before = {location.model for location in locations if location is not None}
+    before = {one for one in before if not one.parked_states.is_taken}
+    try:
+        yield
+    except BaseException:
+        lost = [one for one in before if one.parked_states.is_taken]
+        for one in lost:
+            one.parked_states.is_lost = True
+        if lost:
+            _log.error(
+                "initialize() has failed after it had taken over parameters of another engine, which cannot "
+                "go on: its gradients, masters and optimizer states are lost; correct what the error says, "
+                "call initialize() once more, and load a checkpoint"
+            )
+        raise
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

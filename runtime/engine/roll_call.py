@@ -109,12 +109,13 @@ class RollCall:
         for complaint, _, _ in everywhere:
             if complaint:
                 raise ConfigError(complaint)
-        for rank, (_, frozen, untrained) in enumerate(everywhere):
-            different = {*frozen, *untrained} ^ {*everywhere[0][1], *everywhere[0][2]}
+        for rank, leader in enumerate(self._job.leaders):
+            different = {*chain(*everywhere[rank][1:])} ^ {*chain(*everywhere[leader][1:])}
             if different:
                 raise ConfigError(
-                    f"rank {rank} and rank 0 do not train the same: {_listed(sorted(different))} was frozen, "
-                    "or added, on one of them only; change requires_grad and the model on all ranks alike"
+                    f"rank {rank} and rank {leader} do not train the same: {_listed(sorted(different))} was "
+                    "frozen, or added, on one of them only; change requires_grad and the model on all ranks "
+                    "that train it"
                 )
 
     # ---- the model
@@ -188,6 +189,8 @@ class RollCall:
             for number, verb in ((len(now - before), "added"), (len(before - now), "taken out"))
             if number
         ]
+        if len(self._groups) != self._num_groups:
+            changes.append(f"the number of groups was {self._num_groups} and is {len(self._groups)}")
         return (
             "the optimizer's param_groups have changed since initialize(): "
             f"{' and '.join(changes) or 'parameters were moved'}; give initialize() all groups, and call "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,15 @@ _DEFAULT_LIMIT = {
     True: 1000,
     False: 100,
 }  # by whether the loss is scaled, which skips steps to find the scale
+
+
+class _Bad(NamedTuple):
+    """A parameter whose gradient is not finite; the greatest comes first in a backward."""
+
+    place: int  # of its sub-buffer among the trained ones
+    member: int  # in the sub-buffer
+    label: str  # of the sub-buffer
+    name: str
 
 
 class SkippedSteps:
@@ -93,42 +103,46 @@ class SkippedSteps:
 
     def _tell(self, step: int, *, is_applied: bool, loss_scale: float) -> None:
         own = (
-            [name for sub_buffer in self._sub_buffers if (name := _last_bad(sub_buffer)) is not None],
+            [
+                _Bad(place, index, sub_buffer.label, sub_buffer.members[index].name)
+                for place, sub_buffer in enumerate(self._sub_buffers)
+                if (index := _last_bad(sub_buffer)) is not None
+            ],
             any(not bool(torch.isfinite(loss).all()) for loss in self._losses),
             any(sub_buffer.gradients.was_own_bad for sub_buffer in self._sub_buffers),
         )
         everywhere = self._job.all_gather_objects(own, what="where gradients are not finite")
-        names = [name for bad, _, _ in everywhere for name in bad]
+        bad, losses, gradients = zip(*everywhere, strict=True)
         what = "is applied, as bf16.check_grad_overflow is false" if is_applied else "is skipped"
         self._say(
-            f"step {step} {what}: gradients are infinite or NaN, {self._first(names)}; "
-            f"{_who([bad for _, bad, _ in everywhere], [bad for _, _, bad in everywhere])}; loss "
-            f"scale {loss_scale:g}"
+            f"step {step} {what}: gradients are infinite or NaN, "
+            f"{self._first(bad)}; {_who(losses, gradients)}; loss scale {loss_scale:g}"
         )
 
-    def _first(self, names: Sequence[str]) -> str:
+    def _first(self, everywhere: Sequence[Sequence[_Bad]]) -> str:
         """Return where the backward came first, which goes from the last unit to the first;
         the root is used anywhere.
         """
-        bad = {
-            sub_buffer: [m.name for m in sub_buffer.members if m.name in names]
-            for sub_buffer in self._sub_buffers
-        }
-        places = [sub_buffer for sub_buffer in self._sub_buffers if bad[sub_buffer]]
-        if not places:
+        of_models: dict[int, list[_Bad]] = {}
+        for leader, bad in zip(self._job.leaders, everywhere, strict=True):
+            of_models.setdefault(leader, []).extend(bad)
+        # Of models on other ranks the last: if they are stages of a pipeline, its backward comes first.
+        leader, found = max((item for item in of_models.items() if item[1]), default=(0, []))
+        if not found:
             return "as their norm is"  # of numbers whose squares are too large
-        blocks = [sub_buffer for sub_buffer in places if sub_buffer.label != f"unit '{ROOT}'"] or places
-        first = blocks[-1]
-        others = f" of {len(places)} units" if len(places) > 1 else ""
-        return f"first in {first.label}{others} (parameter '{bad[first][-1]}')"
+        num_units = len({one.place for one in found})
+        first = max([one for one in found if one.label != f"unit '{ROOT}'"] or found)
+        others = f" of {num_units} units" if num_units > 1 else ""
+        whose = f" of the model of rank {leader}" if len(of_models) > 1 else ""
+        return f"first in {first.label}{others} (parameter '{first.name}'){whose}"
 
     def _say(self, text: str) -> None:
         if self._job.is_first:
             _log.warning("%s", text)
 
 
-def _last_bad(sub_buffer: SubBuffer) -> str | None:
-    """Return the last of the parameters whose averages in this rank's part are not finite."""
+def _last_bad(sub_buffer: SubBuffer) -> int | None:
+    """Return the index of the last member whose averages in this rank's part are not finite."""
     mesh = sub_buffer.mesh
     start, stop = sub_buffer.plan.own_run(mesh.chunk_index, num_chunks=mesh.sharers.size)
     shard_start, _ = sub_buffer.layout.shard_range(
@@ -140,10 +154,8 @@ def _last_bad(sub_buffer: SubBuffer) -> str | None:
         if len(bad):
             found = max(found, shard_start + offset + int(bad[-1]))
     sub_buffer.gradients.let_go()
-    slots = zip(sub_buffer.members, sub_buffer.layout.slots, strict=True)
-    return next(
-        (member.name for member, slot in slots if slot.offset <= found < slot.offset + slot.numel), None
-    )
+    slots = enumerate(sub_buffer.layout.slots)
+    return next((index for index, slot in slots if slot.offset <= found < slot.offset + slot.numel), None)
 
 
 def _who(losses: Iterable[bool], gradients: Iterable[bool]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..comm.mesh import Lines, make_mesh, make_shard_axis
@@ -25,7 +25,7 @@ class Domain:
     """One for each kind of parameter of a model; a sub-buffer holds parameters of one domain."""
 
     name: str
-    comm: Collectives  # of the ranks that share its parameters
+    comm: Collectives  # of the ranks that share its parameters and buffers
     sharers: Lines  # of all ranks: those that share such parameters are in one line
     parts: Parts | None = None  # of its parameters, each of which is divided over other ranks
 
@@ -55,7 +55,7 @@ class Domains:
         self.wire = Wire()
         self.job = Job(self.wire, leaders=axes.leaders)
         self._all: list[Domain] = []
-        self._of: dict[int, Domain] = {}  # by id of a parameter; the others are dense
+        self._of: dict[int, Domain] = {}  # by id of a parameter or buffer; the others are dense
         self.dense = self.add(
             DENSE,
             sharers=axes.lines(SAMPLES),
@@ -73,10 +73,11 @@ class Domains:
         copies: Lines | None = None,
         states_by_chunk: bool = False,
         divisor: int = 0,
-        params: Iterable[nn.Parameter] = (),
+        params: Iterable[Tensor] = (),
         parts: Parts | None = None,
     ) -> Domain:
-        """Make one, of these parameters, of which `parts` tells how they are divided; see `make_mesh`.
+        """Make one, of these parameters and buffers, of which `parts` tells how they are divided; see
+        `make_mesh`.
 
         Order: every rank must call this in the same order: it may create process groups
         """
@@ -89,12 +90,24 @@ class Domains:
         )
         domain = Domain(name=name, comm=Collectives(mesh, self.wire), sharers=sharers, parts=parts)
         self._all.append(domain)
-        self._of |= {id(param): domain for param in params}
+        self._of |= {id(tensor): domain for tensor in params}
         return domain
 
-    def of(self, param: nn.Parameter) -> Domain:
-        """Return the domain of a parameter of the model."""
-        return self._of.get(id(param), self.dense)
+    def of(self, tensor: Tensor) -> Domain:
+        """Return the domain of a parameter or buffer of the model."""
+        return self._of.get(id(tensor), self.dense)
+
+    @property
+    def holders(self) -> RankGroup:
+        """The ranks that hold the model that this rank has, or parts of it: what a program does with it, they
+        do together. Where stages of a pipeline are divided over tp, those at this rank's place along tp.
+        """
+        return self.job if self.axes.pp == 1 else self.dense.comm.sharers
+
+    @property
+    def holder_ranks(self) -> tuple[int, ...]:
+        """Return them as ranks of the job, in their order."""
+        return tuple(range(self.job.size)) if self.axes.pp == 1 else self.job.peers
 
     @property
     def copies_group(self) -> RankGroup:

@@ -45,8 +45,15 @@ def is_dtensor(param: Tensor) -> bool:
 def size_of_plan(module: nn.Module) -> int:
     """Return over how many ranks its DTensors are divided; 1 if there are none.
 
-    Errors: ConfigError if that is not one number of ranks along one axis
+    Errors: ConfigError if that is not one number of ranks along one axis, or fully_shard() has divided it
     """
+    for name, one in module.named_modules():
+        if any(kind.__name__ == "FSDPModule" for kind in type(one).__mro__):
+            shown = f"'{name}'" if name else "the model"
+            raise ConfigError(
+                f"fully_shard() has divided {shown} over ranks; give initialize() the plain model and leave "
+                "that call out: zero_optimization.stage 3 does what fully_shard() does"
+            )
     sizes: dict[int, str] = {}
     params: dict[str, Any] = dict(module.named_parameters())
     for name, param in params.items():
@@ -56,8 +63,7 @@ def size_of_plan(module: nn.Module) -> int:
         if mesh.ndim != 1:
             raise ConfigError(
                 f"parameter '{name}' is a DTensor on a mesh with axes {mesh.mesh_dim_names or mesh.ndim}: "
-                "initialize() takes one axis, tp, of a tensor-parallel plan; leave fully_shard() out: "
-                "zero_optimization.stage 3 does what it does"
+                "initialize() takes one axis, tp, of a tensor-parallel plan"
             )
         sizes.setdefault(mesh.size(), name)
     if len(sizes) > 1:
@@ -105,8 +111,7 @@ def _check(module: nn.Module, line: tuple[int, ...]) -> None:
             raise ConfigError(
                 f"parameter '{name}' is a DTensor over ranks {list(ranks)}, and this rank's axis tp is "
                 f"{list(line)}: of neighbours, the innermost axis; make the mesh so: init_device_mesh(..., "
-                '(data, tensor), mesh_dim_names=("dp", "tp"))["tp"]. If fully_shard() has divided it, leave '
-                "that out: zero_optimization.stage 3 does what it does"
+                '(data, tensor), mesh_dim_names=("dp", "tp"))["tp"]'
             )
         if not (placement.is_replicate() or _is_cut(placement)):
             raise ConfigError(

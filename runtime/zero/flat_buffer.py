@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from .layout import FlatLayout
 
 
@@ -79,17 +79,19 @@ def _nothing(address: int) -> None:
 address_of: Callable[[Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
-_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+def references_to_storage(address: int) -> int:
+    """Return the reference count of the `c10::StorageImpl` at this address, which is a storage's `_cdata`.
+
+    Source: torch 2.6 and 2.7, c10/util/intrusive_ptr.h, `intrusive_ptr_target`: a pointer to the virtual
+    functions, then `refcount_`, an atomic uint32
+    """
+    return ctypes.c_uint32.from_address(address + ctypes.sizeof(ctypes.c_void_p)).value
+
+
+# Builds of torch for CPUs tell it since pull request 155451 of June 2025; before that it is read.
+_use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", references_to_storage)
 
 
 def num_users(tensor: Tensor) -> int:
-    """Return how many tensors have this one's memory, and a constant.
-
-    Errors: ConfigError where torch does not tell
-    """
-    if _use_count is None:
-        raise ConfigError(
-            f"torch {torch.__version__} does not tell how many tensors use a memory, without which none can "
-            "be given back in time; install a newer torch (dslaunch is tested with 2.13)"
-        )
+    """Return how many tensors have this one's memory, and a constant."""
     return _use_count(tensor.untyped_storage()._cdata)

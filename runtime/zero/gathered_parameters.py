@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..comm.rank_group import RankGroup
 from ..errors import ConfigError
 from ..log import logger
 from .early_parameter import InitContext, early_of
@@ -163,20 +164,20 @@ class GatheredParameters:
 
     def _check_unchanged(self) -> None:
         written = self._written()
-        # All ranks must know, or those that saw nothing would go on to a collective and wait
+        # All that gather them must know, or those that saw nothing would go on to a collective and wait
         # for the others there.
-        jobs = {
-            location.model.job: location.sub_buffer.device
+        groups: dict[RankGroup, torch.device] = {
+            location.model.domains.holders: location.sub_buffer.device
             for location in self._locations
             if location.sub_buffer.is_sharded
         }
-        jobs |= {early.init.job: early.init.device for early in self._early}
+        groups |= {early.init.job: early.init.device for early in self._early}
         flags = [
-            job.all_gather_float64(
+            group.all_gather_float64(
                 torch.tensor(float(bool(written)), dtype=torch.float64, device=device),
                 what="edits of parameters",
             )
-            for job, device in jobs.items()
+            for group, device in groups.items()
         ]
         if any(bool(flag.any()) for flag in flags):
             which = f"parameter '{written[0]}' was" if written else "parameters were"

@@ -72,6 +72,7 @@ class ParkedStates:
         self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
         self.is_given_up = False  # the engine has ended
         self.is_taken = False  # another engine has the parameters
+        self.is_lost = False  # that one was never finished
 
     def check_kept(self, what: str) -> None:
         """`what` needs gradients, masters or states.
@@ -102,6 +103,12 @@ class ParkedStates:
             )
 
     def _check_not_taken(self, what: str) -> None:
+        if self.is_lost:
+            raise ConfigError(
+                f"{what} came after another initialize() had taken over parameters of this engine, and "
+                "failed: what this engine had of them is lost; call initialize() once more, and load a "
+                "checkpoint"
+            )
         if self.is_taken:
             raise ConfigError(
                 f"{what} came after parameters of this engine were given to another initialize(), which "

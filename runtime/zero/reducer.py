@@ -10,13 +10,15 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..comm.pending import Pending
+from ..comm.rank_group import RankGroup
 from ..comm.wire import nothing_before
 from ..errors import ConfigError
 from ..mesh.domain import Domains
@@ -27,6 +29,7 @@ from .replicated_gradients import ReplicatedGradients
 from .sharded_gradients import ShardedGradients
 from .sub_buffer import SubBuffer
 
+T = TypeVar("T")
 IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other is added up
 
 
@@ -36,9 +39,7 @@ class Reducer(ABC):
     def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains) -> None:
         self._sub_buffers = tuple(sub_buffers)
         self._flats = tuple(_flat(sub_buffer) for sub_buffer in sub_buffers)
-        self._job = domains.job
-        # These run the same backwards, and need one order of all sub-buffers, also of those that few share.
-        self._peers = domains.dense.comm.sharers
+        self._domains, self._job = domains, domains.job
         self._queue = _Queue()
         self._schedule = Schedule(len(self._sub_buffers))
         self._is_engines = False  # the engine runs this backward, and calls end_backward
@@ -86,12 +87,19 @@ class Reducer(ABC):
         return self._schedule.is_behind or bool(self._late)
 
     @abstractmethod
-    def catch_up(self) -> None:
-        """Where any rank is behind: average what came late."""
+    def catch_up(self, *, is_step: bool = True) -> None:
+        """Where any rank is behind: average what came late.
+
+        `is_step`: all ranks of the job do it, before a step; else those alone that hold the same model.
+        """
 
     @abstractmethod
     def settle(self) -> None:
-        """Let gradients be averages of all that the backwards gave, if they are averages on any rank."""
+        """Let gradients be averages of all that the backwards gave, if they are averages on any rank.
+
+        Order: a collective of the ranks that hold the same model: programs ask for the gradients of one
+               parameter after the other, and other ranks may have more of them
+        """
 
     @abstractmethod
     def average_all(self) -> None:
@@ -131,6 +139,13 @@ class Reducer(ABC):
         self._is_under_way = True
 
     @property
+    def _peers(self) -> RankGroup:
+        """The ranks that run the same backwards: they need one order of all sub-buffers, also of those that
+        few of them share.
+        """
+        return self._domains.dense.comm.sharers
+
+    @property
     def _late(self) -> list[int]:
         """Between backwards: places that got gradients after they were averaged."""
         return [index for index, gradients in enumerate(self._flats) if gradients.is_late]
@@ -160,6 +175,14 @@ class Reducer(ABC):
     def _ask(self, index: int) -> None:
         self._flats[index].complete()
         self._queue.put(self._sub_buffers[index])
+
+    def _tell(self, own: T, *, is_step: bool) -> dict[int, T]:
+        """Return by rank what those say that do this; see `catch_up`."""
+        what = "gradients that came late"
+        if is_step:
+            return dict(enumerate(self._job.all_gather_objects(own, what=what)))
+        told = self._domains.holders.all_gather_objects(own, what=what)
+        return dict(zip(self._domains.holder_ranks, told, strict=True))
 
     def _ask_again(self, late: Iterable[int]) -> None:
         for index in late:
@@ -222,16 +245,16 @@ class StepReducer(Reducer):
             self._teach(self._rest or ())
         self._is_engines = self._is_under_way = False
 
-    def catch_up(self) -> None:
+    def catch_up(self, *, is_step: bool = True) -> None:
         """Order: a collective
 
-        Errors: ConfigError, on all ranks, if only some have dropped their gradients
+        Errors: ConfigError, on all ranks that do it, if only some have dropped their gradients
         """
         is_dropped = any(gradients.was_dropped for gradients in self._gradients)
         own = (self._late, sorted(self._misplaced), self._schedule.is_behind, is_dropped)
-        told = self._job.all_gather_objects(own, what="gradients that came late")
-        _check_dropped([one for *_, one in told])
-        everywhere = self._job.of_peers(told)
+        told = self._tell(own, is_step=is_step)
+        _check_dropped({rank: one for rank, (*_, one) in told.items()})
+        everywhere = [told[rank] for rank in self._job.peers]
         misplaced = sorted({index for _, indices, _, _ in everywhere for index in indices})
         if misplaced or any(is_behind for _, _, is_behind, _ in everywhere):
             self._schedule.note_outdated(misplaced)
@@ -241,18 +264,17 @@ class StepReducer(Reducer):
             gradients.was_dropped = False
 
     def settle(self) -> None:
-        """Order: a collective"""
         if not self._gradients:
             return
         for gradients in self._gradients:
             gradients.adopt()
         own = 0.0 if self._rest is None else 1.0 + bool(self._late)
         told = torch.full((), own, dtype=torch.float64, device=self._sub_buffers[0].device)
-        found = self._job.all_gather_float64(told, what="whether gradients are averaged").tolist()
+        found = self._domains.holders.all_gather_float64(told, what="whether gradients are averaged").tolist()
         if any(found):
             self.finish()
         if max(found) > 1.0:
-            self.catch_up()
+            self.catch_up(is_step=False)
 
     def average_all(self) -> None:
         self.finish()
@@ -350,20 +372,20 @@ class BackwardReducer(Reducer):
             self._ask(index)
         self._queue.drain()
 
-    def catch_up(self) -> None:
-        """Order: a collective"""
+    def catch_up(self, *, is_step: bool = True) -> None:
         self._is_settled = True
-        told = self._job.all_gather_objects(self._late, what="gradients that came late")
-        late = sorted({index for indices in self._job.of_peers(told) for index in indices})
+        told = self._tell(self._late, is_step=is_step)
+        late = sorted({index for rank in self._job.peers for index in told[rank]})
         self._schedule.note_outdated(late)
         self._ask_again(late)
 
     def settle(self) -> None:
-        """Order: a collective, at most once after each backward"""
+        """At most once after each backward."""
         if not self._is_settled:
             own = torch.tensor(float(self.is_behind), dtype=torch.float64, device=self._sub_buffers[0].device)
-            if bool(self._job.all_gather_float64(own, what="whether gradients came late").any()):
-                self.catch_up()
+            told = self._domains.holders.all_gather_float64(own, what="whether gradients came late")
+            if bool(told.any()):
+                self.catch_up(is_step=False)
             self._is_settled = True
 
     def average_all(self) -> None:
@@ -483,12 +505,12 @@ def make_reducer(
     return StepReducer(averaged, domains, ends_step=ends_step)
 
 
-def _check_dropped(is_dropped: Sequence[bool]) -> None:
-    """Averages that some ranks have set to zero are neither those of all ranks nor none.
+def _check_dropped(is_dropped: Mapping[int, bool]) -> None:
+    """Averages that some ranks have set to zero are neither those of all ranks nor none; by rank.
 
-    Errors: ConfigError, on all ranks
+    Errors: ConfigError, on all these ranks
     """
-    ranks = [str(rank) for rank, one in enumerate(is_dropped) if one]
+    ranks = [str(rank) for rank, one in is_dropped.items() if one]
     if ranks and len(ranks) < len(is_dropped):
         raise ConfigError(
             f"engine.zero_grad() on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} only, after the "

@@ -115,7 +115,7 @@ class ShardedModel:
         self.prefetcher = Prefetcher(self.units)
         is_any_sharded = self.has_shards
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
-        _place_rest(module, device=device, dense=domains.dense, buffer_dtype=precision.buffers)
+        _place_rest(module, device=device, domains=domains, buffer_dtype=precision.buffers)
         self.trained = tuple(
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
         )
@@ -364,6 +364,7 @@ class ShardedModel:
         self.reload()
         if self._access is not None:
             self._access.release()
+            self.prefetcher.after_evaluation = _nothing  # which holds a process group
             self.prefetcher.hold_all()
         for member in (
             member for unit in self.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
@@ -480,14 +481,16 @@ def _check_agreement(units: Iterable[Sequence[Member]], job: Job, settings: Mapp
 
 
 def _place_rest(
-    module: nn.Module, *, device: torch.device, dense: Domain, buffer_dtype: torch.dtype | None
+    module: nn.Module, *, device: torch.device, domains: Domains, buffer_dtype: torch.dtype | None
 ) -> None:
-    """Move what no unit holds, buffers and integer parameters, to the device and take rank 0's values."""
+    """Move what no unit holds, buffers and integer parameters, to the device and take the values of the
+    first of those that share it.
+    """
     integers = (param for param in module.parameters() if not param.is_floating_point())
     for tensor in (*integers, *module.buffers()):
         dtype = buffer_dtype if tensor.is_floating_point() else None
         whole = tensor.detach().to(device=device, dtype=dtype).contiguous()
-        dense.comm.broadcast(
+        domains.of(tensor).comm.broadcast(
             whole.reshape(-1).view(torch.uint8), what="a buffer"
         )  # NCCL lacks 16-bit integers
         tensor.data = whole

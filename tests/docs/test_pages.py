@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,21 @@ def test_a_block_without_a_mark_or_with_half_a_mark_is_found(source: str, fault:
     assert block.text == "x\n" or block.language == "json"
     found = fault_of(block)
     assert (found is None) if fault is None else (found is not None and fault in found)
+
+
+def test_pieces_of_python_are_python_and_import_what_is_there() -> None:
+    """Also those that are not run."""
+    pieces = [block for blocks in PAGES.values() for block in blocks if block.language == "python"]
+    imports = [
+        (name_of(block.page), node.module, alias.name)
+        for block in pieces
+        for node in ast.walk(ast.parse(block.text))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "dslaunch"
+        for alias in node.names
+    ]
+    assert len(imports) > 10
+    missing = [one for one in imports if not hasattr(import_module(one[1] or ""), one[2])]
+    assert missing == []
 
 
 @pytest.mark.parametrize(

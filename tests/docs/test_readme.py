@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 BENCHMARKS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.md"
+DEEPSPEED = Path(sys.prefix) / "deepspeed"  # where `make setup` puts it, and nothing imports it by accident
 MOST_LINES = 200
 
 
@@ -33,6 +35,50 @@ def test_the_program_trains_with_the_command_beside_it(tmp_path: Path) -> None:
     (loss,) = re.findall(r"localhost:0 \| loss ([0-9.]+) after 64 steps", done.stdout)
     assert float(loss) < 0.5  # ln 2 at the start
     assert (tmp_path / "checkpoints" / "latest").is_file()
+
+
+def source(package: str, file: str) -> str:
+    """A file of another tool that is installed here, which is not imported."""
+    found = None if package == "deepspeed" else find_spec(package)
+    folder = Path(found.origin).parent if found is not None and found.origin else DEEPSPEED / package
+    if not (folder / file).is_file():
+        pytest.skip(f"no {package} here")
+    return (folder / file).read_text()
+
+
+def row(said: str) -> list[str]:
+    """What the table says in this row of dslaunch, torchrun, Accelerate, FSDP2, DeepSpeed."""
+    (line,) = [line for line in README.splitlines() if line.startswith(f"| {said} |")]
+    return [cell.strip() for cell in line.split("|")[2:-1]]
+
+
+def test_the_table_says_which_hosts_another_tool_goes_on_with() -> None:
+    _, torchrun, accelerate, _, deepspeed = row("goes on with fewer hosts")
+    assert torchrun.startswith("yes")
+    assert "<minimum_nodes>:<maximum_nodes>" in source("torch", "distributed/run.py")
+    assert accelerate.startswith("no")
+    assert "args.nnodes = str(num_machines)" in source("accelerate", "utils/launch.py")
+    assert deepspeed == "no"
+    assert not any("elastic" in source("deepspeed", f"launcher/{name}.py") for name in ("runner", "launch"))
+
+
+def test_the_table_says_where_another_tool_offloads_to() -> None:
+    *_, fsdp2, deepspeed = row("offload to host memory, to NVMe")
+    assert (fsdp2, deepspeed) == ("yes, no", "yes, yes")
+    policies = source("torch", "distributed/fsdp/_fully_shard/_fsdp_api.py")
+    assert re.findall(r"class (\w+)\(OffloadPolicy\)", policies) == ["CPUOffloadPolicy"]
+    assert 'nvme = "nvme"' in source("deepspeed", "runtime/zero/offload_config.py")
+
+
+def test_the_table_says_on_what_another_tool_runs_and_what_it_loads() -> None:
+    assert row("runs on other accelerators")[1:] == ["yes"] * 4
+    assert "MULTI_NPU" in source("accelerate", "utils/dataclasses.py")
+    assert "class NPU_Accelerator" in source("deepspeed", "accelerator/npu_accelerator.py")
+    assert "_get_device_handle(mesh.device_type)" in source(
+        "torch", "distributed/fsdp/_fully_shard/_fsdp_init.py"
+    )
+    assert row("other number of ranks loads a checkpoint as it is")[-1] == "after a conversion"
+    assert "Automatic adjustment" in source("deepspeed", "runtime/engine.py")
 
 
 def test_it_is_short() -> None:

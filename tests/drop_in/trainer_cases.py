@@ -25,6 +25,7 @@ class Case:
     offload: tuple[str, ...] = ()  # what lies in host memory: "optimizer", "param"
     is_loaded: bool = False  # the model comes from from_pretrained(), at stage 3 inside zero.Init
     is_resumed: bool = False  # a second run goes on from a checkpoint of the first
+    tp: int = 1  # layers are divided over so many ranks, where there are as many
 
     @property
     def name(self) -> str:
@@ -33,6 +34,7 @@ class Case:
         words += [f"{'ds' if self.ds_optimizer else 'hf'}-optimizer"]
         words += [f"{'ds' if self.ds_scheduler else 'hf'}-scheduler"]
         words += [f"offload-{what}" for what in self.offload] + ["loaded"] * self.is_loaded
+        words += [f"tp{self.tp}"] * (self.tp > 1)
         return "-".join(words)
 
     @property
@@ -71,6 +73,8 @@ CASES: tuple[Case, ...] = (
     ),
     Case(stage=3, bf16=True, offload=("optimizer", "param"), is_resumed=True),
     *(Case(stage=3, bf16=bf16, is_loaded=True) for bf16 in (False, True)),
+    *(Case(stage=stage, tp=2, is_resumed=True) for stage in (1, 3)),
+    Case(stage=2, bf16=True, tp=2),
 )
 FEW = (  # one or two of each kind: the cases of `make test`
     "stage1-fp32-ds-optimizer-ds-scheduler",
@@ -82,5 +86,6 @@ FEW = (  # one or two of each kind: the cases of `make test`
     "stage3-fp32-hf-optimizer-hf-scheduler-offload-optimizer",
     "stage3-bf16-ds-optimizer-ds-scheduler-offload-optimizer-offload-param",
     "stage3-bf16-ds-optimizer-ds-scheduler-loaded",
+    "stage1-fp32-ds-optimizer-ds-scheduler-tp2",
 )
 REFERENCES: tuple[Case, ...] = tuple(dict.fromkeys(case.reference for case in CASES))

@@ -68,6 +68,11 @@ class Losses(TrainerCallback):
             self.evaluations.append(float(logs["eval_loss"]))
 
 
+def size_of_tp(case: Case) -> int:
+    """Over how many ranks layers are divided."""
+    return min(case.tp, WORLD)
+
+
 def ds_config(case: Case) -> dict[str, Any]:
     """The ds_config of the case, with "auto" wherever Trainer takes it."""
     zero: dict[str, Any] = {
@@ -90,6 +95,8 @@ def ds_config(case: Case) -> dict[str, Any]:
         "fp16": {"enabled": "auto", "initial_scale_power": 8},
         "zero_optimization": zero,
     }
+    if size_of_tp(case) > 1:
+        config["tensor_parallel"] = {"autotp_size": size_of_tp(case)}
     if case.ds_optimizer:
         params = {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
         config["optimizer"] = {"type": "AdamW", "params": params}
@@ -118,8 +125,8 @@ def make_arguments(
             PartialState(backend="gloo").wait_for_everyone()
             place["accelerator_config"] = {"use_configured_state": True}
     options: dict[str, Any] = {
-        "per_device_train_batch_size": 2,
-        "per_device_eval_batch_size": 2,  # so that no rank gets a sample twice
+        "per_device_train_batch_size": 2 * size_of_tp(case),  # a step has as many samples in any case
+        "per_device_eval_batch_size": 2 * size_of_tp(case),  # so that no rank gets a sample twice
         "gradient_accumulation_steps": 2,
         "max_steps": NUM_STEPS,
         "learning_rate": LR,

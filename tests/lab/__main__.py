@@ -72,7 +72,10 @@ def _up(arguments: argparse.Namespace) -> int:
     print(f"\nhostfile  {lab.hostfile}   ({SLOTS} slots for each node)")
     print(f"shared    {lab.shared}   (same path on all hosts, writable; emptied by `down`)")
     print(f"checkout  {CHECKOUT}   (same path on all hosts, read-only)")
+    (lab.hosts[0].home / "hosts").write_text(lab.hostfile.read_text())
+    first = CHECKOUT / "docs/examples/check_collectives.py"
     print("\nwhat to type next")
+    print(f"  {me} exec head -- dslaunch -H hosts {first}   a first job, on all nodes")
     print(f"  {me} exec head -- bash   a shell on the head; from there: ssh {lab.nodes[0].name}")
     print(
         f"  {me} fault {lab.nodes[-1].name} unplug   something goes wrong; `fault HOST --help` lists what can"

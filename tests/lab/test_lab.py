@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,6 +202,10 @@ def test_the_lab_by_hand(own_lab: Callable[..., Lab], capsys: pytest.CaptureFixt
     told = capsys.readouterr().out
     assert "node2     10.77.0.3" in told
     assert f"hostfile  {Lab.attach(SELF).hostfile} " in told
+    (first,) = re.findall(r" (exec head -- dslaunch -H hosts) (\S+check_collectives.py) ", told)
+    argv = [sys.executable, "-m", "tests.lab", "--name", SELF, *first[0].split(), "--dry_run", first[1]]
+    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert "rank 3" in done.stdout
     assert by_hand("fault", "node1", "refuse-port", "22") == 0
     assert by_hand("fault", "node2", "unplug") == 0
     with running(Lab.attach(SELF).host("node1"), "sleep", "1000"):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
+from dslaunch.runtime.comm.process_group import destroy_group
 from tests.runtime.ranks import Ranks
 
 
@@ -21,4 +22,4 @@ def _no_group_is_left() -> Iterator[None]:
     """A test in pytest's own process leaves no process group there."""
     yield
     if dist.is_initialized():
-        dist.destroy_process_group()
+        destroy_group()

@@ -438,6 +438,19 @@ class ListShortened(Case):
             del optimizer.param_groups[0]["params"][1]
 
 
+class GroupDivided(Case):
+    """The same parameters in the same order, in more groups."""
+
+    refused = "param_groups have changed since initialize(): the number of groups was 1 and is 2"
+
+    def change(self, step: int, optimizer: Optimizer) -> None:
+        if step == 2:
+            (group,) = optimizer.param_groups
+            later = {**group, "params": group["params"][3:], "lr": 0.0}
+            group["params"] = group["params"][:3]
+            optimizer.param_groups.append(later)
+
+
 class _AssigningSgd(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dslaunch.runtime.comm.process_group import destroy_group
+
 IMPORTED = [
     "tests.runtime.ranks",
     "dslaunch.runtime.engine.initialize",
@@ -146,4 +148,4 @@ def process_group(rank: int, world_size: int, store: str) -> Iterator[None]:
         yield
         dist.barrier()  # who left while others still form a group would make them fail
     finally:
-        dist.destroy_process_group()
+        destroy_group()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def test_what_stands_beside_the_engine_is_one_thing_by_all_its_names() -> None:
     assert dslaunch.OnDevice is dslaunch.utils.OnDevice is on_device.OnDevice
     assert dslaunch.utils.logger is log.logger
     assert dslaunch.utils.set_z3_leaf_modules is dslaunch.zero.set_z3_leaf_modules
+
+
+@pytest.mark.parametrize("name", sorted(dslaunch._MODULE_OF))
+def test_a_module_is_imported_by_its_name_as_well_as_from_the_package(name: str) -> None:
+    assert import_module(f"dslaunch.{name}") is getattr(dslaunch, name)
+    assert sys.modules[f"dslaunch.{name}"] is getattr(dslaunch, name)
 
 
 def test_a_package_that_training_needs_and_is_not_installed_is_named() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from types import ModuleType
 
 import pytest
 
 from dslaunch.launcher.output import table as of_launcher
 from dslaunch.runtime import table as of_runtime
 
+MODULES = [of_launcher, of_runtime]
 NUMBERS_TO_THE_RIGHT = """\
 host    time  speed
 node1   1 ms      9
@@ -43,3 +45,40 @@ def test_a_table_is_columns_two_spaces_apart_and_a_short_row_ends_with_a_remark(
     expected: str,
 ) -> None:
     assert "\n".join(table(rows, head=head, numbers=numbers)) == expected
+
+
+WIDE = [("node1", "10 ms", "80", ""), ("node10", "9 ms", "8", "the other hosts are faster")]
+IN_LINES = """\
+node1
+  time: 10 ms
+  speed: 80
+node10
+  time: 9 ms
+  speed: 8
+  why: the
+    other hosts
+    are faster"""
+IN_ITS_COLUMN = """\
+node1   the other hosts
+        are faster
+node10  good"""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_table_that_is_wider_than_the_terminal_is_broken_in_its_last_column_or_becomes_lines(
+    module: ModuleType,
+) -> None:
+    head = ("host", "time", "speed", "why")
+    assert "\n".join(module.table(WIDE, head=head, numbers=(1, 2), columns=15)) == IN_LINES
+    whole = module.table(WIDE, head=head, numbers=(1, 2))
+    assert module.table(WIDE, head=head, numbers=(1, 2), columns=len(whole[2])) == whole
+    rows = [("node1", "the other hosts are faster"), ("node10", "good")]
+    assert "\n".join(module.table(rows, columns=24)) == IN_ITS_COLUMN
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_a_terminal_has_a_width(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert module.terminal_columns() is None  # pytest has stdout
+    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True)
+    assert module.terminal_columns() == 40

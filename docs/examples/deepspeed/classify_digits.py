@@ -129,14 +129,14 @@ def main():
             if torch.distributed.get_rank() == 0:
                 lr = optimizer.param_groups[0]["lr"]
                 mean = mean.item() / torch.distributed.get_world_size()
-                print(f"epoch {epoch + 1} step {step} loss {mean:.7f} lr {lr:.6f}", flush=True)
+                print(f"step {step:4d}  loss {mean:.7f}  lr {lr:.6f}  epoch {epoch + 1}", flush=True)
 
     model_engine.eval()
     with torch.no_grad():
         scores = model_engine(test_images.to(device, dtype or torch.float32))
     accuracy = (scores.argmax(1) == test_labels.to(device)).float().mean().item()
     if model_engine.local_rank == 0:
-        print(f"test accuracy {accuracy:.4f} of {len(test_labels)} images", flush=True)
+        print(f"test after   accuracy {accuracy:.4f}  of {len(test_labels)} images", flush=True)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ def report(name, step, loss):
     mean = loss.detach().clone()
     torch.distributed.all_reduce(mean)
     if torch.distributed.get_rank() == 0:
-        print(f"{name} step {step} loss {mean.item() / torch.distributed.get_world_size():.7f}", flush=True)
+        print(
+            f"step {step:4d}  loss {mean.item() / torch.distributed.get_world_size():.7f}  {name}", flush=True
+        )
 
 
 def train_teacher(stage, data):

@@ -109,7 +109,7 @@ def train(engine, steps):
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         if dist.get_rank() == 0:
-            print(f"step {step} loss {mean.item() / dist.get_world_size():.7f}", flush=True)
+            print(f"step {step:4d}  loss {mean.item() / dist.get_world_size():.7f}", flush=True)
 
 
 def main():

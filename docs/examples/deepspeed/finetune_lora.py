@@ -221,7 +221,7 @@ def train(args, model, lr_scheduler, loader, device):
         torch.distributed.all_reduce(mean)
         if args.global_rank == 0:
             mean = mean.item() / torch.distributed.get_world_size()
-            print(f"step {step} loss {mean:.7f} lr {lr_scheduler.get_last_lr()[0]:.6f}", flush=True)
+            print(f"step {step:4d}  loss {mean:.7f}  lr {lr_scheduler.get_last_lr()[0]:.6f}", flush=True)
     model.tput_timer.update_epoch_count()
 
 

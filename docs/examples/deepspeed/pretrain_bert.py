@@ -120,7 +120,7 @@ def main():
         total = total.to(device)
         torch.distributed.all_reduce(total)
         if rank == 0:
-            print(f"step {step} loss {total.item() / torch.distributed.get_world_size():.7f}", flush=True)
+            print(f"step {step:4d}  loss {total.item() / torch.distributed.get_world_size():.7f}", flush=True)
         if args.checkpoint_dir is not None and step % args.checkpoint_every == 0 and step < args.steps:
             model_engine.save_checkpoint(save_dir=args.checkpoint_dir, client_state={"checkpoint_step": step})
 

@@ -1,5 +1,4 @@
-"""What `dslaunch checkpoint` does: `python -m dslaunch.runtime.checkpoint.inspect.command JSON`, a process of
-its own, because it needs torch.
+"""What `dslaunch checkpoint` does, in a process of its own (`__main__.py`), because it needs torch.
 
 The exit code is 0; 1 for damage that was found, or a difference; 2 for a mistake in what was given.
 """
@@ -24,6 +23,7 @@ from ..save import doomed
 from ..storage.store import MANIFEST
 from ..storage.url_store import open_store
 from . import difference, listing
+from .last_line import tell
 
 _FOUND = 1  # exit code: damage, or a difference
 
@@ -48,7 +48,7 @@ def _verify(given: dict[str, Any]) -> int:
             reader.verify(meter.advance)
         reader.training()
     except CheckpointError as error:
-        print(f"dslaunch: {error}", file=sys.stderr)
+        tell(str(error))
         return _FOUND
     size = size_text(reader.manifest.num_bytes)
     print(
@@ -130,18 +130,14 @@ def main(request: str) -> int:
         code = _ACTIONS[given["action"]](given)
         sys.stdout.flush()
     except UserError as error:
-        print(f"dslaunch: {error}", file=sys.stderr)
+        tell(str(error))
         return error.exit_code
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13
     except OSError as error:
-        print(f"dslaunch: {_culprit(given)}: {error.strerror or error}", file=sys.stderr)
+        tell(f"{_culprit(given)}: {error.strerror or error}")
         return UserError.exit_code
     except KeyboardInterrupt:
         return 130
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from ...table import table
+from ...table import table, terminal_columns
 from ..deepspeed.folder import DeepSpeedFolder, is_deepspeed
 from ..export.output_plan import size_text
 from ..files.manifest import read_manifest
@@ -140,7 +140,7 @@ def as_text(found: Sequence[Row]) -> str:
         )
         for row in found
     ]
-    lines = table(cells, head=_TITLES, numbers=(1, 3, 4, 5))
+    lines = table(cells, head=_TITLES, numbers=(1, 3, 4, 5), columns=terminal_columns())
     return "\n".join([*lines, *(row.problem for row in found if row.problem)]) + "\n"
 
 

@@ -53,7 +53,9 @@ class Board:
         if isinstance(store, TCPStore):
             self.place = f"{store.host}:{store.port}"
             before = _connections_to(store.port)
-            self._store: Any = TCPStore(store.host, store.port, is_master=False)
+            uses_libuv = store.libuvBackend  # type: ignore[attr-defined]  # torch forgot to list it
+            # as the job's: some builds of torch have no libuv, and their users set USE_LIBUV=0
+            self._store: Any = TCPStore(store.host, store.port, is_master=False, use_libuv=uses_libuv)
             made = _connections_to(store.port) - before
             if made:
                 self._socket = socket.socket(fileno=os.dup(max(made)))

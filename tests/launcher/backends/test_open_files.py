@@ -30,6 +30,15 @@ def test_the_limit_is_raised_where_that_is_needed_and_allowed(
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == after
 
 
+def test_a_job_on_this_machine_speaks_of_no_hosts() -> None:
+    words = [sys.executable, "-c", PROGRAM, "40", "40", "0"]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert run.stderr.splitlines()[-1].endswith(
+        "LaunchError: dslaunch itself takes about 48 open files, and this process may have 40; raise its "
+        "limit (ulimit -n 48)"
+    )
+
+
 def test_a_job_that_may_open_too_few_files_says_how_many_it_takes(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("node[1-32] slots=1\n")
     (tmp_path / "config").write_text("")

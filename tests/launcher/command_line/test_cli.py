@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import click
 import pytest
+from hypothesis import given, strategies as st
 
 from dslaunch import __version__
 from dslaunch.launcher.command_line import cli
@@ -18,6 +22,7 @@ from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.options.backend import LAUNCHERS, BackendOptions
 from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
+from dslaunch.launcher.options.text import MAY_BE_EMPTY
 from dslaunch.launcher.run import host_pool, make_plan, run_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -162,7 +167,8 @@ def test_nothing_but_a_script_means_the_defaults(parse: Parse) -> None:
         ("--num_gpus 1 --num_gpus 2", {"num_gpus": 2}),
         ("--master_addr 10.0.0.1 --master_port 1", {"master_addr": "10.0.0.1", "master_port": 1}),
         ("--master_port 65535", {"master_port": 65535}),
-        ("--master_addr=", {"master_addr": None}),
+        ("--master_addr [fd00::7]", {"master_addr": "fd00::7"}),
+        ("--master_addr fe80::1%eth0", {"master_addr": "fe80::1%eth0"}),
         ("--launcher LOCAL", {"backend": BackendOptions(launcher=LAUNCHERS["local"])}),
         (
             "--launcher OpenMPI --launcher_args -k",
@@ -314,15 +320,39 @@ def test_what_follows_the_script_is_the_script_s(
         ("--h t.py", "--h is ambiguous: it may be --heartbeat or --help or --hostfile"),
         ("-x t.py", "-x"),
         ("-9 t.py", "-9"),
-        ("--num_gpus two t.py", "'two' is not a valid int"),
-        ("--num_gpus 1.5 t.py", "'1.5' is not a valid int"),
+        (
+            "--log_dir --num_gpus 2 t.py",
+            "--log_dir is followed by --num_gpus, which is no value;",
+        ),
+        ("--hostfile --num-gpus=2 t.py", "--hostfile is followed by --num-gpus=2, which is no value"),
+        (
+            "-H -q t.py",
+            "which is no value; write --hostfile FILE, or --hostfile=-q if that is",
+        ),
+        ("--report -- t.py", "--report is followed by --, which is no value"),
+        ("--report - t.py", "--report takes no stream, for which - stands; give a path, ./- for a file"),
+        ("--log_dir=- t.py", "--log_dir takes no stream"),
+        ("-= t.py", "'-=' is no option; see --help for the list"),
+        ("--=3 t.py", "'--=' is no option; see --help for the list"),
+        ("-q=1 t.py", "-q takes no value, and '-q=1' gives it one; write -q"),
+        ("--bind_cores_to_rank --bind_core_list 0-9999999999 t.py", "which are numbers of at most 5 digits"),
+        (
+            "report-env --nvme_path . --disk_test 17T",
+            "'17T' is not allowed: it would take days;",
+        ),
+        (
+            "--num_gpus two t.py",
+            "'two' is not allowed; give a whole number from 0 to 4096, the most that one host may have",
+        ),
+        ("--num_gpus 1.5 t.py", "'1.5' is not allowed; give a whole number from 0 to 4096"),
         ("--num_gpus", "--num_gpus"),
         ("--hostfile", "--hostfile"),
         ("--module=1 t.py", "--module"),
-        ("--master_port 0 t.py", "'--master_port': 0 is not in the range 1<=x<=65535"),
-        ("--master_port 65536 t.py", "65536 is not in the range"),
-        ("--ssh_port 0 t.py", "'--ssh_port': 0 is not in the range"),
-        ("--log_level loud t.py", "'loud' is not one of 'debug', 'info'"),
+        ("--master_port 65536 t.py", "'65536' is not allowed; give a whole number"),
+        ("--num_gpus", "--num_gpus needs a value; write --num_gpus=N"),
+        ("-H", "--hostfile needs a value; write --hostfile=FILE"),
+        ("--module=1 t.py", "--module takes no value; write --module alone"),
+        ("--log_level loud t.py", "--log_level=loud: must be debug, info, warning, error or critical"),
         (
             "--launcher teleport t.py",
             "'teleport' is not a launcher; choose ssh, local, pdsh, openmpi, mpich, impi, mvapich, slurm",
@@ -336,14 +366,39 @@ def test_what_follows_the_script_is_the_script_s(
         ),
         ("--job_id x t.py", "--job_id has a meaning with --no_ssh only"),
         ("--coordinator_port 1 t.py", "--coordinator_port has a meaning with --no_ssh only"),
-        ("--no_ssh --node_rank -2 t.py", "--node_rank=-2 is not a node; nodes count from 0"),
-        ("--no_ssh --coordinator_port 65536 t.py", "65536 is not in the range"),
-        ("--no_ssh --rendezvous_timeout 0 t.py", "0.0 is not in the range"),
-        ("--kill_grace -1 t.py", "-1 is not allowed; give seconds, 0 or more"),
-        ("--kill_grace nan t.py", "nan is not allowed; give seconds, 0 or more"),
-        ("--kill_grace inf t.py", "inf is not allowed; give seconds, 0 or more"),
-        ("--heartbeat 0.5 t.py", "0.5 is not allowed; give seconds, 1 or more"),
-        ("--tree_above 0 t.py", "'--tree_above': 0 is not in the range x>=1"),
+        ("--no_ssh --coordinator_port 65536 t.py", "'65536' is not allowed"),
+        ("--master_port 0 t.py", "--master_port: '0' is not allowed; give a whole number from 1 to 65535"),
+        ("--no_ssh --node_rank -2 t.py", "'-2' is not allowed; give a whole number from 0"),
+        ("--tree_above 0 t.py", "--tree_above: '0' is not allowed; give a whole number from 1"),
+        ("--no_ssh --rendezvous_timeout 0 t.py", "'0' is not allowed; give seconds from 1 to 1000000000"),
+        ("--kill_grace -1 t.py", "'-1' is not allowed; give seconds from 0 to 1000000"),
+        ("--kill_grace nan t.py", "'nan' is not allowed; give seconds from 0"),
+        ("--kill_grace inf t.py", "'inf' is not allowed; give seconds from 0"),
+        ("--heartbeat 0.5 t.py", "'0.5' is not allowed; give seconds from 1"),
+        ("--master_addr node1:29500 t.py", "'node1:29500': ':' may stand only in an IPv6 address"),
+        ("--master_addr -oProxyCommand=id t.py", "'-oProxyCommand=id': a host's name is made of letters"),
+        ("--master_addr tcp://node1 t.py", "'tcp://node1': ':' may stand only in an IPv6 address"),
+        (
+            "--master_addr 10.0.0.256 t.py",
+            "an IPv4 address has four numbers from 0 to 255, without zeros in front; give",
+        ),
+        (
+            "--master_addr [fd00::7]:1 t.py",
+            "a host's name or an IP address, and the port with --master_port",
+        ),
+        (f"--master_addr {'a' * 300} t.py", "a host's name has 253 characters at most, and this one has 300"),
+        (
+            "--ssh_user -oProxyCommand=id t.py",
+            "'-oProxyCommand=id' is not a user: its name is made",
+        ),
+        (f"--no_ssh --job_id {'x' * 201} t.py", "is no name for a job, which has at most 200 characters"),
+        ("--no_ssh --job_id a\x07 t.py", "'a\\x07' is no name for a job"),
+        ("--ssh_user ada:1 t.py", "'ada:1' is not a user"),
+        (
+            f"--master_addr {'a' * 64} t.py",
+            "DNS knows no such name: between its dots stand 1 to 63 characters",
+        ),
+        ("--master_addr node..1 t.py", "DNS knows no such name"),
         ("--tree_radix 8 t.py", "--tree_radix=8 has no effect without --tree_above; add --tree_above=N"),
         (
             "--tree_above 9 --no_ssh t.py",
@@ -357,11 +412,103 @@ def test_what_follows_the_script_is_the_script_s(
             for name in LAUNCHERS
             if name != "ssh"
         ),
-        ("--connect_timeout soon t.py", "'soon' is not a valid float"),
+        ("--connect_timeout soon t.py", "'soon' is not allowed; give seconds from 0"),
+        ("checkpoint ls", "which DIR? Write: dslaunch checkpoint ls DIR"),
+        (
+            "checkpoint ls a b",
+            " takes no more words, and was given b; write: dslaunch checkpoint ls DIR",
+        ),
+        ("checkpoint prune a", "--keep=N is missing; write: dslaunch checkpoint prune DIR --keep=N"),
+        ("checkpoint export a b --dtype int8", "--dtype=int8: must be float32, bfloat16 or float16"),
+        ("checkpoint --nosuch", "there is no option --nosuch; write: dslaunch checkpoint --help"),
+        ("completion powershell", "SHELL powershell: must be bash, zsh, fish or hosts"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(fail: Fail, words: str, message: str) -> None:
     assert message in fail(*words.split())
+
+
+# Text as a person may type it by mistake, beside what is right for some option.
+odd_values = st.text(max_size=12).filter(lambda text: "\0" not in text) | st.sampled_from(
+    [
+        "",
+        "-",
+        "--",
+        "-1",
+        "0",
+        "1.5",
+        "nan",
+        "1e999",
+        "9" * 30,
+        "a,b",
+        "a@b",
+        "a:0",
+        "[::1]",
+        "'",
+        "{",
+        "all",
+        "2:4",
+    ]
+)
+odd_words = st.builds(
+    lambda name, between, value: [f"{name}={value}"] if between == "=" else [name, value],
+    st.sampled_from([name for names in OPTIONS for name in names]) | odd_values.map(lambda text: f"-{text}"),
+    st.sampled_from("= "),
+    odd_values,
+)
+
+
+@given(groups=st.lists(odd_words, max_size=4))
+def test_any_words_are_read_or_refused_in_one_line(groups: list[list[str]]) -> None:
+    words = [word for group in groups for word in group]
+    printed = io.StringIO()
+    with (
+        mock.patch.object(run_job, "run", return_value=0),
+        contextlib.redirect_stderr(printed),
+        contextlib.redirect_stdout(io.StringIO()),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main(["-q", *words, "t.py"])
+    said = printed.getvalue()
+    assert ended.value.code == (2 if said else 0)
+    assert re.fullmatch(r"(dslaunch: [^\n]+\n)?", said)
+
+
+def test_no_option_with_a_value_is_switched_off_by_an_empty_one(fail: Fail) -> None:
+    """As from a variable of the shell that is not set."""
+    with context_of(cli.dslaunch) as context:
+        parameters = cli.dslaunch.get_params(context)
+    options = [one for one in parameters if isinstance(one, click.Option) and not one.is_flag]
+    names = [name for one in options for name in one.opts if one.name not in MAY_BE_EMPTY | {"profile"}]
+    assert len(names) > 30
+    for name in names:
+        full = (
+            name
+            if name.startswith("--")
+            else {"-H": "--hostfile", "-i": "--include", "-e": "--exclude"}[name]
+        )
+        for words in ([f"{name}="], [name, ""]):
+            assert fail(*words, "t.py").startswith(f"{full} is empty; give it a value (")
+
+
+@pytest.mark.parametrize("words", [["checkpoint", "ls", ""], ["checkpoint", "diff", "a", ""]])
+def test_an_empty_folder_is_not_the_present_one(fail: Fail, words: list[str]) -> None:
+    assert "it is empty; give a folder, or . for the present one" in fail(*words)
+
+
+def test_spaces_in_the_name_of_a_user_or_an_address_are_refused(fail: Fail) -> None:
+    assert "'ada lovelace' is not a user: its name is made of" in fail("--ssh_user", "ada lovelace", "t.py")
+    assert "'ada -v' is not a user" in fail("--ssh_user", "ada -v", "t.py")
+    assert "'node 1': a host's name is made of letters" in fail("--master_addr", "node 1", "t.py")
+
+
+def test_a_value_that_looks_like_an_option_may_be_given_behind_an_equals_sign(parse: Parse) -> None:
+    assert parse("--hostfile=--num_gpus", "t.py") == Options(program="t.py", hostfile="--num_gpus")
+
+
+def test_a_number_may_have_spaces_around_it(parse: Parse) -> None:
+    """`wc -l` prints them on some systems."""
+    assert parse("--num_gpus", "       4", "t.py") == Options(program="t.py", num_gpus=4)
 
 
 @pytest.mark.parametrize(
@@ -424,6 +571,21 @@ def test_the_exit_code_is_what_the_job_ended_with(monkeypatch: pytest.MonkeyPatc
     assert ended.value.code == 139
 
 
+@pytest.mark.parametrize("stderr", [">/dev/full", ">&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--nosuch t.py", 2),
+        ("--num_gpus=1 --no_python --no_local_rank sh -c 'exit 7'", 7),
+        ("exec -H nosuch -- true", 2),
+    ],
+)
+def test_the_exit_code_is_the_same_where_stderr_takes_nothing(words: str, code: int, stderr: str) -> None:
+    line = f"{Path(sys.executable).with_name('dslaunch')} {words} 2{stderr}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -453,6 +615,22 @@ DRY_RUNS = {
     "dry-run-spares": ["-H", "many", "--spares=3", "--no_local_rank", "train.py"],
     "dry-run-local": ["--num_gpus=2", "train.py"],
 }  # fmt: skip
+
+
+def test_a_dry_run_says_which_variables_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("node1 slots=1 env.RANK=7 env.MINE=1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--dry_run", "-H", "hosts", "train.py"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr()
+    assert "  environment: RANK='7' (from hosts:1, not used: every rank gets its own)\n" in printed.out
+    assert "  environment: MINE='1' (from hosts:1)\n" in printed.out
+    assert printed.err == (
+        "dslaunch: warning: hosts:1: RANK is not used: every rank gets its own from dslaunch; leave it out\n"
+    )
 
 
 @pytest.mark.parametrize("name", DRY_RUNS)

@@ -21,6 +21,7 @@ from tests.exhaustive import few
 DSLAUNCH = Path(sys.executable).with_name("dslaunch")
 PATH = f"{DSLAUNCH.parent}:{os.environ['PATH']}"
 TIMEOUT_S = 60
+QUOTES = "\"'"  # which a shell may close, or leave out
 
 # What is typed, and all that can stand in place of its last word.
 ROWS: list[tuple[str, list[str]]] = [
@@ -30,6 +31,7 @@ ROWS: list[tuple[str, list[str]]] = [
     ("dslaunch -qH hosts -i n", ["node1", "node2", "node3"]),
     ("dslaunch check --hostfile=hosts -e node1@node", ["node1@node2", "node1@node3"]),
     ("dslaunch -H hosts train.py --hostf", []),
+    ('dslaunch -H "hosts" -i "o', ["other"]),
     ("dslaunch checkpoint export --dt", ["--dtype"]),
     ("dslaunch trai", ["train.py"]),
     ("dslaunch --hostf", ["--hostfile"]),
@@ -53,6 +55,10 @@ ROWS: list[tuple[str, list[str]]] = [
     ("dslaunch -H hosts train.py tra", ["train.py"]),
     ("dslaunch exec -H hosts -- ls tra", ["train.py"]),
     ("dslaunch -q check --no_to", []),
+    ("dslaunch -H 'hosts' --include='o", ["--include=other"]),
+    ('dslaunch -H hosts -i "node1@o', ["node1@other"]),
+    ('dslaunch --launcher "op', ["openmpi"]),
+    ('dslaunch "trai', ["train.py"]),
 ]
 
 BASH = """
@@ -144,7 +150,7 @@ def test_bash_completes(line: str, wanted: list[str], bash: Callable[[str], str]
     """Of several words those behind the first begin where bash cuts. A folder has no slash here."""
     before, last = line.rsplit(" ", 1)
     wanted = [one.rstrip("/") for one in wanted]
-    pieces = bash(line).removeprefix(f"{before} ").split()
+    pieces = [one.strip(QUOTES) for one in bash(line).removeprefix(f"{before} ").split()]
     cut = max(wanted[0].rfind("=") + 1, wanted[0].rfind("@")) if wanted else 0
     assert pieces == ([wanted[0], *(one[cut:] for one in wanted[1:])] if wanted else [last])
 
@@ -154,7 +160,7 @@ def test_bash_completes(line: str, wanted: list[str], bash: Callable[[str], str]
 def test_zsh_completes(line: str, wanted: list[str], zsh: Callable[[str], str]) -> None:
     """As far as all that it may be agree; behind an option that takes a value stands its `=`."""
     before, last = line.rsplit(" ", 1)
-    completed = zsh(line).removeprefix(f"{before} ").strip().removesuffix("=")
+    completed = zsh(line).removeprefix(f"{before} ").strip().strip(QUOTES).removesuffix("=")
     wanted = [one.rstrip("/") for one in wanted]
     shared = {"node1": "node", "node1@node2": "node1@node", "check": "check", "--num_accelerators": "--num_"}
     assert completed.rstrip("/") == (shared.get(wanted[0], wanted[0]) if wanted else last)
@@ -163,7 +169,8 @@ def test_zsh_completes(line: str, wanted: list[str], zsh: Callable[[str], str]) 
 @pytest.mark.slow
 def test_fish_completes(folder: Path) -> None:
     script = script_of("fish", folder)
-    asks = [f"complete -C '{line}'; echo ==" for line, _ in ROWS]
+    lines = [line.replace("'", "\\'") for line, _ in ROWS]
+    asks = [f"complete -C '{line}'; echo ==" for line in lines]
     done = subprocess.run(
         ["fish", "--no-config", "-c", "; ".join([f"source {script}", *asks])],
         cwd=folder,

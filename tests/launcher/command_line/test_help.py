@@ -15,7 +15,14 @@ from dslaunch.launcher.command_line import cli, help_topics, man
 from dslaunch.launcher.command_line.absent_options import ABSENT
 from dslaunch.launcher.command_line.job_help import topic_names
 
+
+def _inner(group: str) -> list[str]:
+    found: click.Group = import_module(cli.COMMANDS[group], "dslaunch.launcher.command_line").command
+    return list(found.commands)
+
+
 GOLDEN = Path(__file__).parents[1] / "golden"
+INNER = [f"help {group} {name}" for group in ("checkpoint", "drop-in") for name in _inner(group)]
 OPTIONS = [one for one in cli.dslaunch.params if isinstance(one, click.Option)]
 
 
@@ -44,6 +51,30 @@ def test_the_first_page_fits_on_a_screen(
     lines = text.splitlines()
     assert len(lines) <= 40
     assert all(line.isascii() and len(line) <= 80 for line in lines)
+
+
+HELP = ["help", "help all", *(f"help {name}" for name in cli.COMMANDS), *INNER]
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("words", HELP)
+def test_help_is_no_wider_than_the_terminal(
+    words: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = shown(words, capsys).splitlines()
+    wide = [line for line in lines if len(line) > columns and len(line.split()) > 1]  # a word is not broken
+    assert wide == []
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_on_a_narrow_terminal_an_example_can_be_copied_and_a_list_stays_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = shown("help checkpoint ls", capsys)
+    assert "    dslaunch checkpoint ls \\\n        s3://bucket/run1 --json\n" in text
+    assert "    damaged  a file is missing or cut\n             off; the line below the\n" in text
 
 
 def test_the_first_page_names_every_command_and_every_topic(capsys: pytest.CaptureFixture[str]) -> None:

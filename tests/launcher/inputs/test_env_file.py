@@ -288,6 +288,17 @@ def test_a_named_file_that_is_nowhere_is_refused(folders: tuple[Path, Path]) -> 
         exports(folders, file_name="/no/such")
 
 
+def test_a_link_to_a_file_that_is_gone_is_not_taken_for_no_file(folders: tuple[Path, Path]) -> None:
+    home, _ = folders
+    (home / ".deepspeed_env").symlink_to("/no/such")
+    with pytest.raises(LaunchError) as caught:
+        exports(folders)
+    assert str(caught.value) == (
+        f"{home}/.deepspeed_env: this environment file is a link to /no/such, which is not there; repair the "
+        "link, or remove it"
+    )
+
+
 def test_an_empty_file_name_is_not_given(folders: tuple[Path, Path]) -> None:
     assert exports(folders, file_name="") == []
 

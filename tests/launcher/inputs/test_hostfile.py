@@ -215,7 +215,8 @@ USER = (
         ("n[1-9999999999999] slots=8", f"a number of a range has at most 12 digits; {RANGE}"),
         (
             "10.0.0.[254-256] slots=8",
-            "an IPv4 address has four numbers from 0 to 255; write e.g. '10.0.0.7 slots=8'",
+            "an IPv4 address has four numbers from 0 to 255, without zeros in front; write e.g. '10.0.0.7 "
+            "slots=8'",
         ),
         ("w devices=0,x", DEVICE.format("'x'")),
         ("w devices=", DEVICE.format("''")),
@@ -269,9 +270,14 @@ USER = (
         ),
         (
             "10.0.0.256 slots=2",
-            "an IPv4 address has four numbers from 0 to 255; write e.g. '10.0.0.7 slots=8'",
+            "an IPv4 address has four numbers from 0 to 255, without zeros in front; write e.g. '10.0.0.7 "
+            "slots=8'",
         ),
-        ("10.0.1 slots=2", "an IPv4 address has four numbers from 0 to 255; write e.g. '10.0.0.7 slots=8'"),
+        (
+            "10.0.1 slots=2",
+            "an IPv4 address has four numbers from 0 to 255, without zeros in front; write e.g. '10.0.0.7 "
+            "slots=8'",
+        ),
         ("w0,w1 slots=2", NAME),
         ("-oProxyCommand=id slots=2", "a line begins with the host's name; write e.g. 'worker-1 slots=8'"),
         ("-w slots=2", NAME),
@@ -330,7 +336,7 @@ def test_the_message_for_a_host_named_twice() -> None:
         parse_hostfile("w1 slots=2\nada@w1 slots=4 # again", source="hosts")
     assert str(caught.value) == (
         "hosts:2: 'ada@w1 slots=4 # again': host 'w1' is on line 1 already, and a host has one line for all "
-        "its slots; write e.g. 'ada@w1 slots=4'"
+        "its slots; leave one of them out; write e.g. 'ada@w1 slots=6'"
     )
 
 
@@ -450,6 +456,7 @@ def test_the_profile_in_the_guide_is_read() -> None:
     assert parse_profile(text, options, source="job.yaml") == (
         ("--hostfile=hosts", "--num_gpus=4", "--no_local_rank"),
         ("--", "train.py", "--", "--epochs", "3"),
+        frozenset(),
     )
 
 
@@ -556,11 +563,16 @@ def test_a_long_line_is_refused_soon(line: str) -> None:
             [("w", 2)],
             "hosts:1: 'max_slots=4' has no effect, as with DeepSpeed; leave it out",
         ),
-        ("w slots=2#gpus", [("w", 2)], ""),
+        (
+            "w slots=2#gpus cwd=/x",
+            [("w", 2)],
+            "hosts:1: '#gpus cwd=/x' is read as a comment, as with DeepSpeed; write a space before '#'",
+        ),
         (
             "w slots=2 rack 7 colour=red",
             [("w", 2)],
-            "hosts:1: 'rack 7 colour=red' has no effect, as with DeepSpeed",
+            "hosts:1: 'rack 7 colour=red' has no effect, as with DeepSpeed; leave it out, or write a "
+            "key that has one: slots, devices, port, user, python, cwd, env.NAME",
         ),
         ("w slots=2 spare", [("w", 2)], "hosts:1: 'spare' has no effect"),
         ("v slots=0\nw slots=1", [("w", 1)], "hosts:1: v has slots=0 and takes no part"),
@@ -578,5 +590,35 @@ def test_a_line_that_deepspeed_reads_means_the_same_here(
 
 
 def test_a_file_whose_hosts_all_have_no_slots_names_no_host() -> None:
-    with pytest.raises(LaunchError, match="no host in it"):
-        parse_hostfile("w slots=0\n", source="hosts")
+    with pytest.raises(LaunchError) as caught:
+        parse_hostfile("# mine\nw slots=0\n", source="hosts")
+    assert str(caught.value) == (
+        "hosts: every host in it has slots=0, so none can take part; write e.g. slots=8 for one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "example"),
+    [
+        ("node[1-3] slots=2\nnode2 slots=3", "'node2 slots=5'"),
+        ("node2 slots=2\nnode[1-3] slots=auto", "'node2 slots=auto'"),
+        ("[::1] devices=0,2\n[::1] devices=2,3", "'[::1] devices=0,2,3'"),
+        ("w slots=4096\nw slots=1", "'w slots=4096'"),
+    ],
+)
+def test_the_example_for_a_host_named_twice_says_what_both_lines_say(lines: str, example: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse_hostfile(lines, source="hosts")
+    assert str(caught.value).endswith(f"leave one of them out; write e.g. {example}")
+
+
+@pytest.mark.parametrize("key", ["cwd", "env.NCCL_DEBUG", "python"])
+def test_a_key_without_a_value_is_no_text_that_has_no_effect(key: str) -> None:
+    with pytest.raises(LaunchError, match=f"only key=value may stand, and {key!r} is not"):
+        parse_hostfile(f"w slots=2 {key}", source="hosts")
+
+
+def test_a_name_that_is_too_long_is_told_so() -> None:
+    with pytest.raises(LaunchError, match="a host's name has 253 characters at most, and this one has 254"):
+        parse_hostfile(f"{'a' * 254} slots=2", source="hosts")
+    assert parse_hostfile(f"{'a' * 253} slots=2", source="hosts")

@@ -73,7 +73,10 @@ VARIABLES = "write e.g. '{name: w, slots: 8, env: {NCCL_DEBUG: INFO}}'"
     [
         ("hosts: [{name: v, slots: 1}, {name: w, slots: x}]", f"f: hosts[1].slots: 'x': {WHOLE}; {ITEM}"),
         ("hosts: {w: {slots: x}}", f"f: hosts.w.slots: 'x': {WHOLE}; write e.g. 'w: {{slots: 8}}'"),
-        ("hosts: [{name: w, slots: 0}]", f"f: hosts[0].slots: '0': {WHOLE}; {ITEM}"),
+        (
+            "hosts: [{name: w, slots: 0}]",
+            "f: every host in it has slots=0, so none can take part; write e.g. slots: 8 for one",
+        ),
         ("hosts: [{name: w, slots: 1.0}]", f"f: hosts[0].slots: '1.0': {WHOLE}; {ITEM}"),
         ("hosts: [{name: w, slots: }]", f"f: hosts[0].slots: '': {WHOLE}; {ITEM}"),
         ("hosts: [{name: w, slots: [8]}]", f"f: hosts[0].slots: a list: slots is one word or number; {ITEM}"),
@@ -112,9 +115,9 @@ VARIABLES = "write e.g. '{name: w, slots: 8, env: {NCCL_DEBUG: INFO}}'"
             "write e.g. '{name: \"node[01-16]\", slots: 8}'",
         ),
         (
-            "hosts: [{name: w, slots: 1}, {name: W, slots: 2}]",
-            "f: hosts[1]: host 'W' is named by hosts[0] already (upper and lower case are the same name); "
-            "write e.g. '{name: W, slots: 2}'",
+            "hosts: [{name: w, slots: 1}, {name: w, slots: 2}]",
+            "f: hosts[1]: host 'w' is named by hosts[0] already; leave one of them out; "
+            "write e.g. '{name: w, slots: 3}'",
         ),
         ("hosts: [w]",
          "f: hosts[0]: 'w': a host is a mapping with a name; write e.g. '{name: worker-1, slots: 8}'"),
@@ -240,3 +243,11 @@ def test_any_text_is_read_or_refused(start: str, pieces: list[str]) -> None:
 def test_a_file_made_to_hang_is_refused_soon(text: str) -> None:
     with pytest.raises(LaunchError):
         parse_yaml_hostfile(text, source="f")
+
+
+def test_no_slots_leave_a_host_out_as_in_the_other_form() -> None:
+    said: list[str] = []
+    text = "hosts: {v: {slots: 0}, w: {slots: 1}, W: {slots: 2}}"
+    hosts = parse_yaml_hostfile(text, source="f", warn=said.append)
+    assert [(one.name, one.slots) for one in hosts] == [("w", 1), ("W", 2)]
+    assert said == ["f: hosts.v: v has slots=0 and takes no part"]

@@ -14,7 +14,7 @@ from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.command_line.prefix_command import PrefixCommand
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.inputs.profile import parse_profile
-from dslaunch.launcher.options import Options
+from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.run import run_job
 
 Launch = Callable[..., "Options | str"]
@@ -43,11 +43,11 @@ hostfile: data/hosts   # relative to the current folder
 num-gpus: 4
 no_local_rank: true
 quiet: false
-master_addr: 010.0.0.1
+ssh_user: 010
 script: train.py
 args: [--epochs, 3, --name, two words, "", yes]
 """
-JOB_OPTIONS = {"hostfile": "data/hosts", "num_gpus": 4, "no_local_rank": True, "master_addr": "010.0.0.1"}
+JOB_OPTIONS = {"hostfile": "data/hosts", "num_gpus": 4, "no_local_rank": True, "ssh": SshOptions(user="010")}
 JOB_ARGUMENTS = ("--epochs", "3", "--name", "two words", "", "yes")
 
 
@@ -63,7 +63,8 @@ JOB_ARGUMENTS = ("--epochs", "3", "--name", "two words", "", "yes")
         (["-Hother", "--profile", "job.yaml"], {"hostfile": "other"}),
         (["-q", "--profile", "job.yaml", "-H", "other"], {"hostfile": "other", "log_level": "error"}),
         (["-qH", "other", "--profile", "job.yaml"], {"hostfile": "other", "log_level": "error"}),
-        (["--master_addr=", "--profile", "job.yaml"], {"master_addr": None}),
+        (["--ssh_user=", "--profile", "job.yaml"], {"ssh": SshOptions()}),
+        (["-H", "", "--profile", "job.yaml", "--num_gpus="], {"hostfile": None, "num_gpus": -1}),
         (["--profile", "job.yaml", "eval.py", "-x"], {"program": "eval.py", "arguments": ("-x",)}),
         (["--profile", "job.yaml", "--", "eval.py"], {"program": "eval.py", "arguments": ()}),
     ],
@@ -141,7 +142,11 @@ ALLOWED = "allowed are the long options without their dashes, script and args"
         ("- script", "job.yaml: not a mapping of options to values; write e.g. 'num_gpus: 4'"),
         ("", "job.yaml: not a mapping of options to values; write e.g. 'num_gpus: 4'"),
         ("a: [", "job.yaml:1: not YAML as it is read here:"),
-        ("num_gpus: four\nscript: t.py", "'four' is not a valid integer. (with the options of job.yaml)"),
+        (
+            "num_gpus: four\nscript: t.py",
+            "'four' is not allowed; give a whole number from 0 to 4096, the most that one host may "
+            "have (0: no limit) (with the options of job.yaml)",
+        ),
         ("num_gpus: 4", "which script? Write: dslaunch [options] script.py [its arguments]"),
     ],
 )

@@ -112,6 +112,13 @@ NOT_A_SLOT = (
     "is not a slot; allowed are numbers and ranges joined by commas, "
     "or 'w0' alone for all its slots; write e.g. {0} w0:0"
 )
+
+
+def with_at(message: str) -> str:
+    return message.replace("; write", ", and '@' stands between two hosts; write")
+
+
+AT = "'@' stands between two hosts, and ',' between the slots of one"
 ONE_COLON = "allowed is a host, or a host, one ':' and its slots; write e.g. {0} w0:0"
 EMPTY = "an item is empty; allowed are hosts or hosts with slots, joined by '@'; write e.g. {0} w0:0"
 
@@ -146,6 +153,17 @@ EMPTY = "an item is empty; allowed are hosts or hosts with slots, joined by '@';
         ("w0:0:1", "'w0:0:1': " + ONE_COLON),
         ("[::1", "'[::1': " + ONE_COLON),
         ("::1", "'::1': an IPv6 address stands in brackets here; write e.g. {0} [::1]"),
+        ("w0,w1", "'w0,w1': " + AT + "; write e.g. {0} 'w0@w1'"),
+        ("w0; w1:0", "'w0; w1:0': " + AT + "; write e.g. {0} 'w0@w1'"),
+        ("w0 w1", "'w0 w1': " + AT + "; write e.g. {0} 'w0@w1'"),
+        (
+            "w0:0,w1",
+            "'w0:0,w1': 'w1' " + with_at(NOT_A_SLOT),
+        ),
+        (
+            "w0:0,w1:1",
+            "'w0:0,w1:1': " + with_at(ONE_COLON),
+        ),
         ("w0@@w1", "'w0@@w1': " + EMPTY),
         ("w0@", "'w0@': " + EMPTY),
         ("@", "'@': " + EMPTY),
@@ -317,14 +335,6 @@ def test_a_pool_without_slots_is_an_error() -> None:
         (
             {"num_nodes": 0, "num_gpus": 1, "include": "w0"},
             "--num_nodes 0 and --include 'w0': a number cannot be combined with names; give one of the two",
-        ),
-        (
-            {"num_nodes": -2},
-            "--num_nodes -2: a whole number is allowed, 0 for no limit; write e.g. --num_nodes 2",
-        ),
-        (
-            {"num_gpus": -3, "include": "w0"},
-            "--num_gpus -3: a whole number is allowed, 0 for no limit; write e.g. --num_gpus 2",
         ),
         (
             {"num_nodes": 4},

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.launcher.command_line import cli, runtime_program
 from dslaunch.launcher.errors import LaunchError
+from dslaunch.runtime.checkpoint import inspect
 from dslaunch.runtime.checkpoint.export.output_plan import size_text
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.inspect import command, difference
@@ -71,7 +72,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime's program is called and not started: a process takes seconds to load torch."""
 
     def call(module: str, request: dict[str, Any], *, what: str) -> int:
-        assert module == command.__name__.removeprefix("dslaunch.runtime.")
+        assert module == inspect.__name__.removeprefix("dslaunch.runtime.")
         return command.main(json.dumps(request))
 
     monkeypatch.setattr(runtime_program, "run_program", call)
@@ -362,6 +363,46 @@ def test_the_command_starts_the_runtime_beside_a_file_that_is_called_torch(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{tmp_path}/link/{STEPS[2]}: good; ")
+
+
+@pytest.fixture
+def broken_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which torch is found and cannot be imported, which takes no time either."""
+    package = tmp_path / "path" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise OSError('libcudart.so.12: cannot open it\\nand more')")
+    return {**os.environ, "PYTHONPATH": str(package.parent)}
+
+
+def test_where_torch_cannot_be_imported_it_says_why(broken_torch: dict[str, str]) -> None:
+    words = [str(Path(sys.executable).parent / "dslaunch"), "checkpoint", "ls", "out"]
+    done = subprocess.run(words, env=broken_torch, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"dslaunch: dslaunch checkpoint needs torch, and {sys.executable} cannot import it: OSError: "
+        "libcudart.so.12: cannot open it; install a torch for this machine, then try: "
+        f"{sys.executable} -c 'import torch'\n"
+    )
+
+
+@pytest.mark.parametrize("stderr", [">/dev/full", ">&-"])
+def test_the_exit_code_is_the_same_where_stderr_takes_nothing(
+    stderr: str, broken_torch: dict[str, str]
+) -> None:
+    line = f"{Path(sys.executable).parent / 'dslaunch'} checkpoint ls out 2{stderr}"
+    done = subprocess.run(["sh", "-c", line], env=broken_torch, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_a_message_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert command.main(json.dumps({"action": "ls", "folder": "out", "json": False})) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("dslaunch: ")
+    assert all(len(line) <= 40 or " " not in line.strip() for line in lines)
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,29 @@ def test_a_script_that_is_missing_is_a_mistake(start_words: Start) -> None:
     assert job.err == f"dslaunch: localhost: no script trian.py in {job.folder}\n"
 
 
+def test_a_script_that_is_no_file_is_a_mistake(start_words: Start, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    job = start_words("folder")
+    assert job.wait() == 2
+    assert job.err == (
+        "dslaunch: localhost: folder is a folder without a __main__.py; give a script, or a package with "
+        "--module\n"
+    )
+    job = start_words("-")
+    assert job.wait() == 2
+    assert job.err == (
+        "dslaunch: the script - means standard input to Python, which the workers do not share; "
+        "write the program into a file\n"
+    )
+
+
+def test_a_program_that_is_a_folder_is_told_so(start_words: Start, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    job = start_words("--no_python", "./folder")
+    assert job.wait() == 127
+    assert "cannot run ./folder: Permission denied: it is a folder; give the program in it" in job.err
+
+
 def test_a_program_that_cannot_be_run(start_words: Start, tmp_path: Path) -> None:
     (tmp_path / "program").write_text("no")
     job = start_words("--no_python", "./program")

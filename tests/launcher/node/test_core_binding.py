@@ -48,7 +48,7 @@ def test_a_list_of_cores(text: str, cores: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0,2-6,5-9", "8,2-6", "1,6-2", "1,1", "2-4,4", "", "a", "1,", "-1", "1-", "1--2", "1 2", "0x1"]
+    "text", ["0,2-6,5-9", "8,2-6", "1,6-2", "1,1", "2-4,4", "a", "1,", "-1", "1-", "1--2", "1 2", "0x1"]
 )
 def test_a_list_must_ascend_and_name_no_core_twice(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"write e\.g\. 0,2-4"):
@@ -205,7 +205,7 @@ def test_ranks_run_on_their_own_cores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "env", "code", "message"),
     [
-        (["--num_gpus=9999"], {}, 3, "--bind_cores_to_rank: 9999 ranks cannot share cores "),
+        (["--num_gpus=4096"], {}, 3, "--bind_cores_to_rank: 4096 ranks cannot share cores "),
         (["--bind_core_list=0-1", "--num_gpus=3"], {}, 3, "3 ranks cannot share --bind_core_list=0-1"),
         (
             ["--bind_core_list=0,5000-5001"],

@@ -340,14 +340,55 @@ def test_an_error_file_that_is_no_file_is_neither_followed_nor_waited_for(kind: 
         ("hostname: unrecognized option '--local_rank=0'", True),
         ("Error: No such option: --local_rank", True),
         ("FATAL Flags parsing error: Unknown command line flag 'local_rank'", True),
+        ("getopt.GetoptError: option --local_rank not recognized", True),
+        ("flag provided but not defined: -local_rank", True),
+        ("error: unexpected argument '--local_rank' found", True),
+        ("ERROR: Could not consume arg: --local_rank=0", True),
         ("local_rank 0 starts", False),
         ("unrecognized arguments: --lr=1", False),
+        # It knows that one, and speaks of another.
+        ("Error: No such option: -x Did you mean --local_rank?", False),
+        ("FATAL Flags parsing error: Unknown command line flag 'x'. Did you mean: local_rank ?", False),
+        ("train.py: error: unrecognized arguments: --local_rank_mode fast", False),
+        ("train.py: error: unrecognized arguments: --my-local-rank=0", False),
+        ("unexpected key local_rank in the state", False),
+        ("warning: unknown argument --local_rank=0", False),
+        ("unknown argument --local_rank=0 is ignored", False),
     ],
 )
 def test_a_program_that_does_not_know_local_rank_is_told_how_to_leave_it_out(
     line: str, is_told: bool
 ) -> None:
-    err = Tail(10)
-    err.add(f"usage: train.py\n{line}\n".encode())
-    found = evidence_of(2 << 8, facts=[], is_out_of_memory=False, error_file=None, out=Tail(10), err=err)
-    assert any("--no_local_rank" in one for one in found["evidence"]) == is_told
+    assert bool(_facts(f"usage: train.py\n{line}\n")) == is_told
+
+
+def test_other_arguments_that_the_program_does_not_know_are_named_too() -> None:
+    (said,) = _facts("train.py: error: unrecognized arguments: --local_rank=0 -x --lr 1\n")
+    assert said.endswith("; it does not know -x --lr either, of your command line")
+
+
+def test_an_argument_that_dslaunch_did_not_add_is_not_put_down_to_it() -> None:
+    assert _facts("error: unrecognized arguments: --local_rank=0\n", has_local_rank=False) == []
+
+
+def test_a_program_that_went_on_and_raised_did_not_fail_of_an_argument() -> None:
+    complaint = "unknown argument --local_rank=0\n"
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+    assert _facts(f"{complaint}{trace}ValueError: no data\n") == []
+    assert len(_facts(f"{trace}getopt.GetoptError: option --local_rank not recognized\n")) == 1
+
+
+def test_a_program_that_a_signal_ended_did_not_fail_of_an_argument() -> None:
+    assert _facts("unknown argument --local_rank=0\n", status=signal.SIGKILL) == []
+
+
+def _facts(err: str, *, status: int = 2 << 8, has_local_rank: bool = True) -> list[str]:
+    found = evidence_of(
+        status,
+        facts=[],
+        is_out_of_memory=False,
+        error_file=None,
+        has_local_rank=has_local_rank,
+        **tails(err.encode()),
+    )
+    return list(found["evidence"])

@@ -20,6 +20,8 @@ MAKING = ("mkfifo", "symlink", "symlink_to", "touch", "write_text", "write_bytes
 KNOWN: dict[Place, str] = {
     ("backends/known_hosts.py", "KnownHosts.add", "Path(path).open"):
         "ssh's own file in the user's home, as ssh writes it",
+    ("command_line/help_screen.py", "HelpScreen.write_text", "super().write_text"):
+        "a method of click's formatter, no file",
     ("external/runner.py", "run_owned", "Path(path).write_text"): "in a TemporaryDirectory of its own",
     ("output/log_files.py", "_link_latest", "new.replace"):
         "a link that was made the line before, over a link of an earlier run",

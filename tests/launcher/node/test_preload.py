@@ -221,7 +221,7 @@ def test_the_one_that_imported_is_gone_once_the_workers_run(start: Start) -> Non
     assert job.wait() == 143
 
 
-@pytest.mark.parametrize("value", ["", "a b", "torch,", "1", "--x"])
+@pytest.mark.parametrize("value", ["a b", "torch,", "1", "--x"])
 def test_what_is_no_name_of_a_module_is_refused(value: str, start: Start) -> None:
     job = start("", f"--preload={value}")
     assert job.wait() == 2

@@ -38,6 +38,7 @@ def job(tmp_path: Path) -> dict[str, Any]:
         "script": "train.py",
         "module": None,
         "num_head": 2,
+        "adds_local_rank": True,
         "preload": [],
         "has_timings": False,
         "venv_script": None,
@@ -203,6 +204,39 @@ def test_the_devices_of_the_host_become_visible(
     prepared = prepare(job, num_devices=num_devices)
     assert prepared.env[b"CUDA_VISIBLE_DEVICES"] == visible
     assert prepared.notes == []
+
+
+@pytest.mark.parametrize(("given", "is_told"), [("1", True), ("0,1", False)])
+def test_visible_devices_of_a_file_are_not_used_and_a_note_says_so(
+    given: str, is_told: bool, job: dict[str, Any]
+) -> None:
+    job["devices"] = ["0", "1"]
+    job["environment"] = [["CUDA_VISIBLE_DEVICES", given]]
+    prepared = prepare(job, num_devices=4)
+    assert prepared.env[b"CUDA_VISIBLE_DEVICES"] == b"0,1"
+    note = (
+        "CUDA_VISIBLE_DEVICES=1 of a file is not used: ranks get 0,1 here; choose with --include, or with "
+        "devices= in the hostfile"
+    )
+    assert prepared.notes == ([note] if is_told else [])
+
+
+def test_a_folder_that_python_can_run_is_a_script(job: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    job["script"] = "folder"
+    assert refusal(job)[0].startswith("folder is a folder without a __main__.py;")
+    (tmp_path / "folder" / "__main__.py").touch()
+    prepare(job, num_devices=0)
+
+
+def test_a_script_that_may_not_be_read_is_told_before_the_start(
+    job: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode, **how: mode != os.R_OK)  # root may read everything
+    assert refusal(job) == (
+        f"the script train.py may not be read by user {os.geteuid()} here; let it be read: chmod +r",
+        2,
+    )
 
 
 def test_a_slot_without_a_gpu_is_refused(job: dict[str, Any]) -> None:

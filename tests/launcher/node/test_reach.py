@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
+import resource
 import select
 import socket
 import subprocess
@@ -121,3 +123,27 @@ def test_own_addresses_are_those_that_the_ip_command_lists() -> None:
     addresses = [ipaddress.ip_interface(line.split()[3]).ip for line in listed.splitlines()]
     expected = {str(one) for one in addresses if not (one.is_loopback or one.is_link_local)}
     assert set(own_addresses()) == expected
+
+
+def test_a_listener_that_has_no_file_left_lets_go_of_who_was_answered_first() -> None:
+    """Else it would be asked for the same connection again and again, and answer nobody."""
+    number = free_port()
+    listener = PortListener(number, TOKEN)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        first, second = (stack.enter_context(socket.socket()) for _ in range(2))
+        for one in (first, second):
+            one.settimeout(TIMEOUT_S)
+            one.connect(("127.0.0.1", number))
+        listener.accept()
+        assert first.recv(64) == TOKEN.encode()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        most = max(map(int, os.listdir("/proc/self/fd"))) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(first.fileno()))
+        listener.accept()
+        listener.accept()
+        assert second.recv(64) == TOKEN.encode()

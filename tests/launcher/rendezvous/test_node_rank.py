@@ -67,6 +67,8 @@ def test_a_scheduler_counts_all_hosts_and_node_rank_the_selected_ones() -> None:
         ({"given": 4}, "--node_rank=4 is not one of the 4 hosts, 0 to 3"),
         ({"environ": {"SLURM_NODEID": "4"}},
          "SLURM_NODEID=4 is not one of the 4 hosts, 0 to 3 of the hostfile"),
+        ({"environ": {"SLURM_NODEID": "9" * 5000}},
+         f"SLURM_NODEID={'9' * 80} is not one of the 4 hosts, 0 to 3 of the hostfile"),
         ({"environ": {"JOB_COMPLETION_INDEX": "one"}}, "JOB_COMPLETION_INDEX=one is not one of"),
         ({"environ": {"JOB_COMPLETION_INDEX": "-1"}}, "JOB_COMPLETION_INDEX=-1 is not one of"),
         ({"environ": {"SLURM_NODEID": "1"}, "selected": ("node1",)},

@@ -77,6 +77,7 @@ def a_job() -> dict[str, Any]:
         prepare_timeout_s=600.0,
         bind_cores=[0, 1],
         is_verbatim=False,
+        adds_local_rank=True,
     )
     given: dict[str, Any] = json.loads(json.dumps(as_json(job)))
     assert read_job(given) == job

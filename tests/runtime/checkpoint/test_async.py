@@ -88,6 +88,26 @@ def _let_go_when_waited_for(engine: Any, may_go: threading.Event) -> list[int]:
     return asked
 
 
+def test_a_load_waits_for_the_save_before_it(tmp_path: Path) -> None:
+    engine = _make(0)
+    train_engine(engine, steps=1)
+    engine.save_checkpoint(tmp_path, "first")
+    engine._saver.wait()
+    train_engine(engine, steps=1)
+    with _held_back() as may_go:
+        engine.save_checkpoint(tmp_path, "second")
+        wait = engine._saver.wait
+
+        def let_go_and_wait() -> None:
+            may_go.set()
+            wait()
+
+        engine._saver.wait = let_go_and_wait
+        path, _ = engine.load_checkpoint(tmp_path)
+    assert Path(path).name == "second"
+    engine.destroy()
+
+
 # ---- every way to change what is being saved
 
 

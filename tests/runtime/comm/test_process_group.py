@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
 from dslaunch import ConfigError
-from dslaunch.runtime.comm.process_group import choose_device, start_process_group
+from dslaunch.runtime.comm import process_group
+from dslaunch.runtime.comm.process_group import choose_device, destroy_group, start_process_group
 from dslaunch.runtime.environment import read_environment
 from tests.fake_cuda.build import can_be_built
 
@@ -50,6 +51,19 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(chosen: list[int
 
 def test_without_a_gpu_all_is_the_cpu() -> None:
     assert choose_device(read_environment({}), backend="gloo", index=3) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_threads_of_an_old_gloo_get_the_interpreters_lock_before_they_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """With torch 2.6.0 some jobs never end without it."""
+    done: list[str] = []
+    monkeypatch.setattr(process_group, "_THREADS_NEED_LOCK", is_old)
+    monkeypatch.setattr(process_group.time, "sleep", lambda _: done.append("the lock is free"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda _: done.append("threads are waited for"))
+    destroy_group()
+    assert done == ["the lock is free"] * is_old + ["threads are waited for"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tests.runtime.models import (
     worst_difference,
 )
 from tests.runtime.ranks import Ranks
+from tests.runtime.training.test_skipped import Lines
 from tests.runtime.training.test_stages import FP32_DRIFT
 
 # Everything that has its own process groups: sharded parameters, and meshes of two axes.
@@ -132,6 +133,57 @@ def _two_engines(rank: int, stage: int) -> dict[str, Tensor]:
     engine = dslaunch.initialize(model=model, config=config)[0]
     train_engine(engine, steps=2)
     return snapshot(model.named_parameters())
+
+
+def _failed(rank: int, is_late: bool) -> tuple[list[str], str]:
+    """A second initialize() of a model fails; return what it and the first engine say, and train again."""
+    model = make_model()
+    config = make_config(stage=1)
+    first = dslaunch.initialize(model=model, config=config)[0]
+    stranger = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(make_model().parameters(), lr=0.1), 1)
+    late = {"training_data": iter(())}  # no loader can be made of it
+    given: dict[str, Any] = late if is_late else {"lr_scheduler": stranger}
+    with Lines() as lines, pytest.raises((ConfigError, TypeError)):
+        dslaunch.initialize(model=model, config=config, **given)
+    said = ""
+    try:
+        train_engine(first, steps=1)
+    except ConfigError as error:
+        said = str(error)
+        train_engine(dslaunch.initialize(model=model, config=config)[0], steps=1)
+    return lines.found, said
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_initialize_that_fails_leaves_the_engine_before_or_says_what_is_lost(
+    ranks: Ranks, is_late: bool
+) -> None:
+    for lines, said in ranks(_failed, is_late, world_size=2):
+        if is_late:
+            assert [line.partition(",")[0] for line in lines] == [
+                "initialize() has failed after it had taken over parameters of another engine"
+            ]
+            assert "had taken over parameters of this engine, and failed:" in said
+        else:
+            assert (lines, said) == ([], "")
+
+
+def _bare_backward(rank: int) -> dict[str, Tensor]:
+    """Each of two engines divides the gradients of a backward that it does not run; the first lets go."""
+    model = make_model()
+    config = make_config(stage=0, gradient_accumulation_steps=2)
+    engines = [dslaunch.initialize(model=model, config=config)[0] for _ in range(2)]
+    for micro_batch in batch(0).chunk(2):
+        loss_of(engines[1], micro_batch.chunk(2)[rank]).backward()  # type: ignore[no-untyped-call]
+        engines[1].step()
+    return {"norm": torch.tensor(engines[1].get_global_grad_norm())}
+
+
+def test_an_engine_whose_model_has_another_leaves_a_bare_backward_alone(ranks: Ranks) -> None:
+    plain = make_model()
+    (norm,) = train_plain(plain, torch.optim.SGD(plain.parameters(), lr=0.0), steps=1)
+    for found in ranks(_bare_backward, world_size=2):
+        assert float(found["norm"]) == pytest.approx(norm, rel=1e-5)
 
 
 def _shared_and_frozen(rank: int) -> None:

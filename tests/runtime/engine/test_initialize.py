@@ -322,6 +322,4 @@ def _divided(rank: int, stage: int) -> str:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_model_that_is_divided_already_is_refused_by_name(ranks: Ranks, stage: int) -> None:
     for said in ranks(_divided, stage, world_size=2):
-        assert said.startswith(
-            "parameter 'first.weight' is a DTensor: fully_shard() or a tensor-parallel plan"
-        )
+        assert said.startswith("fully_shard() has divided the model over ranks; give initialize() the plain")

@@ -40,6 +40,7 @@ def test_the_leader_is_the_first_rank_with_the_same_parameters() -> None:
     assert axes.leaders == (0, 1, 0, 1, 4, 5, 4, 5)
     assert axes.lines(SAMPLES) == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert axes.line_of(7, ("tp",)) == (6, 7)
+    assert Axes(dp=2, sp=2, tp=2).leaders == (0, 1, 0, 1, 0, 1, 0, 1)  # parts of samples are other data
     assert axes_of_job(3).leaders == (0, 0, 0)
 
 

@@ -26,6 +26,8 @@ from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.runtime.mesh.domain import Domains
 from dslaunch.utils import safe_get_full_fp32_param
+from tests.exhaustive import few
+from tests.runtime.mesh.test_groups import reduced
 from tests.runtime.models import Uneven, batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 
@@ -223,46 +225,74 @@ class Experts(nn.Module):
         for block in self.blocks:
             for param in block["expert"].parameters():
                 nn.init.normal_(param, std=0.3)
+            block["expert"].register_buffer("shift", torch.full((15,), 0.1 * number))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.blocks:
-            x = x + torch.tanh(block["expert"](torch.tanh(block["dense"](x))))
+            x = x + torch.tanh(
+                block["expert"](torch.tanh(block["dense"](x))) + block["expert"].shift.to(x.dtype)
+            )
         result: Tensor = self.last(x)
         return result
 
 
 def _with_experts(model: Experts, num_experts: int, axes: Axes, *args: Any, **options: Any) -> Domains:
     domains = Domains(axes, **options)
-    size = axes.dp // num_experts
+    num_sharers = axes.dp // num_experts
     domains.add(
         "experts",
         sharers=[range(number, axes.dp, num_experts) for number in range(num_experts)],
-        shard_size=size if options["shard_size"] > 1 else 1,
+        shard_size=min(options["shard_size"], num_sharers),
+        states_by_chunk=options["states_by_chunk"],
         divisor=axes.dp,
-        params=[param for block in model.blocks for param in block["expert"].parameters()],
+        params=[
+            tensor
+            for block in model.blocks
+            for tensor in (*block["expert"].parameters(), *block["expert"].buffers())
+        ],
     )
     return domains
 
 
 def _on_experts(rank: int, num_experts: int, stage: int, changes: dict[str, Any]) -> Trained:
     model = Experts(rank % num_experts)
+    if rank >= num_experts:  # to get the values of the first with the same experts
+        for block in model.blocks:
+            block["expert"].shift.fill_(9.0)
+    config = _config(stage)
+    config["zero_optimization"] |= changes
     with patch.object(components, "Domains", partial(_with_experts, model, num_experts)):
-        engine, *_ = dslaunch.initialize(model=model, config=_config(stage, **changes))
+        engine, *_ = dslaunch.initialize(model=model, config=config)
     losses, norms = _train(engine, [_batch(step).chunk(4)[rank] for step in range(STEPS)])
     trained = _whole(model)
     engine.destroy()
     return losses, norms, trained
 
 
-EXPERT_CASES = [(2, 0), (2, 1), (2, 2), (2, 3), (4, 1), (4, 2), (4, 3)]
+HOST = {"offload_optimizer": {"device": "cpu"}}
+EXPERT_CASES: list[tuple[int, int, dict[str, Any]]] = [
+    *((num_experts, stage, {}) for num_experts in (2, 4) for stage in (0, 1, 2, 3)),
+    *((num_experts, stage, {"mics_shard_size": 2}) for num_experts in (2, 4) for stage in (1, 2, 3)),
+    *((num_experts, 3, {"zero_hpz_partition_size": 2}) for num_experts in (2, 4)),
+    *((num_experts, stage, HOST) for num_experts in (2, 4) for stage in (1, 2, 3)),
+    *((num_experts, 3, HOST | {"offload_param": {"device": "cpu"}}) for num_experts in (2, 4)),
+    *((num_experts, 3, {"stage3_param_persistence_threshold": 20}) for num_experts in (2, 4)),
+]
 
 
-@pytest.mark.parametrize(("num_experts", "stage"), EXPERT_CASES)
+def _is_kept(num_experts: int, stage: int, changes: dict[str, Any]) -> bool:
+    """Every stage once, and every change."""
+    if not changes:
+        return (num_experts, stage) != (4, 0)
+    return (num_experts, stage) == ((4, 2) if changes == HOST else (2, 3))
+
+
+@pytest.mark.parametrize(("num_experts", "stage", "changes"), few(EXPERT_CASES, _is_kept))
 def test_experts_that_some_ranks_share_are_trained_as_in_one_process(
-    ranks: Ranks, num_experts: int, stage: int
+    ranks: Ranks, num_experts: int, stage: int, changes: dict[str, Any]
 ) -> None:
-    _check_experts(ranks, num_experts, stage)
+    _check_experts(ranks, num_experts, stage, changes)
 
 
 @pytest.mark.parametrize(("num_experts", "stage"), [(2, 0), (2, 2), (4, 3)])
@@ -272,7 +302,18 @@ def test_experts_are_trained_so_where_the_back_end_reduces(
     _check_experts(cuda_ranks, num_experts, stage)
 
 
-def _check_experts(ranks: Ranks, num_experts: int, stage: int) -> None:
+def test_a_back_end_that_reduces_divides_once_and_sends_as_much_as_is_counted(cuda_ranks: Ranks) -> None:
+    half = 8 * 4 // 2  # bytes of a ring of two ranks, of all and of its half
+    for shard_size, sent in (
+        (1, {"all_reduce": 2 * 8 * 4 * 3 // 4}),
+        (2, {"reduce_scatter": half, "all_reduce": 2 * half // 2}),
+        (4, {"reduce_scatter": 8 * 4 * 3 // 4}),
+    ):
+        results = cuda_ranks(reduced, shard_size, False, "cuda", world_size=4)
+        assert results == [([10 / 8] * (8 // shard_size), sent)] * 4
+
+
+def _check_experts(ranks: Ranks, num_experts: int, stage: int, changes: dict[str, Any] | None = None) -> None:
     models = [Experts(number) for number in range(num_experts)]
     dense = [(name, param) for name, param in models[0].named_parameters() if "expert" not in name]
     for model in models[1:]:
@@ -286,7 +327,7 @@ def _check_experts(ranks: Ranks, num_experts: int, stage: int) -> None:
         return sum(loss_of(models[rank % num_experts], part) for rank, part in enumerate(parts)) / 4
 
     norms = _trained_plain(params, loss)
-    results = ranks(_on_experts, num_experts, stage, {}, world_size=4)
+    results = ranks(_on_experts, num_experts, stage, changes or {}, world_size=4)
     for rank, (_, own_norms, trained) in enumerate(results):
         assert own_norms == pytest.approx(norms, rel=1e-6)
         _check_close(trained, dict(models[rank % num_experts].named_parameters()))

@@ -454,6 +454,32 @@ def test_ranks_that_would_divide_differently_end_with_an_error(ranks: Ranks, wha
         assert error.startswith(text)
 
 
+def _bytes(rank: int, tp: int) -> tuple[int, int]:
+    """What a rank sends of activations in a forward and a backward, and what the formula says."""
+    model = make_hugging_face("Llama", num_key_value_heads=4)
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(1, tp=tp))
+    batch = tokens()[:2]
+    engine(input_ids=batch)  # the first one compares what the ranks were given
+    before = engine._wire.meter.bytes_by_kind().get("all_reduce", 0)
+    loss = loss_of_tokens(engine, batch)
+    engine.set_gradient_accumulation_boundary(False)
+    engine.backward(loss)
+    sent = engine._wire.meter.bytes_by_kind()["all_reduce"] - before
+    engine.destroy()
+    activations = batch.numel() * SIZES["hidden_size"] * 4
+    blocks = SIZES["num_hidden_layers"] * 8 * (tp - 1) * activations // tp
+    ends = (
+        2 * 2 * (tp - 1) * activations // tp
+    )  # the embedding's output, and the gradient of the head's input
+    return sent, blocks + ends
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_the_bytes_on_the_wire_are_those_of_the_formula(ranks: Ranks, tp: int) -> None:
+    for sent, expected in ranks(_bytes, tp, world_size=4):
+        assert sent == expected
+
+
 def _dropout(rank: int) -> Numbers:
     """Ranks that compute one layer together draw the same numbers, whatever each was seeded with."""
     model = make_hugging_face("Llama")

@@ -120,8 +120,8 @@ TOPICS: dict[str, str] = {
     ),
     TENSOR_PARALLEL: (
         "Layers are divided between ranks in `initialize()`, as the ds_config's `tensor_parallel`, "
-        "`tp_model_init()` or torch's DTensors say; see [tensor-parallel.md](../train/tensor-parallel.md). No "
-        "sequence is divided. DeepSpeed's modules for it are not here."
+        "`tp_model_init()` or torch's DTensors say; see [tensor-parallel.md](../train/tensor-parallel.md). "
+        "No sequence is divided. DeepSpeed's modules for it are not here."
     ),
     COMPRESSION: (
         "Nothing is quantized, neither weights nor what goes over the wire: it would change results."
