@@ -29,7 +29,7 @@ from ..placement.stage_policy import policy_for_stage
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
-from ..tensor.divide import divide, earlier_division
+from ..tensor.divide import agree_on_division, divide, earlier_division
 from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, requested_size
 from ..zero.param_location import location_of
@@ -92,6 +92,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         has_optimizer=optimizer is not None,
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
     )
+    agree_on_division(settings.tensor_parallel)
     axes = axes_of_job(num_ranks, tp=settings.tp_size)
     if is_lenient:
         settings = _with_precision_of(model, settings)

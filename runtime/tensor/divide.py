@@ -33,7 +33,7 @@ class DividedModel:
         self, module: nn.Module, axis: TensorAxis, division: Division, *, settings: TensorParallelConfig
     ) -> None:
         self._axis, self._division, self._settings = axis, division, settings
-        self._are_inputs_checked = False
+        self._num_forwards = 0
         cuts = {id(param): cut for param, cut in division.cuts}
         for one in module.modules():
             own = {name: cuts[id(param)] for name, param in one._parameters.items() if id(param) in cuts}
@@ -61,7 +61,7 @@ class DividedModel:
                 "section tensor_parallel is another one now: give the same, or make the model anew and load "
                 "a checkpoint of the engine before"
             )
-        self._are_inputs_checked = False
+        self._num_forwards = 0
         return self
 
     def join(self, domains: Domains) -> None:
@@ -97,14 +97,15 @@ class DividedModel:
             torch.cuda.set_rng_state(told[1], device)
 
     def check_inputs(self, args: Any, kwargs: Any) -> None:
-        """See that ranks that compute one layer together were given the same, the first time.
+        """See that ranks that compute one layer together were given the same. Forwards 1, 2, 4, 8 and so on
+        do so: in the end that costs nothing, and a loader that goes another way later is found, too.
 
-        Order:  a collective, the first time
+        Order:  a collective in these forwards
         Errors: ConfigError that names the first tensor that differs
         """
-        if self._are_inputs_checked:
+        self._num_forwards += 1
+        if self._num_forwards.bit_count() != 1:
             return
-        self._are_inputs_checked = True
         leaves = tree_leaves_with_path((args, kwargs))
         own = {keystr(path): _digest(leaf) for path, leaf in leaves if isinstance(leaf, Tensor)}
         told = self._axis.group.all_gather_objects(own, what="what the model is given")
@@ -114,9 +115,10 @@ class DividedModel:
             if differing:
                 raise ConfigError(
                     f"ranks {first} and {first + place} compute the same layers together "
-                    f"(tensor_parallel.autotp_size {self._axis.size}), and were given different inputs: "
-                    f"{differing[0]} differs; give both the same samples: of {self._axis.size} ranks that "
-                    "are neighbours all load the same, as engine.deepspeed_io() does, or a sampler with "
+                    f"(tensor_parallel.autotp_size {self._axis.size}), and were given different inputs "
+                    f"in forward {self._num_forwards}: {differing[0]} differs; give both the same samples: "
+                    f"of {self._axis.size} ranks that are neighbours all load the same, as "
+                    "engine.deepspeed_io() does, or a sampler with "
                     "num_replicas=engine.dp_world_size and rank=engine.get_data_parallel_rank()"
                 )
 
@@ -178,6 +180,23 @@ def earlier_division(module: nn.Module) -> DividedModel | None:
                 )
             found = hook.divided
     return found
+
+
+def agree_on_division(settings: TensorParallelConfig | None) -> None:
+    """See that all ranks divide the same way, those that divide nothing included: others would wait for them.
+
+    Order:  a collective
+    Errors: ConfigError with what two ranks were given
+    """
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    own = "left out" if settings is None else settings.model_dump_json(exclude_defaults=True)
+    dist.all_gather_object(everywhere, own)
+    for rank, other in enumerate(everywhere):
+        if other != everywhere[0]:
+            raise ConfigError(
+                f"rank {rank} and rank 0 were given different settings: tensor_parallel is {other} on rank "
+                f"{rank} and {everywhere[0]} on rank 0; give initialize() the same ds_config on every rank"
+            )
 
 
 def divide(
@@ -271,15 +290,17 @@ def _undo_forwards(module: nn.Module) -> None:
 
 def _check_agreement(module: nn.Module, plan: Plan) -> None:
     """Ranks that divide different models would wait for each other for ever."""
-    text = "\n".join(f"{name} {tuple(param.shape)}" for name, param in module.named_parameters())
+    text = "\n".join(
+        f"{name} {tuple(param.shape)} {param.dtype}" for name, param in module.named_parameters()
+    )
     own = crc32(f"{text}\n{sorted(plan.params)}\n{sorted(plan.modules)}".encode())
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, own)
     for rank, other in enumerate(everywhere):
         if other != everywhere[0]:
             raise ConfigError(
-                f"rank {rank} and rank 0 were given different models to divide: names and shapes of all "
-                "parameters and the plan must agree; build the model the same way on every rank"
+                f"rank {rank} and rank 0 were given different models to divide: names, shapes and dtypes "
+                "of all parameters and the plan must agree; build the model the same way on every rank"
             )
 
 

@@ -370,11 +370,13 @@ def _replace_layer(model: Any, what: str) -> None:
         model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
 
 
-def _error(rank: int, what: str) -> str:
+def _error(rank: int, what: str | int) -> str:
     config = make_config(1, tp=2)
     model: Any = make_hugging_face("Llama")
-    if what == "inputs":
+    if isinstance(what, int):
         engine, *_ = dslaunch.initialize(model=model, config=config)
+        for _ in range(1, what):
+            engine(input_ids=tokens()[:2])
         with pytest.raises(ConfigError) as caught:
             engine(input_ids=tokens(step=rank)[:2])
         engine.destroy()
@@ -410,8 +412,12 @@ def _error(rank: int, what: str) -> str:
     ("what", "text"),
     [
         (
-            "inputs",
-            "compute the same layers together (tensor_parallel.autotp_size 2), and were given different ",
+            1,
+            "(tensor_parallel.autotp_size 2), and were given different inputs in forward 1: [1]['input_ids']",
+        ),
+        (
+            8,
+            "(tensor_parallel.autotp_size 2), and were given different inputs in forward 8: [1]['input_ids']",
         ),
         ("heads", "autotp_size 2 does not divide the model's num_attention_heads, 3"),
         ("no plan", "Net does not say how its layers are divided"),
@@ -429,9 +435,39 @@ def _error(rank: int, what: str) -> str:
         ("another dtype", "tp_model_init(dtype=torch.float16) contradicts the ds_config"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str, text: str) -> None:
+def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str | int, text: str) -> None:
     for error in ranks(_error, what, world_size=2):
         assert text in error
+
+
+def _differing(rank: int, what: str) -> str:
+    config, model = make_config(1, tp=2), make_net()
+    config["tensor_parallel"]["partition_config"] = {"layer_specs": [{"patterns": ["blocks.*up"]}]}
+    if rank == 1 and what == "none":
+        del config["tensor_parallel"]
+    elif rank == 1 and what == "gather_output":
+        config["tensor_parallel"]["partition_config"]["layer_specs"][0]["gather_output"] = True
+    elif rank == 1:
+        model = model.bfloat16()
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=model, config=config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (
+            "none",
+            "rank 1 and rank 0 were given different settings: tensor_parallel is left out on rank 1 and",
+        ),
+        ("gather_output", "rank 1 and rank 0 were given different settings: tensor_parallel is {"),
+        ("dtype", "rank 1 and rank 0 were given different models to divide: names, shapes and dtypes of all"),
+    ],
+)
+def test_ranks_that_would_divide_differently_end_with_an_error(ranks: Ranks, what: str, text: str) -> None:
+    for error in ranks(_differing, what, world_size=2):
+        assert error.startswith(text)
 
 
 def _bytes(rank: int, tp: int) -> tuple[int, int]:
