@@ -94,7 +94,7 @@ def digits(lab: Lab, folder: Path, name: str, *launcher_words: str, stage: int) 
     assert command.wait(180) == 0, command.err
     losses = [float(line) for line in (folder / name).read_text().splitlines()]
     return losses, next(
-        line.partition(" | ")[2] for line in command.out.splitlines() if "test accuracy" in line
+        line.partition(" | ")[2] for line in command.out.splitlines() if "| test after " in line
     )
 
 
