@@ -34,7 +34,7 @@ from ..step.host_update import Update
 from ..step.loss_scale import LossScaler
 from ..step.overflow import has_overflow
 from ..step.step_schedule import StepSchedule
-from ..tensor.divide import DividedModel
+from ..tensor.divided_model import DividedModel
 from ..zero import ds_attributes
 from ..zero.leaf_modules import mark_configured, z3_leaf_module
 from ..zero.param_location import note_locations

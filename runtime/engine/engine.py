@@ -23,7 +23,7 @@ from ..errors import CheckpointError, ConfigError
 from ..mesh.axes import Axes
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import check_metric
-from ..tensor.divide import DividedModel
+from ..tensor.divided_model import DividedModel
 from ..zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
 from ..zero.parked_states import read_kinds
 from .absent import why_absent

@@ -29,7 +29,8 @@ from ..placement.stage_policy import policy_for_stage
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
-from ..tensor.divide import agree_on_division, divide, earlier_division
+from ..tensor.divide import agree_on_division, divide
+from ..tensor.divided_model import check_optimizer, earlier_division
 from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, requested_size
 from ..zero.param_location import location_of
@@ -104,6 +105,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         divided = None
         if settings.tensor_parallel is not None:
             check_dtype(model, precision_of(settings).parameters)
+            if known is None:
+                check_optimizer(optimizer)
             divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)

@@ -2,184 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
-from ..mesh.axes import SAMPLES, Axes
+from ..mesh.axes import Axes
 from ..mesh.cut import Cut, cut_evenly
-from ..mesh.domain import Domains
-from ..mesh.parts import Parts
 from ..zero.early_parameter import early_of
+from .divided_model import DividedModel, earlier_division
 from .exchange import TensorAxis
 from .lower import Division, is_dtensor, lower
-from .plan import Plan, check_heads, choose_plan, plan_of_model, text_config
+from .plan import Plan, check_heads, choose_plan, plan_of_model, rope_size
 from .styles import Packs, PartialGradients, PartlyRotated
-from .vocabulary import use_parts_of_logits
-
-
-class DividedModel:
-    """A model of which this rank holds a part."""
-
-    def __init__(
-        self, module: nn.Module, axis: TensorAxis, division: Division, *, settings: TensorParallelConfig
-    ) -> None:
-        self._axis, self._division, self._settings = axis, division, settings
-        self._num_forwards = 0
-        cuts = {id(param): cut for param, cut in division.cuts}
-        for one in module.modules():
-            own = {name: cuts[id(param)] for name, param in one._parameters.items() if id(param) in cuts}
-            if own:
-                one.register_state_dict_pre_hook(_RefuseParts(self, own))  # type: ignore[no-untyped-call]
-
-    def has(self, module: nn.Module) -> bool:
-        """Whether the divided parameters of a module are this model's, and no copies of them."""
-        own = {id(param) for param, _ in self._division.cuts}
-        return any(id(param) in own for param in module._parameters.values())
-
-    @property
-    def size(self) -> int:
-        """Over how many ranks it is divided."""
-        return self._axis.size
-
-    def again(self, settings: TensorParallelConfig) -> DividedModel:
-        """Return it, for another engine after the one before.
-
-        Errors: ConfigError if the ds_config would divide it differently
-        """
-        if settings != self._settings:
-            raise ConfigError(
-                "this model is divided over ranks already, by an initialize() before, and the ds_config's "
-                "section tensor_parallel is another one now: give the same, or make the model anew and load "
-                "a checkpoint of the engine before"
-            )
-        self._num_forwards = 0
-        return self
-
-    def join(self, domains: Domains) -> None:
-        """Let its parameters have a domain of their own, and its layers a process group.
-
-        Order: a collective
-        """
-        group = domains.copies_group
-        self._axis.join(group)
-        if not self._division.cuts:
-            return
-        dense = domains.dense.comm.mesh
-        domains.add(
-            "cut over tp",
-            sharers=domains.axes.lines(SAMPLES),
-            shard_size=dense.shard.size,
-            states_by_chunk=dense.states_by_chunk,
-            params=[param for param, _ in self._division.cuts],
-            parts=Parts(group, self._division.cuts),
-        )
-
-    def agree_on_random_numbers(self, device: torch.device) -> None:
-        """Let ranks that compute one layer together draw the same numbers, as for dropout, from now on.
-
-        Order: a collective
-        """
-        states = [torch.get_rng_state()]
-        if device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(device))
-        told = self._axis.group.all_gather_objects(states, what="the states of random numbers")[0]
-        torch.set_rng_state(told[0])
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(told[1], device)
-
-    def check_inputs(self, args: Any, kwargs: Any) -> None:
-        """See that ranks that compute one layer together were given the same. Forwards 1, 2, 4, 8 and so on
-        do so: in the end that costs nothing, and a loader that goes another way later is found, too.
-
-        Order:  a collective in these forwards
-        Errors: ConfigError that names the first tensor that differs
-        """
-        self._num_forwards += 1
-        if self._num_forwards.bit_count() != 1:
-            return
-        leaves = tree_leaves_with_path((args, kwargs))
-        own = {keystr(path): _digest(leaf) for path, leaf in leaves if isinstance(leaf, Tensor)}
-        told = self._axis.group.all_gather_objects(own, what="what the model is given")
-        first = dist.get_rank() - self._axis.index
-        for place, other in enumerate(told):
-            differing = [name for name in {**told[0], **other} if told[0].get(name) != other.get(name)]
-            if differing:
-                raise ConfigError(
-                    f"ranks {first} and {first + place} compute the same layers together "
-                    f"(tensor_parallel.autotp_size {self._axis.size}), and were given different inputs "
-                    f"in forward {self._num_forwards}: {differing[0]} differs; give both the same samples: "
-                    f"of {self._axis.size} ranks that are neighbours all load the same, as "
-                    "engine.deepspeed_io() does, or a sampler with "
-                    "num_replicas=engine.dp_world_size and rank=engine.get_data_parallel_rank()"
-                )
-
-    def successor(self, param: Any) -> Any:
-        """Return what a parameter of before has become; anything else as it is."""
-        return self._division.successors.get(id(param), param)
-
-    def renew_optimizer(self, optimizer: Any) -> Any:
-        """Let an optimizer that was made before have the parameters that there are now.
-
-        Errors: ConfigError if it has states of parameters that are no more
-        """
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            return optimizer
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if id(param) in self._division.successors and optimizer.state.get(param):
-                    raise ConfigError(
-                        f"the {type(optimizer).__name__} given to initialize() has taken steps with whole "
-                        "parameters, which are divided over ranks now; give one without states, and load a "
-                        "checkpoint after initialize()"
-                    )
-            group["params"] = [self.successor(param) for param in group["params"]]
-        return optimizer
-
-    def renew_parameters(self, given: Any) -> Any:
-        """Return model_parameters with the parameters that there are now."""
-        return None if given is None else list(self._renewed(given))
-
-    def _renewed(self, given: Iterable[Any]) -> Iterator[Any]:
-        for item in given:
-            if isinstance(item, Mapping):
-                listed = item["params"]
-                params = [listed] if isinstance(listed, Tensor) else listed
-                yield {**item, "params": list(self._renewed(params))}
-            elif isinstance(item, tuple):
-                name, param = item
-                yield name, self.successor(param)
-            else:
-                yield self.successor(item)
-
-
-def earlier_division(module: nn.Module) -> DividedModel | None:
-    """Return what a call of divide() before has made of this model, None for one that it has not divided.
-
-    Errors: ConfigError for a copy of a divided model, or for two of them in one
-    """
-    found: DividedModel | None = None
-    for name, one in module.named_modules():
-        for hook in one._state_dict_pre_hooks.values():
-            if not isinstance(hook, _RefuseParts) or not any(hook.parts_of(one)):
-                continue
-            if not hook.divided.has(one) or found not in (None, hook.divided):
-                raise ConfigError(
-                    f"module '{name}' has this rank's parts of parameters: it is a copy of a layer that "
-                    "initialize() has divided over ranks, or of another model than the others; give the "
-                    "model itself, or a copy that was made before initialize(), or inside of "
-                    "dslaunch.zero.GatheredParameters(model.parameters()), where parameters are whole"
-                )
-            found = hook.divided
-    return found
+from .vocabulary import check_head, use_parts_of_logits
 
 
 def agree_on_division(settings: TensorParallelConfig | None) -> None:
@@ -223,62 +65,48 @@ def _divide(
     place = axes.coordinates(rank)["tp"]
     axis = TensorAxis(size=axes.tp, index=place)
     is_divided = any(is_dtensor(param) for param in module.parameters())
-    if is_divided and not _is_of_hugging_face(module):
+    is_by_torch = is_divided and not _is_of_hugging_face(module)
+    if is_divided:
+        _check_has_no_rules(settings, is_by_torch=is_by_torch)
+    if is_by_torch:
         return DividedModel(module, axis, lower(module, axes, rank=rank), settings=settings)
     check_heads(module, axes.tp)
     if is_divided:
         _undo_forwards(module)
     plan = choose_plan(module, settings)
+    plan = plan if is_divided else _without_ties(module, plan)
+    # What may fail comes before the first parameter is another.
+    if settings.vocab_parallel_lm_head:
+        check_head(module, plan)
     if is_divided:
         division = lower(module, axes, rank=rank, shows=False)
     else:
-        plan = _without_ties(module, plan)
+        planned = _plan_cuts(module, plan, axis)
         _check_agreement(module, plan)
-        division = _cut(module, plan, axis, device=device)
+        division = _cut(planned, device=device)
     _install(module, plan, axis, division)
     if settings.vocab_parallel_lm_head:
         use_parts_of_logits(module, axis)
     return DividedModel(module, axis, division, settings=settings)
 
 
-class _RefuseParts:
-    """A hook of state_dict() of one module: a file with one rank's parts is of no use, and says so only when
-    it is loaded.
-    """
-
-    def __init__(self, divided: DividedModel, cuts: Mapping[str, Cut]) -> None:
-        self.divided, self._cuts = divided, cuts
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _RefuseParts:
-        """A copy of a module has parts, too."""
-        return self
-
-    def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        if keep_vars:  # the caller wants the parameters themselves
-            return
-        for name, param, cut in self.parts_of(module):
-            raise ConfigError(
-                f"state_dict() of the module would hold this rank's part of parameter '{prefix}{name}', "
-                f"{tuple(param.shape)} of {cut.shape}, which is divided over ranks; call on all ranks "
-                "engine.state_dict(), save_16bit_model() or save_checkpoint(), which have whole "
-                "tensors"
-            )
-
-    def parts_of(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Cut]]:
-        """Return the parameters of a module that are no whole tensors now."""
-        for name, cut in self._cuts.items():
-            param = dict(module._parameters).get(name)
-            if param is not None and tuple(param.shape) != cut.shape:
-                yield name, param, cut
-
-
-def _digest(value: Tensor) -> tuple[tuple[int, ...], int]:
-    whole = value.detach().cpu().contiguous()
-    return tuple(whole.shape), crc32(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
-
-
 def _is_of_hugging_face(module: nn.Module) -> bool:
     return any(getattr(one, "_is_hooked", False) for one in module.modules()) and bool(plan_of_model(module))
+
+
+def _check_has_no_rules(settings: TensorParallelConfig, *, is_by_torch: bool) -> None:
+    """What was divided before initialize() is not divided by rules of the ds_config."""
+    key = None
+    if settings.partition_config is not None and settings.partition_config.layer_specs:
+        key = "partition_config.layer_specs"
+    elif settings.vocab_parallel_lm_head and is_by_torch:
+        key = "vocab_parallel_lm_head"
+    if key is not None:
+        how = "parallelize_module()" if is_by_torch else "its loading"
+        raise ConfigError(
+            f"tensor_parallel.{key} cannot be followed: {how} has divided the model by another plan "
+            "already; leave one of the two out"
+        )
 
 
 def _undo_forwards(module: nn.Module) -> None:
@@ -324,35 +152,49 @@ def _without_ties(module: nn.Module, plan: Plan) -> Plan:
     )
 
 
-@torch.no_grad()
-def _cut(module: nn.Module, plan: Plan, axis: TensorAxis, *, device: torch.device) -> Division:
-    done = Division()
+class _Planned(NamedTuple):
+    """A parameter of a module, and which part of it this rank will hold."""
+
+    owner: nn.Module
+    key: str
+    param: nn.Parameter
+    cut: Cut
+
+
+def _plan_cuts(module: nn.Module, plan: Plan, axis: TensorAxis) -> list[_Planned]:
+    """Return what will be cut, tied parameters once for each module that has them.
+
+    Errors: ConfigError for a parameter that cannot be divided so
+    """
+    found: list[_Planned] = []
     named = dict(module.named_modules())
     cuts: dict[int, Cut] = {}
     for name, style in plan.params.items():
         owner, _, key = name.rpartition(".")
-        one = named[owner]
-        param = one._parameters[key]
-        if param is None:
+        param = named[owner]._parameters[key]
+        rule = None if param is None else style.cut(tuple(param.shape))
+        if param is None or rule is None:
             continue
-        known_cut = cuts.get(id(param))
-        shape = tuple(param.shape) if known_cut is None else known_cut.shape
-        rule = style.cut(shape)
-        if rule is None:
-            continue
-        cut = _cut_of(name, shape, rule, axis)
-        cuts[id(param)] = cut
-        if known_cut not in (None, cut):
+        cut = _cut_of(name, tuple(param.shape), rule, axis)
+        if cuts.setdefault(id(param), cut) != cut:
             raise ConfigError(
                 f"parameter '{name}' is tied to another one, and the plan divides the two differently; give "
                 "both the same dimension, or leave one out"
             )
+        found.append(_Planned(named[owner], key, param, cut))
+    return found
+
+
+@torch.no_grad()
+def _cut(planned: Iterable[_Planned], *, device: torch.device) -> Division:
+    done = Division()
+    for owner, key, param, cut in planned:
         if id(param) not in done.successors:
             leaf = nn.Parameter(_part(param, cut, device), requires_grad=param.requires_grad)
             done.successors[id(param)] = leaf
             done.kept.append(param)
             done.cuts.append((leaf, cut))
-        one._parameters[key] = done.successors[id(param)]
+        owner._parameters[key] = done.successors[id(param)]
     return done
 
 
@@ -400,17 +242,6 @@ def _install(module: nn.Module, plan: Plan, axis: TensorAxis, division: Division
         if style.forward is PartialGradients:
             PartialGradients(one, axis, name, division)
         elif style.forward is PartlyRotated:
-            one.forward = PartlyRotated(one, axis, name, division, rope_size=_rope_size(module, name))
+            one.forward = PartlyRotated(one, axis, name, division, rope_size=rope_size(module, name))
         else:
             one.forward = style.forward(one, axis, name, division)
-
-
-def _rope_size(module: nn.Module, name: str) -> int:
-    size = getattr(text_config(module), "qk_rope_head_dim", None)
-    if not isinstance(size, int):
-        raise ConfigError(
-            f"the plan divides '{name}' by the style 'mla_kv_a_proj', for which the model's config has to "
-            f"have qk_rope_head_dim, a whole number, and there it is {size}; name the layers in "
-            "tensor_parallel.partition_config instead"
-        )
-    return size

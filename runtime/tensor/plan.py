@@ -14,7 +14,7 @@ from torch import nn
 from ..config.tensor import LayerRule, TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
-from .styles import STYLES, Packs, Row, SplitRow, Style
+from .styles import STYLES, Packs, PartlyRotated, Row, SplitRow, Style
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, which a plan leaves open
 _NO_PLAN = (
@@ -137,6 +137,8 @@ def _check_kinds(module: nn.Module, plan: Plan) -> None:
     named: dict[str, Any] = dict(module.named_modules())
     for name, style in plan.modules.items():
         one = named[name]
+        if style.forward is PartlyRotated:
+            rope_size(module, name)
         if not isinstance(one, style.kinds):
             kinds = " or ".join(kind.__name__ for kind in style.kinds)
             raise ConfigError(
@@ -190,3 +192,18 @@ def check_heads(module: nn.Module, size: int) -> None:
                 f"tensor_parallel.autotp_size {size} does not divide the model's {key}, {heads}: each rank "
                 "computes whole heads; give a divisor of it"
             )
+
+
+def rope_size(module: nn.Module, name: str) -> int:
+    """Return how many of the last elements of a module's output are the rotated key.
+
+    Errors: ConfigError if the model's config does not say
+    """
+    size = getattr(text_config(module), "qk_rope_head_dim", None)
+    if not isinstance(size, int):
+        raise ConfigError(
+            f"the plan divides '{name}' by the style 'mla_kv_a_proj', for which the model's config has to "
+            f"have qk_rope_head_dim, a whole number, and there it is {size}; name the layers in "
+            "tensor_parallel.partition_config instead"
+        )
+    return size

@@ -14,28 +14,41 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..mesh.cut import cut_evenly
 from .exchange import TensorAxis
+from .plan import Plan
 from .styles import Column, GatheredColumn
 
 _IGNORED = -100
 
 
-def use_parts_of_logits(module: nn.Module, axis: TensorAxis) -> None:
-    """Let a Hugging Face causal model compute its loss without putting the logits together.
+def check_head(module: nn.Module, plan: Plan) -> None:
+    """See that a causal model's head will be divided over the ranks.
 
-    Errors: ConfigError if its head is not divided over the ranks
+    Errors: ConfigError if it will not
     """
-    model: Any = module
-    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if type(getattr(head, "forward", None)) is not GatheredColumn:
+    head = _head_of(module)
+    styles = (plan.modules.get(name) for name, one in module.named_modules() if one is head)
+    if head is None or not any(style and style.forward is GatheredColumn for style in styles):
         raise ConfigError(
             "tensor_parallel.vocab_parallel_lm_head is for a Hugging Face causal model whose plan divides "
             "the head by columns; leave it out, or name the head in tensor_parallel.partition_config with "
             "gather_output"
         )
+
+
+def use_parts_of_logits(module: nn.Module, axis: TensorAxis) -> None:
+    """Let a Hugging Face causal model, whose head is divided, compute its loss without putting the logits
+    together.
+    """
+    model: Any = module
+    head = _head_of(module)
     was = head.forward
     head.forward = Column(head, axis, was.name, was.division)
     head.forward.forward = was.forward
     model.loss_function = CausalLoss(axis)
+
+
+def _head_of(module: Any) -> Any:
+    return module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
 
 
 class CausalLoss:

@@ -196,6 +196,48 @@ def test_a_divided_model_is_not_divided_again(ranks: Ranks, stage: int) -> None:
     ranks(_again, stage, world_size=4)
 
 
+def _after_a_mistake(rank: int) -> tuple[Numbers, Numbers, list[str]]:
+    """What cannot be divided leaves the model whole, which then trains with Adagrad."""
+    plain, model = make_net(), make_net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    said = []
+    stepped = torch.optim.Adam(model.parameters(), lr=0.0)
+    loss_of_numbers(model, numbers()).backward()
+    stepped.step()
+    parts_that_do_not_fit = {"patterns": [r"last\.weight$"], "gather_output": True}  # of one row
+    rules = RULES["tensor_parallel"]["partition_config"]["layer_specs"]  # type: ignore[index]
+    bad = {"layer_specs": [*rules, parts_that_do_not_fit]}
+    config = make_config(1, tensor_parallel={"autotp_size": 2, "partition_config": bad})
+    for given, optimizer in ((config, None), (make_config(1, **RULES), stepped)):
+        with pytest.raises(ConfigError) as caught:
+            dslaunch.initialize(model=model, optimizer=optimizer, config=given)
+        said.append(str(caught.value))
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.zero_grad()
+    optimizers = [torch.optim.Adagrad(one.parameters(), lr=0.1) for one in (model, plain)]
+    config = make_config(1, **RULES)
+    del config["optimizer"]
+    engine, *_ = dslaunch.initialize(model=model, optimizer=optimizers[0], config=config)
+    expected = []
+    for batch in number_batches():
+        optimizers[1].zero_grad()
+        loss = loss_of_numbers(plain, batch)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), CLIP)
+        optimizers[1].step()
+        expected.append((loss.item(), float(norm)))
+    got = train(engine, loss_of_numbers, number_batches(), tp=2)
+    engine.destroy()
+    return got, expected, said
+
+
+def test_what_cannot_be_divided_leaves_the_model_whole(ranks: Ranks) -> None:
+    for got, expected, (shape, states) in ranks(_after_a_mistake, world_size=4):
+        assert "'last.weight' of shape (1, 12) cannot be divided over 2 ranks along dimension 0" in shape
+        assert "the Adam given to initialize() has taken steps with whole parameters" in states
+        check(got, expected, limit=1e-5)
+
+
 def _by_torch(rank: int, stage: int, is_sequence: bool) -> tuple[Numbers, Numbers, list[str]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
@@ -203,6 +245,9 @@ def _by_torch(rank: int, stage: int, is_sequence: bool) -> tuple[Numbers, Number
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
     plain, model = make_net(), make_net()
     parallelize_module(model, mesh, torch_plan(is_sequence=is_sequence))
+    for more in (RULES["tensor_parallel"], {"autotp_size": 2, "vocab_parallel_lm_head": True}):
+        with pytest.raises(ConfigError, match=r"cannot be followed: parallelize_module\(\) has divided"):
+            dslaunch.initialize(model=model, config=make_config(stage, tensor_parallel=more))
     if is_sequence:
         cut_sequence(model, mesh)
     engine, *_ = dslaunch.initialize(model=model, config=make_config(stage))
