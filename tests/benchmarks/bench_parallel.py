@@ -9,11 +9,7 @@ the last losses of all must agree. Nothing here fails on a time.
 
 from __future__ import annotations
 
-import json
-import statistics
 import sys
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -22,42 +18,11 @@ sys.path.insert(0, str(CHECKOUT))
 from tests.benchmarks.guide_section import conditions, table  # noqa: E402
 from tests.benchmarks.launch_peers import why_no_deepspeed  # noqa: E402
 from tests.benchmarks.parallel_worker import SHAPES, STEPS, TOOLS, TP, Turn  # noqa: E402
-from tests.benchmarks.team import Team  # noqa: E402
+from tests.benchmarks.training_turns import median_turns  # noqa: E402
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 RANKS = (2, 4)
 ROUNDS = 7
-AGREE = 1e-3  # the losses of some dozens of steps of AdamW, whose roundings differ
-
-
-def measure(shape: str, num_ranks: int, tools: list[str]) -> dict[str, Turn]:
-    """The median turn of each tool.
-
-    Errors: RuntimeError if a rank failed, or the tools did not train the same
-    """
-    turns: dict[str, list[Turn]] = {tool: [] for tool in tools}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        teams = []
-        for tool in tools:  # the next one starts when this one has warmed up
-            teams.append(Team(WORKER, tool, shape, num_ranks, Path(folder) / tool))
-            stack.callback(teams[-1].end)
-            _take_turn(teams[-1])
-        for _ in range(ROUNDS):
-            for team in teams:
-                turns[team.tool].append(_take_turn(team))
-    last = {tool: seen[-1].loss for tool, seen in turns.items()}
-    if max(last.values()) - min(last.values()) > AGREE:
-        raise RuntimeError(f"{shape}, {num_ranks} ranks: the tools did not train the same: {last}")
-    return {tool: _median(seen) for tool, seen in turns.items()}
-
-
-def _take_turn(team: Team) -> Turn:
-    """What rank 0 says."""
-    return Turn(**json.loads(team.ask("")[0]))
-
-
-def _median(seen: list[Turn]) -> Turn:
-    return Turn(*(statistics.median(values) for values in zip(*seen, strict=True)))
 
 
 def main() -> None:
@@ -66,7 +31,7 @@ def main() -> None:
     rows = []
     for shape in SHAPES:
         for num_ranks in RANKS:
-            found = measure(shape, num_ranks, tools)
+            found = median_turns(WORKER, Turn, shape, num_ranks, tools, rounds=ROUNDS)
             ours = found["dslaunch 1"]
             for tool, turn in found.items():
                 ratio = f"{ours.s / turn.s:.2f}"

@@ -11,12 +11,8 @@ time. --publish writes the tables and the picture into docs/reference/benchmarks
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -24,7 +20,7 @@ sys.path.insert(0, str(CHECKOUT))
 
 from tests.benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
 from tests.benchmarks.launch_peers import why_no_deepspeed  # noqa: E402
-from tests.benchmarks.team import Team  # noqa: E402
+from tests.benchmarks.training_turns import median_turns  # noqa: E402
 from tests.benchmarks.zero_worker import MANY_SMALL, SHAPES, SMALL_WHOLE, STEPS, TOOLS, Turn  # noqa: E402
 
 WORKER = Path(__file__).with_name("zero_worker.py")
@@ -47,7 +43,6 @@ SMALL_TOGETHER = (
         *(f"{name} {stage}" for name in ("dslaunch", "DeepSpeed") for stage in (2, 3, f"3{SMALL_WHOLE}")),
     ),
 )
-AGREE = 1e-3  # the losses of 24 steps of AdamW, whose roundings differ
 
 # (shape, ranks, ours, peer, at most)
 GOALS = (
@@ -64,36 +59,6 @@ GOALS = (
 Found = dict[tuple[str, int], dict[str, Turn]]  # by shape and number of ranks, and by tool
 
 
-def measure(shape: str, num_ranks: int, tools: Sequence[str]) -> dict[str, Turn]:
-    """The median turn of each tool.
-
-    Errors: RuntimeError if a rank failed, or the tools did not train the same
-    """
-    turns: dict[str, list[Turn]] = {tool: [] for tool in tools}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        teams = []
-        for tool in tools:  # the next one starts when this one has warmed up
-            teams.append(Team(WORKER, tool, shape, num_ranks, Path(folder) / tool))
-            stack.callback(teams[-1].end)
-            _take_turn(teams[-1])
-        for _ in range(ROUNDS):
-            for team in teams:
-                turns[team.tool].append(_take_turn(team))
-    last = {tool: seen[-1].loss for tool, seen in turns.items()}
-    if max(last.values()) - min(last.values()) > AGREE:
-        raise RuntimeError(f"{shape}, {num_ranks} ranks: the tools did not train the same: {last}")
-    return {tool: _median(seen) for tool, seen in turns.items()}
-
-
-def _take_turn(team: Team) -> Turn:
-    """What rank 0 says."""
-    return Turn(**json.loads(team.ask("")[0]))
-
-
-def _median(seen: list[Turn]) -> Turn:
-    return Turn(*(statistics.median(values) for values in zip(*seen, strict=True)))
-
-
 def _groups(shape: str, num_ranks: int) -> Sequence[Sequence[str]]:
     if shape == MANY_SMALL:  # as many ranks as a small machine has cores: Python is what takes the time
         return SMALL_TOGETHER if num_ranks == 2 else ()
@@ -108,7 +73,9 @@ def measure_all(tools: Collection[str], shapes: Collection[str] = tuple(SHAPES))
             if groups:
                 found[shape, num_ranks] = {}
             for group in groups:
-                turns = measure(shape, num_ranks, [tool for tool in group if tool in tools])
+                turns = median_turns(
+                    WORKER, Turn, shape, num_ranks, [tool for tool in group if tool in tools], rounds=ROUNDS
+                )
                 found[shape, num_ranks] |= turns
                 times = ", ".join(f"{tool} {turn.s * 1e3:.0f} ms" for tool, turn in turns.items())
                 print(f"{shape}, {num_ranks} ranks: {times}", flush=True)
