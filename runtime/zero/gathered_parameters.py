@@ -82,7 +82,7 @@ class GatheredParameters:
                 if kind is None:
                     self._end(self._modifier_rank)
             finally:
-                self._whole.close(takes=False)
+                self._whole.close()
                 self._forget_writes()
 
     def open(self) -> None:
@@ -96,7 +96,7 @@ class GatheredParameters:
             try:
                 self._end(modifier_rank)
             finally:
-                self._whole.close(takes=False)
+                self._whole.close()
                 self._forget_writes()
 
     @property

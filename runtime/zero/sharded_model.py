@@ -300,13 +300,14 @@ class ShardedModel:
                 sub_buffer.param_shard.writes.forget()
 
     def forget_writes(self, units: Iterable[Unit]) -> None:
-        """What was written to these parameters does not count, where no forward is under way
-        that may have done it.
+        """What was written to these parameters does not count, where they are sharded, so that it goes with
+        the values, and no forward is under way that may have done it.
         """
         for unit in units:
             if not unit.num_forwards:
                 for sub_buffer in unit.sub_buffers:
-                    sub_buffer.param_shard.writes.forget()
+                    if sub_buffer.is_sharded:
+                        sub_buffer.param_shard.writes.forget()
 
     def saved_values(self) -> AbstractContextManager[object]:
         """Have autograd save the places of sharded parameters that are used inside,

@@ -44,14 +44,14 @@ class WholeParameters:
             param.data = whole
 
     @torch.no_grad()
-    def close(self, *, takes: bool = True) -> None:
-        """Let them be parts again; with `takes` of what has been written meanwhile."""
+    def close(self) -> None:
+        """Let them be parts again, of what has been written meanwhile."""
         shown, self._shown = self._shown, []
         for param, part, sub_buffer in shown:
             cut = sub_buffer.domain.cut_of(param)
             whole = param.data
             param.data = part
-            if takes and cut is not None and tuple(whole.shape) == cut.shape:
+            if cut is not None and tuple(whole.shape) == cut.shape:
                 new = cut.take(whole)
                 if differences(new, part) is not None:
                     param.copy_(new)  # a write that torch counts
@@ -69,10 +69,8 @@ def whole_parameters(units: Iterable[Unit]) -> Iterator[None]:
         for sub_buffer in unit.sub_buffers
         for index in range(len(sub_buffer.members))
     )
-    takes = False
     try:
         shown.open()
         yield
-        takes = True
     finally:
-        shown.close(takes=takes)
+        shown.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,34 @@ def _write_values(
 @pytest.mark.parametrize("stage", [1, 3])
 def test_what_programs_read_and_write_are_whole_tensors(ranks: Ranks, tmp_path: Path, stage: int) -> None:
     ranks(_whole_tensors, stage, str(tmp_path), world_size=4)
+
+
+def _write_between_steps(rank: int) -> None:
+    """What is written to a whole parameter is what the next step begins with, also after an error."""
+    model = make_net()
+    still = {"optimizer": {"type": "SGD", "params": {"lr": 0.0}}, "bf16": {"enabled": True}}
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(1, **RULES, **still))
+
+    def step() -> None:
+        for micro_batch in numbers().to(torch.bfloat16).chunk(2):
+            engine.backward(loss_of_numbers(engine, micro_batch.chunk(2)[rank // 2]))
+            engine.step()
+
+    for _ in range(2):  # the first one compares all values with what is known of them
+        step()
+    before = _whole(model)
+    with suppress(KeyError), torch.no_grad(), dslaunch.zero.GatheredParameters(model.parameters()):
+        for param in model.parameters():
+            param.mul_(2)
+        raise KeyError
+    step()
+    for name, value in _whole(model).items():
+        assert torch.equal(value.bfloat16(), 2 * before[name].bfloat16()), name
+    engine.destroy()
+
+
+def test_what_is_written_to_whole_parameters_counts_in_the_next_step(ranks: Ranks) -> None:
+    ranks(_write_between_steps, world_size=4)
 
 
 # ---- what ranks that compute together must agree on, and what is refused
