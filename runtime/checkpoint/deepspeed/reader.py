@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
 from ...errors import CheckpointError
-from ..files.tensor_runs import MODEL, TensorRuns, model_name, state_name
+from ..files.tensor_runs import MODEL, Run, TensorRuns, model_name, state_name
 from .folder import DeepSpeedFolder
 from .pieces import (
     MASTER,
@@ -119,11 +119,7 @@ class DeepSpeedReader:
                     flats = tensor_runs.flats()
                     for run in tensor_runs.runs:
                         out = flats[run.flat][run.offset : run.offset + run.numel]
-                        if run.cut is None:
-                            self._tensors[run.name].copy_to(run.start, out)
-                        else:
-                            part = run.cut.take(self._tensors[run.name].whole()).reshape(-1)
-                            out.copy_(part[run.start : run.start + run.numel])
+                        fill(out, run, self._tensors[run.name])
 
     @torch.no_grad()
     def tensor(self, name: str) -> Tensor:
@@ -234,3 +230,12 @@ def _metadata(pieces: Pieces) -> TensorStorageMetadata:
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=pieces.dtype), size=torch.Size(pieces.shape), chunks=[]
     )
+
+
+def fill(out: Tensor, run: Run, source: Pieces) -> None:
+    """Fill `out`, [run.numel], with what the run has of a tensor, or of this rank's part of it."""
+    if run.cut is None:
+        source.copy_to(run.start, out)
+    else:
+        part = run.cut.take(source.whole()).reshape(-1)
+        out.copy_(part[run.start : run.start + run.numel])

@@ -521,6 +521,21 @@ def test_a_lenient_reader_warns_of_what_deepspeed_leaves_aside(caplog: pytest.Lo
         load_config(given, world_size=2, is_lenient=True)
 
 
+def test_a_lenient_reader_counts_samples_of_ranks_that_compute_together_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """DeepSpeed's train_batch_size counts them for each rank, and Trainer fills it in so."""
+    given = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2}
+    divided = {**given, "tensor_parallel": {"autotp_size": 2}}
+    with caplog.at_level("INFO", logger="dslaunch"):
+        config = load_config(divided, world_size=4, is_lenient=True)
+    assert (config.world_size, config.train_batch_size, config.micro_batch_size) == (2, 32, 8)
+    assert config.gradient_accumulation_steps == 2
+    assert any("a step has 32" in text for text in caplog.messages)
+    with pytest.raises(ConfigError, match="train_batch_size 64 is not train_micro_batch_size_per_gpu 8"):
+        load_config(divided, world_size=4)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({}, 1.0), ({"gradient_clipping": "auto"}, 1.0), ({"gradient_clipping": 0.0}, 0.0)],

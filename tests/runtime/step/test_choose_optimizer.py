@@ -192,3 +192,31 @@ def _nothing_to_train(rank: int) -> str:
 
 def test_a_model_without_trained_parameters_needs_no_optimizer(ranks: Ranks) -> None:
     assert ranks(_nothing_to_train, world_size=1)[0].startswith("no parameter requires a gradient")
+
+
+class _Wrapped(torch.optim.Optimizer):
+    """As Accelerate's wrapper is: an optimizer whose groups are another's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+
+def test_what_a_wrapper_steps_is_the_optimizer(ranks: Ranks) -> None:
+    ranks(_of_wrapper, world_size=1)
+
+
+def _of_wrapper(rank: int) -> None:
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
+    config = make_config()
+    del config["optimizer"]
+    engine, optimizer, *_ = dslaunch.initialize(
+        model=model, optimizer=_Wrapped(_Wrapped(inner)), config=config
+    )
+    assert optimizer.rule.name == "SGD"
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.5]
+    engine.destroy()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.runtime.checkpoint.opened import open_checkpoint
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
+from dslaunch.runtime.compat import groups as process_groups
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.log import logger
 from dslaunch.utils import (
@@ -24,6 +25,7 @@ from dslaunch.utils import (
     safe_get_full_optimizer_state,
     safe_set_full_fp32_param,
     safe_set_full_grad,
+    safe_set_full_optimizer_state,
 )
 from tests.runtime.ranks import Ranks
 from tests.runtime.tensor.models import (
@@ -105,6 +107,37 @@ def test_a_model_of_hugging_face_trains_by_its_own_plan(
     ranks: Ranks, kind: str, stage: int, tp: int, is_tied: bool, changes: dict[str, Any]
 ) -> None:
     for got, expected in ranks(_hugging_face, kind, stage, tp, is_tied, changes, world_size=4):
+        check(got, expected)
+
+
+def _loaded_in_parts(rank: int, kind: str, stage: int, folder: str) -> tuple[Numbers, Numbers]:
+    """As from_pretrained() divides it while loading: DTensors, and forwards of transformers."""
+    import transformers
+    from transformers.distributed import DistributedConfig
+
+    plain = make_hugging_face(kind)
+    if rank == 0:
+        plain.save_pretrained(folder)
+    dist.barrier()
+    model = getattr(transformers, f"{kind}ForCausalLM").from_pretrained(
+        folder, distributed_config=DistributedConfig(tp_size=2)
+    )
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage))
+    expected = train_plain(plain, loss_of_tokens, token_batches())
+    got = train(engine, loss_of_tokens, token_batches(), tp=2)
+    _is_near(_whole(model), plain, limit=5e-6)
+    engine.eval()
+    with torch.no_grad():
+        assert torch.allclose(
+            engine(input_ids=tokens()[:1]).logits, plain(input_ids=tokens()[:1]).logits, atol=1e-4
+        )
+    engine.destroy()
+    return got, expected
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", pytest.param("Qwen3", marks=pytest.mark.exhaustive)])
+def test_a_model_that_was_divided_while_it_was_loaded_trains(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    for got, expected in ranks(_loaded_in_parts, kind, 3, str(tmp_path), world_size=2):
         check(got, expected)
 
 
@@ -390,6 +423,11 @@ def _write_values(
     for name, param in named.items():
         safe_set_full_fp32_param(param, 3 * before[name])
     assert all(torch.equal(value, 3 * before[name]) for name, value in engine.state_dict().items())
+    for name, param in named.items():
+        safe_set_full_optimizer_state(param, 5 * before[name], "exp_avg")
+        state = safe_get_full_optimizer_state(param, "exp_avg")
+        assert state is not None
+        assert torch.equal(state, 5 * before[name])
     engine.load_state_dict(before)
     engine.backward(loss_of_tokens(engine, tokens()[:2]))
     for name, param in named.items():
@@ -469,11 +507,6 @@ def _error(rank: int, what: str | int) -> str:
         config["optimizer"] = {"type": "Muon", "params": {"lr": 0.01}}
     elif what == "a size that divides nothing":
         config["tensor_parallel"]["autotp_size"] = 3
-    elif what == "two sizes":
-        dslaunch.tp_model_init(model, tp_size=2)
-        with pytest.raises(ConfigError) as caught:
-            dslaunch.tp_model_init(model, tp_size=1)
-        return str(caught.value)
     elif what == "another dtype":
         dslaunch.tp_model_init(model, tp_size=2, dtype=torch.float16)
         config["bf16"] = {"enabled": True}
@@ -505,13 +538,37 @@ def _error(rank: int, what: str | int) -> str:
         ("another model", "rank 1 and rank 0 were given different models to divide"),
         ("whole tensors", "sees whole tensors, and parameter '"),
         ("a size that divides nothing", "tensor_parallel.autotp_size 3 does not divide the 2 ranks"),
-        ("two sizes", "tp_model_init() was called with tp_size=2"),
         ("another dtype", "tp_model_init(dtype=torch.float16) contradicts the ds_config"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str | int, text: str) -> None:
     for error in ranks(_error, what, world_size=2):
         assert text in error
+
+
+def _requests(rank: int) -> list[str]:
+    model, said = make_net(), []
+    dslaunch.tp_model_init(model, tp_size=2)
+    group = dist.new_group([0, 1])
+    for given in (
+        {"tp_size": 1},
+        {"tp_size": 1, "tp_group": group},
+        {"tp_size": True},
+        {"tp_size": 2, "tp": 2},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            dslaunch.tp_model_init(model, **given)
+        said.append(str(caught.value))
+    assert dslaunch.tp_model_init(model, tp_size=2, tp_group=group) is model
+    return said
+
+
+def test_tp_model_init_refuses_what_initialize_could_not_do(ranks: Ranks) -> None:
+    for two_sizes, group, size, unknown in ranks(_requests, world_size=2):
+        assert "tp_model_init() was called with tp_size=2" in two_sizes
+        assert "tp_model_init(tp_group=...) has ranks [0, 1]; with tp_size=1" in group
+        assert "tp_model_init(tp_size=True): must be a whole number" in size
+        assert "tp_model_init() takes no tp; it takes tp_group" in unknown
 
 
 def _differing(rank: int, what: str) -> str:
@@ -583,6 +640,15 @@ def _dropout(rank: int) -> Numbers:
     assert not torch.equal(told[0], told[2])
     groups = engine.get_tensor_parallel_rank(), engine.autotp_size(), engine.get_data_parallel_rank()
     assert groups == (rank % 2, 2, rank // 2)
+    assert (process_groups.model_parallel_rank(), process_groups.model_parallel_world_size()) == (rank % 2, 2)
+    assert process_groups.data_parallel_rank() == rank // 2
+    for group, ranks_of_group in (
+        (process_groups.model_parallel_group(), [rank - rank % 2, rank - rank % 2 + 1]),
+        (process_groups.data_parallel_group(), process_groups.data_parallel_group_ranks()),
+    ):
+        assert dist.get_process_group_ranks(group) == ranks_of_group
+    assert process_groups.data_parallel_group_ranks() == [rank % 2, rank % 2 + 2]
+    assert process_groups.model_parallel_src_rank() == rank - rank % 2
     engine.destroy()
     return []
 
