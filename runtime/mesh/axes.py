@@ -100,11 +100,15 @@ class Axes:
         return tuple(first[rank] for rank in range(self.world_size))
 
 
-def axes_of_job(world_size: int, *, tp: int = 1) -> Axes:
-    """Return the axes of so many ranks, of which `tp` neighbours hold one copy of the model together.
+def axes_of_job(world_size: int, *, pp: int = 1, sp: int = 1, tp: int = 1) -> Axes:
+    """Return the axes of so many ranks: `pp` stages, in each of which `tp` neighbours hold one copy of its
+    layers together, and `sp` of these have parts of the same samples.
 
-    Errors: ValueError if `tp` does not divide them
+    Errors: ValueError if they do not divide the ranks
     """
-    if world_size % tp:
-        raise ValueError(f"tp={tp} does not divide the {world_size} ranks")
-    return Axes(dp=world_size // tp, tp=tp)
+    inner = pp * sp * tp
+    if world_size % inner:
+        sizes = {"pp": pp, "sp": sp, "tp": tp}
+        given = " * ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        raise ValueError(f"{given} does not divide the {world_size} ranks")
+    return Axes(pp=pp, dp=world_size // inner, sp=sp, tp=tp)

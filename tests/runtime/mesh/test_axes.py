@@ -42,6 +42,9 @@ def test_the_leader_is_the_first_rank_with_the_same_parameters() -> None:
     assert axes.line_of(7, ("tp",)) == (6, 7)
     assert Axes(dp=2, sp=2, tp=2).leaders == (0, 1, 0, 1, 0, 1, 0, 1)  # parts of samples are other data
     assert axes_of_job(3).leaders == (0, 0, 0)
+    assert axes_of_job(16, pp=2, sp=2, tp=2) == Axes(pp=2, dp=2, sp=2, tp=2)
+    with pytest.raises(ValueError, match=r"pp=2 \* tp=2 does not divide the 6 ranks"):
+        axes_of_job(6, pp=2, tp=2)
 
 
 def test_what_does_not_exist_is_named() -> None:

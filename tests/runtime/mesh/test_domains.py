@@ -79,7 +79,7 @@ def arranged(axes: Axes) -> Iterator[None]:
         return load_config(source, world_size=axes.dp, **more)
 
     with (
-        patch.object(initialize, "axes_of_job", lambda world_size, tp: axes),
+        patch.object(initialize, "axes_of_job", lambda world_size, **sizes: axes),
         patch.object(initialize, "load_config", load),
     ):
         yield
