@@ -20,6 +20,7 @@ from .monitor import (
 )
 from .offload import AioConfig
 from .optimizer import OptimizerConfig
+from .pipeline import PipelineConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
@@ -69,6 +70,7 @@ class Config(Section):
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
     tensor_parallel: TensorParallelConfig | None = None
+    pipeline: PipelineConfig | None = None
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None

@@ -16,6 +16,7 @@ from .config import Config, Origin
 from .keys.table import keys_for
 from .keys.value import PLAIN, POSITIVE, show, show_name
 from .lenient import relax
+from .pipeline import PipelineConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
 from .source import read_source
@@ -280,6 +281,8 @@ def load_config(
         ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
     )
     used["activation_checkpointing"] = _read_activation(used.get("activation_checkpointing"), problems)
+    if "pipeline" in used:
+        used["pipeline"] = read_section(PipelineConfig, used["pipeline"], path="pipeline", problems=problems)
     num_ranks = world_size
     used["tensor_parallel"], world_size = _read_tensor(used, problems, num_ranks, tp_size)
     line = fill_batch(used, world_size=num_ranks if is_lenient else world_size)

@@ -24,6 +24,8 @@ from ..mesh.current import note
 from ..mesh.domain import Domains
 from ..metrics.device_memory import watch_memory
 from ..offload.offload import Offload, make_offload
+from ..pipeline.module import PipelineModule
+from ..pipeline.tied import check_tied, tie
 from ..placement.offload_plan import StepAt, plan_offload
 from ..placement.precision import precision_of
 from ..placement.stage_policy import Placement, Policy, policy_for_stage
@@ -84,6 +86,9 @@ def make_components(
     policy = _policy(config, optimizer)
     domains = _domains(axes, policy, config)
     note(domains)
+    in_stages = module if isinstance(module, PipelineModule) else None
+    if in_stages is not None:
+        tie(in_stages, domains, is_sharded=policy.is_sharded)
     if divided is not None:
         divided.join(domains)
         divided.agree_on_random_numbers(device)
@@ -94,6 +99,8 @@ def make_components(
     offload = _offload(policy, config, optimizer, device=device, job=job)
     mark_configured(module, config.zero.leaf_module)
     model = _model(module, policy, config, optimizer, device=device, domains=domains, offload=offload)
+    if in_stages is not None:
+        check_tied(in_stages, model)
     if policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
         domains.gather_beside()
     scaler = LossScaler(config.loss_scaling)
@@ -236,6 +243,8 @@ def _model(
     domains: Domains,
     offload: Offload,
 ) -> ShardedModel:
+    # one unit on every stage, whatever stands beside it
+    tied = set(map(id, module.tied_modules.values())) if isinstance(module, PipelineModule) else set()
     model = ShardedModel(
         module,
         policy=policy,
@@ -247,7 +256,7 @@ def _model(
             max_whole=config.zero.max_whole_numel,
             at_most=offload.max_unit_numel,
         ),
-        is_leaf=lambda name, module: z3_leaf_module(module),
+        is_leaf=lambda name, module: z3_leaf_module(module) or id(module) in tied,
         device=device,
         domains=domains,
         offload=offload,

@@ -13,6 +13,7 @@ from .absent import ABSENT
 from .key import Fate, Key, used
 from .monitor import MONITOR
 from .optimizer import OPTIMIZER, SCHEDULER
+from .pipeline import PIPELINE
 from .precision import PRECISION
 from .storage import STORAGE
 from .tensor import TENSOR
@@ -62,6 +63,7 @@ KEYS: tuple[Key, ...] = tuple(
             *ZERO,
             *STORAGE,
             *TENSOR,
+            *PIPELINE,
             *MONITOR,
             *ABSENT,
         ),
