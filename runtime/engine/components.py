@@ -84,11 +84,8 @@ def make_components(
     Errors: ConfigError for what does not go together
     """
     policy = _policy(config, optimizer)
-    domains = _domains(axes, policy, config)
+    domains = _domains(module, axes, policy, config)
     note(domains)
-    in_stages = module if isinstance(module, PipelineModule) else None
-    if in_stages is not None:
-        tie(in_stages, domains, is_sharded=policy.is_sharded)
     if divided is not None:
         divided.join(domains)
         divided.agree_on_random_numbers(device)
@@ -99,8 +96,6 @@ def make_components(
     offload = _offload(policy, config, optimizer, device=device, job=job)
     mark_configured(module, config.zero.leaf_module)
     model = _model(module, policy, config, optimizer, device=device, domains=domains, offload=offload)
-    if in_stages is not None:
-        check_tied(in_stages, model)
     if policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
         domains.gather_beside()
     scaler = LossScaler(config.loss_scaling)
@@ -120,7 +115,7 @@ def make_components(
         def look_for_overflow() -> bool:
             if accumulation.is_boundary:
                 model.average_gradients()  # a sum of finite numbers may be infinite
-            return has_overflow(model.trained, job)
+            return has_overflow(model.trained, job, device)
 
         optimizer.attach(
             model.trained,
@@ -197,13 +192,16 @@ def _policy(config: Config, optimizer: FlatOptimizer | None) -> Policy:
     return policy
 
 
-def _domains(axes: Axes, policy: Policy, config: Config) -> Domains:
+def _domains(module: nn.Module, axes: Axes, policy: Policy, config: Config) -> Domains:
     shape = policy.mesh_shape(
         axes.dp * axes.sp,
         group_size=config.zero.mics_shard_size,
         kept_in=config.zero.hpz_partition_size,
     )
-    return Domains(axes, shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
+    domains = Domains(axes, shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
+    if isinstance(module, PipelineModule):
+        tie(module, domains, is_sharded=policy.is_sharded)
+    return domains
 
 
 def _offload(
@@ -263,6 +261,8 @@ def _model(
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
         settings=agreed_settings(config, optimizer),
     )
+    if isinstance(module, PipelineModule):
+        check_tied(module, model)
     if config.origin.is_lenient:
         model.hide_gradients_as_none()
     note_locations(model)

@@ -89,7 +89,7 @@ class Engine(Getters, nn.Module):
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
         self._grad_norm: float | None = None
         self._was_step_applied = False
-        self._weights = Weights(module, self._model, self._domains.job)
+        self._weights = Weights(module, self._model, self._domains)
         self._checkpoints = Checkpoints(
             self._state_to_save,
             saver=self._saver,

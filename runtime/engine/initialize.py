@@ -126,7 +126,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         scheduler = _choose_scheduler(settings, lr_scheduler, flat_optimizer)
         kind: type[Engine] = PipelineEngine if isinstance(model, PipelineModule) else Engine
         engine = kind(
-            model,  # type: ignore[arg-type]  # of the kind that it wants
+            model,
             axes=axes,
             config=settings,
             optimizer=flat_optimizer,

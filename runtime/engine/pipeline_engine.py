@@ -72,8 +72,8 @@ class PipelineEngine(Engine):
         over all data, [] float32, on every rank.
 
         `data_iter` gives pairs (inputs, labels). The ranks of the first stage take the inputs, those of the
-        last one the labels, so both need the same stream; the others need none. Default: what set_dataiterator
-        or set_dataloader gave, or initialize(training_data=...), again and again.
+        last one the labels, so both need the same stream; the others need none. Default: what
+        set_dataiterator or set_dataloader gave, or initialize(training_data=...), again and again.
         Order:  every rank must call this
         Errors: RuntimeError inside torch.no_grad(); StopIteration, on all ranks, where the data end;
                 ConfigError where they end in the middle of a batch, or ranks have other numbers
@@ -201,7 +201,7 @@ class PipelineEngine(Engine):
         bcast_loss: bool = True,
         num_micro_batches: int | None = None,
     ) -> Any:
-        """Return the mean loss of so many micro batches, default those of a training batch, without gradients.
+        """Return the mean loss of so many micro batches, default those of a training batch.
 
         Every rank has it if `bcast_loss`, else those of the last stage, and the others None.
         `reduce_output` None: a list, of each micro batch of this copy of the model. Without `compute_loss`
@@ -314,9 +314,9 @@ class PipelineEngine(Engine):
             f"{one} on rank {self.module.mpu().stage_to_global(place)}" for place, one in here.items()
         )
         raise ConfigError(
-            f"the data ended in the middle of a batch of {number} micro batches: there were {said}; the first "
-            "and the last stage take the same stream, as many micro batches as gradient_accumulation_steps "
-            "says; drop the last batch if it is short"
+            f"the data ended in the middle of a batch of {number} micro batches: there were {said}; the "
+            "first and the last stage take the same stream, gradient_accumulation_steps micro batches for "
+            "each batch; drop the last one if it is short"
         )
 
     def _pair(self, item: Any) -> tuple[Any, Any]:

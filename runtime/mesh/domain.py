@@ -146,6 +146,11 @@ class Domains:
         return self.axes.line_of(self.job.index, HOLDERS)
 
     @property
+    def leads(self) -> bool:
+        """Whether this rank is the first of those that hold the same layers, or parts of them."""
+        return self.job.index in self.stage_leaders
+
+    @property
     def stage_leaders(self) -> tuple[int, ...]:
         """Return the first rank of each stage: who speaks and writes for what the stage holds."""
         return self.axes.line_of(0, ("pp",))

@@ -193,7 +193,7 @@ class _Run:
     def _fetch_ahead(self, message: _Message) -> None:
         """Begin to receive it, if nothing has to be waited for before."""
         source = self._shape.owner(message.stage)
-        due = self._due.get(source, ())
+        due = self._due.get(source, deque())
         while message in due and self._is_known(due[0]):
             self._fetch(source)
 

@@ -19,9 +19,9 @@ def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer 
     name = module.shape.schedule
     if module.shape.splits_backward and module.activation_checkpoint_interval:
         raise ConfigError(
-            f"activation_checkpoint_interval {module.activation_checkpoint_interval} with the schedule {name}: "
-            "its backward comes in two halves, each of which would compute the activations again; leave it "
-            "out, or take 1f1b"
+            f"activation_checkpoint_interval {module.activation_checkpoint_interval} with the schedule "
+            f"{name}: its backward comes in two halves, each of which would compute the activations again; "
+            "leave it out, or take 1f1b"
         )
     offload = config.zero.offload_optimizer
     for key, is_on in (
@@ -49,8 +49,8 @@ def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer 
     tied = tied_over_stages(module)
     if tied and optimizer is not None and not optimizer.rule.steps_by_sub_buffer:
         raise ConfigError(
-            f"optimizer {optimizer.rule.name} with the tied layer '{tied[0][0]}' on several stages: it wants to "
-            "see whole parameters, and those lie on other ranks than the rest; take Adam or SGD"
+            f"optimizer {optimizer.rule.name} with the tied layer '{tied[0][0]}' on several stages: it wants "
+            "to see whole parameters, and those lie on other ranks than the rest; take Adam or SGD"
         )
 
 
@@ -60,7 +60,8 @@ def _check_when(module: PipelineModule, how: PipelineConfig, stage: int) -> None
         key, tied = 'pipeline.reduce "micro_batch"', tied_over_stages(module)
         if stage < 2:
             raise ConfigError(
-                f"{key} at stage {stage}: every rank keeps whole gradients; leave it out, or write stage 2 or 3"
+                f"{key} at stage {stage}: every rank keeps whole gradients; leave it out, or write stage 2 "
+                "or 3"
             )
         if module.shape.splits_backward:
             raise ConfigError(f"{key} {halves}, and no micro batch ends in one; leave it out, or take 1f1b")

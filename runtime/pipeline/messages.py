@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline send each other: tensors, from one rank to another, in an order that both know.
+"""What the ranks of a pipeline send each other: tensors, from one to another, in an order that both know.
 
 What goes to later ranks and what goes to earlier ones has a process group each: between two ranks NCCL does
 one thing after the other in a group, and so neither direction waits for the other.

@@ -95,7 +95,9 @@ def _call(client: Callable[[Any], torch.optim.Optimizer], groups: Groups) -> tor
 def _param_groups(
     module: nn.Module, model_parameters: ModelParameters | None, *, may_be_empty: bool
 ) -> Groups:
-    """Return model_parameters as groups, default all that require a gradient; empty groups are dropped."""
+    """Return model_parameters as groups, default all that require a gradient; empty groups are dropped,
+    unless they `may_be_empty`.
+    """
     given: list[Any] = list(module.parameters() if model_parameters is None else model_parameters)
     if not given or not isinstance(given[0], dict):
         given = [{"params": given}]
@@ -111,10 +113,8 @@ def _param_groups(
                     "pairs or groups, as model.parameters() and model.named_parameters() give them"
                 )
         trained = [param for param in params if param.requires_grad]
-        if trained:
+        if trained or may_be_empty:  # other ranks have as many groups
             groups.append({**group, "params": trained})
-    if not groups and may_be_empty:
-        return [{"params": []}]
     if not groups:
         raise ConfigError(
             "no parameter requires a gradient; give model_parameters, or set requires_grad on some"

@@ -38,12 +38,20 @@ def config_of(stage: int, num_micro: int = MICRO, **changes: Any) -> dict[str, A
 def pairs(inputs: Tensor, labels: Tensor, engine: Any, num_micro: int) -> Iterator[tuple[Tensor, Tensor]]:
     """This rank's micro batches of a batch."""
     place, parts = engine.grid.get_data_parallel_id(), engine.dp_world_size
-    mine = zip(inputs.chunk(parts)[place].chunk(num_micro), labels.chunk(parts)[place].chunk(num_micro), strict=True)
+    mine = zip(
+        inputs.chunk(parts)[place].chunk(num_micro), labels.chunk(parts)[place].chunk(num_micro), strict=True
+    )
     return iter(list(mine))
 
 
 def train(
-    rank: int, num_stages: int, schedule: str, stage: int, is_tied: bool, num_micro: int, changes: dict[str, Any]
+    rank: int,
+    num_stages: int,
+    schedule: str,
+    stage: int,
+    is_tied: bool,
+    num_micro: int,
+    changes: dict[str, Any],
 ) -> Trained:
     torch.manual_seed(rank)
     module = PipelineModule(
