@@ -41,6 +41,8 @@ class Engine(Getters, nn.Module):
     step, see `OptimizerStep`, and steps the scheduler.
     """
 
+    _shuffles = True  # the training data, anew in each epoch
+
     def __init__(
         self,
         module: nn.Module,
@@ -567,6 +569,7 @@ class Engine(Getters, nn.Module):
             rank=self.get_data_parallel_rank(),
             world_size=self.dp_world_size,
             pin_memory=pin_memory,
+            shuffle=self._shuffles,
             collate_fn=collate_fn or self.collate_fn,
             drop_last=self.settings.dataloader_drop_last,
             num_workers=num_local_io_workers or 0,

@@ -39,6 +39,7 @@ class PipelineEngine(Engine):
     """
 
     module: PipelineModule
+    _shuffles = False  # as DeepSpeed's
 
     def __init__(self, module: PipelineModule, **options: Any) -> None:
         """Order:  a collective
@@ -82,7 +83,8 @@ class PipelineEngine(Engine):
             raise RuntimeError("train_batch() inside torch.no_grad(); call eval_batch() there")
         num_micro_batches = self.micro_batches
         self.module.train()
-        batch = self._take(self._source(data_iter), num_micro_batches, computes_loss=True)
+        self._data = self._source(data_iter)
+        batch = self._take(self._data, num_micro_batches, computes_loss=True)
         batch.loss_factor = self._scaler.scale / num_micro_batches
         self._model.parked_states.check_kept("train_batch()")
         self._model.parked_states.check_here("train_batch()")
@@ -338,7 +340,18 @@ class PipelineEngine(Engine):
         return inputs, labels
 
     def _to_device(self, value: Any) -> Any:
-        return value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        there = value.detach().to(self.device, non_blocking=True)
+        return (
+            there.clone() if there.data_ptr() == value.data_ptr() else there
+        )  # layers may change it in place
+
+    def _print_progress(self) -> None:
+        every, step = self.settings.steps_per_print, self._progress.global_steps
+        if every and step % every == 0 and self.global_rank == 0:
+            skipped, loss = self._progress.skipped_steps, float(self.agg_train_loss or 0.0)
+            print(f"{step=}, {skipped=}, {loss=:.4f}, lr={self.get_lr()}, mom={self.get_mom()}", flush=True)
 
     def set_dataloader(self, loader: Iterable[Any]) -> None:
         """Take batches from a loader from now on, from the beginning."""

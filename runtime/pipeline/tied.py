@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..errors import ConfigError
 from ..mesh.domain import Domains
 from ..zero.sharded_model import ShardedModel
@@ -14,11 +16,14 @@ def tie(module: PipelineModule, domains: Domains, *, is_sharded: bool) -> None:
     Order: every rank must call this: it may create process groups
     """
     for key, stages in tied_over_stages(module):
-        tied = module.tied_modules[key] if key in module.tied_modules else None
+        params: tuple[Tensor, ...] = ()
+        if key in module.tied_modules:
+            tied = module.tied_modules[key]
+            params = (*tied.parameters(), *tied.buffers())
         domains.tie(
             f"tied '{key}'",
             stages=stages,
-            params=() if tied is None else [*tied.parameters(), *tied.buffers()],
+            params=params,
             is_sharded=is_sharded,
         )
 

@@ -24,7 +24,9 @@ for code in sys.argv[1:]:
 said["has"] = [hasattr(deepspeed, name) for name in ("init_inference", "inference", "no_such_name")]
 print(json.dumps(said))
 """
-PIPES = 'is not in dslaunch: is how DeepSpeed runs a batch; see "Pipelines" in docs/reference/compatibility.md'
+PIPES = (
+    'is not in dslaunch: is how DeepSpeed runs a batch; see "Pipelines" in docs/reference/compatibility.md'
+)
 EXPERTS = 'has layers whose experts live on different ranks; see "Experts" in docs/reference/compatibility.md'
 UNKNOWN = (
     "of dslaunch has no attribute 'no_such_name'; DeepSpeed's names are listed in "

@@ -84,7 +84,7 @@ class Judge(nn.Module):
             self.add_module(str(depth + 1), Head())
 
     def forward(self, x: Tensor) -> Tensor:
-        embed = self.tied_modules["embed"] if "embed" in self.tied_modules else None
+        embed = next(iter(self.tied_modules.values()), None)
         x = embed(x) if embed is not None else self.get_submodule("0")(x)
         for number in range(1, self._number):
             x = self.get_submodule(str(number))(x)
