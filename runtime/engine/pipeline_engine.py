@@ -153,13 +153,16 @@ class PipelineEngine(Engine):
 
     @contextmanager
     def _whole_or_broken(self) -> Iterator[None]:
-        """What fails in the middle leaves messages on their way, which the next batch would take for its
-        own.
+        """What fails in the middle leaves gradients of a part of the batch, which count no more, and, between
+        stages, messages on their way, which the next batch would take for its own.
         """
         try:
             yield
         except BaseException:
             self._is_broken = self._axes.pp > 1
+            self._model.zero_gradients()
+            self._accumulation.forget()
+            self._forget_losses()
             raise
 
     def _table(self, num_micro_batches: int, *, is_training: bool) -> Table:

@@ -109,6 +109,7 @@ class PipelineModule(nn.Module):
             names=self._names,
             num_trained=self._count() if partition_method.lower() == PARAMETERS else None,
         )
+        self._check_shared()
         self.chunks = chunks_of(self.shape, self.stage_id)
         self._local_start, self._local_stop = self.parts[self.chunks[0]], self.parts[self.chunks[0] + 1]
         self.micro_offset = 0
@@ -139,6 +140,19 @@ class PipelineModule(nn.Module):
                     raise ConfigError(
                         f"PipelineModule: the tied layers of key {layer.key!r} are {first!r} and {layer!r}; "
                         "one module serves all of them"
+                    )
+
+    def _check_shared(self) -> None:
+        """What is one parameter here would be several, on ranks that know nothing of each other."""
+        first: dict[int, tuple[int, str]] = {}
+        for number, layer in enumerate(self._layer_specs):
+            for name, param in layer.named_parameters() if isinstance(layer, nn.Module) else ():
+                other, _ = first.setdefault(id(param), (number, name))
+                if self.stage_owner(other) != self.stage_owner(number):
+                    raise ConfigError(
+                        f"PipelineModule: layers {other} and {number} share the parameter '{name}', and lie "
+                        "on different ranks; give both as TiedLayerSpec with one key, or cut the model so "
+                        "that they lie on one"
                     )
 
     def _count(self) -> list[int]:

@@ -33,7 +33,7 @@ def train(rank: int, layout: Layout, steps: list[int], folder: str, before: str 
     num_micro = SAMPLES // SIZE // (world_size // num_stages)
     engine, *_ = dslaunch.initialize(model=module, config=config_of(stage, num_micro))
     if before is not None:
-        path, state = engine.load_checkpoint(folder, tag=before)
+        _, state = engine.load_checkpoint(folder, tag=before)
         assert state == {"note": before}
     losses, norms = [], []
     for step in steps:
