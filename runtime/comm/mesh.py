@@ -171,12 +171,13 @@ def make_mesh(
     )
 
 
-def make_axis(lines: Lines) -> Axis:
-    """Make this rank's one of these lines, with process groups of their own.
+def make_axis(lines: Lines, *, takes_default: bool = False) -> Axis:
+    """Make this rank's one of these lines, with process groups of their own; all ranks in one line have the
+    default one if that may be.
 
     Order: every rank must call this in the same order
     """
-    return _Groups(takes_default=False).axis(lines)
+    return _Groups(takes_default=takes_default).axis(lines)
 
 
 def make_shard_axis(*, shard_size: int | None, sharers: Lines | None = None) -> Axis:

@@ -296,6 +296,8 @@ class PipelineEngine(Engine):
                     pairs.append(self._pair(next(data)))
                 except StopIteration:
                     break
+        if self._divided is not None and self._reads_data:
+            self._divided.check_inputs((pairs,), {})
         keys = [_key(inputs) for inputs, _ in pairs]
         own = [float(len(pairs)) if self._reads_data else _NOT_HERE, *keys, *[0] * (number - len(keys))]
         told = self._line.all_gather_float64(

@@ -66,7 +66,7 @@ class DividedModel:
         """
         group = domains.copies_group
         self._axis.join(group)
-        if not self._division.cuts:
+        if not self._division.cuts and domains.axes.pp == 1:
             return
         dense = domains.dense.comm.mesh
         domains.add(
