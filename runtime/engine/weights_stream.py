@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from ..checkpoint.export.output import Output
 from ..checkpoint.export.output_plan import Spec, plan_output, shard_bytes
 from ..checkpoint.export.progress_bar import Meter
 from ..checkpoint.storage.url_store import open_store
-from ..comm.flight_recorder import MESSAGE_LANE
 from ..comm.rank_group import Job
 from ..errors import CheckpointError
 from ..mesh.domain import Domains
@@ -117,22 +115,22 @@ class WeightsStream:
                 if self._job.is_first:
                     yield name, value.cpu()
                 else:
-                    self._send(name, value)
+                    self._send(value)
             for rank, specs in self._stages[1:]:
                 for name, spec in specs.items():
                     if spec.dtype.itemsize == size:
-                        yield name, self._receive(rank, name, spec).cpu()
+                        yield name, self._receive(rank, spec).cpu()
 
-    def _send(self, name: str, value: Tensor) -> None:
-        flight = self._job.wire.begin("send", None, f"'{name}'", sent_bytes=value.nbytes, lane=MESSAGE_LANE)
+    # These are no collectives that all ranks with the same layers do: they are left out of what is compared.
+
+    def _send(self, value: Tensor) -> None:
         if value.numel():
-            flight.run(partial(dist.send, _bytes(value), 0))
+            dist.send(_bytes(value), 0)
 
-    def _receive(self, rank: int, name: str, spec: Spec) -> Tensor:
+    def _receive(self, rank: int, spec: Spec) -> Tensor:
         value = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
-        flight = self._job.wire.begin("receive", None, f"'{name}'", sent_bytes=0, lane=MESSAGE_LANE)
         if value.numel():
-            flight.run(partial(dist.recv, _bytes(value), rank))
+            dist.recv(_bytes(value), rank)
         return value
 
     def _of_own_stage(self, size: int) -> Iterator[tuple[str, Tensor]]:
