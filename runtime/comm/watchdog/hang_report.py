@@ -105,8 +105,8 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[i
         )
         return f"{_unanswered(stuck.silent)}, while {waited} for {what}{before}"
     return (
-        f"{_all(stuck, leaders)} have come to {what}, and it has not ended for {stuck.s:.0f} s: the network "
-        "or a device is stuck"
+        f"{_all(stuck, leaders)} {_have(stuck.came)} come to {what}, and it has not ended for "
+        f"{stuck.s:.0f} s: the network or a device is stuck"
     )
 
 

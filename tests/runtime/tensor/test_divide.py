@@ -30,6 +30,7 @@ from dslaunch.utils import (
 from tests.runtime.ranks import Ranks
 from tests.runtime.tensor.models import (
     CLIP,
+    LENGTH,
     SIZES,
     Numbers,
     check,
@@ -482,6 +483,44 @@ def _replace_layer(model: Any, what: str) -> None:
         model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
 
 
+def _of_inputs(rank: int, what: str) -> str:
+    """What is said of inputs of another length in forward 3, which compares no values, and of other values
+    in the third micro batch.
+    """
+    engine, *_ = dslaunch.initialize(model=make_hugging_face("Llama"), config=make_config(1, tp=2))
+    for step in range(2):
+        engine.backward(loss_of_tokens(engine, tokens(step)[:2]))
+        engine.step()
+    with pytest.raises(ConfigError) as caught:  # noqa: PT012
+        last = tokens()[:2, : LENGTH - rank] if what == "length" else tokens(step=rank)[:2]
+        engine.backward(loss_of_tokens(engine, last))
+        engine.step()
+        assert what == "values"  # which come with the norm
+        engine.set_gradient_accumulation_boundary(True)
+        engine.step()
+    assert engine.global_steps == 1
+    engine.destroy()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (
+            "length",
+            "were given different inputs in forward 3: [1]['input_ids'] is (2, 12) torch.int64 on rank 0 "
+            "and is (2, 11) torch.int64 on rank 1; give both the same samples",
+        ),
+        ("values", "were given different values in forward 3; give both the same samples"),
+    ],
+)
+def test_ranks_that_compute_together_are_seen_to_have_the_same_inputs(
+    ranks: Ranks, what: str, text: str
+) -> None:
+    for error in ranks(_of_inputs, what, world_size=2):
+        assert text in error
+
+
 def _error(rank: int, what: str | int) -> str:
     config = make_config(1, tp=2)
     model: Any = make_hugging_face("Llama")
@@ -520,7 +559,8 @@ def _error(rank: int, what: str | int) -> str:
     [
         (
             1,
-            "(tensor_parallel.autotp_size 2), and were given different inputs in forward 1: [1]['input_ids']",
+            "(tensor_parallel.autotp_size 2), and were given different inputs in forward 1: "
+            "[1]['input_ids'] has other values;",
         ),
         (
             8,
@@ -580,8 +620,11 @@ def _differing(rank: int, what: str) -> str:
         config["tensor_parallel"]["partition_config"]["layer_specs"][0]["gather_output"] = True
     elif rank == 1:
         model = model.bfloat16()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ConfigError) as caught:
         dslaunch.initialize(model=model, config=config)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
     return str(caught.value)
 
 
