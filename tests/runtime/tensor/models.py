@@ -77,9 +77,9 @@ class Net(nn.Module):
         return result
 
 
-def make_net(seed: int = 0) -> Net:
+def make_net(seed: int = 0, *, depth: int = 3) -> Net:
     torch.manual_seed(seed)
-    return Net()
+    return Net(depth)
 
 
 def tokens(step: int = 0) -> Tensor:

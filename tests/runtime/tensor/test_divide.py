@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -73,7 +74,7 @@ def _hugging_face(
     plain = make_hugging_face(kind, is_tied=is_tied, num_key_value_heads=max(2, tp))
     model = make_hugging_face(kind, seed=rank, is_tied=is_tied, num_key_value_heads=max(2, tp))
     engine, *_ = dslaunch.initialize(model=model, config=make_config(stage, tp=tp, **changes))
-    assert (engine.dp_world_size, engine.mp_world_size) == (4 // tp, tp)
+    assert (engine.dp_world_size, engine.mp_world_size) == (engine.world_size // tp, tp)
     expected = train_plain(plain, loss_of_tokens, token_batches())
     got = train(engine, loss_of_tokens, token_batches(), tp=tp)
     _is_near(_whole(model), plain, limit=5e-6)
@@ -180,6 +181,42 @@ def test_rules_divide_columns_and_rows_of_any_model(ranks: Ranks, stage: int) ->
         check(got, expected)
         if stage == 1:
             assert shapes == [[12], [12], [24, 12], [24], [12, 24], [12]]
+
+
+class Scale(nn.Module):
+    """Four numbers, for the elements of each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2.0, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unflatten(-1, (-1, 4)) * self.weight).flatten(-2)
+
+
+def _shared_by_heads(rank: int, stage: int) -> tuple[Numbers, Numbers]:
+    """A whole weight that each rank uses for its own heads, which a later rule would divide."""
+    models = [make_net(), make_net()]
+    for model in models:
+        for block in model.blocks:
+            block.up = nn.Sequential(block.up, Scale())
+    rules = [
+        {"patterns": [r".*\.up\.1\.weight$"], "partition_type": "skip", "grad_allreduce": True},
+        {"patterns": [r".*\.up\."], "partition_type": "column"},
+        {"patterns": [r".*\.down\."], "partition_type": "row"},
+    ]
+    divided = {"autotp_size": 2, "partition_config": {"layer_specs": rules}}
+    engine, *_ = dslaunch.initialize(model=models[1], config=make_config(stage, tensor_parallel=divided))
+    expected = train_plain(models[0], loss_of_numbers, number_batches())
+    got = train(engine, loss_of_numbers, number_batches(), tp=2)
+    _is_near(_whole(models[1]), models[0])
+    engine.destroy()
+    return got, expected
+
+
+def test_a_rule_that_skips_a_weight_may_have_its_gradients_added(ranks: Ranks) -> None:
+    for got, expected in ranks(_shared_by_heads, 2, world_size=2):
+        check(got, expected)
 
 
 def _misfit(rank: int) -> tuple[str, list[str]]:
@@ -307,6 +344,31 @@ def test_a_model_that_torch_has_divided_trains_as_it_is(ranks: Ranks, stage: int
         check(got, expected)
         # What autograd saves of a DTensor keeps no memory of a unit; those of the end stay here.
         assert not {"first", "blocks.0", "blocks.1"} & set(here)
+
+
+def _compiled(rank: int, stage: int) -> tuple[Numbers, Numbers]:
+    plain, model = make_net(depth=9), make_net(depth=9)  # one more than torch compiles one function for
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage, **RULES))
+    with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        warnings.simplefilter("ignore")  # of torch's own
+        torch._dynamo.reset()
+        engine.compile(backend="eager")
+        got = train(engine, loss_of_numbers, number_batches()[:2], tp=2)
+    engine.destroy()
+    return got, train_plain(plain, loss_of_numbers, number_batches()[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_divided_layers_of_a_compiled_model_stay_out_of_its_graphs(ranks: Ranks, stage: int) -> None:
+    for got, expected in ranks(_compiled, stage, world_size=2):
+        check(got, expected)
+
+
+@pytest.mark.slow
+def test_layers_are_divided_over_four_ranks_of_eight(ranks: Ranks) -> None:
+    for got, expected in ranks(_hugging_face, "Llama", 3, 4, False, {}, world_size=8):
+        check(got, expected)
 
 
 # ---- checkpoints and whole tensors
