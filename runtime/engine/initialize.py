@@ -18,6 +18,7 @@ from ..activation import checkpointing
 from ..comm.init_distributed import init_distributed as init_distributed, require_process_group
 from ..comm.process_group import choose_device, start_process_group
 from ..config import Config, load_config
+from ..config.mesh import MeshConfig
 from ..data.loader import Loader
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
@@ -92,7 +93,9 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         is_lenient=is_lenient,
         has_optimizer=optimizer is not None,
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
+        launched=dict(worker.mesh),
     )
+    _refuse_absent_axes(settings.mesh)
     agree_on_division(settings.tensor_parallel)
     axes = axes_of_job(num_ranks, tp=settings.tp_size)
     if is_lenient:
@@ -131,6 +134,20 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         print(json.dumps(summarize(engine), indent=2), flush=True)
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+# Axes that are not here yet: what they would divide.
+_ABSENT_AXES = {"pp": "layers into stages", "sp": "each sample", "ep": "experts"}
+
+
+def _refuse_absent_axes(mesh: MeshConfig | None) -> None:
+    for axis, what in _ABSENT_AXES.items():
+        size = 1 if mesh is None else mesh.given.get(axis, 1)
+        if size > 1:
+            raise ConfigError(
+                f"{axis}={size} in dslaunch --mesh or the ds_config's section mesh: {what} cannot be divided "
+                "over ranks in this version; leave it out, or give it to dp or tp"
+            )
 
 
 @contextmanager

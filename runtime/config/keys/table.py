@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from .absent import ABSENT
 from .key import Fate, Key, used
+from .mesh import MESH
 from .monitor import MONITOR
 from .optimizer import OPTIMIZER, SCHEDULER
 from .precision import PRECISION
@@ -62,6 +63,7 @@ KEYS: tuple[Key, ...] = tuple(
             *ZERO,
             *STORAGE,
             *TENSOR,
+            *MESH,
             *MONITOR,
             *ABSENT,
         ),

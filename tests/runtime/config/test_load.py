@@ -136,7 +136,7 @@ TOP = (
     "gradient_clipping, max_skipped_steps, steps_per_print, wall_clock_breakdown, dump_state, "
     "dataloader_drop_last, optimizer, scheduler, bf16, fp16, torch_autocast, data_types, "
     "communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
-    "tensor_parallel, tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
+    "tensor_parallel, mesh, tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -534,6 +534,71 @@ def test_a_lenient_reader_counts_samples_of_ranks_that_compute_together_once(
     assert any("a step has 32" in text for text in caplog.messages)
     with pytest.raises(ConfigError, match="train_batch_size 64 is not train_micro_batch_size_per_gpu 8"):
         load_config(divided, world_size=4)
+
+
+def with_mesh(given: dict[str, Any], launched: dict[str, int], *, tp_size: int = 1) -> Config:
+    """Of a job of 8 ranks."""
+    values = {"train_micro_batch_size_per_gpu": 1, **given}
+    return load_config(values, world_size=8, launched=launched, tp_size=tp_size)
+
+
+@pytest.mark.parametrize(
+    ("given", "launched", "tp_size"),
+    [
+        ({}, {"dp": 4, "tp": 2}, 1),
+        ({"mesh": {"tp": 2}}, {}, 1),
+        ({"mesh": {"tp": 2, "dp": 4}, "tensor_parallel": {"autotp_size": 2}}, {"dp": 4, "tp": 2}, 2),
+    ],
+)
+def test_every_place_may_say_over_how_many_ranks_layers_are_divided(
+    given: dict[str, Any], launched: dict[str, int], tp_size: int
+) -> None:
+    config = with_mesh(given, launched, tp_size=tp_size)
+    assert (config.tp_size, config.world_size, config.train_batch_size) == (2, 4, 4)
+    assert config.mesh is not None
+    assert config.mesh.tp == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "launched", "tp_size", "line"),
+    [
+        (
+            {"tensor_parallel": {"autotp_size": 4}},
+            {"dp": 4, "tp": 2},
+            1,
+            "ds_config: dslaunch --mesh says tp=2, and the ds_config's tensor_parallel.autotp_size says "
+            "tp=4; say the same in both, or leave one out",
+        ),
+        (
+            {"mesh": {"tp": 4}},
+            {},
+            2,
+            "ds_config: the ds_config's section mesh says tp=4, and the model or tp_model_init() says tp=2; "
+            "say the same in both, or leave one out",
+        ),
+        (
+            {"mesh": {"tp": 3}},
+            {},
+            1,
+            "ds_config: the ds_config's section mesh: tp=3 do not divide the 8 ranks",
+        ),
+        (
+            {"tensor_parallel": {"autotp_size": 2}},
+            {"pp": 2, "dp": 4},
+            1,
+            "ds_config: dslaunch --mesh and the ds_config's tensor_parallel.autotp_size: pp=2, dp=4, tp=2 "
+            "are 16 ranks, and the job has 8; name every axis in one place",
+        ),
+        ({"mesh": {"tp": 0}}, {}, 1, "ds_config: mesh.tp 0 is not a whole number above 0"),
+    ],
+)
+def test_places_that_say_different_sizes_are_both_named(
+    given: dict[str, Any], launched: dict[str, int], tp_size: int, line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_mesh(given, launched, tp_size=tp_size)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

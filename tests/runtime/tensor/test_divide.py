@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from contextlib import suppress
 from copy import deepcopy
@@ -646,6 +647,29 @@ def _error(rank: int, what: str | int) -> str:
 def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str | int, text: str) -> None:
     for error in ranks(_error, what, world_size=2):
         assert text in error
+
+
+def _launched(rank: int) -> list[str]:
+    """`dslaunch --mesh tp=2` is a spelling of autotp_size."""
+    said = []
+    with patch.dict(os.environ, {"DSLAUNCH_MESH": "dp=1,tp=2"}):
+        engine, *_ = dslaunch.initialize(model=make_hugging_face("Llama"), config=make_config(1))
+        assert (engine.dp_world_size, engine.mp_world_size) == (1, 2)
+        engine.destroy()
+    for axis in ("pp", "sp"):
+        with patch.dict(os.environ, {"DSLAUNCH_MESH": f"dp=1,{axis}=2"}):
+            with pytest.raises(ConfigError) as caught:
+                dslaunch.initialize(model=make_net(), config=make_config(1))
+            said.append(str(caught.value))
+    return said
+
+
+def test_the_launcher_says_over_how_many_ranks_layers_are_divided(ranks: Ranks) -> None:
+    for pipeline, sequence in ranks(_launched, world_size=2):
+        assert pipeline.startswith(
+            "pp=2 in dslaunch --mesh or the ds_config's section mesh: layers into stages"
+        )
+        assert "each sample cannot be divided over ranks in this version" in sequence
 
 
 def _requests(rank: int) -> list[str]:

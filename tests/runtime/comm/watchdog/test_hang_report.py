@@ -177,5 +177,6 @@ def test_a_rank_that_stops_inside_a_divided_layer_is_named_with_its_axis(shortes
     assert text is not None
     assert text.splitlines()[0] == (
         "dslaunch: it hangs: rank 3 has not come to all_reduce of the output of 'down' over tp (step 17), "
-        f"for which rank 2 has waited {shortest_s:.0f} s; in its own code for 300 s, after all_gather of unit '1'"
+        f"for which rank 2 has waited {shortest_s:.0f} s; in its own code for 300 s, after all_gather of "
+        "unit '1'"
     )

@@ -13,6 +13,7 @@ from dslaunch.runtime.config import (
     activation,
     checkpoint,
     config,
+    mesh,
     monitor,
     offload,
     optimizer,
@@ -94,6 +95,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         )
         | aliases(tensor.AxisConfig, "tensor_parallel.tp")
         | aliases(tensor.PartitionConfig, "tensor_parallel.partition_config")
+        | aliases(mesh.MeshConfig, "mesh")
         | aliases(checkpoint.CheckpointConfig, "checkpoint")
         | aliases(
             zero.ZeroConfig,
