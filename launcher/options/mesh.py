@@ -9,10 +9,6 @@ import click
 
 AXES = ("pp", "dp", "ep", "sp", "tp")
 _SIZE = re.compile(r"\s*([a-z]+)\s*=\s*([1-9][0-9]{0,6})\s*")
-_ALLOWED = (
-    "sizes of pp (pipeline), dp (data), ep (experts), sp (sequence) and tp (tensor), each once, are whole "
-    "numbers above 0; write e.g. pp=2,tp=2"
-)
 
 
 class MeshOptions(NamedTuple):
@@ -30,7 +26,11 @@ def _sizes(
     for item in value.split(","):
         match = _SIZE.fullmatch(item)
         if match is None or match[1] not in AXES or match[1] in found:
-            raise click.BadParameter(f"{value[:80]!r}: {item.strip()[:20]!r} is not allowed: {_ALLOWED}")
+            raise click.BadParameter(
+                f"{value[:80]!r}: {item.strip()[:20]!r} is not allowed: sizes of pp (pipeline), dp (data), "
+                "ep (experts), sp (sequence) and tp (tensor), each once, are whole numbers above 0; write "
+                "e.g. pp=2,tp=2"
+            )
         found[match[1]] = int(match[2])
     return tuple(found.items())
 

@@ -78,6 +78,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             *WATCHING,
             "timers",
             "tensor_parallel",
+            "mesh",
         }
     )
     expected = (
