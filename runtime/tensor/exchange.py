@@ -120,7 +120,9 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, axis: TensorAxis, what: str) -> Tensor:
         ctx.axis, ctx.what = axis, what
-        return value.view_as(value)
+        # Not view_as(): a view has its base, which has the view as an attribute (see `enter`), and no one
+        # would ever free the two.
+        return value.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
