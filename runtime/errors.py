@@ -26,6 +26,10 @@ class ConfigError(UserError, ValueError, AssertionError, RuntimeError):
     """The ds_config, or an argument of `initialize()`, cannot be used."""
 
 
+class PipelineError(ConfigError):
+    """A model in stages was used as one that is whole."""
+
+
 class CheckpointError(UserError, ValueError, AssertionError, RuntimeError):
     """A checkpoint cannot be written, found or read."""
 

@@ -25,8 +25,15 @@ if TYPE_CHECKING:
         add_config_arguments as add_config_arguments,
         initialize as initialize,
     )
-    from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
+    from .runtime.engine.pipeline_engine import PipelineEngine as PipelineEngine
+    from .runtime.errors import (
+        CheckpointError as CheckpointError,
+        ConfigError as ConfigError,
+        PipelineError as PipelineError,
+    )
     from .runtime.metrics import profiler
+    from .runtime.pipeline.layers import LayerSpec as LayerSpec, TiedLayerSpec as TiedLayerSpec
+    from .runtime.pipeline.module import PipelineModule as PipelineModule, pipeline as pipeline
     from .runtime.tensor.model_init import tp_model_init as tp_model_init
     from .runtime.zero import api
 
@@ -38,12 +45,18 @@ _HOME_OF = {
     "CheckpointError": ".runtime.errors",
     "ConfigError": ".runtime.errors",
     "Engine": ".runtime.engine.engine",
+    "LayerSpec": ".runtime.pipeline.layers",
     "OnDevice": ".runtime.compat.on_device",
+    "PipelineEngine": ".runtime.engine.pipeline_engine",
+    "PipelineError": ".runtime.errors",
+    "PipelineModule": ".runtime.pipeline.module",
     "RepeatingLoader": ".runtime.data.loader",
+    "TiedLayerSpec": ".runtime.pipeline.layers",
     "add_config_arguments": ".runtime.engine.initialize",
     "get_accelerator": ".runtime.compat.accelerator.current",
     "init_distributed": ".runtime.comm.init_distributed",
     "initialize": ".runtime.engine.initialize",
+    "pipeline": ".runtime.pipeline.module",
     "tp_model_init": ".runtime.tensor.model_init",
 }
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -99,8 +99,9 @@ def load_checkpoint(
     candidates = _candidates(training, store, tag, plan)
     if not candidates:
         return None
+    names = _names_of_all(training)
     for number, candidate in enumerate(candidates):
-        load = _Load(training, store, candidate, plan, take_module)
+        load = _Load(training, store, candidate, plan, names, take_module)
         problem = load.run()
         if problem is None:
             return load.reader.where, load.client_state
@@ -183,9 +184,11 @@ class _Load:
         store: Store,
         tag: str,
         plan: LoadPlan,
+        names: _Names,
         take_module: Callable[[dict[str, Any]], object] | None,
     ) -> None:
         self._training, self._store, self._tag, self._plan = training, store, tag, plan
+        self._names = names
         self._take_module = take_module
         self._module_state: dict[str, Any] = {}
         self.cause: Exception | None = None  # on the rank where it was raised
@@ -243,7 +246,7 @@ class _Load:
         self.saved = self.reader.training()
         job = training.job
         self.client_state = client_state.of_rank(self.saved, rank=job.index, num_ranks=job.size)
-        _check(training, self.reader, self.saved, plan)
+        _check(training, self.reader, self.saved, plan, self._names)
         _verify(training, self.reader, self.saved, plan)
         take_rest(
             training,
@@ -294,6 +297,29 @@ def _members(training: Training) -> Iterator[tuple[SubBuffer, int, Member]]:
                 yield sub_buffer, index, member
 
 
+class _Names(NamedTuple):
+    """Of a whole model, whatever stages it is in."""
+
+    parameters: set[str]
+    buffers: set[str]
+    trained: set[str]
+
+
+def _names_of_all(training: Training) -> _Names:
+    """Order: a collective where ranks hold other layers"""
+    members = [(sub_buffer.is_trained, member.name) for sub_buffer, _, member in _members(training)]
+    own = _Names(
+        parameters={name for _, name in members},
+        buffers=set(training.beside_units()),
+        trained={name for is_trained, name in members if is_trained},
+    )
+    if len(training.domains.stage_leaders) == 1:
+        return own
+    told = training.job.all_gather_objects(own if training.leads else None, what="names of parameters")
+    stages = [one for one in told if one is not None]
+    return _Names(*(set().union(*parts) for parts in zip(*stages, strict=True)))
+
+
 def _group_names(training: Training) -> list[list[str]]:
     """Return the parameters in each group of the optimizer, by name."""
     if training.optimizer is None:
@@ -306,7 +332,9 @@ def _group_names(training: Training) -> list[list[str]]:
 # ---- does it fit?
 
 
-def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], plan: LoadPlan) -> None:
+def _check(
+    training: Training, reader: OpenCheckpoint, saved: dict[str, Any], plan: LoadPlan, names: _Names
+) -> None:
     shapes = {name: tuple(found.size) for name, found in reader.tensors().items()}
     weights = {name[len(MODEL) :]: shape for name, shape in shapes.items() if name.startswith(MODEL)}
     if plan.with_module:
@@ -317,8 +345,8 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
             name: tuple(getattr(value, "shape", ())) for name, value in training.beside_units().items()
         }
         theirs, left_out = set(saved["buffers"]), set(saved["left_out"])
-        _check_names("parameters", set(params) - left_out, set(weights) - theirs, strict=plan.strict)
-        _check_names("buffers", set(buffers), theirs, strict=plan.strict)
+        _check_names("parameters", names.parameters - left_out, set(weights) - theirs, strict=plan.strict)
+        _check_names("buffers", names.buffers, theirs, strict=plan.strict)
         for name, here in (params | buffers).items():
             there = weights.get(name, here)
             if here != there:
@@ -330,8 +358,7 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
     if plan.with_scheduler:
         _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:
-        trained = {member.name for sub_buffer, _, member in _members(training) if sub_buffer.is_trained}
-        _check_optimizer(training.optimizer, saved["optimizer"], trained, shapes, strict=plan.strict)
+        _check_optimizer(training.optimizer, saved["optimizer"], names.trained, shapes, strict=plan.strict)
 
 
 def _check_scheduler(scheduler: Any, saved: dict[str, Any] | None) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import io
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -187,25 +187,34 @@ def prepare(
         beside_tensors, beside = split_beside(training.optimizer.rule.beside())
         if not mesh.is_counted or (mesh.replicate.index != 0 and not mesh.states_by_chunk):
             beside_tensors = {}  # rank 0's line of the mesh has all of them
-    gathered = job.gather_objects((tag, rng_state(), beside, own_state), what="tags and random number states")
     left_out = _frozen(training) if options.exclude_frozen_parameters else frozenset()
     sub_buffers = [sub_buffer for unit in training.model.units for sub_buffer in unit.sub_buffers]
     all_runs = [SubBufferRuns(sub_buffer).to_write(left_out=left_out) for sub_buffer in sub_buffers]
     problem: str | None = None
     cause: Exception | None = None  # on the rank that has the problem
+    outline: _Outline | None = None
     small_files: dict[str, bytes] = {}
     try:
-        others = training.beside_units()
-        if gathered is not None:  # rank 0
-            tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
-            all_runs.append(runs_of_tensors(tensors))
-            _check_tags(training, [theirs for theirs, *_ in gathered], is_latest=options.save_latest)
-            state = _describe(training, others, left_out) | {"rng": [rng for _, rng, *_ in gathered]}
-            state |= client_state.merge([theirs for *_, theirs in gathered])
-            if state["optimizer"] is not None:
-                state["optimizer"]["beside"] = _merged([own for _, _, own, _ in gathered])
-            small_files = {TRAINING_FILE: _saved(state)}
+        others = training.written_beside()
+        tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
+        all_runs.append(runs_of_tensors(tensors))
+        if training.leads:
+            outline = _outline(training, others, left_out)
     except Exception as error:  # the user's state_dict() may raise any; the other ranks wait below
+        problem, cause = _problem(error, job.index), error
+    gathered = job.gather_objects(
+        (tag, rng_state(), beside, own_state, outline), what="tags and random number states"
+    )
+    try:
+        if gathered is not None and problem is None:  # rank 0
+            _check_tags(training, [theirs for theirs, *_ in gathered], is_latest=options.save_latest)
+            outlines = [one for *_, one in gathered if one is not None]
+            state = _describe(training, outlines) | {"rng": [rng for _, rng, *_ in gathered]}
+            state |= client_state.merge([theirs for *_, theirs, _ in gathered])
+            if state["optimizer"] is not None:
+                state["optimizer"]["beside"] = _merged([own for _, _, own, *_ in gathered])
+            small_files = {TRAINING_FILE: _saved(state)}
+    except Exception as error:
         problem, cause = _problem(error, job.index), error
     all_runs.append(runs_of_tensors(beside_tensors))
     agreed = job.all_gather_objects((problem, next(_NUMBERS), tag), what="what a checkpoint holds")
@@ -286,23 +295,46 @@ def _manifest(training: Training, tag: str) -> Manifest:
     )
 
 
-def _describe(training: Training, others: Mapping[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
+class _Outline(NamedTuple):
+    """What one of those that hold the same layers knows of them."""
+
+    buffers: list[str]
+    left_out: list[str]
+    frozen: list[str]
+    aliases: dict[str, str]
+    extra_state: dict[str, Any]
+    state_names: list[str]  # of the optimizer
+
+
+def _outline(training: Training, others: Mapping[str, Any], left_out: frozenset[str]) -> _Outline:
+    extra_state = {name: value for name, value in others.items() if not isinstance(value, Tensor)}
+    check_is_plain(extra_state, "the module's extra state")
+    shards = [] if training.optimizer is None else training.optimizer.sub_buffers
+    return _Outline(
+        buffers=sorted(training.beside_units()),
+        left_out=sorted(left_out),
+        frozen=sorted(_frozen(training)),
+        aliases=training.aliases(),
+        extra_state=extra_state,
+        state_names=sorted({name for one in shards for name in one.optimizer_shard.states}),
+    )
+
+
+def _describe(training: Training, outlines: Sequence[_Outline]) -> dict[str, Any]:
     """Return what is in training.pt, but for client_state, random numbers and what the optimizer remembers
     beside its states.
     """
     has_state = hasattr(training.scheduler, "state_dict")
-    extra_state = {name: value for name, value in others.items() if not isinstance(value, Tensor)}
     scheduler = training.scheduler.state_dict() if has_state else None
-    check_is_plain(extra_state, "the module's extra state")
     check_is_plain(scheduler, "the scheduler's state")
     return {
         "world_size": training.job.size,
-        "buffers": sorted(others),
-        "left_out": sorted(left_out),
-        "frozen": sorted(_frozen(training)),
-        "aliases": training.aliases(),
-        "optimizer": _describe_optimizer(training),
-        "extra_state": extra_state,
+        "buffers": _together(one.buffers for one in outlines),
+        "left_out": _together(one.left_out for one in outlines),
+        "frozen": _together(one.frozen for one in outlines),
+        "aliases": {name: first for one in outlines for name, first in one.aliases.items()},
+        "optimizer": _describe_optimizer(training, outlines),
+        "extra_state": {name: value for one in outlines for name, value in one.extra_state.items()},
         "scheduler": scheduler,
         "progress": training.progress.to_dict(),
         "data": None if training.loader is None else training.loader.state_dict(),
@@ -311,7 +343,11 @@ def _describe(training: Training, others: Mapping[str, Any], left_out: frozenset
     }
 
 
-def _describe_optimizer(training: Training) -> dict[str, Any] | None:
+def _together(names: Iterable[list[str]]) -> list[str]:
+    return sorted({name for one in names for name in one})
+
+
+def _describe_optimizer(training: Training, outlines: Sequence[_Outline]) -> dict[str, Any] | None:
     optimizer = training.optimizer
     if optimizer is None:
         return None
@@ -319,9 +355,7 @@ def _describe_optimizer(training: Training) -> dict[str, Any] | None:
         "name": optimizer.rule.name,
         "num_steps": optimizer.num_steps,
         "groups": [hyper_parameters(group) for group in optimizer.param_groups],
-        "state_names": sorted(
-            {name for sub_buffer in optimizer.sub_buffers for name in sub_buffer.optimizer_shard.states}
-        ),
+        "state_names": _together(one.state_names for one in outlines),
     }
 
 

@@ -55,6 +55,26 @@ class Training:
             if name not in in_units
         }
 
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for those that hold the same layers."""
+        return self.domains.leads
+
+    def written_beside(self) -> dict[str, Any]:
+        """Return what of `beside_units` this rank writes into a checkpoint: the first of those that share
+        it.
+        """
+        named = dict(self.module.state_dict(keep_vars=True))
+
+        def is_ours(name: str) -> bool:
+            value = named[name]
+            if not isinstance(value, Tensor):
+                return self.leads
+            mesh = self.domains.of(value).comm.mesh
+            return mesh.sharers.index == 0 and mesh.is_counted
+
+        return {name: value for name, value in self.beside_units().items() if is_ours(name)}
+
     def aliases(self) -> dict[str, str]:
         """Return the other names of tied parameters, and the name under which each is in a unit."""
         first: dict[int, str] = {}

@@ -16,11 +16,12 @@ import torch.distributed as dist
 from .comms_log import Stopwatch
 
 T = TypeVar("T")
-NUM_LANES = 3  # a lane is a communicator of its own: what two of them send may pass each other in any way
+NUM_LANES = 4  # a lane is a communicator of its own: what two of them send may pass each other in any way
 PARAMETER_LANE = 1
 JOB_LANE = (
     2  # of all ranks, where not all hold the same model: its numbers alone are then those of every rank
 )
+MESSAGE_LANE = 3  # from one rank to another, in a pipeline
 _NUM_RECENT = 64  # more than two ranks can be apart
 
 

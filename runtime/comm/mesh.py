@@ -139,7 +139,7 @@ class Mesh:
 
 def make_mesh(
     *,
-    shard_size: int,
+    shard_size: int | None,
     states_by_chunk: bool = False,
     sharers: Lines | None = None,
     copies: Lines | None = None,
@@ -147,42 +147,57 @@ def make_mesh(
 ) -> Mesh:
     """Arrange the N ranks of each line of `sharers`, default all, as (N / shard_size) x shard_size.
 
-    All lines of `sharers` have the same length. Ranks in a line of `copies` hold the same values.
+    `shard_size` None: N. Ranks in a line of `copies` hold the same values.
 
     Order:  every rank must call this in the same order: it may create process groups
     Errors: ValueError if `shard_size` does not divide the sharers
     """
     lines = _everyone() if sharers is None else sharers
-    num_sharers = len(lines[0])
-    if num_sharers % shard_size != 0:
-        raise ValueError(f"shard_size={shard_size} does not divide the {num_sharers} ranks")
-    columns = [line[start::shard_size] for line in lines for start in range(shard_size)]
+    for line in lines:
+        if len(line) % (shard_size or 1) != 0:
+            raise ValueError(f"shard_size={shard_size} does not divide the {len(line)} ranks")
+    columns = [
+        line[start::size] for line in lines for size in (shard_size or len(line),) for start in range(size)
+    ]
     groups = _Groups()
+    axis = groups.axis(lines)
     return Mesh(
         replicate=groups.axis(columns),
         shard=groups.axis(_rows(lines, shard_size)),
-        sharers=groups.axis(lines),
-        states_by_chunk=states_by_chunk and shard_size < num_sharers,
+        sharers=axis,
+        states_by_chunk=states_by_chunk and shard_size is not None and shard_size < axis.size,
         copies=ALONE if copies is None else groups.axis(copies),
         divisor=divisor,
     )
 
 
-def make_shard_axis(*, shard_size: int, sharers: Lines | None = None) -> Axis:
+def make_axis(lines: Lines, *, takes_default: bool = False) -> Axis:
+    """Make this rank's one of these lines, with process groups of their own; all ranks in one line have the
+    default one if that may be.
+
+    Order: every rank must call this in the same order
+    """
+    return _Groups(takes_default=takes_default).axis(lines)
+
+
+def make_shard_axis(*, shard_size: int | None, sharers: Lines | None = None) -> Axis:
     """Make the shard axis of such a mesh once more, with process groups of its own.
 
     Order: every rank must call this in the same order
     """
-    lines = _everyone() if sharers is None else sharers
-    return _Groups(takes_default=False).axis(_rows(lines, shard_size))
+    return make_axis(_rows(_everyone() if sharers is None else sharers, shard_size))
 
 
 def _everyone() -> Lines:
     return [range(dist.get_world_size())]
 
 
-def _rows(lines: Lines, shard_size: int) -> Lines:
-    return [line[start : start + shard_size] for line in lines for start in range(0, len(line), shard_size)]
+def _rows(lines: Lines, shard_size: int | None) -> Lines:
+    return [
+        line[start : start + (shard_size or len(line))]
+        for line in lines
+        for start in range(0, len(line), shard_size or len(line))
+    ]
 
 
 class _Groups:
@@ -191,16 +206,17 @@ class _Groups:
     def __init__(self, *, takes_default: bool = True) -> None:
         """Without `takes_default` even all ranks in one line get a group of their own."""
         self._takes_default = takes_default
-        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
 
     def axis(self, lines: Lines) -> Axis:
         """Make what this rank's line needs; every rank takes part in the making of all."""
         rank = dist.get_rank()
         own = next(tuple(line) for line in lines if rank in line)
+        longer = tuple(tuple(line) for line in lines if len(line) > 1)
         is_default = self._takes_default and len(own) == dist.get_world_size()
-        if len(own) > 1 and not is_default and own not in self._made:
-            self._made[own] = _make_groups(lines, own)
-        return Axis(size=len(own), index=own.index(rank), group=self._made.get(own))
+        if longer and not is_default and longer not in self._made:  # also where this rank's line is itself
+            self._made[longer] = _make_groups(longer, own)
+        return Axis(size=len(own), index=own.index(rank), group=self._made.get(longer))
 
 
 def _make_groups(lines: Lines, own: Sequence[int]) -> dist.ProcessGroup | None:

@@ -21,6 +21,7 @@ from .monitor import (
 )
 from .offload import AioConfig
 from .optimizer import OptimizerConfig
+from .pipeline import PipelineConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
@@ -72,6 +73,7 @@ class Config(Section):
     tensor_parallel: TensorParallelConfig | None = None
     mesh: MeshConfig | None = None
     """What the launcher, the ds_config and the program say of the axes; None: nothing but tp at most."""
+    pipeline: PipelineConfig | None = None
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None

@@ -17,6 +17,7 @@ from .keys.table import keys_for
 from .keys.value import PLAIN, POSITIVE, show, show_name
 from .lenient import relax
 from .mesh import MeshConfig, agree_on_mesh
+from .pipeline import PipelineConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
 from .source import read_source
@@ -172,6 +173,8 @@ def _read_mesh(
     problems: dict[str, str],
     num_ranks: int,
     tp_size: int,
+    *,
+    num_stages: int,
     launched: Mapping[str, int],
 ) -> tuple[MeshConfig | None, int]:
     """Return the sizes that are said anywhere, None if no mesh is said, and over how many ranks layers are
@@ -188,7 +191,11 @@ def _read_mesh(
     }
     if not launched and not found.given:
         return None, tp_size
-    mesh = agree_on_mesh(sources, num_ranks=num_ranks, problems=problems)
+    if num_stages > 1:
+        sources["the PipelineModule"] = {"pp": num_stages}
+    elif max(launched.get("pp", 1), found.pp or 1) > 1:
+        sources["the model, which is not in stages,"] = {"pp": 1}
+    mesh = agree_on_mesh(sources, num_ranks=num_ranks * num_stages, problems=problems)
     is_agreed = not any(key.startswith("mesh") for key in problems)
     return mesh, mesh.tp or tp_size if is_agreed else 1
 
@@ -262,9 +269,11 @@ def load_config(
     is_lenient: bool = False,
     has_optimizer: bool = False,
     tp_size: int = 1,
+    num_stages: int = 1,
     launched: Mapping[str, int] | None = None,
 ) -> Config:
-    """The configuration that `source` gives `world_size` ranks: a path, a dict, or base64 of JSON.
+    """The configuration that `source` gives `world_size` ranks, those of one stage of `num_stages`: a path, a
+    dict, or base64 of JSON.
 
     A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is
     for programs that were written for DeepSpeed: a warning names the keys that are not known, or still say
@@ -308,8 +317,12 @@ def load_config(
         ZeroConfig, used.get("zero_optimization", {}), path="zero_optimization", problems=problems
     )
     used["activation_checkpointing"] = _read_activation(used.get("activation_checkpointing"), problems)
+    if "pipeline" in used:
+        used["pipeline"] = read_section(PipelineConfig, used["pipeline"], path="pipeline", problems=problems)
     num_ranks = world_size
-    used["mesh"], tp_size = _read_mesh(used, problems, num_ranks, tp_size, launched or {})
+    used["mesh"], tp_size = _read_mesh(
+        used, problems, num_ranks, tp_size, num_stages=num_stages, launched=launched or {}
+    )
     used["tensor_parallel"], world_size = _read_tensor(used, problems, num_ranks, tp_size)
     line = fill_batch(used, world_size=num_ranks if is_lenient else world_size)
     if is_lenient and line is None and world_size < num_ranks:

@@ -44,8 +44,10 @@ class EpochSampler(DistributedSampler[T]):
         """Return this rank's indices: every world_size-th of what is left of the epoch, after as few
         repeated ones as it takes.
         """
-        generator = torch.Generator().manual_seed(self.seed + self.begin.epoch)
-        order = torch.randperm(self._length, generator=generator, device="cpu").tolist()
+        order = list(range(self._length))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.begin.epoch)
+            order = torch.randperm(self._length, generator=generator, device="cpu").tolist()
         left = order[self.begin.num_samples :]
         left += islice(cycle(order), -len(left) % self.num_replicas)
         self.set_epoch(self.begin.epoch + 1)
@@ -184,13 +186,14 @@ def make_loader(
     world_size: int,
     pin_memory: bool = True,
     seed: int = 0,
+    shuffle: bool = True,
     **options: Any,
 ) -> Loader:
     """Micro batches of rank `rank`'s part of `dataset`; every rank gets equally many.
 
     Parts are made equal by repeating a few samples. The order depends on `seed` and the epoch alone, never on
-    torch's global generator. `options` are DataLoader's: collate_fn, drop_last, num_workers. `pin_memory`
-    needs a GPU, else it is off.
+    torch's global generator; without `shuffle` it is the dataset's. `options` are DataLoader's: collate_fn,
+    drop_last, num_workers. `pin_memory` needs a GPU, else it is off.
     Errors: ConfigError if `dataset` has no length or is empty.
     Source: DeepSpeed 0.19.6 runtime/dataloader.py, `DeepSpeedDataLoader`; the same parts.
     """
@@ -200,7 +203,7 @@ def make_loader(
     # non_blocking=True, and only torch's allocator keeps their memory until such a copy is done.
     return Loader(
         dataset,
-        sampler=EpochSampler[Any](dataset, num_replicas=world_size, rank=rank, seed=seed),
+        sampler=EpochSampler[Any](dataset, num_replicas=world_size, rank=rank, seed=seed, shuffle=shuffle),
         batch_size=micro_batch_size,
         pin_memory=pin_memory and torch.cuda.is_available(),
         **options,
@@ -216,6 +219,7 @@ def load_data(
     rank: int,
     world_size: int,
     pin_memory: bool,
+    shuffle: bool = True,
     **options: Any,
 ) -> DataLoader[Any]:
     """Return a `Loader` for the route train; for eval and predict one that gives each rank its part in
@@ -233,6 +237,7 @@ def load_data(
             rank=rank,
             world_size=world_size,
             pin_memory=pin_memory,
+            shuffle=shuffle,
             **options,
         )
     if sampler is None:

@@ -24,6 +24,8 @@ from ..mesh.current import note
 from ..mesh.domain import Domains
 from ..metrics.device_memory import watch_memory
 from ..offload.offload import Offload, make_offload
+from ..pipeline.module import PipelineModule
+from ..pipeline.tied import check_tied, tie
 from ..placement.offload_plan import StepAt, plan_offload
 from ..placement.precision import precision_of
 from ..placement.stage_policy import Placement, Policy, policy_for_stage
@@ -82,7 +84,7 @@ def make_components(
     Errors: ConfigError for what does not go together
     """
     policy = _policy(config, optimizer)
-    domains = _domains(axes, policy, config)
+    domains = _domains(module, axes, policy, config)
     note(domains)
     if divided is not None:
         divided.join(domains, device)
@@ -113,7 +115,7 @@ def make_components(
         def look_for_overflow() -> bool:
             if accumulation.is_boundary:
                 model.average_gradients()  # a sum of finite numbers may be infinite
-            return has_overflow(model.trained, job)
+            return has_overflow(model.trained, job, device)
 
         optimizer.attach(
             model.trained,
@@ -191,13 +193,16 @@ def _policy(config: Config, optimizer: FlatOptimizer | None) -> Policy:
     return policy
 
 
-def _domains(axes: Axes, policy: Policy, config: Config) -> Domains:
+def _domains(module: nn.Module, axes: Axes, policy: Policy, config: Config) -> Domains:
     shape = policy.mesh_shape(
         axes.dp * axes.sp,
         group_size=config.zero.mics_shard_size,
         kept_in=config.zero.hpz_partition_size,
     )
-    return Domains(axes, shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
+    domains = Domains(axes, shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
+    if isinstance(module, PipelineModule):
+        tie(module, domains, is_sharded=policy.is_sharded)
+    return domains
 
 
 def _offload(
@@ -237,6 +242,8 @@ def _model(
     domains: Domains,
     offload: Offload,
 ) -> ShardedModel:
+    # one unit on every stage, whatever stands beside it
+    tied = set(map(id, module.tied_modules.values())) if isinstance(module, PipelineModule) else set()
     model = ShardedModel(
         module,
         policy=policy,
@@ -248,13 +255,15 @@ def _model(
             max_whole=config.zero.max_whole_numel,
             at_most=offload.max_unit_numel,
         ),
-        is_leaf=lambda name, module: z3_leaf_module(module),
+        is_leaf=lambda name, module: z3_leaf_module(module) or id(module) in tied,
         device=device,
         domains=domains,
         offload=offload,
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
         settings=agreed_settings(config, optimizer),
     )
+    if isinstance(module, PipelineModule):
+        check_tied(module, model)
     if config.origin.is_lenient:
         model.hide_gradients_as_none()
     note_locations(model)

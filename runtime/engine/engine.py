@@ -41,6 +41,8 @@ class Engine(Getters, nn.Module):
     step, see `OptimizerStep`, and steps the scheduler.
     """
 
+    _shuffles = True  # the training data, anew in each epoch
+
     def __init__(
         self,
         module: nn.Module,
@@ -89,7 +91,7 @@ class Engine(Getters, nn.Module):
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
         self._grad_norm: float | None = None
         self._was_step_applied = False
-        self._weights = Weights(module, self._model, self._domains.job)
+        self._weights = Weights(module, self._model, self._domains)
         self._checkpoints = Checkpoints(
             self._state_to_save,
             saver=self._saver,
@@ -567,6 +569,7 @@ class Engine(Getters, nn.Module):
             rank=self.get_data_parallel_rank(),
             world_size=self.dp_world_size,
             pin_memory=pin_memory,
+            shuffle=self._shuffles,
             collate_fn=collate_fn or self.collate_fn,
             drop_last=self.settings.dataloader_drop_last,
             num_workers=num_local_io_workers or 0,

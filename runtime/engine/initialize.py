@@ -19,12 +19,14 @@ from ..comm.init_distributed import init_distributed as init_distributed, requir
 from ..comm.process_group import choose_device, start_process_group
 from ..config import Config, load_config
 from ..config.mesh import MeshConfig
+from ..config.pipeline import PipelineConfig
 from ..data.loader import Loader
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
 from ..log import logger as _log
-from ..mesh.axes import axes_of_job
+from ..mesh.axes import Axes, axes_of_job
 from ..offload.host_memory import keep_freed_memory
+from ..pipeline.module import PipelineModule
 from ..placement.precision import precision_of
 from ..placement.stage_policy import policy_for_stage
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
@@ -36,6 +38,7 @@ from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, requested_size
 from ..zero.param_location import location_of
 from .engine import Engine
+from .pipeline_engine import PipelineEngine
 from .summary import summarize
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
@@ -87,17 +90,20 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index)
     num_ranks, known = dist.get_world_size(), earlier_division(model)
+    num_stages = model.axes.pp if isinstance(model, PipelineModule) else 1
     settings = load_config(
         source,
-        world_size=num_ranks,
+        world_size=num_ranks // num_stages,
         is_lenient=is_lenient,
         has_optimizer=optimizer is not None,
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
+        num_stages=num_stages,
         launched=dict(worker.mesh),
     )
     _refuse_absent_axes(settings.mesh)
     agree_on_division(settings.tensor_parallel)
-    axes = axes_of_job(num_ranks, tp=settings.tp_size)
+    axes = axes_of_job(num_ranks, pp=num_stages, tp=settings.tp_size)
+    _check_stages(model, axes, settings)
     if is_lenient:
         settings = _with_precision_of(model, settings)
     device = choose_device(worker, index=device_index)
@@ -114,11 +120,16 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)
         flat_optimizer = choose_optimizer(
-            settings, client=optimizer, module=model, model_parameters=model_parameters
+            settings,
+            client=optimizer,
+            module=model,
+            model_parameters=model_parameters,
+            may_be_empty=num_stages > 1,
         )
         # what may fail by a user's mistake comes before the model changes
         scheduler = _choose_scheduler(settings, lr_scheduler, flat_optimizer)
-        engine = Engine(
+        kind: type[Engine] = PipelineEngine if isinstance(model, PipelineModule) else Engine
+        engine = kind(
             model,
             axes=axes,
             config=settings,
@@ -137,7 +148,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
 
 
 # Axes that are not here yet: what they would divide.
-_ABSENT_AXES = {"pp": "layers into stages", "sp": "each sample", "ep": "experts"}
+_ABSENT_AXES = {"sp": "each sample", "ep": "experts"}
 
 
 def _refuse_absent_axes(mesh: MeshConfig | None) -> None:
@@ -148,6 +159,22 @@ def _refuse_absent_axes(mesh: MeshConfig | None) -> None:
                 f"{axis}={size} in dslaunch --mesh or the ds_config's section mesh: {what} cannot be divided "
                 "over ranks in this version; leave it out, or give it to dp or tp"
             )
+
+
+def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
+    """A model in stages was built for ranks that lie so, and a section about stages is for such a model."""
+    if isinstance(model, PipelineModule):
+        if model.axes != axes:
+            raise ConfigError(
+                f"the PipelineModule was built for {model.axes.pp} stages x {model.axes.dp} ranks with data "
+                f"of their own x {model.axes.tp} parts of each layer, and the ds_config's "
+                f"tensor_parallel.autotp_size is {axes.tp}; build it with topology="
+                f"PipeModelDataParallelTopology(num_pp={axes.pp}, num_mp={axes.tp}, num_dp={axes.dp})"
+            )
+    elif settings.pipeline is not None and settings.pipeline != PipelineConfig():
+        raise ConfigError(
+            f"pipeline: {type(model).__name__} is not in stages; build a PipelineModule, or leave this out"
+        )
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class OptimizerStep:
             note += [check.fingerprint, float(self._model.is_behind)]
         if self._inputs is not None:
             note.append(self._inputs.note)
-        norm, notes = global_grad_norm(trained, self._domains, note=note)
+        norm, notes = global_grad_norm(trained, self._domains, device=self._model.device, note=note)
         said = [one[0] for one in notes]
         is_same = len(set(said)) == 1  # then each of what it was made of is, too
         self.roll_call.settle([self.roll_call.note] if is_same else said)
@@ -119,7 +119,7 @@ class OptimizerStep:
             check.check([one[1] for one in notes])
             if any(one[2] for one in notes):
                 self._model.catch_up()
-                norm, _ = global_grad_norm(trained, self._domains)
+                norm, _ = global_grad_norm(trained, self._domains, device=self._model.device)
         return norm
 
     def _tell_of_zero(self, step: int) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..checkpoint.export.output_plan import DEFAULT_SHARD_SIZE, SAFETENSORS
 from ..checkpoint.files.format import write_atomically
-from ..comm.rank_group import Job
 from ..errors import CheckpointError
+from ..mesh.domain import Domains
 from ..placement.stage_policy import Placement
 from ..zero.sharded_model import ShardedModel
 from ..zero.whole_parameters import whole_parameters
@@ -29,8 +29,8 @@ _SHAPES_ADVICE = (
 class Weights:
     """Everything here goes by the names of the module's own state_dict, at every stage."""
 
-    def __init__(self, module: nn.Module, model: ShardedModel, job: Job) -> None:
-        self._module, self._model, self._job = module, model, job
+    def __init__(self, module: nn.Module, model: ShardedModel, domains: Domains) -> None:
+        self._module, self._model, self._domains, self._job = module, model, domains, domains.job
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the module's state_dict; where parameters are sharded, with copies of all of
@@ -106,7 +106,7 @@ class Weights:
         is_safetensors = path.suffix == SAFETENSORS
         if is_safetensors or max_shard_size is not None:
             self._model.parked_states.check_here("the weights of the whole model")
-            weights = WeightsStream(self._module, self._model, self._job, left_out=left_out)
+            weights = WeightsStream(self._module, self._model, self._domains, left_out=left_out)
             size = DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size
             write_weights(weights, self._job, save_dir, save_filename, max_shard_size=size)
             return
@@ -129,6 +129,8 @@ class Weights:
         """
         self._model.parked_states.check_here("a state_dict of the whole model")
         self._model.before_gather()
+        if len(self._domains.stage_leaders) > 1:
+            return self._of_all_stages(left_out)
         sub_buffers = [
             sub_buffer
             for unit in self._model.units
@@ -145,7 +147,7 @@ class Weights:
             else:
                 flat = sub_buffer.param_shard.values.flat if sub_buffer.comm.sharers.is_first else None
             values |= {
-                name: value.to("cpu", copy=True) for name, value in wholes(sub_buffer, flat, self._job)
+                name: value.to("cpu", copy=True) for name, value in wholes(sub_buffer, flat, self._domains)
             }
         if not self._job.is_first:
             return None
@@ -158,6 +160,13 @@ class Weights:
             for name, value in self._module.state_dict(keep_vars=True).items()
             if name not in left_out
         }
+
+    def _of_all_stages(self, left_out: set[str]) -> dict[str, Any] | None:
+        weights = WeightsStream(self._module, self._model, self._domains, left_out=left_out)
+        state: dict[str, Any] = {name: value.clone() for name, value in weights}
+        if not self._job.is_first:
+            return None
+        return state | {name: state[first] for name, first in weights.aliases.items()}
 
     def _try_load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:
         named = self._module.state_dict(keep_vars=True).items()

@@ -8,21 +8,26 @@ import logging
 import os
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..checkpoint.export.output import Output
 from ..checkpoint.export.output_plan import Spec, plan_output, shard_bytes
 from ..checkpoint.export.progress_bar import Meter
 from ..checkpoint.storage.url_store import open_store
+from ..comm.flight_recorder import MESSAGE_LANE
 from ..comm.rank_group import Job
 from ..errors import CheckpointError
+from ..mesh.domain import Domains
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
 
 _log = logging.getLogger("dslaunch")
+_SIZES = (16, 8, 4, 2, 1)  # bytes of an element
 
 
 class _Piece(NamedTuple):
@@ -41,9 +46,10 @@ class WeightsStream:
     """
 
     def __init__(
-        self, module: nn.Module, model: ShardedModel, job: Job, *, left_out: Collection[str]
+        self, module: nn.Module, model: ShardedModel, domains: Domains, *, left_out: Collection[str]
     ) -> None:
-        self._left_out, self._job, self._is_first = left_out, job, job.is_first
+        """Order: a collective where ranks hold other layers"""
+        self._left_out, self._domains, self._job = left_out, domains, domains.job
         sub_buffers = [
             sub_buffer
             for unit in model.units
@@ -66,30 +72,79 @@ class WeightsStream:
                 self.no_tensors.append(name)
             elif id(value) not in first_name:
                 first_name[id(value)] = name
-                pieces.append(_Piece(value.dtype, None, {name: value.detach()}))
+                if domains.of(value).comm.sharers.is_first:
+                    pieces.append(_Piece(value.dtype, None, {name: value.detach()}))
             elif first_name[id(value)] != name:
                 self.aliases[name] = first_name[id(value)]
         self._pieces = sorted(pieces, key=lambda piece: -piece.dtype.itemsize)
+        self._specs = self._own_specs()
+        self._device = model.device
+        self._stages: list[tuple[int, dict[str, Spec]]] = [(0, self._specs)]  # their leaders, and what comes
+        if len(domains.stage_leaders) > 1:
+            self._hear_of_stages()
 
-    def specs(self) -> dict[str, Spec]:
-        """Return what will come, in its order."""
+    def _hear_of_stages(self) -> None:
+        own = (self._specs, self.aliases, self.no_tensors) if self._domains.leads else None
+        told = self._job.gather_objects(own, what="what the stages hold")
+        if told is not None:
+            stages = [(rank, one) for rank, one in enumerate(told) if one is not None]
+            self._stages = [(rank, specs) for rank, (specs, _, _) in stages]
+            self.aliases = {name: first for _, (_, own, _) in stages for name, first in own.items()}
+            self.no_tensors = [name for _, (*_, names) in stages for name in names]
+
+    def _own_specs(self) -> dict[str, Spec]:
+        """Return what comes from this rank's stage, in its order; for the first of its ranks."""
         found: dict[str, Spec] = {}
         for dtype, sub_buffer, others in self._pieces:
             if sub_buffer is None:
                 found |= {name: Spec(tuple(value.shape), dtype) for name, value in others.items()}
-            else:
+            elif sub_buffer.comm.sharers.is_first:  # else another stage gives it
                 found |= {name: Spec(shape, dtype) for name, shape in self._members(sub_buffer)}
         return found
+
+    def specs(self) -> dict[str, Spec]:
+        """Return what will come, in its order, on rank 0."""
+        specs = [item for _, stage in self._stages for item in stage.items()]
+        return dict(sorted(specs, key=lambda item: -item[1].dtype.itemsize))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Give name and tensor, in host memory, on rank 0, and nothing on the others.
 
         Order: a collective for each sub-buffer, whose end on rank 0 only the next one awaits
         """
-        for _, sub_buffer, others in self._pieces:
+        for size in _SIZES:
+            for name, value in self._of_own_stage(size):
+                if self._job.is_first:
+                    yield name, value.cpu()
+                else:
+                    self._send(name, value)
+            for rank, specs in self._stages[1:]:
+                for name, spec in specs.items():
+                    if spec.dtype.itemsize == size:
+                        yield name, self._receive(rank, name, spec).cpu()
+
+    def _send(self, name: str, value: Tensor) -> None:
+        flight = self._job.wire.begin("send", None, f"'{name}'", sent_bytes=value.nbytes, lane=MESSAGE_LANE)
+        if value.numel():
+            flight.run(partial(dist.send, _bytes(value), 0))
+
+    def _receive(self, rank: int, name: str, spec: Spec) -> Tensor:
+        value = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
+        flight = self._job.wire.begin("receive", None, f"'{name}'", sent_bytes=0, lane=MESSAGE_LANE)
+        if value.numel():
+            flight.run(partial(dist.recv, _bytes(value), rank))
+        return value
+
+    def _of_own_stage(self, size: int) -> Iterator[tuple[str, Tensor]]:
+        """Give name and tensor on the first of the ranks of this stage, and nothing on the others; of tensors
+        with so many bytes an element.
+        """
+        for dtype, sub_buffer, others in self._pieces:
+            if dtype.itemsize != size:
+                continue
             if sub_buffer is None:
-                if self._is_first:
-                    yield from ((name, value.cpu()) for name, value in others.items())
+                if self._domains.leads:
+                    yield from others.items()
                 continue
             with sub_buffer.here() if sub_buffer.is_sharded else nullcontext():
                 flat: Tensor | None = (
@@ -101,9 +156,9 @@ class WeightsStream:
                     flat = sub_buffer.comm.gather_to_first(
                         sub_buffer.on_device(sub_buffer.param_shard.own), what=sub_buffer.label
                     )
-                for name, value in wholes(sub_buffer, flat, self._job):
+                for name, value in wholes(sub_buffer, flat, self._domains):
                     if name not in self._left_out:
-                        yield name, value.cpu()
+                        yield name, value
 
     def _members(self, sub_buffer: SubBuffer) -> Iterator[tuple[str, tuple[int, ...]]]:
         for index, member in enumerate(sub_buffer.members):
@@ -111,8 +166,13 @@ class WeightsStream:
                 yield member.name, sub_buffer.whole_shape(index)
 
 
-def wholes(sub_buffer: SubBuffer, flat: Tensor | None, job: Job) -> Iterator[tuple[str, Tensor]]:
-    """Give name and values of each parameter of a sub-buffer on rank 0, and nothing on the others.
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def wholes(sub_buffer: SubBuffer, flat: Tensor | None, domains: Domains) -> Iterator[tuple[str, Tensor]]:
+    """Give name and values of each parameter of a sub-buffer on the first of the ranks that hold its layers,
+    and nothing on the others.
 
     `flat` are the values of all, on the first of the ranks that share them.
 
@@ -121,7 +181,7 @@ def wholes(sub_buffer: SubBuffer, flat: Tensor | None, job: Job) -> Iterator[tup
     for index, (member, slot) in enumerate(zip(sub_buffer.members, sub_buffer.layout.slots, strict=True)):
         part = None if flat is None else flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
         whole = sub_buffer.gather_parts_to_first(index, part)
-        if whole is not None and job.is_first:
+        if whole is not None and domains.leads:
             yield member.name, whole
 
 

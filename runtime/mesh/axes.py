@@ -20,6 +20,7 @@ from math import prod
 
 ORDER = ("pp", "dp", "sp", "tp")
 SAMPLES = ("dp", "sp")  # along these the ranks train the same parameters
+HOLDERS = ("dp", "sp", "tp")  # along these they hold the same layers, or parts of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,17 @@ divided by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..comm.flight_recorder import Line
-from ..comm.mesh import Lines, make_mesh, make_shard_axis
+from ..comm.mesh import Lines, make_axis, make_mesh, make_shard_axis
 from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
-from .axes import SAMPLES, Axes
+from .axes import HOLDERS, SAMPLES, Axes
 from .cut import Cut
 from .parts import Cuts, Parts
 
@@ -28,6 +28,7 @@ class Domain:
     name: str
     comm: Collectives  # of the ranks that share its parameters and buffers
     sharers: Lines  # of all ranks: those that share such parameters are in one line
+    shard_size: int | None  # of a shard axis; None: the whole line
     parts: Parts | None = None  # of its parameters, each of which is divided over other ranks
 
     def cuts_of(self, param: nn.Parameter) -> Cuts | None:
@@ -57,20 +58,26 @@ class Domains:
         self.job = Job(self.wire, leaders=axes.leaders)
         self._all: list[Domain] = []
         self._of: dict[int, Domain] = {}  # by id of a parameter or buffer; the others are dense
+        self._copies = None if axes.tp == 1 else axes.lines(("tp",))
         self.dense = self.add(
             DENSE,
             sharers=axes.lines(SAMPLES),
-            copies=None if axes.tp == 1 else axes.lines(("tp",)),
+            copies=self._copies,
             shard_size=shard_size,
             states_by_chunk=states_by_chunk,
         )
+        self._stage: RankGroup | None = None  # all ranks of this one's stage, where there are several
+        if axes.pp > 1:
+            self._stage = self.dense.comm.sharers
+            if axes.tp > 1:
+                self._stage = RankGroup(make_axis(axes.lines(HOLDERS)), self.wire)
 
     def add(
         self,
         name: str,
         *,
         sharers: Lines,
-        shard_size: int,
+        shard_size: int | None,
         copies: Lines | None = None,
         states_by_chunk: bool = False,
         divisor: int = 0,
@@ -89,7 +96,9 @@ class Domains:
             copies=copies,
             divisor=divisor,
         )
-        domain = Domain(name=name, comm=Collectives(mesh, self.wire), sharers=sharers, parts=parts)
+        domain = Domain(
+            name=name, comm=Collectives(mesh, self.wire), sharers=sharers, shard_size=shard_size, parts=parts
+        )
         self._all.append(domain)
         self._of |= {id(tensor): domain for tensor in params}
         return domain
@@ -98,17 +107,54 @@ class Domains:
         """Return the domain of a parameter or buffer of the model."""
         return self._of.get(id(tensor), self.dense)
 
+    def tie(self, name: str, *, stages: Sequence[int], params: Iterable[Tensor], is_sharded: bool) -> None:
+        """Let the ranks of several stages of the pipeline share some parameters and buffers; `params` are
+        this rank's, none where it is in none of these stages. Their gradients are the sums over the stages,
+        each averaged over the data: what one stage with all the uses would have made.
+
+        Order: every rank must call this in the same order: it may create process groups
+        """
+        places = [self.axes.coordinates(line[0])["pp"] for line in self.dense.sharers]
+        shared: dict[int, tuple[int, ...]] = {}  # by the place in the stage
+        apart = []
+        per_stage = len(places) // self.axes.pp
+        for index, (place, line) in enumerate(zip(places, self.dense.sharers, strict=True)):
+            if place in stages:
+                shared[index % per_stage] = (*shared.get(index % per_stage, ()), *line)
+            else:
+                apart.append(tuple(line))
+        self.add(
+            name,
+            sharers=[*shared.values(), *apart],
+            shard_size=None if is_sharded else 1,
+            copies=self._copies,
+            divisor=self.dense.comm.sharers.size,
+            params=params,
+        )
+
     @property
     def holders(self) -> RankGroup:
         """The ranks that hold the model that this rank has, or parts of it: what a program does with it, they
-        do together. Where stages of a pipeline are divided over tp, those at this rank's place along tp.
+        do together. In a pipeline, those of this rank's stage.
         """
-        return self.job if self.axes.pp == 1 else self.dense.comm.sharers
+        return self._stage or self.job
 
     @property
     def holder_ranks(self) -> tuple[int, ...]:
         """Return them as ranks of the job, in their order."""
-        return tuple(range(self.job.size)) if self.axes.pp == 1 else self.job.peers
+        if self._stage is None:
+            return tuple(range(self.job.size))
+        return self.axes.line_of(self.job.index, HOLDERS)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the first of those that hold the same layers, or parts of them."""
+        return self.job.index in self.stage_leaders
+
+    @property
+    def stage_leaders(self) -> tuple[int, ...]:
+        """Return the first rank of each stage: who speaks and writes for what the stage holds."""
+        return self.axes.line_of(0, ("pp",))
 
     @property
     def copies_group(self) -> RankGroup:
@@ -132,8 +178,7 @@ class Domains:
         Order: every rank must call this in the same order: it may create process groups
         """
         for domain in self._all:
-            size = domain.comm.mesh.shard.size
-            domain.comm.gather_beside(make_shard_axis(shard_size=size, sharers=domain.sharers))
+            domain.comm.gather_beside(make_shard_axis(shard_size=domain.shard_size, sharers=domain.sharers))
 
     @property
     def is_divided(self) -> bool:
@@ -144,3 +189,5 @@ class Domains:
         """Give up their process groups."""
         for domain in self._all:
             domain.comm.close()
+        if self._stage is not None and self.axes.tp > 1:
+            self._stage.axis.without_group()

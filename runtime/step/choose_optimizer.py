@@ -50,9 +50,10 @@ def choose_optimizer(
     client: ClientOptimizer | None,
     module: nn.Module,
     model_parameters: ModelParameters | None,
+    may_be_empty: bool = False,
 ) -> FlatOptimizer | None:
     """Return the optimizer of this run, without states yet; None if neither the user nor the
-    ds_config names one.
+    ds_config names one. `may_be_empty`: it may have no parameters, as other ranks have some.
 
     A client's optimizer, or a callable that makes one from the parameters, goes before the ds_config's.
     Errors: ConfigError for an optimizer that cannot be stepped here, by name
@@ -62,13 +63,13 @@ def choose_optimizer(
     if isinstance(client, torch.optim.Optimizer):
         optimizer = _take_over(_inner(client))
     else:
-        groups = _param_groups(module, model_parameters)
+        groups = _param_groups(module, model_parameters, may_be_empty=may_be_empty)
         optimizer = (
             _from_config(config.optimizer, groups, module)
             if client is None
             else _take_over(_call(client, groups))
         )
-    _check_params(optimizer, module)
+    _check_params(optimizer, module, may_be_empty=may_be_empty)
     return optimizer
 
 
@@ -91,8 +92,12 @@ def _call(client: Callable[[Any], torch.optim.Optimizer], groups: Groups) -> tor
     return made
 
 
-def _param_groups(module: nn.Module, model_parameters: ModelParameters | None) -> Groups:
-    """Return model_parameters as groups, default all that require a gradient; empty groups are dropped."""
+def _param_groups(
+    module: nn.Module, model_parameters: ModelParameters | None, *, may_be_empty: bool
+) -> Groups:
+    """Return model_parameters as groups, default all that require a gradient; empty groups are dropped,
+    unless they `may_be_empty`.
+    """
     given: list[Any] = list(module.parameters() if model_parameters is None else model_parameters)
     if not given or not isinstance(given[0], dict):
         given = [{"params": given}]
@@ -108,7 +113,7 @@ def _param_groups(module: nn.Module, model_parameters: ModelParameters | None) -
                     "pairs or groups, as model.parameters() and model.named_parameters() give them"
                 )
         trained = [param for param in params if param.requires_grad]
-        if trained:
+        if trained or may_be_empty:  # other ranks have as many groups
             groups.append({**group, "params": trained})
     if not groups:
         raise ConfigError(
@@ -192,7 +197,7 @@ def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimize
     return FlatOptimizer(halves, defaults={}, rule=rule)
 
 
-def _check_params(optimizer: FlatOptimizer, module: nn.Module) -> None:
+def _check_params(optimizer: FlatOptimizer, module: nn.Module, *, may_be_empty: bool) -> None:
     """Only the model's parameters lie in flat buffers: others would silently keep their values."""
     ours = {id(param) for param in module.parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -202,7 +207,7 @@ def _check_params(optimizer: FlatOptimizer, module: nn.Module) -> None:
             f"{strangers} of the optimizer's {len(params)} parameters are not the model's; give initialize() "
             "the model that holds them all, and make the optimizer after anything that replaces parameters"
         )
-    if not any(param.requires_grad for param in params):
+    if not (may_be_empty or any(param.requires_grad for param in params)):
         raise ConfigError("no parameter of the optimizer requires a gradient; set requires_grad on some")
 
 

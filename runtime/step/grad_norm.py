@@ -37,15 +37,20 @@ _SMALLEST = 2.0**-60  # of a sum of squares in float32: 2**40 of them below its 
 
 
 def global_grad_norm(
-    sub_buffers: Sequence[SubBuffer], domains: Domains, *, note: Sequence[float | Tensor] = ()
+    sub_buffers: Sequence[SubBuffer],
+    domains: Domains,
+    *,
+    device: torch.device | None = None,
+    note: Sequence[float | Tensor] = (),
 ) -> tuple[float, list[list[float]]]:
-    """Return the 2-norm of all reduced gradients before clipping, and every rank's note.
+    """Return the 2-norm of all reduced gradients before clipping, and every rank's note. `device` is that of
+    the model, needed where this rank trains nothing of it.
 
     The norm is infinite or NaN if any gradient is. On GPUs with slow float64 it is off by at most
     2e-6 of itself, else by the rounding of float64; see [Note: GPUs with slow float64].
     Order: a collective, and another one where float32 cannot hold the sum
     """
-    device = sub_buffers[0].device
+    device = device or sub_buffers[0].device
     counted = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.mesh.is_counted]
     squares = [sub_buffer.gradients.squares() for sub_buffer in counted]
     chunks = [

@@ -11,7 +11,7 @@ from ..comm.rank_group import Job
 from ..zero.sub_buffer import SubBuffer
 
 
-def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job) -> bool:
+def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job, device: torch.device) -> bool:
     """Return whether any rank has gradients that are not finite: what it has made itself,
     or its shard of the averages.
 
@@ -20,7 +20,7 @@ def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job) -> bool:
     is_bad = any(
         not bool(torch.isfinite(piece).all()) for sub_buffer in sub_buffers for piece in _own(sub_buffer)
     )
-    flag = torch.tensor(float(is_bad), dtype=torch.float64, device=sub_buffers[0].device)
+    flag = torch.tensor(float(is_bad), dtype=torch.float64, device=device)
     return bool(job.all_gather_float64(flag, what="the look for infinite gradients").any())
 
 

@@ -45,7 +45,7 @@ class StepPipeline:
         """
         waiting = [_Turn(sub_buffer) for sub_buffer in reversed(self._sub_buffers)]
         last: _Turn | None = None
-        for turn, following in zip(waiting, (*waiting[1:], None), strict=True):
+        for turn, following in zip(waiting, [*waiting, None][1:], strict=True):
             turn.start()
             if following is not None:
                 following.start()

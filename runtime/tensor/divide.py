@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..comm.mesh import Axis, make_axis
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
-from ..mesh.axes import Axes
+from ..mesh.axes import HOLDERS, Axes
 from ..mesh.cut import Cut, cut_evenly
 from ..zero.early_parameter import early_of
 from .divided_model import DividedModel, earlier_division
@@ -73,7 +74,7 @@ def _divide(
     check_heads(module, axes.tp)
     if is_divided:
         _undo_forwards(module)
-    plan = choose_plan(module, settings)
+    plan = choose_plan(module, settings, is_stage=axes.pp > 1)
     plan = plan if is_divided else _without_ties(module, plan)
     # What may fail comes before the first parameter is another.
     if settings.vocab_parallel_lm_head:
@@ -82,8 +83,10 @@ def _divide(
         division = lower(module, axes, rank=rank, shows=False)
     else:
         planned = _plan_cuts(module, plan, axis)
-        _check_agreement(module, plan)
-        division = _cut(planned, device=device)
+        _check_agreement(module, plan, axes)
+        holders = make_axis(axes.lines(HOLDERS), takes_default=True)
+        division = _cut(planned, holders, device=device)
+        holders.without_group()
     _install(module, plan, axis, division)
     if settings.vocab_parallel_lm_head:
         use_parts_of_logits(module, axis)
@@ -116,20 +119,27 @@ def _undo_forwards(module: nn.Module) -> None:
             vars(one).pop("forward", None)
 
 
-def _check_agreement(module: nn.Module, plan: Plan) -> None:
+def _check_agreement(module: nn.Module, plan: Plan, axes: Axes) -> None:
     """Ranks that divide different models would wait for each other for ever."""
     text = "\n".join(
         f"{name} {tuple(param.shape)} {param.dtype}" for name, param in module.named_parameters()
     )
     own = crc32(f"{text}\n{sorted(plan.params)}\n{sorted(plan.modules)}".encode())
     everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, own)
-    for rank, other in enumerate(everywhere):
-        if other != everywhere[0]:
-            raise ConfigError(
-                f"rank {rank} and rank 0 were given different models to divide: names, shapes and dtypes "
-                "of all parameters and the plan must agree; build the model the same way on every rank"
-            )
+    dist.all_gather_object(everywhere, (own, bool(plan.params)))
+    if not any(has_plan for _, has_plan in everywhere):
+        raise ConfigError(
+            "tensor_parallel.partition_config.layer_specs fits no layer of any stage, so nothing would be "
+            "divided; see the names of the module's parameters"
+        )
+    for line in axes.lines(HOLDERS):
+        for rank in line:
+            if everywhere[rank] != everywhere[line[0]]:
+                raise ConfigError(
+                    f"rank {rank} and rank {line[0]} were given different models to divide: names, shapes "
+                    "and dtypes of all parameters and the plan must agree; build the model the same way on "
+                    "every rank"
+                )
 
 
 def _without_ties(module: nn.Module, plan: Plan) -> Plan:
@@ -186,11 +196,11 @@ def _plan_cuts(module: nn.Module, plan: Plan, axis: TensorAxis) -> list[_Planned
 
 
 @torch.no_grad()
-def _cut(planned: Iterable[_Planned], *, device: torch.device) -> Division:
+def _cut(planned: Iterable[_Planned], holders: Axis, *, device: torch.device) -> Division:
     done = Division()
     for owner, key, param, cut in planned:
         if id(param) not in done.successors:
-            leaf = nn.Parameter(_part(param, cut, device), requires_grad=param.requires_grad)
+            leaf = nn.Parameter(_part(param, cut, holders, device), requires_grad=param.requires_grad)
             done.successors[id(param)] = leaf
             done.kept.append(param)
             done.cuts.append((leaf, cut))
@@ -222,12 +232,12 @@ def _cut_of(name: str, shape: tuple[int, ...], rule: tuple[int, Packs], axis: Te
     return cut_evenly(shape, dim, index=axis.index, size=axis.size, packs=packs)
 
 
-def _part(param: nn.Parameter, cut: Cut, device: torch.device) -> Tensor:
+def _part(param: nn.Parameter, cut: Cut, holders: Axis, device: torch.device) -> Tensor:
     early = early_of(param)
     if early is not None:  # sharded by zero.Init: whole for this moment
         early.take_out()
     whole = param.detach().to(device).contiguous()
-    dist.broadcast(whole, 0)
+    dist.broadcast(whole, group=holders.group, group_src=0)
     part = cut.take(whole)
     param.data = param.data.new_empty(0)  # what was there before is no parameter of the model any more
     return part

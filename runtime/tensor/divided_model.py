@@ -65,7 +65,7 @@ class DividedModel:
         group = domains.copies_group
         self._axis.join(group)
         self.inputs.begin_again(device)
-        if not self._division.cuts:
+        if not self._division.cuts and domains.axes.pp == 1:
             return
         dense = domains.dense.comm.mesh
         domains.add(

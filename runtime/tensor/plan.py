@@ -32,21 +32,22 @@ class Plan:
     modules: Mapping[str, Style]
 
 
-def choose_plan(module: nn.Module, settings: TensorParallelConfig) -> Plan:
+def choose_plan(module: nn.Module, settings: TensorParallelConfig, *, is_stage: bool = False) -> Plan:
     """Return the ds_config's rules for this model, if it has any, else the model's own plan.
 
+    `is_stage`: it is one of several, so what fits nothing here may be for another one.
     Errors: ConfigError if there is none, it names a style that is not known here, or none of its names is in
             the model
     """
     if settings.partition_config is not None and settings.partition_config.layer_specs:
-        plan = _from_rules(module, settings.partition_config.layer_specs)
+        plan = _from_rules(module, settings.partition_config.layer_specs, is_stage=is_stage)
         source = "tensor_parallel.partition_config.layer_specs"
     else:
         given = plan_of_model(module)
         if not given:
             raise ConfigError(_NO_PLAN.format(size=settings.size, kind=type(module).__name__))
         plan, source = _from_styles(module, given), f"the tp_plan of {type(module).__name__}"
-    if not plan.params:
+    if not plan.params and not is_stage:
         raise ConfigError(
             f"{source} fits no layer of this model, so nothing would be divided; the names of parameters are "
             f"like '{next(name for name, _ in module.named_parameters())}': write rules for these in "
@@ -85,7 +86,7 @@ def _from_styles(module: nn.Module, given: Mapping[str, str]) -> Plan:
     return Plan(params=params, modules=modules)
 
 
-def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...]) -> Plan:
+def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...], *, is_stage: bool) -> Plan:
     model_type = str(getattr(getattr(module, "config", None), "model_type", "")).lower()
     own = [
         rule for rule in rules if rule.model_types is None or model_type in map(str.lower, rule.model_types)
@@ -94,7 +95,7 @@ def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...]) -> Plan:
     modules: dict[str, Style] = {}
     weights = [f"{name}.weight" for name, one in module.named_modules() if "weight" in one._parameters]
     useless = [rule for rule in own if not any(_fits(rule, weight) for weight in weights)]
-    if useless and len(useless) < len(own) and dist.get_rank() == 0:
+    if useless and len(useless) < len(own) and dist.get_rank() == 0 and not is_stage:
         logger.warning(
             "tensor_parallel.partition_config.layer_specs: patterns %s fit the name of no weight from its "
             "beginning on, as '%s'; what they mean is not divided",

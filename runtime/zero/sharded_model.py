@@ -68,7 +68,7 @@ class ShardedModel:
         Errors: ConfigError if the ranks hold different models or settings, or a trained parameter has a
                 dtype we cannot train
         """
-        self.policy = policy
+        self.policy, self.device = policy, device
         self.domains, self.job = domains, domains.job
         self.loses_writes, self.has_lost_writes = loses_writes, False  # as in zero.Init
         # Called before anything but a step changes what is behind the parameters: shards, masters and states.

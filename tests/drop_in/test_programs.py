@@ -7,6 +7,7 @@ which says that a stage does what it should.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -160,3 +161,29 @@ def test_hellodeepspeed_goes_on_from_its_checkpoint_as_if_it_had_not_ended(
     rest = results("hello.py", tmp_path, f"--stage={stage}", "--resume")
     assert rest == {rank: losses[4:] for rank, losses in whole.items()}
     assert whole[0][-1] < whole[0][0]
+
+
+# ---- stages
+
+
+def test_the_pipeline_program_trains_the_same_cut_or_whole_at_every_stage(tmp_path: Path) -> None:
+    def trained(num_stages: int, stage: int) -> dict[int, list[float]]:
+        config = tmp_path / f"{stage}.json"
+        config.write_text(
+            json.dumps(
+                {
+                    "train_batch_size": 32,
+                    "train_micro_batch_size_per_gpu": 8,
+                    "steps_per_print": 2,
+                    "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.9, 0.999]}},
+                    "wall_clock_breakdown": False,
+                    "zero_optimization": {"stage": stage},
+                }
+            )
+        )
+        return results("alexnet.py", "--deepspeed_config", config, "-p", str(num_stages))
+
+    whole = trained(1, 0)
+    assert whole[0][0] > whole[0][-1]
+    for stage in (0, 1, 2, 3):
+        assert_same(trained(2, stage), whole, SAME)

@@ -24,7 +24,9 @@ for code in sys.argv[1:]:
 said["has"] = [hasattr(deepspeed, name) for name in ("init_inference", "inference", "no_such_name")]
 print(json.dumps(said))
 """
-PIPES = 'is not in dslaunch: cuts a model into stages; see "Pipelines" in docs/reference/compatibility.md'
+PIPES = (
+    'is not in dslaunch: is how DeepSpeed runs a batch; see "Pipelines" in docs/reference/compatibility.md'
+)
 EXPERTS = 'has layers whose experts live on different ranks; see "Experts" in docs/reference/compatibility.md'
 UNKNOWN = (
     "of dslaunch has no attribute 'no_such_name'; DeepSpeed's names are listed in "
@@ -36,8 +38,14 @@ CASES = {
     "from deepspeed import pipe": ("", ""),
     "import deepspeed.pipe": ("", ""),
     "import deepspeed; isinstance(3, deepspeed.pipe.PipelineModule)": ("", ""),
-    "deepspeed.PipelineModule(layers=[])": ("NotImplementedError", f"deepspeed.PipelineModule {PIPES}"),
-    "getattr(deepspeed, 'PipelineModule')": ("AttributeError", f"deepspeed.PipelineModule {PIPES}"),
+    "from deepspeed.runtime.pipe.schedule import TrainSchedule; TrainSchedule(4, 2, 0)": (
+        "NotImplementedError",
+        f"deepspeed.runtime.pipe.schedule.TrainSchedule {PIPES}",
+    ),
+    "import deepspeed.runtime.pipe.schedule as one; getattr(one, 'TrainSchedule')": (
+        "AttributeError",
+        f"deepspeed.runtime.pipe.schedule.TrainSchedule {PIPES}",
+    ),
     "from deepspeed.moe.layer import MoE": ("", ""),
     "from deepspeed.moe.layer import MoE; MoE(3)": (
         "NotImplementedError",

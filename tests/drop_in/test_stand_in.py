@@ -142,16 +142,16 @@ USES_OF_A_CONSTANT: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("use", USES_OF_A_CONSTANT)
 def test_a_constant_raises_wherever_a_wrong_value_would_go_on_in_silence(use: str) -> None:
-    from deepspeed.runtime.pipe.module import PIPE_CONSTANT_OF_NOBODY as constant
+    from deepspeed.runtime.pipe.schedule import PIPE_CONSTANT_OF_NOBODY as constant
 
     with pytest.raises(
-        NotImplementedError, match=r"PIPE_CONSTANT_OF_NOBODY is not in dslaunch: cuts a model"
+        NotImplementedError, match=r"PIPE_CONSTANT_OF_NOBODY is not in dslaunch: is how DeepSpeed"
     ):
         USES_OF_A_CONSTANT[use](constant)
 
 
 def test_an_exception_can_stand_in_an_except_clause() -> None:
-    from deepspeed.runtime.pipe.module import PipelineError
+    from deepspeed.runtime.pipe.p2p import PipelineError
 
     def divide() -> float:
         try:

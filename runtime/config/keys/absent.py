@@ -89,7 +89,6 @@ ABSENT = (
         "experts are parameters as others are, divided at stage 3",
     ),
     opaque("quantize_training", nothing_enabled, "nothing enabled in it", "leave it out"),
-    opaque("pipeline", is_empty, "{}", "stage 3 divides a model that is too large"),
     opaque("sparse_attention", is_empty, "{}", "leave it out"),
     opaque("weight_quantization", is_empty, "{}", "it is for inference"),
 )

@@ -14,6 +14,7 @@ from .key import Fate, Key, used
 from .mesh import MESH
 from .monitor import MONITOR
 from .optimizer import OPTIMIZER, SCHEDULER
+from .pipeline import PIPELINE
 from .precision import PRECISION
 from .storage import STORAGE
 from .tensor import TENSOR
@@ -64,6 +65,7 @@ KEYS: tuple[Key, ...] = tuple(
             *STORAGE,
             *TENSOR,
             *MESH,
+            *PIPELINE,
             *MONITOR,
             *ABSENT,
         ),

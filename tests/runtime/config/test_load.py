@@ -559,6 +559,23 @@ def test_every_place_may_say_over_how_many_ranks_layers_are_divided(
     assert config.mesh.tp == 2
 
 
+def test_the_stages_of_a_model_are_those_of_the_mesh() -> None:
+    def load_stages(num_stages: int, **launched: int) -> Config:
+        given = {"train_micro_batch_size_per_gpu": 1}
+        return load_config(given, world_size=8 // num_stages, num_stages=num_stages, launched=launched)
+
+    config = load_stages(2, pp=2, dp=2, tp=2)
+    assert (config.tp_size, config.world_size, config.train_batch_size) == (2, 2, 2)
+    for num_stages, launched, line in (
+        (2, {"pp": 4}, "dslaunch --mesh says pp=4, and the PipelineModule says pp=2"),
+        (1, {"pp": 2}, "dslaunch --mesh says pp=2, and the model, which is not in stages, says pp=1"),
+        (2, {"dp": 8}, "dslaunch --mesh and the PipelineModule: dp=8, pp=2 are 16 ranks, and the job has 8"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_stages(num_stages, **launched)
+        assert line in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("given", "launched", "tp_size", "line"),
     [

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dslaunch.runtime.comm.collectives import Collectives
-from dslaunch.runtime.comm.flight_recorder import JOB_LANE
+from dslaunch.runtime.comm.flight_recorder import JOB_LANE, NUM_LANES
 from dslaunch.runtime.comm.mesh import Axis, make_mesh
 from dslaunch.runtime.comm.rank_group import Job, RankGroup
 from dslaunch.runtime.comm.wire import Wire
@@ -153,7 +153,7 @@ def _told(rank: int) -> tuple[int, list[float], dict[str, int], list[int]]:
 
 
 def test_what_the_job_sends_is_counted_as_small_and_in_its_own_lane(ranks: Ranks) -> None:
-    in_lane = [0, 0, 0]
+    in_lane = [0] * NUM_LANES
     in_lane[JOB_LANE] = 1
     assert ranks(_told, world_size=3) == [(JOB_LANE, [0.0, 1.0, 2.0], {"scalar": 32}, in_lane)] * 3
 

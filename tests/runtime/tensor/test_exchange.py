@@ -51,6 +51,13 @@ def test_what_has_entered_is_freed_with_the_graph() -> None:
     assert kept() is None
 
 
+def test_what_enters_layers_of_two_models_is_added_for_each() -> None:
+    one, other = Counted(), Counted()
+    hidden = torch.ones(3, requires_grad=True) * 1
+    (one.enter(hidden, "a") + other.enter(hidden, "b")).sum().backward()
+    assert (one.num_sums, other.num_sums) == (1, 1)
+
+
 def test_a_parameter_enters_anew_each_time() -> None:
     axis, param = Counted(), torch.nn.Parameter(torch.ones(3))
     assert axis.enter(param, "a") is not axis.enter(param, "a")

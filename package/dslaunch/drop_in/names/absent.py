@@ -42,7 +42,7 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
         "sequence runtime.sequence_parallel runtime.chunked_cross_entropy",
     ),
     (EXPERTS, "has layers whose experts live on different ranks", "moe"),
-    (PIPELINES, "cuts a model into stages", "pipe runtime.pipe"),
+    (PIPELINES, "is how DeepSpeed runs a batch", "runtime.pipe.schedule runtime.pipe.p2p"),
     (
         KERNELS,
         "has kernels for layers",

@@ -345,6 +345,31 @@ PASSED_ON: dict[str, dict[str, str]] = {
     "deepspeed.runtime.lr_schedules": {
         "deepspeed.utils": "logger",
     },
+    "deepspeed.runtime.pipe.dualpipev": {
+        "deepspeed.runtime.pipe.engine": "PipelineEngine",
+        "deepspeed.runtime.pipe.module": "PipelineModule",
+    },
+    "deepspeed.runtime.pipe.engine": {
+        "deepspeed.utils.timer": (
+            "BACKWARD_GLOBAL_TIMER BACKWARD_INNER_GLOBAL_TIMER BACKWARD_INNER_MICRO_TIMER "
+            "BACKWARD_MICRO_TIMER BACKWARD_REDUCE_GLOBAL_TIMER BACKWARD_REDUCE_MICRO_TIMER "
+            "FORWARD_GLOBAL_TIMER FORWARD_MICRO_TIMER STEP_GLOBAL_TIMER STEP_MICRO_TIMER ThroughputTimer"
+        ),
+        "deepspeed.runtime.bf16_optimizer": "BF16_Optimizer",
+        "deepspeed.runtime.engine": "DeepSpeedEngine MEMORY_OPT_ALLREDUCE_SIZE",
+        "deepspeed.runtime.utils": "PartitionedTensor",
+        "deepspeed.runtime.pipe.module": "PipelineError PipelineModule",
+        "deepspeed.runtime.dataloader": "RepeatingLoader",
+        "deepspeed.runtime.zero.config": "ZeroStageEnum",
+        "deepspeed.utils": "logger",
+    },
+    "deepspeed.runtime.pipe.module": {
+        "deepspeed.runtime.pipe.topology": "PipeDataParallelTopology PipelineParallelGrid",
+        "deepspeed.runtime.state_dict_factory": "SDLoaderFactory",
+        "deepspeed.checkpoint.utils": "clone_tensors_for_torch_save",
+        "deepspeed.accelerator": "get_accelerator",
+        "deepspeed.utils": "logger",
+    },
     "deepspeed.runtime.utils": {
         "deepspeed.runtime.constants": "PIPE_REPLICATED",
         "deepspeed.utils.bwc": (

@@ -111,8 +111,8 @@ TOPICS: dict[str, str] = {
         "stage 3. What DeepSpeed has beyond that, experts that live on different ranks, is not here."
     ),
     PIPELINES: (
-        "A model is not cut into stages that different ranks run. Stage 3 spreads a model that is too large "
-        "for one device over all of them."
+        "A model is cut into stages by `PipelineModule`, and runs in `train_batch()` and `eval_batch()`; see "
+        "[pipelines.md](../train/pipelines.md). DeepSpeed's instructions and messages are not here."
     ),
     INFERENCE: (
         "This is for training. A trained model goes to an inference server through `save_16bit_model()` or "

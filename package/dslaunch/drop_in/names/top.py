@@ -8,7 +8,6 @@ from .table import (
     INSIDE,
     KERNELS,
     OPTIMIZERS,
-    PIPELINES,
     Module,
     inside,
     mapped,
@@ -61,10 +60,11 @@ TOP: tuple[Module, ...] = (
             ),
             works("dslaunch.runtime.tensor.model_init", "tp_model_init set_autotp_mode"),
             inside("load_ds_config merge_tp_model_init_into_config record_tp_model_init_args"),
-            refused(
-                PIPELINES,
-                "PipelineModule PipelineEngine DualPipeVEngine DualPipeVModule",
-                "cuts a model into stages",
+            works("dslaunch.runtime.pipeline.module", "PipelineModule DualPipeVModule"),
+            mapped(
+                "dslaunch.runtime.engine.pipeline_engine",
+                "PipelineEngine DualPipeVEngine=PipelineEngine",
+                "one engine for every schedule",
             ),
             refused(
                 KERNELS,

@@ -1,0 +1,483 @@
+"""The engine of a model in stages: a batch at a time, whose micro batches pass through the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, NoReturn
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ..comm.mesh import make_axis
+from ..comm.rank_group import RankGroup
+from ..config.pipeline import PipelineConfig
+from ..data.loader import RepeatingLoader
+from ..errors import ConfigError, PipelineError
+from ..pipeline.executor import Batch, Executor, Outcome
+from ..pipeline.limits import MICRO_BATCH, check_fits, fitting_shape
+from ..pipeline.messages import Post
+from ..pipeline.module import PipelineModule
+from ..pipeline.schedule import Table, forward_table, make_table
+from ..pipeline.tied import tied_over_stages
+from ..pipeline.topology import PipelineParallelGrid
+from ..zero.unit import Unit
+from .engine import Engine
+
+_NOT_HERE = -1.0  # in place of a number of micro batches, on ranks that read none
+
+
+class PipelineEngine(Engine):
+    """`train_batch()` and `eval_batch()` in place of `engine(batch)`, `backward()` and `step()`.
+
+    Of a batch, gradient_accumulation_steps micro batches pass through the stages. Sharded parameters are
+    whole, and gradients are summed on each rank, from the first micro batch to the last, unless the
+    ds_config's `pipeline` section says otherwise.
+    """
+
+    module: PipelineModule
+    _shuffles = False  # as DeepSpeed's
+
+    def __init__(self, module: PipelineModule, **options: Any) -> None:
+        """Order:  a collective
+
+        Errors: ConfigError for what does not go with a pipeline
+        """
+        how = options["config"].pipeline or PipelineConfig()
+        module.shape = fitting_shape(module.shape, how)
+        if how.activation_checkpoint_interval:
+            module.set_checkpoint_interval(how.activation_checkpoint_interval)
+        check_fits(module, options["config"], options["optimizer"])
+        super().__init__(module, **options)
+        self._how = how
+        self._accumulation.force_boundary(True)  # a batch is one call
+        lines = self._axes.lines(("pp",))
+        self._up, self._down = make_axis(lines), make_axis(lines)
+        self._line = RankGroup(self._up, self._wire)
+        self._executor = Executor(module, Post(self._up, self._down, self._wire, self.device))
+        self._tables: dict[tuple[bool, int], Table] = {}
+        self._is_broken = False
+        self._data: Iterator[Any] | None = None
+        self._batch_fn: Callable[[Any], Any] | None = None
+        self.agg_train_loss: Tensor | None = None
+        self.agg_additional_losses: dict[str, Tensor] | None = None
+        self.total_loss: Tensor | None = None
+
+    # ---- training
+
+    def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
+        """Train on gradient_accumulation_steps micro batches, in one optimizer step; return their mean loss,
+        over all data, [] float32, on every rank.
+
+        `data_iter` gives pairs (inputs, labels). The ranks of the first stage take the inputs, those of the
+        last one the labels, so both need the same stream; the others need none. Default: what
+        set_dataiterator or set_dataloader gave, or initialize(training_data=...), again and again.
+        Order:  every rank must call this
+        Errors: RuntimeError inside torch.no_grad(); StopIteration, on all ranks, where the data end;
+                ConfigError where they end in the middle of a batch, or ranks have other numbers
+        """
+        if not torch.is_grad_enabled():
+            raise RuntimeError("train_batch() inside torch.no_grad(); call eval_batch() there")
+        num_micro_batches = self.micro_batches
+        self.module.train()
+        self._data = self._source(data_iter)
+        batch = self._take(self._data, num_micro_batches, computes_loss=True)
+        batch.loss_factor = self._scaler.scale / num_micro_batches
+        self._model.parked_states.check_kept("train_batch()")
+        self._model.parked_states.check_here("train_batch()")
+        if self._optimizer_step is not None:
+            self._optimizer_step.roll_call.freezing.look()
+        table = self._table(num_micro_batches, is_training=True)
+        with self._whole_or_broken():
+            self._accumulation.begin_micro_batch()
+            outcome = self._run(table, batch)
+            loss, more = self._mean(outcome, num_micro_batches)
+            self._instruments.note_loss(loss)
+            if self._optimizer_step is not None:
+                self._optimizer_step.skipped.note_loss(loss)
+        self.agg_train_loss, self.agg_additional_losses = loss, more
+        self.total_loss = torch.stack(outcome.losses).sum() if outcome.losses else None
+        self._progress.micro_steps += num_micro_batches - 1  # the step counts one
+        super().step()
+        return loss
+
+    def _run(self, table: Table, batch: Batch) -> Outcome:
+        is_by_micro_batch = self._how.reduce == MICRO_BATCH
+
+        @contextmanager
+        def backward() -> Iterator[None]:
+            with self._instruments.time("backward"), self._direct_backward.known():
+                if not is_by_micro_batch:
+                    yield
+                    return
+                self._model.begin_backward()
+                yield
+                self._model.end_backward()
+
+        with ExitStack() as stack:
+            stack.enter_context(self._model.gathered(self._held_units()))
+            stack.enter_context(self._accumulation.no_sync())
+            if not is_by_micro_batch:
+                stack.enter_context(self._model.coalesced())
+                self._model.begin_backward()
+            outcome = self._executor.run(
+                table, batch, around_forward=self._around_forward, around_backward=backward
+            )
+            if not is_by_micro_batch:
+                self._model.end_backward()
+        return outcome
+
+    def _held_units(self) -> Sequence[Unit]:
+        """Those that are whole for the whole of a batch; tied ones are, as their stages use them at other
+        times.
+        """
+        if self._how.unshard != MICRO_BATCH:
+            return self._model.units
+        tied = {id(param) for key, _ in tied_over_stages(self.module) for param in self._tied(key)}
+        return [
+            unit
+            for unit in self._model.units
+            if any(id(member.param) in tied for one in unit.sub_buffers for member in one.members)
+        ]
+
+    def _tied(self, key: str) -> Iterable[Tensor]:
+        return self.module.tied_modules[key].parameters() if key in self.module.tied_modules else ()
+
+    @contextmanager
+    def _around_forward(self) -> Iterator[None]:
+        with self._instruments.forward(), self._autocast():
+            yield
+
+    @contextmanager
+    def _whole_or_broken(self) -> Iterator[None]:
+        """What fails in the middle leaves gradients of a part of the batch, which count no more, and, between
+        stages, messages on their way, which the next batch would take for its own.
+        """
+        try:
+            yield
+        except BaseException:
+            self._is_broken = self._axes.pp > 1
+            self._model.zero_gradients()
+            self._accumulation.forget()
+            self._forget_losses()
+            raise
+
+    def _table(self, num_micro_batches: int, *, is_training: bool) -> Table:
+        key = (is_training, num_micro_batches)
+        if key not in self._tables:
+            make = make_table if is_training else forward_table
+            self._tables[key] = make(self.module.shape, num_micro_batches)
+        return self._tables[key]
+
+    def _mean(self, outcome: Outcome, num_micro_batches: int) -> tuple[Tensor, dict[str, Tensor] | None]:
+        """Return the mean loss of all ranks' micro batches, and the means of the module's other losses."""
+        is_last = self.is_last_stage()
+        own = torch.stack(outcome.losses).double().sum().item() / num_micro_batches if is_last else 0.0
+        others = {
+            name: sum(value.item() for value in values) / num_micro_batches
+            for name, values in outcome.more_losses.items()
+        }
+        told = torch.tensor([own, float(is_last), float(bool(others))], dtype=torch.float64)
+        gathered = self._domains.job.all_gather_float64(told.to(self.device), what="the loss").tolist()
+        losses = [loss for loss, has_loss, _ in gathered if has_loss]
+        loss = torch.tensor(sum(losses) / len(losses), dtype=torch.float32, device=self.device)
+        if not any(has_more for *_, has_more in gathered):
+            return loss, None
+        everywhere = self._domains.job.all_gather_objects(others, what="other losses")
+        found = [one for one in everywhere if one]
+        return loss, {
+            name: torch.tensor(
+                sum(one.get(name, 0.0) for one in found) / len(found), dtype=torch.float32, device=self.device
+            )
+            for name in found[0]
+        }
+
+    # ---- evaluating
+
+    def eval_batch(
+        self,
+        data_iter: Iterator[Any] | None = None,
+        return_logits: bool = False,
+        compute_loss: bool = True,
+        reduce_output: str | None = "avg",
+        bcast_loss: bool = True,
+        num_micro_batches: int | None = None,
+    ) -> Any:
+        """Return the mean loss of so many micro batches, default those of a training batch.
+
+        Every rank has it if `bcast_loss`, else those of the last stage, and the others None.
+        `reduce_output` None: a list, of each micro batch of this copy of the model. Without `compute_loss`
+        it is the output of the last stage in place of the loss, on its ranks alone. `return_logits`: a pair
+        of that and the last micro batch's output, None on ranks of other stages. The module stays in eval
+        mode.
+        Order:  every rank must call this
+        Errors: StopIteration, on all ranks, where the data end; ConfigError as train_batch()
+        """
+        if reduce_output not in ("avg", None):
+            raise ConfigError(f"eval_batch(reduce_output={reduce_output!r}): must be 'avg' or None")
+        number = self.micro_batches if num_micro_batches is None else num_micro_batches
+        if not isinstance(number, int) or number < 1:
+            raise ConfigError(f"eval_batch(num_micro_batches={number!r}): must be a whole number above 0")
+        self.module.eval()
+        with torch.no_grad(), self._whole_or_broken():
+            batch = self._take(self._source(data_iter), number, computes_loss=compute_loss)
+            with self._model.gathered():
+                outcome = self._executor.run(
+                    self._table(number, is_training=False),
+                    batch,
+                    around_forward=self._around_forward,
+                    around_backward=nullcontext,
+                )
+            result = self._reduced(outcome, number, compute_loss, reduce_output, bcast_loss)
+        return (result, outcome.last_output) if return_logits else result
+
+    def _reduced(
+        self, outcome: Outcome, number: int, computes_loss: bool, reduce_output: str | None, is_told: bool
+    ) -> Any:
+        if not computes_loss:
+            return self._reduced_outputs(outcome.outputs, reduce_output)
+        if reduce_output == "avg":
+            loss, _ = self._mean(outcome, number)
+            return loss if is_told or self.is_last_stage() else None
+        own = torch.zeros(number, dtype=torch.float64, device=self.device)
+        if outcome.losses:
+            own.copy_(torch.stack(outcome.losses).reshape(-1))
+        told = self._line.all_gather_float64(own, what="the losses")[self._last_place].float()
+        return list(told) if is_told or self.is_last_stage() else None
+
+    def _reduced_outputs(self, outputs: Sequence[Any], reduce_output: str | None) -> Any:
+        if not self.is_last_stage():
+            return None
+        if reduce_output is None:
+            return list(outputs)
+        total = tree_map(lambda *parts: torch.stack(parts).mean(0), outputs[0], *outputs[1:])
+        sharers = self._domains.dense.comm.mesh.sharers
+        if not sharers.is_alone:
+            tree_map(lambda one: dist.all_reduce(one, group=sharers.group), total)
+            total = tree_map(lambda one: one / sharers.size, total)
+        return total
+
+    # ---- data
+
+    def _source(self, data_iter: Iterator[Any] | None) -> Iterator[Any] | None:
+        if data_iter is not None:
+            if not hasattr(data_iter, "__next__"):
+                raise ConfigError(
+                    f"train_batch() and eval_batch() take an iterator, and were given "
+                    f"{type(data_iter).__name__}; give iter(loader)"
+                )
+            return data_iter
+        if self._data is None and self.training_dataloader is not None:
+            self._data = iter(RepeatingLoader(self.training_dataloader))
+        if self._data is None and self._reads_data:
+            raise ConfigError(
+                "there are no data: give train_batch(data_iter), or initialize(training_data=...)"
+            )
+        return self._data
+
+    @property
+    def _reads_data(self) -> bool:
+        return self.is_first_stage() or self.is_last_stage()
+
+    def _take(self, data: Iterator[Any] | None, number: int, *, computes_loss: bool) -> Batch:
+        """Return this rank's part of a batch, once all ranks of the pipeline are seen to have theirs."""
+        if self._is_broken:
+            raise PipelineError(
+                "a batch has failed in the middle, and what its stages had sent is still on its way; end the "
+                "program, and go on from a checkpoint"
+            )
+        pairs: list[Any] = []
+        if self._reads_data and data is not None:
+            while len(pairs) < number:
+                try:
+                    pairs.append(self._pair(next(data)))
+                except StopIteration:
+                    break
+        if self._divided is not None and self._reads_data:
+            self._divided.inputs.look((pairs,), {})
+        keys = [_key(inputs) for inputs, _ in pairs]
+        own = [float(len(pairs)) if self._reads_data else _NOT_HERE, *keys, *[0] * (number - len(keys))]
+        told = self._line.all_gather_float64(
+            torch.tensor(own, dtype=torch.float64, device=self.device), what="the micro batches"
+        ).tolist()
+        self._check_numbers([int(one[0]) for one in told], number)
+        return Batch(
+            keys=[int(key) for key in told[0][1:]],
+            inputs=[inputs for inputs, _ in pairs] if self.is_first_stage() else (),
+            labels=[labels for _, labels in pairs] if self.is_last_stage() else (),
+            computes_loss=computes_loss,
+        )
+
+    def _check_numbers(self, found: Sequence[int], number: int) -> None:
+        here = {place: one for place, one in enumerate(found) if one >= 0}
+        if all(one == number for one in here.values()):
+            return
+        if not any(here.values()):
+            raise StopIteration("the data have ended")
+        said = ", ".join(
+            f"{one} on rank {self.module.mpu().stage_to_global(place)}" for place, one in here.items()
+        )
+        raise ConfigError(
+            f"the data ended in the middle of a batch of {number} micro batches: there were {said}; the "
+            "first and the last stage take the same stream, gradient_accumulation_steps micro batches for "
+            "each batch; drop the last one if it is short"
+        )
+
+    def _pair(self, item: Any) -> tuple[Any, Any]:
+        if self._batch_fn is not None:
+            item = self._batch_fn(item)
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            said = (
+                f"{type(item).__name__} of {len(item)}" if hasattr(item, "__len__") else type(item).__name__
+            )
+            raise ConfigError(
+                f"a micro batch is {said}; a PipelineModule is trained on pairs (inputs, labels): see "
+                "set_batch_fn() to make them"
+            )
+        inputs, labels = tree_map(self._to_device, (item[0], item[1]))
+        if isinstance(inputs, list):
+            inputs = tuple(inputs)
+        if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
+            inputs = tree_map(_to_half, inputs)
+        return inputs, labels
+
+    def _to_device(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        there = value.detach().to(self.device, non_blocking=True)
+        return (
+            there.clone() if there.data_ptr() == value.data_ptr() else there
+        )  # layers may change it in place
+
+    def _print_progress(self) -> None:
+        every, step = self.settings.steps_per_print, self._progress.global_steps
+        if every and step % every == 0 and self.global_rank == 0:
+            skipped, loss = self._progress.skipped_steps, float(self.agg_train_loss or 0.0)
+            print(f"{step=}, {skipped=}, {loss=:.4f}, lr={self.get_lr()}, mom={self.get_mom()}", flush=True)
+
+    def set_dataloader(self, loader: Iterable[Any]) -> None:
+        """Take batches from a loader from now on, from the beginning."""
+        self.training_dataloader, self._data = loader, iter(loader) if self._reads_data else None
+
+    def set_dataiterator(self, iterator: Iterator[Any]) -> None:
+        """Take batches from an iterator from now on."""
+        self._data = iterator
+
+    def set_batch_fn(self, fn: Callable[[Any], Any]) -> None:
+        """Have this make a pair (inputs, labels) of what the data give."""
+        self._batch_fn = fn
+
+    # ---- what can be asked
+
+    @property
+    def grid(self) -> PipelineParallelGrid:
+        """Return this rank's place and groups."""
+        return self.module.mpu()
+
+    @property
+    def micro_batches(self) -> int:
+        """Return the number of micro batches in a batch."""
+        return self.settings.gradient_accumulation_steps
+
+    @property
+    def num_stages(self) -> int:
+        """Return over how many ranks a copy of the model is cut."""
+        return self.module.num_stages
+
+    @property
+    def stage_id(self) -> int:
+        """Return this rank's place among them."""
+        return self.module.stage_id
+
+    @property
+    def _last_place(self) -> int:
+        return self.module.shape.owner(self.module.shape.num_stages - 1)
+
+    def is_first_stage(self) -> bool:
+        """Whether this rank has the first layers."""
+        return self.module.shape.owner(0) == self.stage_id
+
+    def is_last_stage(self) -> bool:
+        """Whether this rank has the last layers, and the loss."""
+        return self._last_place == self.stage_id
+
+    def get_pipeline_parallel_rank(self) -> int:
+        """As `stage_id`."""
+        return self.stage_id
+
+    def get_additional_losses(self) -> dict[str, Tensor] | None:
+        """Return the means of the last batch's losses beside the loss that is trained, if the module has
+        any.
+        """
+        return self.agg_additional_losses
+
+    def reset_activation_shape(self) -> None:
+        """Do nothing: other shapes of inputs are noticed."""
+
+    def set_has_attention_mask(self, value: bool) -> None:
+        """Do nothing: what takes no gradient is noticed."""
+
+    # ---- what a pipeline does not have
+
+    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse."""
+        raise self._only_batches("forward()")
+
+    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse."""
+        raise self._only_batches("backward()")
+
+    def step(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse."""
+        raise self._only_batches("step()")
+
+    def scale(self, loss: Tensor) -> NoReturn:
+        """Refuse."""
+        raise self._only_batches("scale()")
+
+    def no_sync(self) -> NoReturn:
+        """Refuse."""
+        raise self._only_batches("no_sync()")
+
+    def coalesce_grad_reduction(self) -> NoReturn:
+        """Refuse."""
+        raise self._only_batches("coalesce_grad_reduction()")
+
+    @staticmethod
+    def _only_batches(what: str) -> PipelineError:
+        return PipelineError(
+            f"engine.{what}: a model in stages has train_batch() and eval_batch() only, which run all of its "
+            "micro batches"
+        )
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the layers of this rank's stages, each by itself.
+
+        Errors: ConfigError where the schedule splits the backward, which compiled layers cannot
+        """
+        if self.module.shape.splits_backward:
+            raise ConfigError(
+                f"engine.compile() with the schedule {self.module.shape.schedule}: compiled layers cannot "
+                "have their backward in two halves; take 1f1b, gpipe or interleaved"
+            )
+        super().compile(*args, **kwargs)
+
+    def destroy(self) -> None:
+        """As Engine.destroy()."""
+        super().destroy()
+        self._up.without_group()
+        self._down.without_group()
+
+
+def _key(inputs: Any) -> int:
+    """Return a number for the shapes and types of a micro batch's inputs."""
+    leaves, structure = tree_flatten(inputs)
+    said = [(tuple(one.shape), str(one.dtype)) if isinstance(one, Tensor) else type(one) for one in leaves]
+    return crc32(f"{structure} {said}".encode())
+
+
+def _to_half(value: Any) -> Any:
+    return value.half() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -1,0 +1,145 @@
+"""What the ranks of a pipeline send each other: tensors, from one to another, in an order that both know.
+
+What goes to later ranks and what goes to earlier ones has a process group each: between two ranks NCCL does
+one thing after the other in a group, and so neither direction waits for the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..comm.flight_recorder import MESSAGE_LANE, Flight
+from ..comm.mesh import Axis
+from ..comm.wire import Wire
+
+
+class Described(NamedTuple):
+    """A tensor before it is there."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    wants_grad: bool  # its gradient is sent back
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+
+
+class Contents(NamedTuple):
+    """What one stage hands to the next, before it is there."""
+
+    is_tuple: bool  # else it is one tensor
+    tensors: tuple[Described, ...]
+
+    def __str__(self) -> str:
+        said = ", ".join(map(str, self.tensors))
+        return f"({said})" if self.is_tuple else said
+
+    def to_bytes(self) -> bytes:
+        """Return them as they are sent."""
+        tensors = [[one.shape, str(one.dtype).removeprefix("torch."), one.wants_grad] for one in self.tensors]
+        return json.dumps([self.is_tuple, tensors]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Contents:
+        """Undo that."""
+        is_tuple, tensors = json.loads(data)
+        return cls(
+            is_tuple,
+            tuple(Described(tuple(shape), getattr(torch, name), wants) for shape, name, wants in tensors),
+        )
+
+
+class Arrival:
+    """A message that is on its way here."""
+
+    def __init__(self, contents: Contents, tensors: Sequence[Tensor], flight: Flight) -> None:
+        self.contents, self._tensors, self._flight = contents, tuple(tensors), flight
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """Return what has come."""
+        self._flight.wait()
+        return self._tensors
+
+
+class Post:
+    """This rank's messages, to and from the others along the pipeline, which are known by their places."""
+
+    def __init__(self, up: Axis, down: Axis, wire: Wire, device: torch.device) -> None:
+        """`up` and `down` are the ranks of the pipeline, each with a group of its own."""
+        self._up, self._down, self._wire, self._device = up, down, wire, device
+        self._under_way: list[tuple[Flight, list[Tensor]]] = []  # their memory is in use
+
+    def send(self, place: int, tensors: Sequence[Tensor], *, contents: Contents | None, what: str) -> None:
+        """Begin to send them; `contents` go before them, to who does not know them."""
+        raw = [_raw(tensor) for tensor in tensors]
+        flight = self._begin("send", what, sum(one.nbytes for one in raw))
+        parts = [*self._header(contents), *raw]
+        axis = self._up if place > self._up.index else self._down
+        sends = [partial(dist.isend, one, group=axis.group, group_dst=place) for one in parts if one.numel()]
+        flight.start(partial(_all, sends))
+        self._under_way = [*(one for one in self._under_way if not one[0].is_over), (flight, parts)]
+
+    def receive(self, place: int, contents: Contents | None, *, what: str) -> Arrival:
+        """Begin to receive what has these contents; None: wait until they are told."""
+        axis = self._up if place < self._up.index else self._down
+        fetch = partial(dist.irecv, group=axis.group, group_src=place)
+        flight = self._begin("receive", what, 0)
+        if contents is None:
+            length = torch.empty(1, dtype=torch.int64, device=self._device)
+            flight.run(partial(_wait, partial(fetch, length.view(torch.uint8))))
+            data = torch.empty(int(length), dtype=torch.uint8, device=self._device)
+            flight.run(partial(_wait, partial(fetch, data)))
+            contents = Contents.from_bytes(bytes(data.tolist()))
+        tensors = [torch.empty(one.shape, dtype=one.dtype, device=self._device) for one in contents.tensors]
+        receives = [partial(fetch, _raw(one)) for one in tensors if one.numel()]
+        return Arrival(contents, tensors, flight.start(partial(_all, receives)))
+
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        for flight, _ in self._under_way:
+            flight.wait()
+        self._under_way = []
+
+    def _begin(self, op: str, what: str, sent_bytes: int) -> Flight:
+        # Without its size: micro batches of other ranks with the same layers may have other shapes.
+        return self._wire.begin(op, None, what, sent_bytes=sent_bytes, lane=MESSAGE_LANE)
+
+    def _header(self, contents: Contents | None) -> list[Tensor]:
+        if contents is None:
+            return []
+        data = torch.frombuffer(bytearray(contents.to_bytes()), dtype=torch.uint8).to(self._device)
+        return [torch.tensor([data.numel()], dtype=torch.int64, device=self._device).view(torch.uint8), data]
+
+
+class _Works:
+    """Several parts of one message, as torch's Work is one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def _all(starts: Sequence[Any]) -> Any:
+    return _Works([start() for start in starts])
+
+
+def _wait(start: Any) -> None:
+    start().wait()
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """Its bytes: NCCL knows fewer types than torch."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

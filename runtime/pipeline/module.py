@@ -1,0 +1,408 @@
+"""A model as a list of layers, of which each rank holds those of its stage.
+
+Names of parameters are "{number of the layer}.{name}", for tied layers "tied_modules.{key}.{name}": they do
+not depend on where the model is cut, and so neither does a checkpoint.
+
+Source: DeepSpeed 0.19.8 runtime/pipe/module.py, `PipelineModule`: its arguments, attributes and cuts
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..activation import checkpointing
+from ..comm.process_group import choose_device
+from ..environment import read_environment
+from ..errors import ConfigError
+from ..mesh.axes import Axes
+from .cutting import PARAMETERS, cut
+from .layers import LayerSpec, TiedLayerSpec, name_of
+from .schedule import ONE_FORWARD_ONE_BACKWARD, Shape, chunks_of, shape_of
+from .topology import PipelineParallelGrid, ProcessTopology, axes_of, topology_of
+
+Layer = LayerSpec | Callable[..., Any]  # a module is callable, too
+
+# Of these classes DeepSpeed checkpoints this kind of layer alone.
+_MEGATRON = ("GPTModelPipe", "GPT2ModelPipe")
+_MEGATRON_LAYER = "ParallelTransformerLayerPipe"
+
+_log = logging.getLogger("dslaunch")
+
+
+class PipelineModule(nn.Module):
+    """The layers of this rank's stages. Each layer takes what the one before returns, a tensor or a tuple of
+    tensors.
+    """
+
+    def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
+        self,
+        layers: Iterable[Layer],
+        num_stages: int | None = None,
+        topology: ProcessTopology | None = None,
+        loss_fn: Callable[..., Any] | None = None,
+        seed_layers: bool = False,
+        seed_fn: Callable[[int], object] | None = None,
+        base_seed: int = 1234,
+        partition_method: str = PARAMETERS,
+        activation_checkpoint_interval: int = 0,
+        activation_checkpoint_func: Callable[..., Any] = checkpointing.checkpoint,
+        checkpointable_layers: Sequence[str] | None = None,
+        dynamic_shape: bool = False,
+        *,
+        schedule: str = ONE_FORWARD_ONE_BACKWARD,
+        stages_per_rank: int | None = None,
+    ) -> None:
+        """Build the layers of this rank's stages, and move them to its device.
+
+        `num_stages` ranks hold one copy of the model together; `topology` says it in more detail.
+        `loss_fn(outputs, labels)` is applied on the last stage; without it the last layer's output is the
+        loss. `seed_layers`: each layer is built, and run, with random numbers of its own, so that they do
+        not depend on the cut. `partition_method`: "parameters" gives the stages about as many trained
+        elements, "uniform" as many layers, "type:REGEX" as many layers of such a class.
+        `dynamic_shape`: shapes between stages may change though those of the inputs do not.
+        `schedule` is "1f1b", "gpipe", or, with several stages on each rank, "interleaved", "zero_bubble",
+        "zbv" or "dualpipev".
+
+        Order:  every rank must call this: it makes process groups
+        Errors: RuntimeError without a process group, or for a number of stages that does not divide the
+                ranks; ConfigError for what has no meaning
+        """
+        super().__init__()
+        if num_stages is None and topology is None:
+            raise RuntimeError("PipelineModule: give num_stages, or a topology")
+        if not dist.is_initialized():
+            raise RuntimeError(
+                "PipelineModule needs the job's process group: call deepspeed.init_distributed() or "
+                "dslaunch.init_distributed() before"
+            )
+        self.loss_fn, self.seed_layers, self.seed_fn, self.base_seed = (
+            loss_fn,
+            seed_layers,
+            seed_fn,
+            base_seed,
+        )
+        self.activation_checkpoint_interval = activation_checkpoint_interval
+        self.activation_checkpoint_func = activation_checkpoint_func
+        self.checkpointable_layers = None if checkpointable_layers is None else list(checkpointable_layers)
+        self.dynamic_shape = dynamic_shape
+        self.axes = _axes(num_stages, topology)
+        self.num_stages = self.axes.pp
+        self.shape: Shape = shape_of(schedule, num_ranks=self.num_stages, per_rank=stages_per_rank)
+        self._topo = topology or topology_of(self.axes)
+        self._grid = PipelineParallelGrid(self._topo)
+        self.global_rank = self._grid.global_rank
+        self.stage_id = self._grid.stage_id
+        self._layer_specs = list(layers)
+        self._check_layers()
+        self._names = [name_of(layer) for layer in self._layer_specs]
+        self.parts = cut(
+            partition_method,
+            num_parts=self.shape.num_stages,
+            names=self._names,
+            num_trained=self._count() if partition_method.lower() == PARAMETERS else None,
+        )
+        self._check_shared()
+        self.chunks = chunks_of(self.shape, self.stage_id)
+        self._local_start, self._local_stop = self.parts[self.chunks[0]], self.parts[self.chunks[0] + 1]
+        self.micro_offset = 0
+        self._offsets = dict.fromkeys(self.chunks, 0)  # micro batches that have passed, by stage
+        self.curr_layer = self._local_start
+        self.tied_modules = nn.ModuleDict()
+        self.tied_weight_attrs: dict[str, list[str]] = {}
+        self._funcs: dict[int, list[Callable[..., Any]]] = {}  # by stage
+        self._build()
+        self.to(choose_device(read_environment()))
+
+    # ---- building
+
+    def _check_layers(self) -> None:
+        if not self._layer_specs:
+            raise ConfigError("PipelineModule(layers=[]): there is no layer")
+        for number, layer in enumerate(self._layer_specs):
+            if not isinstance(layer, LayerSpec) and not callable(layer):
+                raise ConfigError(
+                    f"PipelineModule: layer {number} is {type(layer).__name__}; give LayerSpecs, modules or "
+                    "functions"
+                )
+        kinds: dict[str, TiedLayerSpec] = {}
+        for layer in self._layer_specs:
+            if isinstance(layer, TiedLayerSpec):
+                first = kinds.setdefault(layer.key, layer)
+                if first.typename is not layer.typename:
+                    raise ConfigError(
+                        f"PipelineModule: the tied layers of key {layer.key!r} are {first!r} and {layer!r}; "
+                        "one module serves all of them"
+                    )
+
+    def _check_shared(self) -> None:
+        """What is one parameter here would be several, on ranks that know nothing of each other."""
+        first: dict[int, tuple[int, str]] = {}
+        for number, layer in enumerate(self._layer_specs):
+            for name, param in layer.named_parameters() if isinstance(layer, nn.Module) else ():
+                other, _ = first.setdefault(id(param), (number, name))
+                if self.stage_owner(other) != self.stage_owner(number):
+                    raise ConfigError(
+                        f"PipelineModule: layers {other} and {number} share the parameter '{name}', and lie "
+                        "on different ranks; give both as TiedLayerSpec with one key, or cut the model so "
+                        "that they lie on one"
+                    )
+
+    def _count(self) -> list[int]:
+        """Return the trained elements of each layer; of tied ones each time."""
+        return [_num_trained(layer) for layer in self._layer_specs]
+
+    def _build(self) -> None:
+        tied: dict[str, nn.Module] = {}
+        for stage in self.chunks:
+            self._funcs[stage] = [
+                self._build_layer(number, tied) for number in range(self.parts[stage], self.parts[stage + 1])
+            ]
+        for key in self.tied_keys:  # in one order on all ranks
+            if key in tied:
+                self.tied_modules[key] = tied[key]
+        for parameter in self.parameters():
+            parameter.ds_pipe_replicated = False  # type: ignore[attr-defined]  # programs ask
+
+    def _build_layer(self, number: int, tied: dict[str, nn.Module]) -> Callable[..., Any]:
+        layer = self._layer_specs[number]
+        if isinstance(layer, TiedLayerSpec):
+            if layer.key not in tied:
+                self._seed_layer(number)
+                tied[layer.key] = layer.build()
+                _check_tied(layer, tied[layer.key])
+            self.tied_weight_attrs[layer.key] = layer.tied_weight_attr
+            module = tied[layer.key]
+            return module if layer.forward_fn is None else partial(layer.forward_fn, module)
+        if isinstance(layer, LayerSpec):
+            self._seed_layer(number)
+            layer = layer.build()
+        if isinstance(layer, nn.Module):
+            self.add_module(str(number), layer)
+        return layer
+
+    def _seed_layer(self, number: int) -> None:
+        if self.seed_layers:
+            self._seed(self.base_seed + number)
+
+    def _seed(self, seed: int) -> None:
+        (self.seed_fn or _seed_all)(seed)
+
+    # ---- what is where
+
+    @property
+    def tied_keys(self) -> tuple[str, ...]:
+        """Return the keys of all tied layers of the model, in the order of their first uses."""
+        specs = (layer for layer in self._layer_specs if isinstance(layer, TiedLayerSpec))
+        return tuple(dict.fromkeys(layer.key for layer in specs))
+
+    def ranks_with(self, key: str) -> tuple[int, ...]:
+        """Return the places along the pipeline whose stages use this tied layer."""
+        uses = [
+            number
+            for number, layer in enumerate(self._layer_specs)
+            if isinstance(layer, TiedLayerSpec) and layer.key == key
+        ]
+        return tuple(sorted({self.stage_owner(number) for number in uses}))
+
+    @property
+    def forward_funcs(self) -> list[Callable[..., Any]]:
+        """Return this rank's layers, in order."""
+        return [func for stage in self.chunks for func in self._funcs[stage]]
+
+    @property
+    def tied_comms(self) -> dict[str, dict[str, Any]]:
+        """Return by key of a tied layer on several stages: their ranks at this place, and what is tied."""
+        found: dict[str, dict[str, Any]] = {}
+        for key in self.tied_keys:
+            places = self.ranks_with(key)
+            if len(places) > 1 and self.stage_id in places:
+                found[key] = {
+                    "ranks": [self._grid.stage_to_global(place) for place in places],
+                    "weight_attr": self.tied_weight_attrs[key],
+                    "module": self.tied_modules[key],
+                }
+        return found
+
+    def stage_owner(self, layer_idx: int) -> int:
+        """Return the place along the pipeline of the rank that has this layer.
+
+        Errors: RuntimeError if there is no such layer
+        """
+        for stage in range(self.shape.num_stages):
+            if self.parts[stage] <= layer_idx < self.parts[stage + 1]:
+                return self.shape.owner(stage)
+        raise RuntimeError(f"layer {layer_idx}: the model has {len(self._layer_specs)}")
+
+    def partitions(self) -> list[int]:
+        """Return the bounds of the stages, by number of the layer."""
+        return self.parts
+
+    def topology(self) -> ProcessTopology:
+        """Return the topology of the job."""
+        return self._topo
+
+    def mpu(self) -> PipelineParallelGrid:
+        """Return this rank's place and groups."""
+        return self._grid
+
+    def num_pipeline_stages(self) -> int:
+        """Return over how many ranks the model is cut."""
+        return self._topo.get_dim("pipe")
+
+    def set_checkpoint_interval(self, interval: int) -> None:
+        """Keep, from now on, only the inputs of every `interval` layers; 0 keeps everything."""
+        self.activation_checkpoint_interval = interval
+
+    def get_additional_losses(self) -> dict[str, Tensor] | None:
+        """Return more losses than the last stage's, by name; for subclasses."""
+        return None
+
+    def parameters_of(self, stage: int) -> tuple[nn.Parameter, ...]:
+        """Return the parameters that one of this rank's stages uses."""
+        found: dict[nn.Parameter, None] = {}
+        for func in self._funcs[stage]:
+            module = func if isinstance(func, nn.Module) else getattr(func, "args", (None,))[0]
+            if isinstance(module, nn.Module):
+                found |= dict.fromkeys(module.parameters())
+        return tuple(found)
+
+    # ---- running
+
+    def forward(self, forward_input: Any) -> Any:
+        """Run this rank's first stage."""
+        return self.run_stage(self.chunks[0], forward_input)
+
+    def run_stage(self, stage: int, inputs: Any) -> Any:
+        """Run the layers of one of this rank's stages."""
+        self._offsets[stage] += 1
+        self.micro_offset = offset = self._offsets[stage]
+        first, funcs = self.parts[stage], self._funcs[stage]
+
+        def run(start: int, stop: int, *given: Any) -> Any:
+            value = given[0] if len(given) == 1 else given
+            for number, func in enumerate(funcs[start:stop], start=start):
+                self.curr_layer = first + number
+                if self.seed_layers:
+                    self._seed(self.base_seed * (offset + 1) + self.curr_layer)
+                value = func(value)
+            return value
+
+        every = self.activation_checkpoint_interval
+        if not every:
+            return run(0, len(funcs), inputs)
+        value = inputs
+        for start in range(0, len(funcs), every):
+            stop = min(start + every, len(funcs))
+            given = value if isinstance(value, tuple) else (value,)
+            if torch.is_grad_enabled() and self._is_checkpointed(funcs[start:stop]):
+                value = self.activation_checkpoint_func(partial(run, start, stop), *given)
+            else:
+                value = run(start, stop, *given)
+        return value
+
+    def _is_checkpointed(self, funcs: Sequence[Callable[..., Any]]) -> bool:
+        names = [type(func).__name__ for func in funcs]
+        is_reentrant = self.activation_checkpoint_func is not checkpointing.non_reentrant_checkpoint
+        if type(self).__name__ in _MEGATRON and is_reentrant:
+            return all(_MEGATRON_LAYER in name for name in names)
+        if self.checkpointable_layers is not None:
+            return all(name in self.checkpointable_layers for name in names)
+        return any(
+            isinstance(func, nn.Module) and next(func.parameters(), None) is not None for func in funcs
+        )
+
+
+class DualPipeVModule(PipelineModule):
+    """Two stages on each rank, which follow each other there and back, as in DualPipeV."""
+
+    def __init__(self, layers: Iterable[Layer], num_stages: int | None = None, **options: Any) -> None:
+        super().__init__(layers, num_stages, **{"schedule": "dualpipev", **options})
+
+
+def pipeline(
+    model: nn.Sequential,
+    *,
+    num_stages: int,
+    loss_fn: Callable[..., Any] | None = None,
+    partition_method: str = PARAMETERS,
+    activation_checkpoint_interval: int = 0,
+    schedule: str = ONE_FORWARD_ONE_BACKWARD,
+    stages_per_rank: int | None = None,
+) -> PipelineModule:
+    """Cut a model that is there: each rank keeps the layers of its stages, whose parameters keep their names.
+
+    A module that stands in several places of the Sequential is one tied layer.
+
+    Order:  every rank must call this: it makes process groups
+    Errors: as PipelineModule
+    """
+    if not isinstance(model, nn.Sequential):
+        raise ConfigError(
+            f"pipeline(model={type(model).__name__}): must be a torch.nn.Sequential, whose children are the "
+            "layers; build others of LayerSpecs with PipelineModule"
+        )
+    return PipelineModule(
+        model,
+        num_stages,
+        loss_fn=loss_fn,
+        partition_method=partition_method,
+        activation_checkpoint_interval=activation_checkpoint_interval,
+        schedule=schedule,
+        stages_per_rank=stages_per_rank,
+    )
+
+
+def _axes(num_stages: int | None, topology: ProcessTopology | None) -> Axes:
+    world_size = dist.get_world_size()
+    if topology is not None:
+        axes = axes_of(topology, world_size)
+        if num_stages is not None and num_stages != axes.pp:
+            raise RuntimeError(f"num_stages {num_stages} contradicts the topology, which has {axes.pp}")
+        return axes
+    if not isinstance(num_stages, int) or num_stages < 1 or world_size % num_stages:
+        raise RuntimeError(f"num_stages {num_stages!r} does not divide the {world_size} ranks of the job")
+    return Axes(pp=num_stages, dp=world_size // num_stages)
+
+
+def _num_trained(layer: Layer) -> int:
+    if isinstance(layer, LayerSpec):
+        with torch.random.fork_rng(devices=()):  # to count draws nothing
+            try:
+                with torch.device("meta"):
+                    built = layer.build()
+            except Exception:  # a layer that wants real numbers
+                built = layer.build()
+    elif isinstance(layer, nn.Module):
+        built = layer
+    else:
+        return 0
+    return sum(param.numel() for param in built.parameters() if param.requires_grad)
+
+
+def _check_tied(layer: TiedLayerSpec, module: nn.Module) -> None:
+    names = {name for name, _ in module.named_parameters()}
+    missing = [name for name in layer.tied_weight_attr if name not in names]
+    if missing:
+        raise ConfigError(
+            f"TiedLayerSpec({layer.key!r}, ..., tied_weight_attr={layer.tied_weight_attr}): {layer!r} has no "
+            f"parameter {missing[0]!r}; it has {', '.join(sorted(names)) or 'none'}"
+        )
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    try:
+        import numpy as np
+    except ImportError:
+        pass
+    else:
+        np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
