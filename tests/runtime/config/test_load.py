@@ -136,7 +136,7 @@ TOP = (
     "gradient_clipping, max_skipped_steps, steps_per_print, wall_clock_breakdown, dump_state, "
     "dataloader_drop_last, optimizer, scheduler, bf16, fp16, torch_autocast, data_types, "
     "communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
-    "tensor_parallel, mesh, tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
+    "tensor_parallel, mesh, pipeline, tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -318,8 +318,6 @@ BAD = [
     ({"flops_profiler": {"output_file": 7}}, "flops_profiler.output_file 7 is not a text"),
     ({"csv_monitor": {"job_name": 7}}, "csv_monitor.job_name 7 is not a text"),
     ({"timers": {"throughput": {"enabled": 1}}}, "timers.throughput.enabled 1 is not true or false"),
-    ({"pipeline": {"stages": 2}},
-     f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is; stage 3 divides a model that is too large'),
     ({"compression_training": {"a": [{"enabled": True}]}},
      (f'compression_training {{"a": [{{"enabled": true}}]}} {NOT_HERE}; nothing enabled in it is; '
       f'{REMOVED}: leave it out')),
@@ -601,10 +599,10 @@ def test_the_stages_of_a_model_are_those_of_the_mesh() -> None:
         ),
         (
             {"tensor_parallel": {"autotp_size": 2}},
-            {"pp": 2, "dp": 4},
+            {"dp": 8},
             1,
-            "ds_config: dslaunch --mesh and the ds_config's tensor_parallel.autotp_size: pp=2, dp=4, tp=2 "
-            "are 16 ranks, and the job has 8; name every axis in one place",
+            "ds_config: dslaunch --mesh and the ds_config's tensor_parallel.autotp_size: dp=8, tp=2 are 16 "
+            "ranks, and the job has 8; name every axis in one place",
         ),
         ({"mesh": {"tp": 0}}, {}, 1, "ds_config: mesh.tp 0 is not a whole number above 0"),
     ],

@@ -81,9 +81,11 @@ def _hugging_face(
     _is_near(_whole(model), plain, limit=5e-6)
     engine.eval()
     with torch.no_grad():
-        output = engine(input_ids=tokens()[:1])
+        given = {"input_ids": tokens()[:1], "labels": tokens()[:1], "num_items_in_batch": torch.tensor(7)}
+        output, there = engine(**given), plain(**given)
+    assert torch.allclose(output.loss, there.loss, atol=1e-5)
     if not changes:  # else each rank has the logits of a part of the vocabulary
-        assert torch.allclose(output.logits, plain(input_ids=tokens()[:1]).logits, atol=1e-4)
+        assert torch.allclose(output.logits, there.logits, atol=1e-4)
     engine.destroy()
     return got, expected
 

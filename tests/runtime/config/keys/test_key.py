@@ -17,6 +17,7 @@ from dslaunch.runtime.config import (
     monitor,
     offload,
     optimizer,
+    pipeline,
     precision,
     scheduler,
     tensor,
@@ -79,6 +80,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "timers",
             "tensor_parallel",
             "mesh",
+            "pipeline",
         }
     )
     expected = (
@@ -97,6 +99,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         | aliases(tensor.AxisConfig, "tensor_parallel.tp")
         | aliases(tensor.PartitionConfig, "tensor_parallel.partition_config")
         | aliases(mesh.MeshConfig, "mesh")
+        | aliases(pipeline.PipelineConfig, "pipeline")
         | aliases(checkpoint.CheckpointConfig, "checkpoint")
         | aliases(
             zero.ZeroConfig,
