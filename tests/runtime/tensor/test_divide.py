@@ -222,6 +222,55 @@ def test_a_rule_that_skips_a_weight_may_have_its_gradients_added(ranks: Ranks) -
         check(got, expected)
 
 
+class Tied(nn.Module):
+    """The head is tied to the embedding, and rules may divide the head alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(96, 12), nn.Linear(12, 96, bias=False)
+        self.head.weight = self.embed.weight
+        self.net = make_net().blocks[0]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.head(self.net(self.embed(tokens)))
+        return result
+
+
+def _tied_to_what_stays_whole(rank: int) -> tuple[Numbers, Numbers]:
+    torch.manual_seed(1)
+    plain = Tied()
+    model = deepcopy(plain)
+    rules = [{"patterns": ["head|.*up"], "gather_output": True}]
+    divided = {"autotp_size": 2, "partition_config": {"layer_specs": rules}}
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(1, tensor_parallel=divided))
+    assert model.head.weight is model.embed.weight
+    expected = train_plain(plain, loss_of_numbers, token_batches())
+    got = train(engine, loss_of_numbers, token_batches(), tp=2)
+    engine.destroy()
+    return got, expected
+
+
+def test_a_head_that_is_tied_to_what_stays_whole_stays_whole(ranks: Ranks) -> None:
+    for got, expected in ranks(_tied_to_what_stays_whole, world_size=2):
+        check(got, expected)
+
+
+def _made_in_shards(rank: int) -> tuple[Numbers, Numbers]:
+    """zero.Init has sharded the parameters before they are divided."""
+    config = make_config(3, **RULES)
+    with dslaunch.zero.Init(config_dict_or_path=config):
+        model = make_net()
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    got = train(engine, loss_of_numbers, number_batches()[:2], tp=2)
+    engine.destroy()
+    return got, train_plain(make_net(), loss_of_numbers, number_batches()[:2])
+
+
+def test_a_model_that_was_made_in_shards_is_divided(ranks: Ranks) -> None:
+    for got, expected in ranks(_made_in_shards, world_size=4):
+        check(got, expected)
+
+
 def _misfit(rank: int) -> tuple[str, list[str]]:
     """A row whose input is whole, and a pattern that fits nothing."""
     config = make_config(1, tp=2)
