@@ -209,7 +209,11 @@ def _shared_by_heads(rank: int, stage: int) -> tuple[Numbers, Numbers]:
         {"patterns": [r".*\.down\."], "partition_type": "row"},
     ]
     divided = {"autotp_size": 2, "partition_config": {"layer_specs": rules}}
-    engine, *_ = dslaunch.initialize(model=models[1], config=make_config(stage, tensor_parallel=divided))
+    engine, *_ = dslaunch.initialize(
+        model=models[1],
+        model_parameters=[{"params": list(models[1].parameters())}],  # of before
+        config=make_config(stage, tensor_parallel=divided),
+    )
     expected = train_plain(models[0], loss_of_numbers, number_batches())
     got = train(engine, loss_of_numbers, number_batches(), tp=2)
     _is_near(_whole(models[1]), models[0])
@@ -242,7 +246,11 @@ def _tied_to_what_stays_whole(rank: int) -> tuple[Numbers, Numbers]:
     model = deepcopy(plain)
     rules = [{"patterns": ["head|.*up"], "gather_output": True}]
     divided = {"autotp_size": 2, "partition_config": {"layer_specs": rules}}
-    engine, *_ = dslaunch.initialize(model=model, config=make_config(1, tensor_parallel=divided))
+    engine, *_ = dslaunch.initialize(
+        model=model,
+        model_parameters=list(model.named_parameters()),  # of before
+        config=make_config(1, tensor_parallel=divided),
+    )
     assert model.head.weight is model.embed.weight
     expected = train_plain(plain, loss_of_numbers, token_batches())
     got = train(engine, loss_of_numbers, token_batches(), tp=2)
@@ -421,6 +429,41 @@ def test_divided_layers_of_a_compiled_model_stay_out_of_its_graphs(ranks: Ranks,
 def test_layers_are_divided_over_four_ranks_of_eight(ranks: Ranks) -> None:
     for got, expected in ranks(_hugging_face, "Llama", 3, 4, False, {}, world_size=8):
         check(got, expected)
+
+
+def _refused_by_torch(rank: int) -> list[str]:
+    """Plans of torch's that are of another axis, of two, or of two sizes, and what is not a plan."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    all_ranks = init_device_mesh("cpu", (4,))
+    said = []
+    for meshes in ([mesh["dp"]], [mesh], [mesh["tp"], all_ranks], [], [mesh["tp"]]):
+        model = make_net()
+        for block, over in zip(model.blocks, meshes, strict=False):
+            placements = [*[Replicate()] * (over.ndim - 1), Shard(0)]
+            block.up.weight = nn.Parameter(distribute_tensor(block.up.weight.detach(), over, placements))
+        if not meshes:
+            fully_shard(model, mesh=all_ranks)
+        elif meshes == [mesh["tp"]]:
+            dslaunch.tp_model_init(model, 4)
+        with pytest.raises(ConfigError) as caught:
+            dslaunch.initialize(model=model, config=make_config(1))
+        said.append(str(caught.value))
+    return said
+
+
+def test_plans_of_torch_that_are_not_of_neighbours_are_refused_by_name(ranks: Ranks) -> None:
+    for rank, said in enumerate(ranks(_refused_by_torch, world_size=4)):
+        axis, two_axes, two_sizes, shards, contradiction = said
+        others, own = [rank % 2, rank % 2 + 2], [rank - rank % 2, rank - rank % 2 + 1]
+        assert f"is a DTensor over ranks {others}, and this rank's axis tp is {own}" in axis
+        assert "is a DTensor on a mesh with axes ('dp', 'tp')" in two_axes
+        assert "is divided over 2 ranks and parameter 'blocks.1.up.weight' over 4" in two_sizes
+        assert "fully_shard() has divided the model over ranks" in shards
+        assert "tp_model_init(tp_size=4) contradicts the model, which is divided over 2" in contradiction
 
 
 # ---- checkpoints and whole tensors
