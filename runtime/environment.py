@@ -11,6 +11,7 @@ from math import isfinite
 from .errors import ConfigError
 
 _DEFAULT_TIMEOUT_MIN = 30
+_AXES = ("pp", "dp", "ep", "sp", "tp")
 _DEBUG = "collectives"  # what DSLAUNCH_DEBUG may be
 
 
@@ -27,11 +28,12 @@ class WorkerEnvironment:
     checks_order: bool  # of collectives, after every step
     max_restarts: int = 0  # how often the launcher starts a job again that failed
     local_world_size: int = 1  # workers of the job on this host
+    mesh: tuple[tuple[str, int], ...] = ()  # sizes of axes that the launcher was given, by name
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S,
-    DSLAUNCH_DEBUG and what restarts.
+    DSLAUNCH_DEBUG, DSLAUNCH_MESH and what restarts.
 
     LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing.
 
@@ -55,6 +57,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         checks_order=debug == _DEBUG,
         max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0),
         local_world_size=_number(env, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE", 1),
+        mesh=_mesh(env),
     )
 
 
@@ -84,6 +87,20 @@ def _seconds(env: Mapping[str, str], name: str) -> float | None:
     if not (isfinite(seconds) and seconds >= 0.0):
         raise ConfigError(f"{name}={text!r} in the environment: must be seconds, or 0 for none")
     return seconds
+
+
+def _mesh(env: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    text = env.get("DSLAUNCH_MESH", "")
+    sizes: dict[str, int] = {}
+    for item in text.split(",") if text else ():
+        axis, _, size = item.partition("=")
+        if axis not in _AXES or axis in sizes or not size.isascii() or not size.isdigit() or int(size) < 1:
+            raise ConfigError(
+                f"DSLAUNCH_MESH={text!r} in the environment: must be sizes of {', '.join(_AXES)}, each once, "
+                "as in pp=2,tp=2; dslaunch --mesh sets it"
+            )
+        sizes[axis] = int(size)
+    return tuple(sizes.items())
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:

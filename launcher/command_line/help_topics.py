@@ -101,7 +101,7 @@ TOPICS = (
                 "preload",
                 "stdin",
             ),
-            *("master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
+            *("mesh", "master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
             *("prepare_timeout", "connect_window", "tree_above", "tree_radix"),
         ),
         START,

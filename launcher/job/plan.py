@@ -13,6 +13,7 @@ from ..inputs.hostfile import Host
 from ..inputs.line_prefix import Origin
 from ..inputs.selection import Selected
 from ..wire.job import NodeJob, RankJob
+from .mesh import HostSlots, Mesh
 
 
 class RankPlan(NamedTuple):
@@ -84,6 +85,7 @@ class Plan(NamedTuple):
     has_timings: bool = False  # the workers tell of their start
     prepare_timeout_s: float = 600.0
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
+    mesh: Mesh | None = None
 
     @property
     def world_size(self) -> int:
@@ -93,6 +95,11 @@ class Plan(NamedTuple):
     def host_names(self) -> tuple[str, ...]:
         """In the order of their ranks."""
         return tuple(node.host.name for node in self.nodes)
+
+    @property
+    def host_slots(self) -> tuple[HostSlots, ...]:
+        """In the same order."""
+        return tuple(HostSlots(node.host.name, len(node.ranks)) for node in self.nodes)
 
 
 def plan_program(

@@ -9,6 +9,7 @@ from ..inputs.env_file import EnvEntry, is_secret
 from ..node.core_binding import format_ranges
 from ..wording import count
 from .master_address import LOOPBACK
+from .mesh import describe as describe_mesh
 from .plan import Plan, overruled, python_of
 
 
@@ -33,6 +34,8 @@ def describe(
         f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}, in {plan.cwd}",
         f"master: {address}, port {plan.master.port}{or_next}",
     ]
+    if plan.mesh is not None:
+        lines += describe_mesh(plan.mesh, plan.host_slots)
     if plan.bind_cores is not None:
         cores = format_ranges(list(plan.bind_cores)) or "one CPU of each physical core"
         lines.append(f"each rank is bound to its share of its host's cores: {cores}")

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from . import backend, binding, drop_in, logs, process, rendezvous, restart, start, tree
+from . import backend, binding, drop_in, logs, mesh, process, rendezvous, restart, start, tree
 from .backend import BackendOptions
 from .binding import BindingOptions
 from .drop_in import DropInOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
+from .mesh import MeshOptions
 from .process import ProcessOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
@@ -48,6 +49,7 @@ class Options(NamedTuple):
     binding: BindingOptions = BindingOptions()
     drop_in: DropInOptions = DropInOptions()
     logs: LogOptions = LogOptions()
+    mesh: MeshOptions = MeshOptions()
     process: ProcessOptions = ProcessOptions()
     rendezvous: RendezvousOptions = RendezvousOptions()
     restart: RestartOptions = RestartOptions()
@@ -56,7 +58,7 @@ class Options(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-_SUBJECTS = (logs, restart, rendezvous, binding, process, drop_in, backend, start, tree)
+_SUBJECTS = (logs, restart, rendezvous, mesh, binding, process, drop_in, backend, start, tree)
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 
 

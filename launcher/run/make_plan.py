@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import LaunchError
 from ..inputs import env_file
+from ..job.mesh import VARIABLE, HostSlots, Mesh, check_hosts, make_mesh
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
 from ..job.restart import Attempt, first_attempt
 from ..job.stdin_rank import with_stdin
@@ -66,9 +67,9 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         no_python=options.no_python,
         no_local_rank=options.no_local_rank,
     )
-    nodes = plan_nodes(
-        attempt.hosts, program, local_names=local_names(options), env=_restart_env(options, attempt)
-    )
+    mesh = _mesh_of(options, attempt)
+    env = _restart_env(options, attempt) | ({} if mesh is None else {VARIABLE: mesh.text})
+    nodes = plan_nodes(attempt.hosts, program, local_names=local_names(options), env=env)
     nodes = with_stdin(nodes, options)
     first_port = DEFAULT_PORT if options.master_port is None else options.master_port
     return Plan(
@@ -97,7 +98,16 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         prepare_timeout_s=options.start.prepare_timeout_s,
         save_pid=os.getpid() if options.process.saves_pid else None,
         bind_cores=options.binding.cores,
+        mesh=mesh,
     )
+
+
+def _mesh_of(options: Options, attempt: Attempt) -> Mesh | None:
+    hosts = [HostSlots(one.host.name, len(one.devices)) for one in attempt.hosts]
+    mesh = make_mesh(options.mesh, sum(host.num_ranks for host in hosts), may_shrink=attempt.number > 0)
+    if mesh is not None:
+        check_hosts(mesh, hosts)
+    return mesh
 
 
 def _port_of(attempt: Attempt, first_port: int) -> int:

@@ -12,6 +12,7 @@ from ..backends.choose import Access, choose_access
 from ..controller.timings import describe as describe_timings
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
+from ..job.mesh import fit, warnings_of
 from ..job.plan import Plan, overruled
 from ..job.restart import Attempt, decide
 from ..job.verdict import Verdict
@@ -82,13 +83,15 @@ def _run(options: Options, console: Console) -> int:
 
 
 def _show_plan(plan: Plan, text: str, console: Console) -> int:
-    _warn_of_overruled(plan, console)
+    _warn_of_plan(plan, console)
     console.drain(LAST_WORDS_S)
     click.echo(text.encode())  # UTF-8 whatever the locale is
     return 0
 
 
-def _warn_of_overruled(plan: Plan, console: Console) -> None:
+def _warn_of_plan(plan: Plan, console: Console) -> None:
+    for line in () if plan.mesh is None else warnings_of(plan.mesh, plan.host_slots):
+        console.warn(line)
     for entry in overruled(plan):
         console.warn(
             f"{entry.source}: {entry.name} is not used: every rank gets its own from dslaunch; leave it out"
@@ -105,7 +108,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     while attempt is not None:
         plan = make_plan(options, attempt)
         if attempt is first:
-            _warn_of_overruled(plan, console)
+            _warn_of_plan(plan, console)
             if options.ssh.given and not options.restart.is_on and all(node.is_local for node in plan.nodes):
                 console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
@@ -118,7 +121,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
         if options.start.shows_timings:
             console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), access.summary()))))
         console.report(verdict, took_s=begun.duration_s)
-        decision = decide(attempt, verdict, options.restart)
+        decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
         if decision.why:
             console.say(decision.why)
         ended.append(begun.end(verdict, decision.why))
@@ -177,7 +180,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
         from ..job.plan_text import describe
 
         return _show_plan(plan, f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}", console)
-    _warn_of_overruled(plan, console)
+    _warn_of_plan(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
     verdict = run_owned(job, console)
     console.report(verdict, took_s=begun.duration_s)
@@ -205,7 +208,7 @@ def _run_part(options: Options, console: Console) -> int:
         return _show_plan(
             part.plan, f"{describe(part.plan, how='by its own dslaunch')}\n{part.describe()}", console
         )
-    _warn_of_overruled(part.plan, console)
+    _warn_of_plan(part.plan, console)
     begun = BegunAttempt(hosts=part.plan.host_names)
     verdict = run_part(part, console)
     if options.start.shows_timings:

@@ -36,14 +36,23 @@ class Collective(NamedTuple):
     op: str
     what: str
     nbytes: int
+    axis: str = ""  # along which the ranks hold other parts of one layer, and
+    ranks: tuple[int, ...] = ()  # who they are; none: those that have the same model
 
     def __str__(self) -> str:
-        return f"{self.op} of {self.what}"
+        return f"{self.op} of {self.what}" + (f" over {self.axis}" if self.axis else "")
 
     @property
     def identity(self) -> tuple[str, str, int]:
         """What must be the same on all ranks."""
         return self.op, self.what, self.nbytes
+
+
+class Line(NamedTuple):
+    """Ranks along an axis that hold other parts of one layer; see Collective."""
+
+    axis: str = ""
+    ranks: tuple[int, ...] = ()
 
 
 class Flight:
@@ -135,11 +144,19 @@ class FlightRecorder:
         self._under_way: deque[Flight] = deque()
 
     def begin(
-        self, op: str, what: str, *, nbytes: int, lane: int, stopwatch: Stopwatch | None = None
+        self,
+        op: str,
+        what: str,
+        *,
+        nbytes: int,
+        lane: int,
+        line: Line = Line(),  # noqa: B008  (it cannot change)
+        stopwatch: Stopwatch | None = None,
     ) -> Flight:
         """Note a collective that is about to be sent."""
         self._issued[lane] += 1
-        flight = Flight(Collective(lane, self._issued[lane], self.step, op, what, nbytes), self, stopwatch)
+        label = Collective(lane, self._issued[lane], self.step, op, what, nbytes, *line)
+        flight = Flight(label, self, stopwatch)
         self._recent.append(flight.label)
         while self._under_way and self._under_way[0].is_over:
             self._under_way.popleft()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from .flight_recorder import JOB_LANE
+from .flight_recorder import JOB_LANE, Flight, Line
 from .mesh import Axis
 from .pending import Pending, Steps
 from .wire import Wire
@@ -30,8 +30,9 @@ class RankGroup:
 
     lane = 0  # see flight_recorder.py
 
-    def __init__(self, axis: Axis, wire: Wire) -> None:
-        self.axis, self.wire = axis, wire
+    def __init__(self, axis: Axis, wire: Wire, *, line: Line | None = None) -> None:
+        """`line` tells of ranks that do not have the same model which they are."""
+        self.axis, self.wire, self._line = axis, wire, line or Line()
 
     @property
     def index(self) -> int:
@@ -52,13 +53,27 @@ class RankGroup:
         """Whether this rank speaks and writes for all."""
         return self.axis.index == 0
 
+    def begin(
+        self,
+        op: str,
+        tensor: Tensor | None,
+        what: str,
+        *,
+        sent_bytes: int | None = None,
+        counted_as: str | None = None,
+    ) -> Flight:
+        """As Wire.begin, of these ranks."""
+        return self.wire.begin(
+            op, tensor, what, sent_bytes=sent_bytes, counted_as=counted_as, lane=self.lane, line=self._line
+        )
+
     def broadcast(self, tensor: Tensor, *, what: str, source: int = 0) -> None:
         """Overwrite `tensor` on every rank with that of rank number `source` among these."""
         axis = self.axis
         if axis.is_alone or tensor.numel() == 0:
             return
         sent_bytes = tensor.nbytes if axis.index == source else 0
-        flight = self.wire.begin("broadcast", tensor, what, sent_bytes=sent_bytes, lane=self.lane)
+        flight = self.begin("broadcast", tensor, what, sent_bytes=sent_bytes)
         send = partial(dist.broadcast, tensor, group=axis.group, async_op=True)
         flight.start(partial(send, group_src=source)).wait()
 
@@ -87,7 +102,7 @@ class RankGroup:
         if axis.is_alone:
             return [value]
         gathered: list[Any] | None = [None] * axis.size if self.is_first else None
-        self.wire.begin("gather", None, what, lane=self.lane).run(
+        self.begin("gather", None, what).run(
             partial(dist.gather_object, value, gathered, group_dst=0, group=axis.group)
         )
         return gathered
@@ -98,16 +113,14 @@ class RankGroup:
         if axis.is_alone:
             return [value]
         gathered: list[Any] = [None] * axis.size
-        self.wire.begin("all_gather", None, what, lane=self.lane).run(
+        self.begin("all_gather", None, what).run(
             partial(dist.all_gather_object, gathered, value, group=axis.group)
         )
         return gathered
 
     def _all_gather_steps(self, value: Tensor, gathered: Tensor, what: str) -> Steps:
         sent_bytes = (self.axis.size - 1) * value.nbytes
-        flight = self.wire.begin(
-            "all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar", lane=self.lane
-        )
+        flight = self.begin("all_gather", gathered, what, sent_bytes=sent_bytes, counted_as="scalar")
         send = partial(all_gather_single, gathered.view(-1), value.view(-1), async_op=True)
         yield flight.start(partial(send, group=self.axis.group))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .byte_meter import Meter
 from .comms_log import process_log
-from .flight_recorder import Flight, FlightRecorder
+from .flight_recorder import Flight, FlightRecorder, Line
 
 
 class Wire:
@@ -30,6 +30,7 @@ class Wire:
         sent_bytes: int | None = None,
         counted_as: str | None = None,
         lane: int = 0,
+        line: Line = Line(),  # noqa: B008  (it cannot change)
     ) -> Flight:
         """Every collective passes here before it is sent; objects that torch pickles are no `tensor`."""
         nbytes = 0 if tensor is None else tensor.nbytes
@@ -38,7 +39,7 @@ class Wire:
         if self._log.is_on:
             whole = None if tensor is None else nbytes
             stopwatch = self._log.stopwatch(op, what, nbytes=whole, sent_bytes=sent_bytes)
-        return self.recorder.begin(op, what, nbytes=nbytes, lane=lane, stopwatch=stopwatch)
+        return self.recorder.begin(op, what, nbytes=nbytes, lane=lane, line=line, stopwatch=stopwatch)
 
 
 def nothing_before(what: str) -> None:

@@ -10,6 +10,7 @@ from pydantic import Field
 from .activation import ActivationConfig
 from .checkpoint import CheckpointConfig
 from .keys.value import Bool, Count, DtypeName, Interval, Positive, Size
+from .mesh import MeshConfig
 from .monitor import (
     CommsLoggerConfig,
     CsvConfig,
@@ -70,6 +71,8 @@ class Config(Section):
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
     tensor_parallel: TensorParallelConfig | None = None
+    mesh: MeshConfig | None = None
+    """What the launcher, the ds_config and the program say of the axes; None: nothing but tp at most."""
     pipeline: PipelineConfig | None = None
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

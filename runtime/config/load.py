@@ -16,6 +16,7 @@ from .config import Config, Origin
 from .keys.table import keys_for
 from .keys.value import PLAIN, POSITIVE, show, show_name
 from .lenient import relax
+from .mesh import MeshConfig, agree_on_mesh
 from .pipeline import PipelineConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
@@ -167,6 +168,38 @@ def _read_tensor(
     return found.model_copy(update={"autotp_size": size}) if size > 1 else None, num_ranks // size
 
 
+def _read_mesh(
+    used: dict[str, Any],
+    problems: dict[str, str],
+    num_ranks: int,
+    tp_size: int,
+    *,
+    num_stages: int,
+    launched: Mapping[str, int],
+) -> tuple[MeshConfig | None, int]:
+    """Return the sizes that are said anywhere, None if no mesh is said, and over how many ranks layers are
+    divided, 1 where only the section tensor_parallel says that.
+    """
+    found = read_section(MeshConfig, used.get("mesh", {}), path="mesh", problems=problems) or MeshConfig()
+    section = used.get("tensor_parallel")
+    in_section = section.get("autotp_size", 0) if isinstance(section, dict) else 0
+    sources = {
+        "dslaunch --mesh": launched,
+        "the ds_config's section mesh": found.given,
+        "the model or tp_model_init()": {"tp": tp_size} if tp_size > 1 else {},
+        "the ds_config's tensor_parallel.autotp_size": {"tp": in_section} if in_section else {},
+    }
+    if not launched and not found.given:
+        return None, tp_size
+    if num_stages > 1:
+        sources["the PipelineModule"] = {"pp": num_stages}
+    elif max(launched.get("pp", 1), found.pp or 1) > 1:
+        sources["the model, which is not in stages,"] = {"pp": 1}
+    mesh = agree_on_mesh(sources, num_ranks=num_ranks * num_stages, problems=problems)
+    is_agreed = not any(key.startswith("mesh") for key in problems)
+    return mesh, mesh.tp or tp_size if is_agreed else 1
+
+
 def _count_samples_once(used: dict[str, Any], world_size: int) -> None:
     """DeepSpeed's train_batch_size counts the samples of every rank, also of those that compute together."""
     if all(POSITIVE.accepts(used[name]) for name in (TRAIN, MICRO, STEPS)):
@@ -236,14 +269,17 @@ def load_config(
     is_lenient: bool = False,
     has_optimizer: bool = False,
     tp_size: int = 1,
+    num_stages: int = 1,
+    launched: Mapping[str, int] | None = None,
 ) -> Config:
-    """The configuration that `source` gives `world_size` ranks: a path, a dict, or base64 of JSON.
+    """The configuration that `source` gives `world_size` ranks, those of one stage of `num_stages`: a path, a
+    dict, or base64 of JSON.
 
     A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is
     for programs that were written for DeepSpeed: a warning names the keys that are not known, or still say
     "auto", and they count as left out; gradient_clipping that is left out is 1.0, as there. `has_optimizer`:
-    the program brings one. `tp_size`: over so many ranks it has divided its layers. The Config's world_size
-    are the ranks that have samples of their own.
+    the program brings one. `tp_size`: over so many ranks it has divided its layers. `launched`: the sizes of
+    axes that the launcher was given. The Config's world_size are the ranks that have samples of their own.
     Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
@@ -284,6 +320,9 @@ def load_config(
     if "pipeline" in used:
         used["pipeline"] = read_section(PipelineConfig, used["pipeline"], path="pipeline", problems=problems)
     num_ranks = world_size
+    used["mesh"], tp_size = _read_mesh(
+        used, problems, num_ranks, tp_size, num_stages=num_stages, launched=launched or {}
+    )
     used["tensor_parallel"], world_size = _read_tensor(used, problems, num_ranks, tp_size)
     line = fill_batch(used, world_size=num_ranks if is_lenient else world_size)
     if is_lenient and line is None and world_size < num_ranks:

@@ -87,7 +87,7 @@ def make_components(
     domains = _domains(module, axes, policy, config)
     note(domains)
     if divided is not None:
-        divided.join(domains)
+        divided.join(domains, device)
         divided.agree_on_random_numbers(device)
     job = domains.job
     timeout = group_timeout() or worker.timeout
@@ -156,6 +156,7 @@ def make_components(
             roll_call=roll_call,
             skipped=skipped,
             order_check=order_check,
+            inputs=None if divided is None else divided.inputs,
             checks_order_each_step=worker.checks_order,
         )
     return Components(

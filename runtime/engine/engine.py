@@ -116,7 +116,7 @@ class Engine(Getters, nn.Module):
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.parked_states.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
         if self._divided is not None:
-            self._divided.check_inputs(args, kwargs)
+            self._divided.inputs.look(args, kwargs)
         with self._instruments.forward(), self._autocast(), self._schedule.forward():
             return self.module(*args, **kwargs)
 

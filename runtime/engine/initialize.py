@@ -18,6 +18,7 @@ from ..activation import checkpointing
 from ..comm.init_distributed import init_distributed as init_distributed, require_process_group
 from ..comm.process_group import choose_device, start_process_group
 from ..config import Config, load_config
+from ..config.mesh import MeshConfig
 from ..config.pipeline import PipelineConfig
 from ..data.loader import Loader
 from ..environment import read_environment
@@ -96,7 +97,10 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         is_lenient=is_lenient,
         has_optimizer=optimizer is not None,
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
+        num_stages=num_stages,
+        launched=dict(worker.mesh),
     )
+    _refuse_absent_axes(settings.mesh)
     agree_on_division(settings.tensor_parallel)
     axes = axes_of_job(num_ranks, pp=num_stages, tp=settings.tp_size)
     _check_stages(model, axes, settings)
@@ -141,6 +145,20 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         print(json.dumps(summarize(engine), indent=2), flush=True)
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+# Axes that are not here yet: what they would divide.
+_ABSENT_AXES = {"sp": "each sample", "ep": "experts"}
+
+
+def _refuse_absent_axes(mesh: MeshConfig | None) -> None:
+    for axis, what in _ABSENT_AXES.items():
+        size = 1 if mesh is None else mesh.given.get(axis, 1)
+        if size > 1:
+            raise ConfigError(
+                f"{axis}={size} in dslaunch --mesh or the ds_config's section mesh: {what} cannot be divided "
+                "over ranks in this version; leave it out, or give it to dp or tp"
+            )
 
 
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:

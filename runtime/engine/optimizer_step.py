@@ -7,6 +7,8 @@ from math import isfinite
 from struct import pack
 from zlib import crc32
 
+from torch import Tensor
+
 from ..activation import checkpointing
 from ..checkpoint.saver import Saver
 from ..checkpoint.training_state import Progress
@@ -18,6 +20,7 @@ from ..step.flat_optimizer import FlatOptimizer
 from ..step.grad_norm import clip_factor, global_grad_norm
 from ..step.loss_scale import LossScaler
 from ..step.step_schedule import StepSchedule
+from ..tensor.inputs import InputCheck
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
 from .hyper_parameters import HyperParameters
@@ -45,12 +48,13 @@ class OptimizerStep:
         roll_call: RollCall,
         skipped: SkippedSteps,
         order_check: OrderCheck | None,
+        inputs: InputCheck | None,
         checks_order_each_step: bool,
     ) -> None:
         self.roll_call, self.skipped = roll_call, skipped
         self._optimizer, self._model, self._domains, self._scaler = optimizer, model, domains, scaler
         self._schedule, self._saver, self._order_check = schedule, saver, order_check
-        self._checks_order_each_step = checks_order_each_step
+        self._checks_order_each_step, self._inputs = checks_order_each_step, inputs
         self._hyper_parameters = HyperParameters(optimizer, domains.job)
         self._has_told_of_zero = False
 
@@ -98,15 +102,19 @@ class OptimizerStep:
         averaged the same.
         """
         trained, check = self._model.trained, self._order_check
-        note = [self._note]
+        note: list[float | Tensor] = [self._note]
         if check is not None:
             check.finish()
             note += [check.fingerprint, float(self._model.is_behind)]
+        if self._inputs is not None:
+            note.append(self._inputs.note)
         norm, notes = global_grad_norm(trained, self._domains, device=self._model.device, note=note)
         said = [one[0] for one in notes]
         is_same = len(set(said)) == 1  # then each of what it was made of is, too
         self.roll_call.settle([self.roll_call.note] if is_same else said)
         self._hyper_parameters.settle([self._hyper_parameters.note] if is_same else said)
+        if self._inputs is not None:
+            self._inputs.settle([one[-1] for one in notes], self._domains.axes.lines(("tp",)))
         if check is not None:
             check.check([one[1] for one in notes])
             if any(one[2] for one in notes):

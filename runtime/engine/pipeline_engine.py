@@ -297,7 +297,7 @@ class PipelineEngine(Engine):
                 except StopIteration:
                     break
         if self._divided is not None and self._reads_data:
-            self._divided.check_inputs((pairs,), {})
+            self._divided.inputs.look((pairs,), {})
         keys = [_key(inputs) for inputs, _ in pairs]
         own = [float(len(pairs)) if self._reads_data else _NOT_HERE, *keys, *[0] * (number - len(keys))]
         told = self._line.all_gather_float64(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
+from ..comm.flight_recorder import Line
 from ..comm.mesh import Lines, make_axis, make_mesh, make_shard_axis
 from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
@@ -158,7 +159,8 @@ class Domains:
     @property
     def copies_group(self) -> RankGroup:
         """Return the ranks that hold copies of dense parameters: this one's axis tp."""
-        return RankGroup(self.dense.comm.mesh.copies, self.wire)
+        line = Line("tp", self.axes.line_of(self.job.index, ("tp",)))
+        return RankGroup(self.dense.comm.mesh.copies, self.wire, line=line)
 
     @property
     def summands(self) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class Parts:
         """
         sent, received = _buffers(part, cuts)
         num_bytes = sent.nbytes * (self.group.size - 1)
-        flight = self.group.wire.begin("all_gather", None, what, sent_bytes=num_bytes)
+        flight = self.group.begin("all_gather", None, what, sent_bytes=num_bytes)
         flight.start(
             partial(dist.all_gather, received, sent, group=self.group.axis.group, async_op=True)
         ).wait()
@@ -62,11 +62,9 @@ class Parts:
         Order: a collective
         """
         if part is None:
-            return self.group.wire.begin("gather", None, what, sent_bytes=0).run(lambda: None)
+            return self.group.begin("gather", None, what, sent_bytes=0).run(lambda: None)
         sent, received = _buffers(part, cuts)
-        flight = self.group.wire.begin(
-            "gather", None, what, sent_bytes=0 if self.group.is_first else sent.nbytes
-        )
+        flight = self.group.begin("gather", None, what, sent_bytes=0 if self.group.is_first else sent.nbytes)
         into = received if self.group.is_first else None
         flight.start(
             partial(dist.gather, sent, into, group_dst=0, group=self.group.axis.group, async_op=True)

@@ -41,7 +41,7 @@ def global_grad_norm(
     domains: Domains,
     *,
     device: torch.device | None = None,
-    note: Sequence[float] = (),
+    note: Sequence[float | Tensor] = (),
 ) -> tuple[float, list[list[float]]]:
     """Return the 2-norm of all reduced gradients before clipping, and every rank's note. `device` is that of
     the model, needed where this rank trains nothing of it.
@@ -71,16 +71,18 @@ def global_grad_norm(
 
 
 def _of_all_ranks(
-    total: float | Tensor, domains: Domains, device: torch.device, note: Sequence[float], *, is_float32: bool
+    total: float | Tensor,
+    domains: Domains,
+    device: torch.device,
+    note: Sequence[float | Tensor],
+    *,
+    is_float32: bool,
 ) -> tuple[float, bool, list[list[float]]]:
     """Return the sum of the ranks' totals, whether any of them is of float32, and their notes."""
-    if isinstance(total, Tensor):
-        own = total.to(device=device, dtype=torch.float64).view(1)
-    else:  # filled in, as a copy would be waited for
-        own = torch.full((1,), total, dtype=torch.float64, device=device)
+    own = _as_float64(total, device)
     if is_float32:
         own = own.neg()  # so that all ranks know it, whose GPUs may differ
-    own = torch.cat([own, *(torch.full((1,), one, dtype=torch.float64, device=device) for one in note)])
+    own = torch.cat([own, *(_as_float64(one, device) for one in note)])
     gathered = domains.job.all_gather_float64(own, what="the gradient norm")
     with domains.wire.recorder.waiting_for_device():  # NCCL's wait() does not
         said = gathered.tolist()
@@ -88,6 +90,13 @@ def _of_all_ranks(
     for rank in domains.summands:
         square += abs(said[rank][0])
     return square, any(copysign(1.0, one) < 0.0 for one, *_ in said), [notes for _, *notes in said]
+
+
+def _as_float64(value: float | Tensor, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.to(device=device, dtype=torch.float64).view(1)
+    # filled in, as a copy would be waited for
+    return torch.full((1,), value, dtype=torch.float64, device=device)
 
 
 def has_slow_float64(device: torch.device) -> bool:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from zlib import crc32
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
@@ -18,6 +15,7 @@ from ..mesh.cut import Cut
 from ..mesh.domain import Domains
 from ..mesh.parts import Parts
 from .exchange import TensorAxis
+from .inputs import InputCheck
 from .lower import Division
 
 
@@ -28,7 +26,7 @@ class DividedModel:
         self, module: nn.Module, axis: TensorAxis, division: Division, *, settings: TensorParallelConfig
     ) -> None:
         self._axis, self._division, self._settings = axis, division, settings
-        self._num_forwards = 0
+        self.inputs = InputCheck(axis)
         cuts = {id(param): cut for param, cut in division.cuts}
         for one in module.modules():
             own = {name: cuts[id(param)] for name, param in one._parameters.items() if id(param) in cuts}
@@ -56,16 +54,17 @@ class DividedModel:
                 "section tensor_parallel is another one now: give the same, or make the model anew and load "
                 "a checkpoint of the engine before"
             )
-        self._num_forwards = 0
         return self
 
-    def join(self, domains: Domains) -> None:
-        """Let its parameters have a domain of their own, and its layers a process group.
+    def join(self, domains: Domains, device: torch.device) -> None:
+        """Let its parameters have a domain of their own, and its layers a process group, of an engine on this
+        device.
 
         Order: a collective
         """
         group = domains.copies_group
         self._axis.join(group)
+        self.inputs.begin_again(device)
         if not self._division.cuts and domains.axes.pp == 1:
             return
         dense = domains.dense.comm.mesh
@@ -90,32 +89,6 @@ class DividedModel:
         torch.set_rng_state(told[0])
         if device.type == "cuda":
             torch.cuda.set_rng_state(told[1], device)
-
-    def check_inputs(self, args: Any, kwargs: Any) -> None:
-        """See that ranks that compute one layer together were given the same. Forwards 1, 2, 4, 8 and so on
-        do so: in the end that costs nothing, and a loader that goes another way later is found, too.
-
-        Order:  a collective in these forwards
-        Errors: ConfigError that names the first tensor that differs
-        """
-        self._num_forwards += 1
-        if self._num_forwards.bit_count() != 1:
-            return
-        leaves = tree_leaves_with_path((args, kwargs))
-        own = {keystr(path): _digest(leaf) for path, leaf in leaves if isinstance(leaf, Tensor)}
-        told = self._axis.group.all_gather_objects(own, what="what the model is given")
-        first = dist.get_rank() - self._axis.index
-        for place, other in enumerate(told):
-            differing = [name for name in {**told[0], **other} if told[0].get(name) != other.get(name)]
-            if differing:
-                raise ConfigError(
-                    f"ranks {first} and {first + place} compute the same layers together "
-                    f"(tensor_parallel.autotp_size {self._axis.size}), and were given different inputs "
-                    f"in forward {self._num_forwards}: {differing[0]} differs; give both the same samples: "
-                    f"of {self._axis.size} ranks that are neighbours all load the same, as "
-                    "engine.deepspeed_io() does, or a sampler with "
-                    "num_replicas=engine.dp_world_size and rank=engine.get_data_parallel_rank()"
-                )
 
     def successor(self, param: Any) -> Any:
         """Return what a parameter of before has become; anything else as it is."""
@@ -209,8 +182,3 @@ class _RefuseParts:
             param = dict(module._parameters).get(name)
             if param is not None and tuple(param.shape) != cut.shape:
                 yield name, param, cut
-
-
-def _digest(value: Tensor) -> tuple[tuple[int, ...], int]:
-    whole = value.detach().cpu().contiguous()
-    return tuple(whole.shape), crc32(whole.reshape(-1).view(torch.uint8).numpy().tobytes())

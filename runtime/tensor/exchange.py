@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from ..comm.rank_group import RankGroup
 from ..mesh.cut import cut_evenly
@@ -57,12 +58,13 @@ class TensorAxis:
 
     def _all_reduce(self, value: Tensor, what: str, op: dist.ReduceOp.RedOpType) -> Tensor:
         total = value.clone(memory_format=torch.contiguous_format)
-        axis, wire = self.group.axis, self.group.wire
+        axis = self.group.axis
         sent_bytes = 2 * total.nbytes // axis.size * (axis.size - 1)
-        flight = wire.begin("all_reduce", total, what, sent_bytes=sent_bytes)
+        flight = self.group.begin("all_reduce", total, what, sent_bytes=sent_bytes)
         flight.start(partial(dist.all_reduce, total, op=op, group=axis.group, async_op=True)).wait()
         return total
 
+    @_disable_dynamo
     def enter(self, value: Tensor, what: str) -> Tensor:
         """Return it, the same on all ranks, for each to compute a part from: its gradients are added.
 
@@ -79,16 +81,19 @@ class TensorAxis:
             setattr(value, _ENTERED, (self, value._version, result))
         return result
 
+    @_disable_dynamo
     def leave(self, value: Tensor, what: str) -> Tensor:
         """Return the sum of what each rank has computed, the same on all."""
         result: Tensor = _Leave.apply(value, self, what)  # type: ignore[no-untyped-call]
         return result
 
+    @_disable_dynamo
     def gather(self, value: Tensor, size: int, what: str) -> Tensor:
         """Return all ranks' parts of the last dimension, which has `size` elements together."""
         result: Tensor = _Gather.apply(value, self, size, what)  # type: ignore[no-untyped-call]
         return result
 
+    @_disable_dynamo
     def split(self, value: Tensor, what: str) -> Tensor:
         """Return this rank's part of the last dimension of what is the same on all."""
         result: Tensor = _Split.apply(value, self, what)  # type: ignore[no-untyped-call]
@@ -105,8 +110,8 @@ class TensorAxis:
         most = max(run.size for run in runs)
         sent = F.pad(value, (0, most - value.shape[-1])).contiguous()
         received = [torch.empty_like(sent) for _ in runs]
-        axis, wire = self.group.axis, self.group.wire
-        flight = wire.begin("all_gather", None, what, sent_bytes=sent.nbytes * (axis.size - 1))
+        axis = self.group.axis
+        flight = self.group.begin("all_gather", None, what, sent_bytes=sent.nbytes * (axis.size - 1))
         flight.start(partial(dist.all_gather, received, sent, group=axis.group, async_op=True)).wait()
         return torch.cat([one[..., : run.size] for one, run in zip(received, runs, strict=True)], dim=-1)
 
@@ -115,7 +120,9 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, axis: TensorAxis, what: str) -> Tensor:
         ctx.axis, ctx.what = axis, what
-        return value.view_as(value)
+        # Not view_as(): a view has its base, which has the view as an attribute (see `enter`), and no one
+        # would ever free the two.
+        return value.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

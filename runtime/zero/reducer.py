@@ -499,9 +499,7 @@ def make_reducer(
 
     `ends_step`: whether a backward that begins now is the last one of a step.
     """
-    in_backward = [
-        sub_buffer for sub_buffer in sub_buffers if sub_buffer.gradients.is_reduced_in_backward
-    ]
+    in_backward = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.gradients.is_reduced_in_backward]
     if in_backward:  # beside them may be some that a rank has for itself
         return BackwardReducer(in_backward, domains)
     averaged = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.mesh.has_average]

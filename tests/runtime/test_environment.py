@@ -25,6 +25,11 @@ def test_what_watches_over_collectives() -> None:
     assert (worker.watchdog_s, worker.checks_order) == (0.0, False)
 
 
+def test_the_mesh_that_the_launcher_was_given() -> None:
+    assert read_environment({"DSLAUNCH_MESH": "pp=2,dp=4,tp=2"}).mesh == (("pp", 2), ("dp", 4), ("tp", 2))
+    assert read_environment({}).mesh == ()
+
+
 def test_nothing_said_means_a_single_process() -> None:
     worker = read_environment({})
     assert (worker.rank, worker.local_rank, worker.world_size, worker.is_launched) == (0, 0, 1, False)
@@ -45,6 +50,8 @@ def test_nothing_said_means_a_single_process() -> None:
             {"DSLAUNCH_DEBUG": "all"},
             "DSLAUNCH_DEBUG='all' in the environment: must be 'collectives', or unset",
         ),
+        ({"DSLAUNCH_MESH": "tp=0"}, "DSLAUNCH_MESH='tp=0' in the environment: must be sizes of pp, dp, ep"),
+        ({"DSLAUNCH_MESH": "mp=2"}, "DSLAUNCH_MESH='mp=2' in the environment: must be sizes of pp, dp, ep"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' in the environment: must be a whole number"),
     ],
 )

@@ -51,24 +51,37 @@ def describe_hang(
 
 def _find_stuck(positions: Mapping[int, Position], leaders: Sequence[int]) -> _Stuck | None:
     stuck = _longest(positions, leaders, among=positions.keys())
-    if stuck is not None and stuck.label.lane == JOB_LANE:
-        # Who has not come may wait in turn, for a rank that has the same model: that is nearer to the cause.
-        held_up = [rank for rank in stuck.missing if _awaited(positions[rank])]
-        return _longest(positions, leaders, among=held_up) or stuck
+    seen: set[Collective] = set()
+    while stuck is not None and stuck.label not in seen:
+        # Who has not come may wait in turn, among other ranks: that is nearer to the cause.
+        seen.add(stuck.label)
+        held_up = [rank for rank in stuck.missing if _waits_elsewhere(positions[rank], stuck.label)]
+        stuck = _longest(positions, leaders, among=held_up) or stuck
     return stuck
+
+
+def _waits_elsewhere(position: Position, label: Collective) -> bool:
+    return any(label.lane == JOB_LANE or wait.label.ranks != label.ranks for wait in _awaited(position))
 
 
 def _longest(
     positions: Mapping[int, Position], leaders: Sequence[int], *, among: Collection[int]
 ) -> _Stuck | None:
     """The collective that has been waited for longest, by one of these ranks, and all who should come."""
-    waits = [(wait.s, rank, wait.label.lane) for rank in among for wait in positions[rank].waits]
+    waits = [(wait.s, rank, wait.label) for rank in among for wait in positions[rank].waits]
     if not waits:
         return None
-    _, waiting, lane = max(waits, key=itemgetter(0))
-    together = [rank for rank, leader in enumerate(leaders) if lane == JOB_LANE or leader == leaders[waiting]]
+    _, waiting, (lane, *_, ranks) = max(waits, key=itemgetter(0))
+    together = ranks or [
+        rank for rank, leader in enumerate(leaders) if lane == JOB_LANE or leader == leaders[waiting]
+    ]
     here = {rank: positions[rank] for rank in together if rank in positions}
-    of_lane = [wait for position in here.values() for wait in position.waits if wait.label.lane == lane]
+    of_lane = [
+        wait
+        for position in here.values()
+        for wait in position.waits
+        if wait.label.lane == lane and wait.label.ranks == ranks
+    ]
     first = min(of_lane, key=lambda wait: wait.label.number)
     came = tuple(rank for rank, one in here.items() if one.issued[lane] >= first.label.number)
     return _Stuck(
@@ -105,8 +118,8 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[i
         )
         return f"{_unanswered(stuck.silent)}, while {waited} for {what}{before}"
     return (
-        f"{_all(stuck, leaders)} have come to {what}, and it has not ended for {stuck.s:.0f} s: the network "
-        "or a device is stuck"
+        f"{_all(stuck, leaders)} {_have(stuck.came)} come to {what}, and it has not ended for "
+        f"{stuck.s:.0f} s: the network or a device is stuck"
     )
 
 

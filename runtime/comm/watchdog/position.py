@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..flight_recorder import Collective, FlightRecorder
 
@@ -18,6 +19,8 @@ _NUM_RECENT = 64  # collectives, more than two ranks can be apart
 _LEFT_OUT = (
     __name__.partition(".")[0] + ".runtime",
     "torch.nn.modules.module",
+    "torch._compile",
+    "torch._dynamo",
 )  # modules; it is others who went wrong
 
 
@@ -53,11 +56,17 @@ class Position:
         """Read what another rank wrote."""
         fields = json.loads(text)
         fields["waits"] = tuple(
-            Wait(label=Collective(*one["label"]), s=one["s"], is_awaited=one["is_awaited"])
+            Wait(label=_label(one["label"]), s=one["s"], is_awaited=one["is_awaited"])
             for one in fields["waits"]
         )
-        fields["recent"] = tuple(Collective(*one) for one in fields["recent"])
+        fields["recent"] = tuple(_label(one) for one in fields["recent"])
         return cls(**fields | {name: tuple(fields[name]) for name in ("issued", "stack")})
+
+
+def _label(fields: list[Any]) -> Collective:
+    """JSON has lists only."""
+    label = Collective(*fields)
+    return label._replace(ranks=tuple(label.ranks))
 
 
 def take_position(recorder: FlightRecorder, *, rank: int) -> Position:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from .absent import ABSENT
 from .key import Fate, Key, used
+from .mesh import MESH
 from .monitor import MONITOR
 from .optimizer import OPTIMIZER, SCHEDULER
 from .pipeline import PIPELINE
@@ -63,6 +64,7 @@ KEYS: tuple[Key, ...] = tuple(
             *ZERO,
             *STORAGE,
             *TENSOR,
+            *MESH,
             *PIPELINE,
             *MONITOR,
             *ABSENT,

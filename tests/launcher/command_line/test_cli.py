@@ -78,6 +78,8 @@ OPTIONS = [
     ("--coordinator_port",),
     ("--rendezvous_timeout",),
     ("--job_id",),
+    # launcher/options/mesh.py
+    ("--mesh",),
     # launcher/options/binding.py
     ("--bind_cores_to_rank",),
     ("--bind_core_list",),

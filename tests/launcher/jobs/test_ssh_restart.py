@@ -24,6 +24,7 @@ import json, os, pathlib, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print(json.dumps({"attempt": attempt, "rank": rank, "host": os.uname().nodename,
     "port": os.environ["MASTER_PORT"], "world": os.environ["WORLD_SIZE"],
+    "mesh": os.environ.get("DSLAUNCH_MESH", ""),
     "max": os.environ["TORCHELASTIC_MAX_RESTARTS"], "id": os.environ["TORCHELASTIC_RUN_ID"]}), flush=True)
 here = [pathlib.Path(f"up-{attempt}-{number}") for number in range(int(os.environ["WORLD_SIZE"]))]
 here[rank].touch()
@@ -167,6 +168,20 @@ def test_an_elastic_job_goes_on_with_fewer_hosts(lab: Lab, folder: Path) -> None
     second = attempts(command)[-1]
     assert hosts(second) == "node2 node2 node3 node3"
     assert {said["world"] for said in second.values()} == {"4"}
+
+
+def test_of_a_mesh_only_dp_shrinks(lab: Lab, folder: Path) -> None:
+    """Three hosts are left, and two of them are a multiple of pp x tp."""
+    words = ("--mesh=pp=2,tp=2", "--max_restarts=1", "--min_nodes=1", "--heartbeat=2", "work.py", "wait")
+    command = launch(lab, folder, *words)
+    command.wait_for('"attempt": 0', times=8)
+    lab.host("node1").die()
+    assert command.wait() == 0, command.err
+    first, second = attempts(command)
+    assert {said["mesh"] for said in first.values()} == {"pp=2,dp=2,tp=2"}
+    assert {said["mesh"] for said in second.values()} == {"pp=2,dp=1,tp=2"}
+    assert hosts(second) == "node2 node2 node3 node3"
+    assert "with pp=2,dp=1,tp=2; without node4, for pp=2 x tp=2 takes 4 ranks" in command.err
 
 
 @pytest.mark.exhaustive

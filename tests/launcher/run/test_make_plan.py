@@ -16,6 +16,7 @@ from dslaunch.launcher.job import plan_text
 from dslaunch.launcher.job.plan import NodePlan, Plan
 from dslaunch.launcher.job.restart import Attempt
 from dslaunch.launcher.options import Options
+from dslaunch.launcher.options.mesh import MeshOptions
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.run import host_pool, make_plan
 from dslaunch.launcher.wire.frames import Hello
@@ -313,3 +314,24 @@ def test_each_attempt_has_a_port_of_its_own(given: int | None, ports: list[tuple
     hosts = (Selected(host=Host(name="localhost", slots=1), devices=("0",)),)
     plans = [make_plan.make_plan(options, Attempt(hosts=hosts, run_id="r", number=one)) for one in range(3)]
     assert [(plan.master.port, plan.master.is_port_fixed) for plan in plans] == ports
+
+
+def test_each_rank_is_told_the_mesh_and_a_dry_run_shows_it(planned: Planned) -> None:
+    plan, _ = planned(num_gpus=4, mesh=MeshOptions(sizes=(("tp", 2), ("dp", 2))))
+    ranks = [rank for node in plan.nodes for rank in node.ranks]
+    assert [dict(rank.env)["DSLAUNCH_MESH"] for rank in ranks] == ["dp=2,tp=2"] * 4
+    assert "\n  tp    2     1       yes\n  dp    2     2       yes\n" in plan_text.describe(plan)
+    plan, _ = planned(num_gpus=4)
+    assert "DSLAUNCH_MESH" not in dict(plan.nodes[0].ranks[0].env)
+
+
+def test_a_job_that_starts_again_on_fewer_hosts_has_a_smaller_dp(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del planned
+    options = Options(program="train.py", mesh=MeshOptions(sizes=(("tp", 2), ("dp", 4))))
+    host = Selected(host=Host(name="node1", slots=4), devices=("0", "1", "2", "3"))
+    plan = make_plan.make_plan(options, Attempt(run_id="r", hosts=(host,), number=1))
+    assert dict(plan.nodes[0].ranks[0].env)["DSLAUNCH_MESH"] == "dp=2,tp=2"
+    with pytest.raises(LaunchError, match="leave dp out, which is then 2"):
+        make_plan.make_plan(options, Attempt(run_id="r", hosts=(host,)))

@@ -136,7 +136,7 @@ TOP = (
     "gradient_clipping, max_skipped_steps, steps_per_print, wall_clock_breakdown, dump_state, "
     "dataloader_drop_last, optimizer, scheduler, bf16, fp16, torch_autocast, data_types, "
     "communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
-    "tensor_parallel, tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
+    "tensor_parallel, mesh, pipeline, tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"
@@ -318,8 +318,6 @@ BAD = [
     ({"flops_profiler": {"output_file": 7}}, "flops_profiler.output_file 7 is not a text"),
     ({"csv_monitor": {"job_name": 7}}, "csv_monitor.job_name 7 is not a text"),
     ({"timers": {"throughput": {"enabled": 1}}}, "timers.throughput.enabled 1 is not true or false"),
-    ({"pipeline": {"stages": 2}},
-     f'pipeline {{"stages": 2}} {NOT_HERE}; {{}} is; stage 3 divides a model that is too large'),
     ({"compression_training": {"a": [{"enabled": True}]}},
      (f'compression_training {{"a": [{{"enabled": true}}]}} {NOT_HERE}; nothing enabled in it is; '
       f'{REMOVED}: leave it out')),
@@ -534,6 +532,88 @@ def test_a_lenient_reader_counts_samples_of_ranks_that_compute_together_once(
     assert any("a step has 32" in text for text in caplog.messages)
     with pytest.raises(ConfigError, match="train_batch_size 64 is not train_micro_batch_size_per_gpu 8"):
         load_config(divided, world_size=4)
+
+
+def with_mesh(given: dict[str, Any], launched: dict[str, int], *, tp_size: int = 1) -> Config:
+    """Of a job of 8 ranks."""
+    values = {"train_micro_batch_size_per_gpu": 1, **given}
+    return load_config(values, world_size=8, launched=launched, tp_size=tp_size)
+
+
+@pytest.mark.parametrize(
+    ("given", "launched", "tp_size"),
+    [
+        ({}, {"dp": 4, "tp": 2}, 1),
+        ({"mesh": {"tp": 2}}, {}, 1),
+        ({"mesh": {"tp": 2, "dp": 4}, "tensor_parallel": {"autotp_size": 2}}, {"dp": 4, "tp": 2}, 2),
+    ],
+)
+def test_every_place_may_say_over_how_many_ranks_layers_are_divided(
+    given: dict[str, Any], launched: dict[str, int], tp_size: int
+) -> None:
+    config = with_mesh(given, launched, tp_size=tp_size)
+    assert (config.tp_size, config.world_size, config.train_batch_size) == (2, 4, 4)
+    assert config.mesh is not None
+    assert config.mesh.tp == 2
+
+
+def test_the_stages_of_a_model_are_those_of_the_mesh() -> None:
+    def load_stages(num_stages: int, **launched: int) -> Config:
+        given = {"train_micro_batch_size_per_gpu": 1}
+        return load_config(given, world_size=8 // num_stages, num_stages=num_stages, launched=launched)
+
+    config = load_stages(2, pp=2, dp=2, tp=2)
+    assert (config.tp_size, config.world_size, config.train_batch_size) == (2, 2, 2)
+    for num_stages, launched, line in (
+        (2, {"pp": 4}, "dslaunch --mesh says pp=4, and the PipelineModule says pp=2"),
+        (1, {"pp": 2}, "dslaunch --mesh says pp=2, and the model, which is not in stages, says pp=1"),
+        (2, {"dp": 8}, "dslaunch --mesh and the PipelineModule: dp=8, pp=2 are 16 ranks, and the job has 8"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_stages(num_stages, **launched)
+        assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "launched", "tp_size", "line"),
+    [
+        (
+            {"tensor_parallel": {"autotp_size": 4}},
+            {"dp": 4, "tp": 2},
+            1,
+            "ds_config: dslaunch --mesh says tp=2, and the ds_config's tensor_parallel.autotp_size says "
+            "tp=4; say the same in both, or leave one out",
+        ),
+        (
+            {"mesh": {"tp": 4}},
+            {},
+            2,
+            "ds_config: the ds_config's section mesh says tp=4, and the model or tp_model_init() says tp=2; "
+            "say the same in both, or leave one out",
+        ),
+        (
+            {"mesh": {"tp": 3}},
+            {},
+            1,
+            "ds_config: the ds_config's section mesh: tp=3 do not divide the 8 ranks",
+        ),
+        (
+            {"tensor_parallel": {"autotp_size": 2}},
+            {"dp": 8},
+            1,
+            "ds_config: dslaunch --mesh and the ds_config's tensor_parallel.autotp_size: dp=8, tp=2 are 16 "
+            "ranks, and the job has 8; name every axis in one place",
+        ),
+        ({"mesh": {"tp": 0}}, {}, 1, "ds_config: mesh.tp 0 is not a whole number above 0"),
+    ],
+)
+def test_places_that_say_different_sizes_are_both_named(
+    given: dict[str, Any], launched: dict[str, int], tp_size: int, line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_mesh(given, launched, tp_size=tp_size)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

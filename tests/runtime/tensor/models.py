@@ -23,6 +23,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
+    "pad_token_id": 70,  # a row of the embedding that is in no first part
 }
 Numbers = list[tuple[float, float]]  # loss and norm of each step
 
@@ -77,9 +78,9 @@ class Net(nn.Module):
         return result
 
 
-def make_net(seed: int = 0) -> Net:
+def make_net(seed: int = 0, *, depth: int = 3) -> Net:
     torch.manual_seed(seed)
-    return Net()
+    return Net(depth)
 
 
 def tokens(step: int = 0) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -30,6 +32,7 @@ from dslaunch.utils import (
 from tests.runtime.ranks import Ranks
 from tests.runtime.tensor.models import (
     CLIP,
+    LENGTH,
     SIZES,
     Numbers,
     check,
@@ -72,15 +75,17 @@ def _hugging_face(
     plain = make_hugging_face(kind, is_tied=is_tied, num_key_value_heads=max(2, tp))
     model = make_hugging_face(kind, seed=rank, is_tied=is_tied, num_key_value_heads=max(2, tp))
     engine, *_ = dslaunch.initialize(model=model, config=make_config(stage, tp=tp, **changes))
-    assert (engine.dp_world_size, engine.mp_world_size) == (4 // tp, tp)
+    assert (engine.dp_world_size, engine.mp_world_size) == (engine.world_size // tp, tp)
     expected = train_plain(plain, loss_of_tokens, token_batches())
     got = train(engine, loss_of_tokens, token_batches(), tp=tp)
     _is_near(_whole(model), plain, limit=5e-6)
     engine.eval()
     with torch.no_grad():
-        output = engine(input_ids=tokens()[:1])
+        given = {"input_ids": tokens()[:1], "labels": tokens()[:1], "num_items_in_batch": torch.tensor(7)}
+        output, there = engine(**given), plain(**given)
+    assert torch.allclose(output.loss, there.loss, atol=1e-5)
     if not changes:  # else each rank has the logits of a part of the vocabulary
-        assert torch.allclose(output.logits, plain(input_ids=tokens()[:1]).logits, atol=1e-4)
+        assert torch.allclose(output.logits, there.logits, atol=1e-4)
     engine.destroy()
     return got, expected
 
@@ -179,6 +184,99 @@ def test_rules_divide_columns_and_rows_of_any_model(ranks: Ranks, stage: int) ->
         check(got, expected)
         if stage == 1:
             assert shapes == [[12], [12], [24, 12], [24], [12, 24], [12]]
+
+
+class Scale(nn.Module):
+    """Four numbers, for the elements of each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2.0, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unflatten(-1, (-1, 4)) * self.weight).flatten(-2)
+
+
+def _shared_by_heads(rank: int, stage: int) -> tuple[Numbers, Numbers]:
+    """A whole weight that each rank uses for its own heads, which a later rule would divide."""
+    models = [make_net(), make_net()]
+    for model in models:
+        for block in model.blocks:
+            block.up = nn.Sequential(block.up, Scale())
+    rules = [
+        {"patterns": [r".*\.up\.1\.weight$"], "partition_type": "skip", "grad_allreduce": True},
+        {"patterns": [r".*\.up\."], "partition_type": "column"},
+        {"patterns": [r".*\.down\."], "partition_type": "row"},
+    ]
+    divided = {"autotp_size": 2, "partition_config": {"layer_specs": rules}}
+    engine, *_ = dslaunch.initialize(
+        model=models[1],
+        model_parameters=[{"params": list(models[1].parameters())}],  # of before
+        config=make_config(stage, tensor_parallel=divided),
+    )
+    expected = train_plain(models[0], loss_of_numbers, number_batches())
+    got = train(engine, loss_of_numbers, number_batches(), tp=2)
+    _is_near(_whole(models[1]), models[0])
+    engine.destroy()
+    return got, expected
+
+
+def test_a_rule_that_skips_a_weight_may_have_its_gradients_added(ranks: Ranks) -> None:
+    for got, expected in ranks(_shared_by_heads, 2, world_size=2):
+        check(got, expected)
+
+
+class Tied(nn.Module):
+    """The head is tied to the embedding, and rules may divide the head alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(96, 12), nn.Linear(12, 96, bias=False)
+        self.head.weight = self.embed.weight
+        self.net = make_net().blocks[0]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.head(self.net(self.embed(tokens)))
+        return result
+
+
+def _tied_to_what_stays_whole(rank: int) -> tuple[Numbers, Numbers]:
+    torch.manual_seed(1)
+    plain = Tied()
+    model = deepcopy(plain)
+    rules = [{"patterns": ["head|.*up"], "gather_output": True}]
+    divided = {"autotp_size": 2, "partition_config": {"layer_specs": rules}}
+    engine, *_ = dslaunch.initialize(
+        model=model,
+        model_parameters=list(model.named_parameters()),  # of before
+        config=make_config(1, tensor_parallel=divided),
+    )
+    assert model.head.weight is model.embed.weight
+    expected = train_plain(plain, loss_of_numbers, token_batches())
+    got = train(engine, loss_of_numbers, token_batches(), tp=2)
+    engine.destroy()
+    return got, expected
+
+
+def test_a_head_that_is_tied_to_what_stays_whole_stays_whole(ranks: Ranks) -> None:
+    for got, expected in ranks(_tied_to_what_stays_whole, world_size=2):
+        check(got, expected)
+
+
+def _made_in_shards(rank: int) -> tuple[Numbers, Numbers]:
+    """zero.Init has sharded the parameters before they are divided."""
+    config = make_config(3, **RULES)
+    with dslaunch.zero.Init(config_dict_or_path=config):
+        model = make_net()
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    got = train(engine, loss_of_numbers, number_batches()[:2], tp=2)
+    engine.destroy()
+    return got, train_plain(make_net(), loss_of_numbers, number_batches()[:2])
+
+
+def test_a_model_that_was_made_in_shards_is_divided(ranks: Ranks) -> None:
+    for got, expected in ranks(_made_in_shards, world_size=4):
+        check(got, expected)
 
 
 def _misfit(rank: int) -> tuple[str, list[str]]:
@@ -306,6 +404,66 @@ def test_a_model_that_torch_has_divided_trains_as_it_is(ranks: Ranks, stage: int
         check(got, expected)
         # What autograd saves of a DTensor keeps no memory of a unit; those of the end stay here.
         assert not {"first", "blocks.0", "blocks.1"} & set(here)
+
+
+def _compiled(rank: int, stage: int) -> tuple[Numbers, Numbers]:
+    plain, model = make_net(depth=9), make_net(depth=9)  # one more than torch compiles one function for
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage, **RULES))
+    with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        warnings.simplefilter("ignore")  # of torch's own
+        torch._dynamo.reset()
+        engine.compile(backend="eager")
+        got = train(engine, loss_of_numbers, number_batches()[:2], tp=2)
+    engine.destroy()
+    return got, train_plain(plain, loss_of_numbers, number_batches()[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_divided_layers_of_a_compiled_model_stay_out_of_its_graphs(ranks: Ranks, stage: int) -> None:
+    for got, expected in ranks(_compiled, stage, world_size=2):
+        check(got, expected)
+
+
+@pytest.mark.slow
+def test_layers_are_divided_over_four_ranks_of_eight(ranks: Ranks) -> None:
+    for got, expected in ranks(_hugging_face, "Llama", 3, 4, False, {}, world_size=8):
+        check(got, expected)
+
+
+def _refused_by_torch(rank: int) -> list[str]:
+    """Plans of torch's that are of another axis, of two, or of two sizes, and what is not a plan."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    all_ranks = init_device_mesh("cpu", (4,))
+    said = []
+    for meshes in ([mesh["dp"]], [mesh], [mesh["tp"], all_ranks], [], [mesh["tp"]]):
+        model = make_net()
+        for block, over in zip(model.blocks, meshes, strict=False):
+            placements = [*[Replicate()] * (over.ndim - 1), Shard(0)]
+            block.up.weight = nn.Parameter(distribute_tensor(block.up.weight.detach(), over, placements))
+        if not meshes:
+            fully_shard(model, mesh=all_ranks)
+        elif meshes == [mesh["tp"]]:
+            dslaunch.tp_model_init(model, 4)
+        with pytest.raises(ConfigError) as caught:
+            dslaunch.initialize(model=model, config=make_config(1))
+        said.append(str(caught.value))
+    return said
+
+
+def test_plans_of_torch_that_are_not_of_neighbours_are_refused_by_name(ranks: Ranks) -> None:
+    for rank, said in enumerate(ranks(_refused_by_torch, world_size=4)):
+        axis, two_axes, two_sizes, shards, contradiction = said
+        others, own = [rank % 2, rank % 2 + 2], [rank - rank % 2, rank - rank % 2 + 1]
+        assert f"is a DTensor over ranks {others}, and this rank's axis tp is {own}" in axis
+        assert "is a DTensor on a mesh with axes ('dp', 'tp')" in two_axes
+        assert "is divided over 2 ranks and parameter 'blocks.1.up.weight' over 4" in two_sizes
+        assert "fully_shard() has divided the model over ranks" in shards
+        assert "tp_model_init(tp_size=4) contradicts the model, which is divided over 2" in contradiction
 
 
 # ---- checkpoints and whole tensors
@@ -456,8 +614,9 @@ def _write_between_steps(rank: int) -> None:
         step()
     before = _whole(model)
     with suppress(KeyError), torch.no_grad(), dslaunch.zero.GatheredParameters(model.parameters()):
-        for param in model.parameters():
-            param.mul_(2)
+        for name, param in model.named_parameters():
+            is_divided = name.endswith(("up.weight", "up.bias", "down.weight")) or name.startswith("first")
+            (param.data if is_divided else param).mul_(2)  # torch does not count what goes through .data
         raise KeyError
     step()
     for name, value in _whole(model).items():
@@ -480,6 +639,44 @@ def _replace_layer(model: Any, what: str) -> None:
         layer.mlp.down_proj.forward = torch.tanh
     else:
         model._tp_plan = {**model._tp_plan, "lm_head": "sequence_parallel"}
+
+
+def _of_inputs(rank: int, what: str) -> str:
+    """What is said of inputs of another length in forward 3, which compares no values, and of other values
+    in the third micro batch.
+    """
+    engine, *_ = dslaunch.initialize(model=make_hugging_face("Llama"), config=make_config(1, tp=2))
+    for step in range(2):
+        engine.backward(loss_of_tokens(engine, tokens(step)[:2]))
+        engine.step()
+    with pytest.raises(ConfigError) as caught:  # noqa: PT012
+        last = tokens()[:2, : LENGTH - rank] if what == "length" else tokens(step=rank)[:2]
+        engine.backward(loss_of_tokens(engine, last))
+        engine.step()
+        assert what == "values"  # which come with the norm
+        engine.set_gradient_accumulation_boundary(True)
+        engine.step()
+    assert engine.global_steps == 1
+    engine.destroy()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (
+            "length",
+            "were given different inputs in forward 3: [1]['input_ids'] is (2, 12) torch.int64 on rank 0 "
+            "and is (2, 11) torch.int64 on rank 1; give both the same samples",
+        ),
+        ("values", "were given different values in forward 3; give both the same samples"),
+    ],
+)
+def test_ranks_that_compute_together_are_seen_to_have_the_same_inputs(
+    ranks: Ranks, what: str, text: str
+) -> None:
+    for error in ranks(_of_inputs, what, world_size=2):
+        assert text in error
 
 
 def _error(rank: int, what: str | int) -> str:
@@ -520,7 +717,8 @@ def _error(rank: int, what: str | int) -> str:
     [
         (
             1,
-            "(tensor_parallel.autotp_size 2), and were given different inputs in forward 1: [1]['input_ids']",
+            "(tensor_parallel.autotp_size 2), and were given different inputs in forward 1: "
+            "[1]['input_ids'] has other values;",
         ),
         (
             8,
@@ -544,6 +742,27 @@ def _error(rank: int, what: str | int) -> str:
 def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str | int, text: str) -> None:
     for error in ranks(_error, what, world_size=2):
         assert text in error
+
+
+def _launched(rank: int) -> list[str]:
+    """`dslaunch --mesh tp=2` is a spelling of autotp_size."""
+    said = []
+    with patch.dict(os.environ, {"DSLAUNCH_MESH": "dp=1,tp=2"}):
+        engine, *_ = dslaunch.initialize(model=make_hugging_face("Llama"), config=make_config(1))
+        assert (engine.dp_world_size, engine.mp_world_size) == (1, 2)
+        engine.destroy()
+    for axis in ("pp", "sp"):  # a model that is not in stages, and an axis that is not here
+        with patch.dict(os.environ, {"DSLAUNCH_MESH": f"dp=1,{axis}=2"}):
+            with pytest.raises(ConfigError) as caught:
+                dslaunch.initialize(model=make_net(), config=make_config(1))
+            said.append(str(caught.value))
+    return said
+
+
+def test_the_launcher_says_over_how_many_ranks_layers_are_divided(ranks: Ranks) -> None:
+    for pipeline, sequence in ranks(_launched, world_size=2):
+        assert "dslaunch --mesh says pp=2, and the model, which is not in stages, says pp=1;" in pipeline
+        assert "each sample cannot be divided over ranks in this version" in sequence
 
 
 def _requests(rank: int) -> list[str]:
@@ -580,8 +799,11 @@ def _differing(rank: int, what: str) -> str:
         config["tensor_parallel"]["partition_config"]["layer_specs"][0]["gather_output"] = True
     elif rank == 1:
         model = model.bfloat16()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ConfigError) as caught:
         dslaunch.initialize(model=model, config=config)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
     return str(caught.value)
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 import dslaunch
+from dslaunch import ConfigError
+from dslaunch.runtime.tensor.inputs import digest_on_device
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.ranks import Ranks
 from tests.runtime.tensor.models import (
@@ -16,6 +18,7 @@ from tests.runtime.tensor.models import (
     make_config,
     make_net,
     number_batches,
+    numbers,
     train_plain,
 )
 from tests.runtime.tensor.test_divide import RULES
@@ -54,3 +57,42 @@ def test_divided_layers_train_on_gpus_as_one_process_trains_the_whole(cuda_ranks
         check(list(zip(means, norms, strict=True)), expected)
         for name, param in plain.named_parameters():
             assert torch.allclose(values[name], param.detach(), rtol=0, atol=5e-6), name
+
+
+def _differ(rank: int, what: str) -> str:
+    """Inputs of shapes or values that differ in the third forward. Both shapes are new: a rank with those of
+    before would go on, see [Note: who waits for the others' shapes].
+    """
+    with torch.device("cpu"):
+        model, batch = make_net(), numbers()
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(1, **RULES))
+    own = batch.to(engine.device)
+    for _ in range(2):
+        engine.backward(loss_of_numbers(engine, own))
+        engine.step()
+    other = own[:, 1 + rank :] if what == "shape" else own + rank * torch.eye(6, 7, device=engine.device)
+    with pytest.raises(ConfigError) as caught:  # noqa: PT012
+        engine.backward(loss_of_numbers(engine, other))
+        engine.set_gradient_accumulation_boundary(True)
+        engine.step()
+    engine.destroy()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [("shape", "of different shapes in forward 3: rank "), ("values", "different values in")],
+)
+def test_inputs_of_ranks_that_compute_together_are_the_same(cuda_ranks: Ranks, what: str, text: str) -> None:
+    for error in cuda_ranks(_differ, what, world_size=2):
+        assert text in error
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+def test_tensors_of_other_values_have_other_digests(dtype: torch.dtype) -> None:
+    one = torch.arange(12).remainder(5).view(3, 4).to(dtype)
+    other = one.clone()
+    other[0], other[1] = one[1], one[0]
+    swapped, kept = digest_on_device(other), digest_on_device(one)
+    assert int(kept) == int(digest_on_device(one.t().contiguous().t()))
+    assert int(kept) != int(swapped)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,22 @@ def test_what_was_changed_since_it_entered_enters_anew() -> None:
     assert axis.num_sums == 2
     assert x.grad is not None
     assert x.grad.tolist() == [2.0 + 6.0] * 3
+
+
+def test_what_has_entered_is_freed_with_the_graph() -> None:
+    x = torch.ones(3, requires_grad=True)
+    hidden = x * 1
+    kept = weakref.ref(hidden)
+    Counted().enter(hidden, "a").sum().backward()
+    del hidden
+    assert kept() is None
+
+
+def test_what_enters_layers_of_two_models_is_added_for_each() -> None:
+    one, other = Counted(), Counted()
+    hidden = torch.ones(3, requires_grad=True) * 1
+    (one.enter(hidden, "a") + other.enter(hidden, "b")).sum().backward()
+    assert (one.num_sums, other.num_sums) == (1, 1)
 
 
 def test_a_parameter_enters_anew_each_time() -> None:

@@ -158,3 +158,25 @@ def test_ranks_with_another_model_may_do_other_collectives() -> None:
     text = describe_hang(positions, world_size=4, leaders=TWO_MODELS)
     assert text is not None
     assert "rank 2 came to all_gather of unit 'other' where rank 3 came to all_gather of unit '2'" in text
+
+
+SUM = Collective(0, 2, 17, "all_reduce", "the output of 'down'", 8, "tp", (2, 3))
+AVERAGE = Collective(0, 5, 17, "reduce_scatter", "unit 'head'", 8)
+
+
+@pytest.mark.parametrize("shortest_s", [300.0, 310.0])
+def test_a_rank_that_stops_inside_a_divided_layer_is_named_with_its_axis(shortest_s: float) -> None:
+    """Ranks 0 and 1 compute one model together, 2 and 3 another one; 0 and 2 wait for each other."""
+    positions = (
+        *(position(rank, A, waits=AVERAGE) for rank in (0, 1)),
+        position(2, A, waits=SUM, s=shortest_s),
+        position(3, A),
+    )
+    read = {one.rank: Position.from_json(one.to_json()) for one in positions}
+    text = describe_hang(read, world_size=4, leaders=(0, 1, 0, 1))
+    assert text is not None
+    assert text.splitlines()[0] == (
+        "dslaunch: it hangs: rank 3 has not come to all_reduce of the output of 'down' over tp (step 17), "
+        f"for which rank 2 has waited {shortest_s:.0f} s; in its own code for 300 s, after all_gather of "
+        "unit '1'"
+    )

@@ -13,9 +13,11 @@ from dslaunch.runtime.config import (
     activation,
     checkpoint,
     config,
+    mesh,
     monitor,
     offload,
     optimizer,
+    pipeline,
     precision,
     scheduler,
     tensor,
@@ -77,6 +79,8 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             *WATCHING,
             "timers",
             "tensor_parallel",
+            "mesh",
+            "pipeline",
         }
     )
     expected = (
@@ -94,6 +98,8 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         )
         | aliases(tensor.AxisConfig, "tensor_parallel.tp")
         | aliases(tensor.PartitionConfig, "tensor_parallel.partition_config")
+        | aliases(mesh.MeshConfig, "mesh")
+        | aliases(pipeline.PipelineConfig, "pipeline")
         | aliases(checkpoint.CheckpointConfig, "checkpoint")
         | aliases(
             zero.ZeroConfig,

@@ -1,0 +1,206 @@
+"""The ranks of a job along the axes of its parallelism, and which of them are on one host. Arithmetic only.
+
+The runtime has the same axes in the same order (its mesh/axes.py): pp outermost, then dp, sp, and tp, whose
+ranks are neighbours. Groups of ep are consecutive among the ranks that share a stage's other layers, dp x sp,
+so it is no factor of the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from ..inputs.selection import Selected
+from ..options.mesh import MeshOptions
+from ..options.restart import RestartOptions
+from ..wording import count
+from .restart import Decision
+
+ORDER = ("pp", "dp", "sp", "tp")
+INSIDE_A_HOST = ("tp", "sp")  # what they send in every layer is waited for
+VARIABLE = "DSLAUNCH_MESH"  # which tells the runtime
+
+
+class Mesh(NamedTuple):
+    """The size of each axis; the product of all but ep is the number of ranks."""
+
+    pp: int = 1
+    dp: int = 1
+    sp: int = 1
+    tp: int = 1
+    ep: int = 1
+
+    @property
+    def text(self) -> str:
+        """As --mesh takes it: dp, and all axes of more than one rank."""
+        shown = [name for name in (*ORDER, "ep") if name == "dp" or self.size(name) > 1]
+        return ",".join(f"{name}={self.size(name)}" for name in shown)
+
+    def size(self, name: str) -> int:
+        """Return the number of ranks along this axis."""
+        return int(getattr(self, name))
+
+    def stride(self, name: str) -> int:
+        """Return by how much ranks differ that are neighbours along this axis."""
+        if name == "ep":
+            return self.tp
+        return prod(self.size(inner) for inner in ORDER[ORDER.index(name) + 1 :])
+
+    def lines(self, name: str) -> list[tuple[int, ...]]:
+        """Return all lines along this axis, each rank in one of them."""
+        size, stride = self.size(name), self.stride(name)
+        ranks = range(self.pp * self.dp * self.sp * self.tp)
+        return [
+            tuple(first + stride * place for place in range(size))
+            for first in ranks
+            if first // stride % size == 0
+        ]
+
+
+class HostSlots(NamedTuple):
+    """A host of the job, and how many of its ranks are there."""
+
+    name: str
+    num_ranks: int
+
+
+def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False) -> Mesh | None:
+    """Return the mesh of so many ranks, None if nothing was said about it. `may_shrink`: a dp that was given
+    was that of more hosts.
+
+    Errors: LaunchError if the axes and the number of ranks do not fit
+    """
+    given = dict(options.sizes)
+    if not given:
+        return None
+    shown = f"--mesh={_text(given)}"
+    inner = _num_inner(given)
+    if num_ranks % inner:
+        raise LaunchError(
+            f"{shown}: {_inner_text(given)} is {count(inner, 'rank')}, which does not divide the job's "
+            f"{num_ranks}; give other sizes, or another number of slots"
+        )
+    mesh = Mesh(**{**given, "dp": num_ranks // inner})
+    if given.get("dp", mesh.dp) != mesh.dp and not may_shrink:
+        raise LaunchError(
+            f"{shown} is {count(inner * given['dp'], 'rank')}, and the job has {num_ranks}, one for each "
+            f"slot of its hosts; leave dp out, which is then {mesh.dp}, or use --num_nodes and --num_gpus"
+        )
+    if mesh.dp * mesh.sp % mesh.ep:
+        raise LaunchError(
+            f"{shown}: ep={mesh.ep} does not divide dp x sp, which are {mesh.dp * mesh.sp}: experts are "
+            "divided over the ranks that share the other layers; give a divisor"
+        )
+    return mesh
+
+
+def check_hosts(mesh: Mesh, hosts: Sequence[HostSlots]) -> None:
+    """See that axes which send in every layer lie alike on all hosts, where these are not alike.
+
+    Errors: LaunchError naming a host that the ranks of such an axis do not divide
+    """
+    if len({host.num_ranks for host in hosts}) == 1:
+        return
+    for name in INSIDE_A_HOST:
+        block = mesh.stride(name) * mesh.size(name)
+        for host in hosts:
+            if mesh.size(name) > 1 and host.num_ranks % block:
+                raise LaunchError(
+                    f"--mesh={mesh.text}: host {host.name} has {count(host.num_ranks, 'rank')}, which is no "
+                    f"multiple of {block}, and the hosts have different numbers: {name} would cross from "
+                    f"{host.name} to the next host; give it a multiple of {block} slots, or another {name}"
+                )
+
+
+def warnings_of(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
+    """What is slow in how the axes lie on the hosts, a sentence each."""
+    found = []
+    for name in INSIDE_A_HOST:
+        crossing = _crossing(mesh, name, hosts)
+        if crossing is not None:
+            line, names = crossing
+            found.append(
+                f"--mesh={mesh.text}: {name} crosses hosts, first with ranks {line[0]} to {line[-1]} on "
+                f"{' and '.join(names)}: what it sends in every layer goes over the network; a smaller "
+                f"{name} stays inside a host, and pp or dp may take its place"
+            )
+    return found
+
+
+def describe(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
+    """Return the lines of a table of the axes, the innermost first."""
+    sizes = [name for name in ORDER if mesh.size(name) > 1 or name == "dp"]
+    shown = " x ".join(f"{name} {mesh.size(name)}" for name in sizes)
+    rows = [("axis", "size", "stride", "inside a host")]
+    for name in (*reversed(sizes), *(["ep"] if mesh.ep > 1 else [])):
+        crossing = _crossing(mesh, name, hosts)
+        where = "yes" if crossing is None else f"no: {crossing[1][0]}-{crossing[1][-1]}"
+        rows.append((name, str(mesh.size(name)), str(mesh.stride(name)), where))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"mesh: {shown} on {count(len(hosts), 'host')}",
+        *(
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ),
+    ]
+
+
+def fit(decision: Decision, options: MeshOptions, restart: RestartOptions) -> Decision:
+    """Return what comes next if only dp may shrink: hosts that the other axes leave no use for are spares."""
+    attempt, given = decision.attempt, dict(options.sizes)
+    if attempt is None or not given:
+        return decision
+    hosts = attempt.hosts
+    minimum = len(hosts) if restart.min_nodes is None else max(1, restart.min_nodes)
+    for num_hosts in range(len(hosts), minimum - 1, -1):
+        try:
+            mesh = make_mesh(options, _num_ranks(hosts[:num_hosts]), may_shrink=True)
+        except LaunchError:
+            continue
+        why = [decision.why] if mesh is None else [decision.why, f"with {mesh.text}"]
+        if num_hosts < len(hosts):
+            names = ", ".join(one.host.name for one in hosts[num_hosts:])
+            why.append(f"without {names}, for {_inner_text(given)} takes {_num_inner(given)} ranks")
+        following = attempt._replace(hosts=hosts[:num_hosts], spares=hosts[num_hosts:] + attempt.spares)
+        return Decision(attempt=following, why="; ".join(why))
+    only = "" if restart.min_nodes is None else f" and --min_nodes is {restart.min_nodes}"
+    return Decision(
+        attempt=None,
+        why=f"not started again: {count(len(hosts), 'host')} with {_num_ranks(hosts)} ranks are left{only}, "
+        f"and of --mesh={_text(given)} only dp can shrink: {_inner_text(given)} takes "
+        f"{_num_inner(given)} ranks",
+    )
+
+
+def _crossing(
+    mesh: Mesh, name: str, hosts: Sequence[HostSlots]
+) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
+    """The first line along an axis that is on several hosts, and these hosts; None if there is none."""
+    host_of = [host.name for host in hosts for _ in range(host.num_ranks)]
+    for line in mesh.lines(name):
+        names = tuple(dict.fromkeys(host_of[rank] for rank in line))
+        if len(names) > 1:
+            return line, names
+    return None
+
+
+def _num_ranks(hosts: Sequence[Selected]) -> int:
+    return sum(len(one.devices) for one in hosts)
+
+
+def _num_inner(given: Mapping[str, int]) -> int:
+    """The ranks that hold one copy of the model together."""
+    return prod(given.get(name, 1) for name in ORDER if name != "dp")
+
+
+def _inner_text(given: Mapping[str, int]) -> str:
+    return (
+        " x ".join(f"{name}={given[name]}" for name in ORDER if name != "dp" and name in given) or "one copy"
+    )
+
+
+def _text(given: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={size}" for name, size in given.items())

@@ -1,0 +1,59 @@
+"""How many ranks work together along each axis of the job's parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from .keys.value import Positive
+from .section import Section
+
+FACTORS = ("pp", "dp", "sp", "tp")  # of the number of ranks
+
+
+class MeshConfig(Section):
+    """The sizes of the axes; None: nothing was said."""
+
+    pp: Positive | None = None
+    dp: Positive | None = None
+    ep: Positive | None = None
+    sp: Positive | None = None
+    tp: Positive | None = None
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Those that were said, by axis."""
+        sizes = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+
+def agree_on_mesh(
+    sources: Mapping[str, Mapping[str, int]], *, num_ranks: int, problems: dict[str, str]
+) -> MeshConfig:
+    """Return the sizes that the sources, by what a message calls them, say together; what they contradict
+    each other or the number of ranks in becomes a line of `problems`.
+    """
+    said: dict[str, tuple[str, int]] = {}
+    for source, sizes in sources.items():
+        for axis, size in sizes.items():
+            before, known = said.setdefault(axis, (source, size))
+            if known != size:
+                problems[f"mesh.{axis}"] = (
+                    f"{before} says {axis}={known}, and {source} says {axis}={size}; say the same in both, "
+                    "or leave one out"
+                )
+    sizes = {axis: size for axis, (_, size) in said.items()}
+    inner = prod(sizes.get(axis, 1) for axis in FACTORS if axis != "dp")
+    where = " and ".join(dict.fromkeys(source for source, _ in said.values()))
+    shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+    if num_ranks % inner:
+        problems.setdefault(
+            "mesh", f"{where}: {shown} do not divide the {num_ranks} ranks of the job; give divisors"
+        )
+    elif sizes.get("dp", num_ranks // inner) != num_ranks // inner:
+        problems.setdefault(
+            "mesh",
+            f"{where}: {shown} are {inner * sizes['dp']} ranks, and the job has {num_ranks}; name every axis "
+            "in one place, and leave dp out there",
+        )
+    return MeshConfig(**sizes)

@@ -1,0 +1,174 @@
+"""Whether ranks that compute one layer together were given the same inputs.
+
+Tensors of other shapes would end the process in gloo's first sum, or hang in NCCL's; other values train on in
+silence. So there are three looks, of which each sees what those before it are too early for or too cheap for:
+
+- In each forward the ranks compare one number, made of the names, shapes and dtypes of what they were given.
+- In forwards 1, 2, 4, 8 and so on they compare the values, tensor by tensor. In the end that costs nothing.
+- The norm of each step brings a number made of all values since the step before.
+
+[Note: who waits for the others' shapes]
+On a CPU each rank does, before the first layer. On a GPU that would let the GPU run dry in each forward, so
+there only a rank whose shapes are not those of its forward before waits: of ranks that have come to differ
+one has changed, and its error ends the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_leaves_with_path
+
+from ..errors import ConfigError
+from .exchange import TensorAxis
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+# Odd numbers that spread bits, as hash functions of 64 bits use them (splitmix64).
+_FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
+_EXACT = 2**48 - 1  # a float64 holds such integers exactly
+
+_ADVICE = (
+    "give both the same samples: of {size} ranks that are neighbours all load the same, as "
+    "engine.deepspeed_io() does, or a sampler with num_replicas=engine.dp_world_size and "
+    "rank=engine.get_data_parallel_rank()"
+)
+
+
+class InputCheck:
+    """Of one divided model."""
+
+    def __init__(self, axis: TensorAxis) -> None:
+        self._axis = axis
+        self.begin_again(torch.device("cpu"))
+
+    def begin_again(self, device: torch.device) -> None:
+        """Count forwards anew, of another engine on this device."""
+        self._device = device
+        self._num_forwards = self._num_settled = 0
+        self._shapes = 0.0  # of the forward before, as a number
+        # Numbers made of what all forwards since the last step were given, in host memory and on a GPU.
+        self._values = 0
+        self._values_on_gpu: Tensor | None = None
+
+    def look(self, args: Any, kwargs: Any) -> None:
+        """A forward begins, and is given these.
+
+        Order:  a collective
+        Errors: ConfigError that names the first tensor that differs
+        """
+        self._num_forwards += 1
+        leaves = tree_leaves_with_path((args, kwargs))
+        given = {keystr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+        self._compare_shapes(given)
+        if self._num_forwards.bit_count() == 1:
+            self._compare({name: (*_form(leaf), _digest(leaf)) for name, leaf in given.items()})
+        for leaf in given.values():
+            if leaf.is_cuda:
+                before = 0 if self._values_on_gpu is None else self._values_on_gpu * _FACTORS[0]
+                self._values_on_gpu = before + digest_on_device(leaf)
+            else:
+                self._values = _digest(leaf, self._values)
+
+    @property
+    def note(self) -> float | Tensor:
+        """What this rank was given since the last step, as a number; on a GPU, a tensor [] there."""
+        on_gpu = self._values_on_gpu
+        return float(self._values) if on_gpu is None else ((on_gpu + self._values) & _EXACT).double()
+
+    def settle(self, notes: Sequence[float], lines: Sequence[Sequence[int]]) -> None:
+        """A step ends, for which the ranks of the job had these notes; those of a line compute together.
+
+        Errors: ConfigError, on all ranks
+        """
+        first, last = self._num_settled + 1, self._num_forwards
+        self._values, self._values_on_gpu, self._num_settled = 0, None, last
+        for line in lines:
+            for rank in line:
+                if notes[rank] != notes[line[0]]:
+                    forwards = f"forward {last}" if first >= last else f"forwards {first} to {last}"
+                    raise ConfigError(
+                        f"{self._together(line[0], rank)}, and were given different values in {forwards}; "
+                        + _ADVICE.format(size=self._axis.size)
+                    )
+
+    def _compare_shapes(self, given: dict[str, Tensor]) -> None:
+        """See [Note: who waits for the others' shapes]."""
+        text = repr([(name, *_form(leaf)) for name, leaf in given.items()])
+        before, self._shapes = self._shapes, float(crc32(text.encode()))
+        own = torch.full((1,), self._shapes, dtype=torch.float64, device=self._device)
+        gathered, pending = self._axis.group.start_all_gather_float64(own, what="the shapes of the inputs")
+        pending.wait()
+        is_on_gpu = self._device.type == "cuda"
+        if is_on_gpu and self._shapes == before:
+            return
+        with self._axis.group.wire.recorder.waiting_for_device():
+            said = gathered[:, 0].tolist()
+        if len(set(said)) == 1:
+            return
+        if not is_on_gpu:
+            self._compare({name: _form(leaf) for name, leaf in given.items()})
+        other = next(place for place, one in enumerate(said) if one != self._shapes)
+        first = dist.get_rank() - self._axis.index
+        shown = ", ".join(f"{name} {tuple(leaf.shape)} {leaf.dtype}" for name, leaf in given.items())
+        raise ConfigError(
+            f"{self._together(dist.get_rank(), first + other)}, and were given inputs of different shapes "
+            f"in forward {self._num_forwards}: rank {dist.get_rank()} was given {shown or 'no tensor'}; "
+            + _ADVICE.format(size=self._axis.size)
+        )
+
+    def _compare(self, own: dict[str, Any]) -> None:
+        told = self._axis.group.all_gather_objects(own, what="what the model is given")
+        first = dist.get_rank() - self._axis.index
+        for place, other in enumerate(told):
+            differing = [name for name in {**told[0], **other} if told[0].get(name) != other.get(name)]
+            if differing:
+                forms = {first: told[0].get(differing[0]), first + place: other.get(differing[0])}
+                raise ConfigError(
+                    f"{self._together(*forms)}, and were given different inputs in forward "
+                    f"{self._num_forwards}: {differing[0]} {_difference(forms)}; "
+                    + _ADVICE.format(size=self._axis.size)
+                )
+
+    def _together(self, rank: int, other: int) -> str:
+        return (
+            f"ranks {rank} and {other} compute the same layers together "
+            f"(tensor_parallel.autotp_size {self._axis.size})"
+        )
+
+
+def _form(value: Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(value.shape), str(value.dtype)
+
+
+def _difference(forms: dict[int, tuple[Any, ...] | None]) -> str:
+    """What is different of a tensor on two ranks."""
+    if None not in forms.values() and len({form and form[:2] for form in forms.values()}) == 1:
+        return "has other values"
+    return " and ".join(
+        f"is {'not given' if form is None else f'{form[0]} {form[1]}'} on rank {rank}"
+        for rank, form in forms.items()
+    )
+
+
+def _digest(value: Tensor, before: int = 0) -> int:
+    whole = value.detach().cpu().contiguous()
+    return crc32(whole.reshape(-1).view(torch.uint8).numpy().data, before)
+
+
+def digest_on_device(value: Tensor) -> Tensor:
+    """Return a number that tells the values of tensors of one shape apart, without waiting for the device.
+
+    Shapes: the result [] int64, on the device of `value`
+    """
+    flat = value.detach().contiguous().view(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).view(-1)
+    mixed = torch.arange(flat.numel(), device=flat.device).mul_(_FACTORS[0])
+    mixed.add_(flat.view(_INTEGERS[flat.element_size()])).mul_(_FACTORS[1])
+    mixed.bitwise_xor_(mixed >> 31).mul_(_FACTORS[2])
+    return mixed.sum()
