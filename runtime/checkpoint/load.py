@@ -311,7 +311,9 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
     weights = {name[len(MODEL) :]: shape for name, shape in shapes.items() if name.startswith(MODEL)}
     if plan.with_module:
         params = {
-            member.name: sub_buffer.whole_shape(index) for sub_buffer, index, member in _members(training)
+            name: sub_buffer.whole_shape(index)
+            for sub_buffer, index, _ in _members(training)
+            for name in sub_buffer.true_names(index)
         }
         buffers = {
             name: tuple(getattr(value, "shape", ())) for name, value in training.beside_units().items()
@@ -330,7 +332,12 @@ def _check(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pl
     if plan.with_scheduler:
         _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:
-        trained = {member.name for sub_buffer, _, member in _members(training) if sub_buffer.is_trained}
+        trained = {
+            name
+            for sub_buffer, index, _ in _members(training)
+            if sub_buffer.is_trained
+            for name in sub_buffer.true_names(index)
+        }
         _check_optimizer(training.optimizer, saved["optimizer"], trained, shapes, strict=plan.strict)
 
 

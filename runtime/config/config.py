@@ -9,6 +9,7 @@ from pydantic import Field
 
 from .activation import ActivationConfig
 from .checkpoint import CheckpointConfig
+from .experts import ExpertParallelConfig
 from .keys.value import Bool, Count, DtypeName, Interval, Positive, Size
 from .monitor import (
     CommsLoggerConfig,
@@ -69,6 +70,8 @@ class Config(Section):
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
     tensor_parallel: TensorParallelConfig | None = None
+    expert_parallel: ExpertParallelConfig | None = None
+    use_data_before_expert_parallelism: Bool = False
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None

@@ -21,6 +21,7 @@ from ..config import Config, load_config
 from ..data.loader import Loader
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
+from ..experts.placed import PlacedExperts
 from ..log import logger as _log
 from ..mesh.axes import axes_of_job
 from ..offload.host_memory import keep_freed_memory
@@ -110,6 +111,10 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)
+        experts = PlacedExperts(model, axes, settings)
+        if settings.expert_parallel is not None:
+            check_optimizer(optimizer)
+            experts.divide(device)
         flat_optimizer = choose_optimizer(
             settings, client=optimizer, module=model, model_parameters=model_parameters
         )
@@ -123,6 +128,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             device=device,
             worker=worker,
             divided=divided,
+            experts=experts,
         )
         engine.lr_scheduler, engine.collate_fn = scheduler, collate_fn
         if training_data is not None:

@@ -15,6 +15,7 @@ from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
 from .axes import SAMPLES, Axes
 from .cut import Cut
+from .names import NamesByRank
 from .parts import Cuts, Parts
 
 DENSE = "dense"
@@ -28,6 +29,7 @@ class Domain:
     comm: Collectives  # of the ranks that share its parameters and buffers
     sharers: Lines  # of all ranks: those that share such parameters are in one line
     parts: Parts | None = None  # of its parameters, each of which is divided over other ranks
+    names: NamesByRank | None = None  # of its parameters, where others elsewhere are called the same
 
     def cuts_of(self, param: nn.Parameter) -> Cuts | None:
         """Return how all parts of a parameter are cut, by rank; None if it is here as a whole."""
@@ -36,6 +38,14 @@ class Domain:
     def cut_of(self, param: nn.Parameter) -> Cut | None:
         """Return how this rank's part of it is cut; None if it is here as a whole."""
         return None if self.parts is None else self.parts.own(param)
+
+    def true_name(self, name: str) -> str:
+        """Return the name in the whole model of a parameter that is called so here."""
+        return name if self.names is None else self.names.own(name)
+
+    def true_names(self, name: str) -> tuple[str, ...]:
+        """Return those of the parameters that are called so on any rank."""
+        return (name,) if self.names is None else self.names.all(name)
 
     def label(self, unit: str) -> str:
         """Return the name of its part of a unit, in messages and on the wire."""
@@ -55,6 +65,7 @@ class Domains:
         self.wire = Wire()
         self.job = Job(self.wire, leaders=axes.leaders)
         self._all: list[Domain] = []
+        self._groups: list[RankGroup] = []
         self._of: dict[int, Domain] = {}  # by id of a parameter or buffer; the others are dense
         self.dense = self.add(
             DENSE,
@@ -75,9 +86,10 @@ class Domains:
         divisor: int = 0,
         params: Iterable[Tensor] = (),
         parts: Parts | None = None,
+        names: NamesByRank | None = None,
     ) -> Domain:
-        """Make one, of these parameters and buffers, of which `parts` tells how they are divided; see
-        `make_mesh`.
+        """Make one, of these parameters and buffers, of which `parts` tells how they are divided, and `names`
+        what they are called in the whole model; see `make_mesh`.
 
         Order: every rank must call this in the same order: it may create process groups
         """
@@ -88,10 +100,21 @@ class Domains:
             copies=copies,
             divisor=divisor,
         )
-        domain = Domain(name=name, comm=Collectives(mesh, self.wire), sharers=sharers, parts=parts)
+        domain = Domain(
+            name=name, comm=Collectives(mesh, self.wire), sharers=sharers, parts=parts, names=names
+        )
         self._all.append(domain)
         self._of |= {id(tensor): domain for tensor in params}
         return domain
+
+    def add_group(self, lines: Lines) -> RankGroup:
+        """Make a process group of each line, for what its ranks tell each other beside all domains.
+
+        Order: every rank must call this in the same order: it may create process groups
+        """
+        group = RankGroup(make_shard_axis(shard_size=len(lines[0]), sharers=lines), self.wire)
+        self._groups.append(group)
+        return group
 
     def of(self, tensor: Tensor) -> Domain:
         """Return the domain of a parameter or buffer of the model."""
@@ -142,3 +165,5 @@ class Domains:
         """Give up their process groups."""
         for domain in self._all:
             domain.comm.close()
+        for group in self._groups:
+            group.axis = group.axis.without_group()

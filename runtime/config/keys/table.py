@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from .absent import ABSENT
+from .experts import EXPERTS
 from .key import Fate, Key, used
 from .monitor import MONITOR
 from .optimizer import OPTIMIZER, SCHEDULER
@@ -62,6 +63,7 @@ KEYS: tuple[Key, ...] = tuple(
             *ZERO,
             *STORAGE,
             *TENSOR,
+            *EXPERTS,
             *MONITOR,
             *ABSENT,
         ),
