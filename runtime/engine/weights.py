@@ -102,7 +102,15 @@ class Weights:
     def frozen(self) -> set[str]:
         """Return the names of the parameters that need no gradient."""
         named = self._module.named_parameters(remove_duplicate=False)
-        return {name for name, param in named if not param.requires_grad}
+        here = {name for name, param in named if not param.requires_grad}
+        sub_buffers = [sub_buffer for unit in self._model.units for sub_buffer in unit.sub_buffers]
+        return here | {
+            name
+            for sub_buffer in sub_buffers
+            for index, member in enumerate(sub_buffer.members)
+            if member.name in here
+            for name in sub_buffer.true_names(index)
+        }
 
     def save(
         self,

@@ -128,16 +128,15 @@ def train(engine: Any, loss: Callable[..., Tensor] = loss_of) -> Numbers:
 def make_config(stage: int, **changes: Any) -> dict[str, Any]:
     """A ds_config for SGD with a clip below the norm: AdamW would hide gradients of a wrong scale."""
     zero = changes.pop("zero_optimization", {})
-    config = models.make_config(
-        stage=stage,
-        reduce_bucket_size=300,
-        train_batch_size=SAMPLES * GAS,
-        gradient_accumulation_steps=GAS,
-        optimizer={"type": "SGD", "params": {"lr": 0.5}},
-        gradient_clipping=CLIP,
-        zero_allow_untested_optimizer=True,
+    settings = {
+        "train_batch_size": SAMPLES * GAS,
+        "gradient_accumulation_steps": GAS,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        "gradient_clipping": CLIP,
+        "zero_allow_untested_optimizer": True,
         **changes,
-    )
+    }
+    config = models.make_config(stage=stage, reduce_bucket_size=300, **settings)
     config["zero_optimization"] |= zero
     return config
 

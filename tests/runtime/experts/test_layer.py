@@ -91,3 +91,97 @@ def test_experts_over_ranks_are_trained_as_in_one_process(
             )
             seen.add(name)
     assert seen == {name for name, _ in plain.named_parameters()}
+
+
+# ---- checkpoints and weights
+
+
+def _save(rank: int, ep_size: int, stage: int, folder: str, names: list[str]) -> tuple[Any, ...]:
+    model = make_layered(rank, ep_size)
+    engine = start(model, stage)
+    train(engine)
+    engine.save_checkpoint(folder, tag="here")
+    engine.save_16bit_model(folder, "weights.bin")
+    engine.save_16bit_model(folder, "weights.safetensors")
+    whole = {name: value.clone() for name, value in engine.state_dict().items()}
+    local = {} if stage == 3 else {name: value.clone() for name, value in model.state_dict().items()}
+    engine.destroy()
+    return whole, local
+
+
+def _load(rank: int, ep_size: int, stage: int, folder: str) -> tuple[dict[str, Tensor], ...]:
+    model = make_layered(rank + 7, ep_size)
+    engine = start(model, stage)
+    engine.load_checkpoint(folder, tag="here")
+    from_checkpoint = {name: value.clone() for name, value in engine.state_dict().items()}
+    numbers = train(engine)
+    engine.load_state_dict(from_checkpoint)
+    again = {name: value.clone() for name, value in engine.state_dict().items()}
+    engine.destroy()
+    return from_checkpoint, again, numbers  # type: ignore[return-value]
+
+
+def test_a_checkpoint_is_loaded_over_other_numbers_of_ranks_bit_by_bit(ranks: Ranks, tmp_path: Path) -> None:
+    """From 2 ranks at stage 3 to 4 at stage 1, and to one process."""
+    from safetensors.torch import load_file
+
+    saved = ranks(_save, 2, 3, str(tmp_path), [], world_size=4)
+    whole = saved[0][0]
+    plain = make_layered(0, 1)
+    assert whole.keys() == plain.state_dict().keys()
+    for other, _ in saved:
+        assert all(torch.equal(other[name], value) for name, value in whole.items())
+    for weights in (torch.load(tmp_path / "weights.bin"), load_file(tmp_path / "weights.safetensors")):
+        assert weights.keys() == whole.keys()
+        assert all(torch.equal(weights[name], value) for name, value in whole.items())
+    plain.load_state_dict(whole)
+    continued = train_plain(plain)
+    for ep_size, stage, world_size in ((4, 1, 4), (1, 0, 1)):
+        for loaded, again, numbers in ranks(_load, ep_size, stage, str(tmp_path), world_size=world_size):
+            assert loaded.keys() == whole.keys()
+            for name, value in whole.items():
+                assert torch.equal(loaded[name], value), name
+                assert torch.equal(again[name], value), name
+            if world_size == 4:
+                _near(numbers, continued)
+
+
+def test_a_modules_state_dict_has_this_ranks_experts_by_their_numbers(ranks: Ranks, tmp_path: Path) -> None:
+    results = ranks(_save, 2, 1, str(tmp_path), [], world_size=4)
+    for rank, (whole, local) in enumerate(results):
+        numbers = {int(name.split("deepspeed_experts.")[1][0]) for name in local if "deepspeed_experts" in name}
+        assert numbers == ({0, 1} if rank % 2 == 0 else {2, 3})
+        assert all(torch.equal(whole[name], value) for name, value in local.items())
+
+
+def _load_adam(rank: int, ep_size: int, stage: int, folder: str, is_first: bool) -> dict[str, Tensor]:
+    from dslaunch.utils import safe_get_full_optimizer_state
+
+    model = make_layered(rank, ep_size)
+    adam = {"type": "AdamW", "params": {"lr": 0.01}}
+    engine = start(model, stage, optimizer=adam, bf16={"enabled": True})
+    if is_first:
+        train(engine)
+        engine.save_checkpoint(folder, tag="here")
+    else:
+        engine.load_checkpoint(folder, tag="here")
+    names = _true_names(engine)
+    found = {}
+    for name, param in model.named_parameters():
+        found[names[name]] = safe_get_full_fp32_param(param)
+        found[names[name] + ".exp_avg"] = safe_get_full_optimizer_state(param, "exp_avg")
+    engine.destroy()
+    return found
+
+
+def test_masters_and_states_of_experts_are_loaded_over_other_numbers_of_ranks(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    whole: dict[str, Tensor] = {}
+    for values in ranks(_load_adam, 4, 2, str(tmp_path), True, world_size=4):
+        whole |= values
+    seen: dict[str, Tensor] = {}
+    for values in ranks(_load_adam, 2, 3, str(tmp_path), False, world_size=4):
+        assert all(torch.equal(whole[name], value) for name, value in values.items())
+        seen |= values
+    assert seen.keys() == whole.keys()
