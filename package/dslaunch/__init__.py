@@ -26,11 +26,13 @@ if TYPE_CHECKING:
         initialize as initialize,
     )
     from .runtime.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
+    from .runtime.experts import api as experts_api
     from .runtime.metrics import profiler
     from .runtime.tensor.model_init import tp_model_init as tp_model_init
     from .runtime.zero import api
 
     comm = comm_api
+    moe = experts_api
     profiling = profiler
     zero = api
 
@@ -50,6 +52,7 @@ _HOME_OF = {
 _MODULE_OF = {
     "checkpointing": ".runtime.activation.checkpointing",
     "comm": ".runtime.compat.comm",
+    "moe": ".runtime.experts.api",
     "ops": ".ops",
     "profiling": ".runtime.metrics.profiler",
     "utils": ".utils",

@@ -71,7 +71,7 @@ class Config(Section):
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
     tensor_parallel: TensorParallelConfig | None = None
     expert_parallel: ExpertParallelConfig | None = None
-    use_data_before_expert_parallelism: Bool = False
+    use_data_before_expert_parallelism: Bool | None = None
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None

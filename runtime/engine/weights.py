@@ -51,7 +51,9 @@ class Weights:
         found: dict[str, Tensor] = {}
         for sub_buffer in (one for unit in self._model.units for one in unit.sub_buffers):
             names = sub_buffer.domain.names
-            for member in sub_buffer.members if names is not None else ():
+            if names is None:
+                continue
+            for member in sub_buffer.members:
                 values = names.gather(member.param.detach(), what=f"parameter '{member.name}'")
                 named = zip(names.all(member.name), values, strict=True)
                 found |= {prefix + name: value for name, value in named}

@@ -135,10 +135,7 @@ def through_rows(
     order = chosen.reshape(-1).argsort(stable=True)  # by expert, hence by rank
     rows = tokens[order // k]
     counts = torch.bincount(chosen.reshape(-1), minlength=num_experts)
-    if axis.size == 1:
-        done = experts(rows, counts)
-    else:
-        done = _on_ranks(rows, counts, axis, experts)
+    done = experts(rows, counts) if axis.size == 1 else _on_ranks(rows, counts, axis, experts)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return done[back].view(num_tokens, k, -1)

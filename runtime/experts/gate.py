@@ -34,7 +34,7 @@ class Routes(NamedTuple):
     counts: Tensor  # [E] int64: tokens that chose each expert, also those that it has no room for
 
 
-def top1(  # noqa: PLR0913
+def top1(
     logits: Tensor,
     *,
     capacity_factor: float,

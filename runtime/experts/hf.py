@@ -35,9 +35,8 @@ class DividedExperts:
         Errors: ConfigError if there is nothing to divide, or it cannot be divided so
         """
         self._size = 1 if settings is None else settings.size
-        self._known = [
-            one.forward for one in module.modules() if isinstance(vars(one).get("forward"), LocalExperts)
-        ]
+        forwards = (vars(one).get("forward") for one in module.modules())
+        self._known = [one for one in forwards if isinstance(one, LocalExperts)]
         self._found = [] if self._known else list(_stacks(module))
         known = {one.axis.size for one in self._known}
         if known and known != {self._size}:
@@ -91,11 +90,11 @@ class DividedExperts:
         for name, one in self._found:
             cuts = [(param, _take(param, index, self._size, device)) for param in one.parameters()]
             for param, _ in cuts:
-                param.allreduce = False  # type: ignore[attr-defined]
-                param.group_name = f"ep_size_{self._size}"  # type: ignore[attr-defined]
+                param.allreduce = False
+                param.group_name = f"ep_size_{self._size}"
             forward = LocalExperts(one, ExpertAxis(size=self._size, name=name), cuts)
-            one.forward = forward  # type: ignore[method-assign]
-            one.register_state_dict_pre_hook(forward.refuse_parts)  # type: ignore[no-untyped-call]
+            one.forward = forward
+            one.register_state_dict_pre_hook(forward.refuse_parts)
             self._known.append(forward)
 
     def join(self, group: RankGroup) -> None:
@@ -150,7 +149,8 @@ class LocalExperts:
         if len(rows) == 0:  # the backward of this rank goes along with the others' all the same
             params = (getattr(self._module, name) for name, _ in self._module.named_parameters(recurse=False))
             nothing = sum(param.reshape(-1)[:0].sum() for param in params)
-            return rows + nothing
+            result: Tensor = rows + nothing
+            return result
         numbers = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
         ones = rows.new_ones(len(rows), 1)
         return self._forward(rows, numbers.unsqueeze(1), ones)

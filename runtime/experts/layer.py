@@ -34,10 +34,10 @@ class Experts(nn.Module):
         self.num_local_experts = num_local_experts
         self.axis = ExpertAxis(size=1)
         for param in self.deepspeed_experts.parameters():
-            param.allreduce = False
-            param.group_name = expert_group_name
-        self.register_state_dict_post_hook(_number_as_in_model)
-        self.register_load_state_dict_pre_hook(_number_as_here)
+            param.allreduce = False  # type: ignore[attr-defined]
+            param.group_name = expert_group_name  # type: ignore[attr-defined]
+        self.register_state_dict_post_hook(_number_as_in_model)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_number_as_here)  # type: ignore[no-untyped-call]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Shapes: [ranks, experts here, C, h], and so is the result."""
@@ -59,7 +59,7 @@ class Experts(nn.Module):
 
 
 def _first(output: Any) -> Tensor:
-    """An expert may return its bias beside its output, which nothing here adds: DeepSpeed does not, either."""
+    """An expert may return its bias beside its output; it is left out, as in DeepSpeed."""
     result: Tensor = output[0] if isinstance(output, tuple) else output
     return result
 
@@ -94,7 +94,7 @@ def _renumber(module: nn.Module, state: dict[str, Any], prefix: str, *, is_in_mo
 class MOELayer(nn.Module):
     """Gate, experts, and the way between them."""
 
-    def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
+    def __init__(
         self,
         gate: TopKGate,
         experts: Experts,
@@ -221,7 +221,6 @@ class MoE(nn.Module):
             None,
             top2_2nd_expert_sampling,
         )
-        # DeepSpeed makes the copies before the gate, whose weights are drawn.
         experts = Experts(expert, self.num_local_experts, self.expert_group_name)
         self.deepspeed_moe = MOELayer(
             gate, experts, self.expert_group_name, ep_size, self.num_local_experts, use_tutel=use_tutel

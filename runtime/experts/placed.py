@@ -52,7 +52,7 @@ class PlacedExperts:
         Errors: ConfigError for what does not go together
         """
         self._module, self._axes = module, axes
-        self._is_strided = config.use_data_before_expert_parallelism
+        self._is_strided = bool(config.use_data_before_expert_parallelism)
         self._layers = [(name, one) for name, one in module.named_modules() if isinstance(one, MoE)]
         self._divided = DividedExperts(module, config.expert_parallel)
         own: set[tuple[int, bool]] = {(layer.ep_size, False) for _, layer in self._layers}
@@ -88,7 +88,7 @@ class PlacedExperts:
                     layer.axis.join(group)
                 params = [one for _, layer in layers for one in layer.deepspeed_moe.experts.parameters()]
                 names = NamesByRank(group, dict(_names(layers)))
-            domains.add(
+            domain = domains.add(
                 f"experts over {size} ranks" + (", cut" if is_divided else ""),
                 sharers=alike,
                 shard_size=1 if dense.shard.is_alone else len(alike[0]),
@@ -97,6 +97,7 @@ class PlacedExperts:
                 parts=parts,
                 names=names,
             )
+            domains.of_experts[f"ep_size_{size}"] = (group.axis, domain.comm.mesh.sharers)
         for _, one in self._module.named_modules():
             if hasattr(one, "set_deepspeed_parallelism"):
                 one.set_deepspeed_parallelism(self._is_strided)

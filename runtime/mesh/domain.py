@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
-from ..comm.mesh import Lines, make_mesh, make_shard_axis
+from ..comm.mesh import Axis, Lines, make_mesh, make_shard_axis
 from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
 from .axes import SAMPLES, Axes
@@ -66,6 +66,8 @@ class Domains:
         self.job = Job(self.wire, leaders=axes.leaders)
         self._all: list[Domain] = []
         self._groups: list[RankGroup] = []
+        # by DeepSpeed's name: the ranks that hold all experts together, and those that hold the same ones
+        self.of_experts: dict[str, tuple[Axis, Axis]] = {}
         self._of: dict[int, Domain] = {}  # by id of a parameter or buffer; the others are dense
         self.dense = self.add(
             DENSE,
@@ -75,7 +77,7 @@ class Domains:
             states_by_chunk=states_by_chunk,
         )
 
-    def add(
+    def add(  # noqa: PLR0913
         self,
         name: str,
         *,

@@ -25,7 +25,7 @@ said["has"] = [hasattr(deepspeed, name) for name in ("init_inference", "inferenc
 print(json.dumps(said))
 """
 PIPES = 'is not in dslaunch: cuts a model into stages; see "Pipelines" in docs/reference/compatibility.md'
-EXPERTS = 'has layers whose experts live on different ranks; see "Experts" in docs/reference/compatibility.md'
+LINEAR = 'has layers with quantized or sharded bases; see "Compression and quantization" in docs/reference/'
 UNKNOWN = (
     "of dslaunch has no attribute 'no_such_name'; DeepSpeed's names are listed in "
     "docs/reference/compatibility.md"
@@ -39,9 +39,9 @@ CASES = {
     "deepspeed.PipelineModule(layers=[])": ("NotImplementedError", f"deepspeed.PipelineModule {PIPES}"),
     "getattr(deepspeed, 'PipelineModule')": ("AttributeError", f"deepspeed.PipelineModule {PIPES}"),
     "from deepspeed.moe.layer import MoE": ("", ""),
-    "from deepspeed.moe.layer import MoE; MoE(3)": (
+    "from deepspeed.linear import LoRAConfig; LoRAConfig(3)": (
         "NotImplementedError",
-        f"deepspeed.moe.layer.MoE is not in dslaunch: {EXPERTS}",
+        f"deepspeed.linear.LoRAConfig is not in dslaunch: {LINEAR}compatibility.md",
     ),
     "from deepspeed import no_such_name": ("ImportError", f"module 'deepspeed' {UNKNOWN}"),
     "deepspeed.no_such_name": ("AttributeError", f"module 'deepspeed' {UNKNOWN}"),

@@ -8,10 +8,10 @@ from .value import ANY, POSITIVE
 _SECTION = "expert_parallel"
 _BY_MODEL = "the model's own forward says so"
 _MODEL_KEYS = (
-    "preset_model moe_layer_pattern expert_pattern router_pattern num_experts_attr top_k_attr top_k score_func "
-    "score_apply route_norm routed_scaling_factor expert_w1 expert_w2 expert_w3 has_shared_experts "
-    "shared_experts_pattern shared_experts_gate_pattern expert_activation num_expert_groups "
-    "num_limited_groups"
+    "preset_model moe_layer_pattern expert_pattern router_pattern num_experts_attr top_k_attr top_k "
+    "score_func score_apply route_norm routed_scaling_factor expert_w1 expert_w2 expert_w3 "
+    "has_shared_experts shared_experts_pattern shared_experts_gate_pattern expert_activation "
+    "num_expert_groups num_limited_groups"
 )
 _HOW_KEYS = (
     "use_grouped_mm disable_triton_grouped_mm async_split_plan combine_impl row_weighting_impl gate_up_impl "

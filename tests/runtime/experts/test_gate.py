@@ -26,7 +26,7 @@ def test_routes_are_deepspeeds_to_the_bit(name: str) -> None:
 
 def test_the_cases_drop_tokens_and_keep_all() -> None:
     golden = json.loads(GOLDEN.read_text())
-    drops = {name: -1 in sum(one["experts"], []) for name, one in golden.items()}
+    drops = {name: -1 in {expert for row in one["experts"] for expert in row} for name, one in golden.items()}
     assert drops["k1-tight"]
     assert drops["k2-tight"]
     assert drops["k3-tight"]

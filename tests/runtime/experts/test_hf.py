@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.experts.dispatch import ExpertAxis, through_rows
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.exhaustive import few
-from tests.runtime.experts.models import Numbers, start, train, train_plain
+from tests.runtime.experts.models import start, train, train_plain
 from tests.runtime.ranks import Ranks
 
 NEAR = 1e-6  # relative: sums of float32 in another order
@@ -72,11 +69,15 @@ def loss_of_few(model: Any, x: Tensor) -> Tensor:
 LOSSES = {"many": loss_of, "few": loss_of_few}
 
 
-def _trained(rank: int, kind: str, size: int, stage: int, changes: dict[str, Any], loss: str, folder: str) -> Any:
+def _trained(
+    rank: int, kind: str, size: int, stage: int, changes: dict[str, Any], loss: str, folder: str
+) -> Any:
     model = make(kind, seed=rank)  # and gets rank 0's values
     section = {"enabled": True, "autoep_size": size}
     engine = start(model, stage, expert_parallel=section, **changes)
-    held = sum(param.ds_numel if hasattr(param, "ds_numel") else param.numel() for param in model.parameters())
+    held = sum(
+        param.ds_numel if hasattr(param, "ds_numel") else param.numel() for param in model.parameters()
+    )
     numbers = train(engine, LOSSES[loss])
     values = {name: safe_get_full_fp32_param(param) for name, param in model.named_parameters()}
     if folder:

@@ -7,17 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_grad
+from dslaunch.runtime.experts.api import (
+    MoE,
+    has_moe_layers,
+    is_moe_param,
+    split_params_into_different_moe_groups_for_optimizer,
+)
+from dslaunch.runtime.experts.placed import expert_lines
+from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from tests.exhaustive import few
 from tests.runtime.experts.models import (
-    Layered,
+    WIDTH,
     Numbers,
     loss_of,
     make_layered,
-    set_experts,
     start,
     train,
     train_plain,
@@ -96,7 +103,7 @@ def test_experts_over_ranks_are_trained_as_in_one_process(
 # ---- checkpoints and weights
 
 
-def _save(rank: int, ep_size: int, stage: int, folder: str, names: list[str]) -> tuple[Any, ...]:
+def _save(rank: int, ep_size: int, stage: int, folder: str) -> tuple[Any, ...]:
     model = make_layered(rank, ep_size)
     engine = start(model, stage)
     train(engine)
@@ -125,7 +132,7 @@ def test_a_checkpoint_is_loaded_over_other_numbers_of_ranks_bit_by_bit(ranks: Ra
     """From 2 ranks at stage 3 to 4 at stage 1, and to one process."""
     from safetensors.torch import load_file
 
-    saved = ranks(_save, 2, 3, str(tmp_path), [], world_size=4)
+    saved = ranks(_save, 2, 3, str(tmp_path), world_size=4)
     whole = saved[0][0]
     plain = make_layered(0, 1)
     assert whole.keys() == plain.state_dict().keys()
@@ -147,16 +154,16 @@ def test_a_checkpoint_is_loaded_over_other_numbers_of_ranks_bit_by_bit(ranks: Ra
 
 
 def test_a_modules_state_dict_has_this_ranks_experts_by_their_numbers(ranks: Ranks, tmp_path: Path) -> None:
-    results = ranks(_save, 2, 1, str(tmp_path), [], world_size=4)
+    results = ranks(_save, 2, 1, str(tmp_path), world_size=4)
     for rank, (whole, local) in enumerate(results):
-        numbers = {int(name.split("deepspeed_experts.")[1][0]) for name in local if "deepspeed_experts" in name}
+        numbers = {
+            int(name.split("deepspeed_experts.")[1][0]) for name in local if "deepspeed_experts" in name
+        }
         assert numbers == ({0, 1} if rank % 2 == 0 else {2, 3})
         assert all(torch.equal(whole[name], value) for name, value in local.items())
 
 
 def _load_adam(rank: int, ep_size: int, stage: int, folder: str, is_first: bool) -> dict[str, Tensor]:
-    from dslaunch.utils import safe_get_full_optimizer_state
-
     model = make_layered(rank, ep_size)
     adam = {"type": "AdamW", "params": {"lr": 0.01}}
     engine = start(model, stage, optimizer=adam, bf16={"enabled": True})
@@ -185,3 +192,105 @@ def test_masters_and_states_of_experts_are_loaded_over_other_numbers_of_ranks(
         assert all(torch.equal(whole[name], value) for name, value in values.items())
         seen |= values
     assert seen.keys() == whole.keys()
+
+
+# ---- what is sent, and what is refused
+
+
+def _sent(rank: int, ep_size: int) -> int:
+    """Return the bytes of all-to-alls of one forward and backward."""
+    model = make_layered(rank, ep_size, use_rts=False)
+    engine = start(model, 1)
+    loss = loss_of(engine, torch.randn(16, 7))
+    engine.backward(loss)
+    sent: int = engine._wire.meter.bytes_by_kind()["all_to_all"]
+    engine.destroy()
+    return sent
+
+
+def test_slots_travel_there_and_back_in_forward_and_backward(ranks: Ranks) -> None:
+    """4 (e-1)/e of tokens * width * 4 bytes, for each of two layers, at a capacity factor of 1."""
+    for ep_size in (2, 4):
+        expected = 2 * 4 * (ep_size - 1) * 16 * WIDTH * 4 // ep_size
+        assert ranks(_sent, ep_size, world_size=4) == [expected] * 4
+
+
+def _refused(rank: int, ep_size: int, changes: dict[str, Any]) -> str:
+    model = make_layered(rank, ep_size)
+    with pytest.raises(ConfigError) as caught:
+        start(model, 3, **changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ep_size", "changes", "said"),
+    [
+        (
+            4,
+            {},
+            "experts over 4 ranks (ep_size 4): the ranks with samples of their own are 2, which 4 does not",
+        ),
+        (2, {"zero_optimization": {"mics_shard_size": 2}}, "mics_shard_size 2 and experts over 2 ranks"),
+        (2, {"zero_optimization": {"zero_hpz_partition_size": 2}}, "zero_hpz_partition_size 2 and experts"),
+    ],
+)
+def test_what_does_not_go_with_experts_is_refused(
+    ranks: Ranks, ep_size: int, changes: dict[str, Any], said: str
+) -> None:
+    assert all(said in one for one in ranks(_refused, ep_size, changes, world_size=2))
+
+
+def test_layers_that_cannot_be_are_refused() -> None:
+    expert = nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match=r"num_experts=3, ep_size=2\): every rank holds as many"):
+        MoE(4, expert, num_experts=3, ep_size=2)
+    with pytest.raises(ConfigError, match="noisy_gate_policy='Noise'"):
+        MoE(4, expert, noisy_gate_policy="Noise")
+    with pytest.raises(ConfigError, match="enable_expert_tensor_parallelism=True"):
+        MoE(4, expert, enable_expert_tensor_parallelism=True)
+
+
+def _with_buffers(rank: int) -> str:
+    expert = nn.Sequential(nn.Linear(7, 7), nn.BatchNorm1d(7))
+    with pytest.raises(ConfigError) as caught:
+        start(nn.Sequential(MoE(7, expert, num_experts=2, ep_size=2)), 0)
+    return str(caught.value)
+
+
+def _with_marks(rank: int) -> str:
+    model = nn.Linear(7, 7)
+    model.weight.allreduce = False  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError) as caught:
+        start(model, 0)
+    return str(caught.value)
+
+
+def test_experts_that_would_be_mixed_up_are_refused(ranks: Ranks) -> None:
+    assert all("have a buffer, '0.1.running_mean'" in one for one in ranks(_with_buffers, world_size=2))
+    assert all("'weight' has allreduce=False" in one for one in ranks(_with_marks, world_size=2))
+
+
+def test_groups_of_experts_are_deepspeeds() -> None:
+    axes = Axes(dp=4)
+    assert [list(map(tuple, lines)) for lines in expert_lines(axes, 2)] == [
+        [(0, 1), (2, 3)],
+        [(0, 2), (1, 3)],
+    ]
+    strided = expert_lines(axes, 2, is_strided=True)
+    assert [list(map(tuple, lines)) for lines in strided] == [[(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+    staged, _ = expert_lines(Axes(pp=2, dp=2), 2)
+    assert list(map(tuple, staged)) == [(0, 1), (2, 3)]
+
+
+def test_parameters_of_experts_go_into_groups_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), MoE(4, nn.Linear(4, 4), num_experts=4, ep_size=2))
+    params = list(model.parameters())
+    first, *of_experts = split_params_into_different_moe_groups_for_optimizer(
+        {"params": params, "name": "parameters", "lr": 0.1}, max_group_size=24
+    )
+    assert not any(is_moe_param(one) for one in first["params"])
+    assert [len(group["params"]) for group in of_experts] == [2, 2]
+    assert all((group["moe"], group["name"], group["lr"]) == (True, "ep_size_2", 0.1) for group in of_experts)
+    assert has_moe_layers(model) == (True, 4)
+    with pytest.raises(ValueError, match="has parameters of experts and no name"):
+        split_params_into_different_moe_groups_for_optimizer({"params": params})
