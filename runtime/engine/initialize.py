@@ -103,7 +103,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
     with torch.inference_mode(False), _told_of_engines_before(model):  # what is made in it is never trained
-        divided = None
+        divided, experts = None, PlacedExperts(model, axes, settings)
         if settings.tensor_parallel is not None:
             check_dtype(model, precision_of(settings).parameters)
             if known is None:
@@ -111,7 +111,6 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)
-        experts = PlacedExperts(model, axes, settings)
         if settings.expert_parallel is not None:
             check_optimizer(optimizer)
             experts.divide(device)

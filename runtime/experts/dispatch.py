@@ -115,7 +115,7 @@ def through_slots(slots: Tensor, axis: ExpertAxis, experts: Callable[[Tensor], T
     if axis.size > 1:
         slots = axis.exchange(slots, sent=sizes, received=sizes, what="tokens")
     done = experts(slots.reshape(axis.size, num_local, capacity, width))
-    done = done.reshape(num_experts, capacity, -1)
+    done = done.reshape(num_experts, capacity, done.shape[-1])
     return axis.exchange(done, sent=sizes, received=sizes, what="results") if axis.size > 1 else done
 
 
@@ -138,7 +138,7 @@ def through_rows(
     done = experts(rows, counts) if axis.size == 1 else _on_ranks(rows, counts, axis, experts)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    return done[back].view(num_tokens, k, -1)
+    return done[back].view(num_tokens, k, done.shape[-1])
 
 
 def _on_ranks(

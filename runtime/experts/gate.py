@@ -62,7 +62,7 @@ def top1(
         capacity = _capacity(gates, capacity_factor, min_capacity)
     else:
         capacity = min(_largest(counts), num_tokens)
-    l_aux = torch.sum(gates.mean(dim=0) * mask.float().mean(dim=0)) * num_experts
+    l_aux = torch.sum(_mean(gates) * _mean(mask.float())) * num_experts
     preference = mask * torch.rand_like(gates) if use_rts else mask
     if num_tokens < min_capacity:
         raise ConfigError(
@@ -104,7 +104,7 @@ def top2(
     mask2 = F.one_hot(second, num_classes=num_experts)
     places1 = torch.cumsum(mask1, dim=0) - 1
     places2 = torch.cumsum(mask2, dim=0) - 1 + mask1.sum(dim=0, keepdim=True)
-    l_aux = torch.mean(gates.mean(dim=0) * mask1.float().mean(dim=0)) * num_experts * num_experts
+    l_aux = torch.mean(_mean(gates) * _mean(mask1.float())) * num_experts * num_experts
     counts = torch.sum(mask1 + mask2, dim=0).detach()
     if drop_tokens:
         capacity = _capacity(gates, capacity_factor * 2, min_capacity)
@@ -139,7 +139,7 @@ def top_k(
     best, chosen = torch.topk(gates, k=k, dim=1)
     mask = torch.zeros_like(gates, dtype=torch.bool).scatter_(1, chosen, True)
     counts = mask.sum(dim=0).detach()
-    l_aux = torch.mean(gates.mean(dim=0) * mask.float().mean(dim=0)) * num_experts * num_experts / k
+    l_aux = torch.mean(_mean(gates) * _mean(mask.float())) * num_experts * num_experts / k
     if drop_tokens:
         capacity = _capacity(gates, capacity_factor * k, min_capacity)
         preference = torch.zeros_like(gates).scatter(1, chosen, best)
@@ -240,6 +240,11 @@ def _capacity(gates: Tensor, factor: float, min_capacity: int) -> int:
     """Return how many tokens an expert takes; the factor is rounded to float32, as DeepSpeed has it."""
     num_tokens, num_experts = gates.shape
     return max(int(torch.ceil((num_tokens / num_experts) * torch.tensor(factor))), min_capacity)
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Return the mean over tokens, 0 without any: the loss of such a rank is no NaN."""
+    return values.mean(dim=0) if len(values) else values.sum(dim=0)
 
 
 def _largest(counts: Tensor) -> int:

@@ -129,7 +129,7 @@ def make_config(stage: int, **changes: Any) -> dict[str, Any]:
     """A ds_config for SGD with a clip below the norm: AdamW would hide gradients of a wrong scale."""
     zero = changes.pop("zero_optimization", {})
     settings = {
-        "train_batch_size": SAMPLES * GAS,
+        "train_batch_size": SAMPLES * changes.get("gradient_accumulation_steps", GAS),
         "gradient_accumulation_steps": GAS,
         "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
         "gradient_clipping": CLIP,

@@ -294,3 +294,22 @@ def test_parameters_of_experts_go_into_groups_of_their_own() -> None:
     assert has_moe_layers(model) == (True, 4)
     with pytest.raises(ValueError, match="has parameters of experts and no name"):
         split_params_into_different_moe_groups_for_optimizer({"params": params})
+
+
+def _unequal(rank: int, k: int) -> list[bool]:
+    """Ranks have other numbers of tokens, and in the last step none has any."""
+    model = make_layered(rank, 2, k=k)
+    engine = start(model, 3, gradient_accumulation_steps=1)
+    finite = []
+    for numbers in ([0, 3, 9, 1], [5, 0, 0, 2], [0, 0, 0, 0]):
+        output, l_aux = engine(torch.randn(numbers[rank], 7))
+        engine.backward(output.float().sum() + l_aux)
+        engine.step()
+        finite.append(bool(torch.isfinite(torch.tensor(engine.get_global_grad_norm()))))
+    engine.destroy()
+    return finite
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_ranks_may_have_other_numbers_of_tokens_or_none(ranks: Ranks, k: int) -> None:
+    assert ranks(_unequal, k, world_size=4, deadline_s=60.0) == [[True] * 3] * 4
