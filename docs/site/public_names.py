@@ -10,7 +10,7 @@ from typing import Any
 
 import dslaunch
 
-OF_THE_PACKAGE = ("checkpointing", "comm", "ops", "profiling", "utils", "zero")
+OF_THE_PACKAGE = ("checkpointing", "comm", "moe", "ops", "profiling", "utils", "zero")
 BELOW = {"ops": ("adagrad", "adam", "lamb", "lion"), "utils": ("zero_to_fp32", "zero_to_torch")}
 VALUES = {
     ("dslaunch", "__version__"): "The version, as text.",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ConfigError as ConfigError,
         PipelineError as PipelineError,
     )
+    from .runtime.experts import api as experts_api
     from .runtime.metrics import profiler
     from .runtime.pipeline.layers import LayerSpec as LayerSpec, TiedLayerSpec as TiedLayerSpec
     from .runtime.pipeline.module import PipelineModule as PipelineModule, pipeline as pipeline
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .runtime.zero import api
 
     comm = comm_api
+    moe = experts_api
     profiling = profiler
     zero = api
 
@@ -63,6 +65,7 @@ _HOME_OF = {
 _MODULE_OF = {
     "checkpointing": ".runtime.activation.checkpointing",
     "comm": ".runtime.compat.comm",
+    "moe": ".runtime.experts.api",
     "ops": ".ops",
     "profiling": ".runtime.metrics.profiler",
     "utils": ".utils",

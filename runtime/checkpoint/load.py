@@ -307,7 +307,11 @@ class _Names(NamedTuple):
 
 def _names_of_all(training: Training) -> _Names:
     """Order: a collective where ranks hold other layers"""
-    members = [(sub_buffer.is_trained, member.name) for sub_buffer, _, member in _members(training)]
+    members = [
+        (sub_buffer.is_trained, name)
+        for sub_buffer, index, _ in _members(training)
+        for name in sub_buffer.true_names(index)
+    ]
     own = _Names(
         parameters={name for _, name in members},
         buffers=set(training.beside_units()),
@@ -339,7 +343,9 @@ def _check(
     weights = {name[len(MODEL) :]: shape for name, shape in shapes.items() if name.startswith(MODEL)}
     if plan.with_module:
         params = {
-            member.name: sub_buffer.whole_shape(index) for sub_buffer, index, member in _members(training)
+            name: sub_buffer.whole_shape(index)
+            for sub_buffer, index, _ in _members(training)
+            for name in sub_buffer.true_names(index)
         }
         buffers = {
             name: tuple(getattr(value, "shape", ())) for name, value in training.beside_units().items()

@@ -246,13 +246,14 @@ def _problem(error: Exception, rank: int) -> str:
 
 
 def _frozen(training: Training) -> frozenset[str]:
-    members = (
-        member
+    return frozenset(
+        name
         for unit in training.model.units
         for sub_buffer in unit.sub_buffers
-        for member in sub_buffer.members
+        for index, member in enumerate(sub_buffer.members)
+        if not member.param.requires_grad
+        for name in sub_buffer.true_names(index)
     )
-    return frozenset(member.name for member in members if not member.param.requires_grad)
 
 
 def _check_tags(training: Training, tags: Sequence[str], *, is_latest: bool) -> None:

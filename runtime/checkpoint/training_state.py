@@ -47,6 +47,13 @@ class Training:
             for name, param in self.module.named_parameters(remove_duplicate=False)
             if param.is_floating_point()
         }
+        in_units |= {
+            name
+            for unit in self.model.units
+            for sub_buffer in unit.sub_buffers
+            for index in range(len(sub_buffer.members))
+            for name in sub_buffer.true_names(index)
+        }
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
         state = self.module.state_dict(keep_vars=True)
         return {

@@ -1,7 +1,7 @@
-"""Which ranks share what. Layers may be divided over neighbours; the others train on data of their own. No
-sequence and no expert is divided between ranks.
+"""Which ranks share what. Layers may be divided over neighbours, and experts over ranks that train on data of
+their own. No sequence is divided between ranks.
 
-Source: DeepSpeed 0.19.8 utils/groups.py: what its functions return without sequence or expert parallelism
+Source: DeepSpeed 0.19.8 utils/groups.py: what its functions return without sequence parallelism
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from ..comm.mesh import ALONE, Axis
 from ..errors import ConfigError
-from ..mesh.current import current_axes, sharers, tensor_axis
+from ..mesh.current import current_axes, expert_axes, sharers, tensor_axis
 from . import comm
 
 
@@ -92,3 +93,71 @@ def sequence_parallel_group() -> NoReturn:
         "no sequence is divided between ranks here, so there is no group of them; leave "
         "sequence parallelism out"
     )
+
+
+def expert_parallel_group(group_name: str) -> Any:
+    """Return the group of the ranks that hold all experts together; the name is as "ep_size_2".
+
+    Errors: ConfigError before initialize() has made it
+    """
+    return _group_of(group_name, 0)
+
+
+def expert_parallel_world_size(group_name: str) -> int:
+    """Return how many these are."""
+    return _axis_of(group_name, 0).size
+
+
+def expert_parallel_rank(group_name: str) -> int:
+    """Return this rank's number among them."""
+    return _axis_of(group_name, 0).index
+
+
+def expert_data_parallel_group(group_name: str) -> Any:
+    """Return the group of the ranks that hold the same experts.
+
+    Errors: ConfigError before initialize() has made it, and where each expert is on one rank
+    """
+    return _group_of(group_name, 1)
+
+
+def expert_data_parallel_world_size(group_name: str) -> int:
+    """Return how many these are."""
+    return _axis_of(group_name, 1).size
+
+
+def expert_data_parallel_rank(group_name: str) -> int:
+    """Return this rank's number among them."""
+    return _axis_of(group_name, 1).index
+
+
+def largest_expert_size() -> int:
+    """Return the largest number of ranks that hold all experts of a layer together."""
+    return max((together.size for together, _ in expert_axes().values()), default=1)
+
+
+def largest_expert_size_name() -> str:
+    """Return the name of their group."""
+    return f"ep_size_{largest_expert_size()}"
+
+
+def _axis_of(group_name: str, which: int) -> Axis:
+    if group_name == "ep_size_1":
+        return (ALONE, sharers() or ALONE)[which]
+    known = expert_axes()
+    if group_name not in known:
+        raise ConfigError(
+            f"there is no group of experts {group_name!r}; there are "
+            f"{', '.join(sorted(known)) or 'none before initialize()'}: MoE(ep_size=n) has 'ep_size_n'"
+        )
+    return known[group_name][which]
+
+
+def _group_of(group_name: str, which: int) -> Any:
+    axis = _axis_of(group_name, which)
+    if axis.is_alone:
+        raise ConfigError(
+            f"the group of experts {group_name!r} has one rank along this axis, which has no process group; "
+            "look at its world size before you ask for it"
+        )
+    return axis.group or comm.get_world_group()

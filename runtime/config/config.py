@@ -9,6 +9,7 @@ from pydantic import Field
 
 from .activation import ActivationConfig
 from .checkpoint import CheckpointConfig
+from .experts import ExpertParallelConfig
 from .keys.value import Bool, Count, DtypeName, Interval, Positive, Size
 from .mesh import MeshConfig
 from .monitor import (
@@ -74,6 +75,8 @@ class Config(Section):
     mesh: MeshConfig | None = None
     """What the launcher, the ds_config and the program say of the axes; None: nothing but tp at most."""
     pipeline: PipelineConfig | None = None
+    expert_parallel: ExpertParallelConfig | None = None
+    use_data_before_expert_parallelism: Bool | None = None
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None

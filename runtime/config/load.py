@@ -13,6 +13,7 @@ from . import optimizer, scheduler
 from .activation import ActivationConfig
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config, Origin
+from .experts import ExpertParallelConfig
 from .keys.table import keys_for
 from .keys.value import PLAIN, POSITIVE, show, show_name
 from .lenient import relax
@@ -200,6 +201,13 @@ def _read_mesh(
     return mesh, mesh.tp or tp_size if is_agreed else 1
 
 
+def _read_experts(used: dict[str, Any], problems: dict[str, str]) -> ExpertParallelConfig | None:
+    """Return the section, None if it divides nothing."""
+    given = used.get("expert_parallel", {})
+    found = read_section(ExpertParallelConfig, given, path="expert_parallel", problems=problems)
+    return None if found is None or found.size == 1 else found
+
+
 def _count_samples_once(used: dict[str, Any], world_size: int) -> None:
     """DeepSpeed's train_batch_size counts the samples of every rank, also of those that compute together."""
     if all(POSITIVE.accepts(used[name]) for name in (TRAIN, MICRO, STEPS)):
@@ -324,6 +332,7 @@ def load_config(
         used, problems, num_ranks, tp_size, num_stages=num_stages, launched=launched or {}
     )
     used["tensor_parallel"], world_size = _read_tensor(used, problems, num_ranks, tp_size)
+    used["expert_parallel"] = _read_experts(used, problems)
     line = fill_batch(used, world_size=num_ranks if is_lenient else world_size)
     if is_lenient and line is None and world_size < num_ranks:
         _count_samples_once(used, world_size)

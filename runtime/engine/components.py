@@ -19,6 +19,7 @@ from ..comm.watchdog.watchdog import Watchdog, watch
 from ..config import Config
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
+from ..experts.placed import PlacedExperts
 from ..mesh.axes import Axes
 from ..mesh.current import note
 from ..mesh.domain import Domains
@@ -77,6 +78,7 @@ def make_components(
     device: torch.device,
     worker: WorkerEnvironment,
     divided: DividedModel | None = None,
+    experts: PlacedExperts | None = None,
 ) -> Components:
     """Place the module in flat buffers, with rank 0's values, and make all that trains it.
 
@@ -89,6 +91,8 @@ def make_components(
     if divided is not None:
         divided.join(domains, device)
         divided.agree_on_random_numbers(device)
+    if experts is not None:
+        experts.join(domains)
     job = domains.job
     timeout = group_timeout() or worker.timeout
     watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)

@@ -20,6 +20,7 @@ from ..config import Config
 from ..data.loader import Loader, load_data
 from ..environment import WorkerEnvironment
 from ..errors import CheckpointError, ConfigError
+from ..experts.placed import PlacedExperts
 from ..mesh.axes import Axes
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import check_metric
@@ -53,6 +54,7 @@ class Engine(Getters, nn.Module):
         device: torch.device,
         worker: WorkerEnvironment,
         divided: DividedModel | None = None,
+        experts: PlacedExperts | None = None,
     ) -> None:
         """Place the module in flat buffers, with rank 0's values; `initialize()` calls this.
 
@@ -83,6 +85,7 @@ class Engine(Getters, nn.Module):
             device=device,
             worker=worker,
             divided=divided,
+            experts=experts,
         )
         self._policy, self._domains, self._watchdog = made.policy, made.domains, made.watchdog
         self._wire = made.domains.wire

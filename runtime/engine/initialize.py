@@ -23,6 +23,7 @@ from ..config.pipeline import PipelineConfig
 from ..data.loader import Loader
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
+from ..experts.placed import PlacedExperts
 from ..log import logger as _log
 from ..mesh.axes import Axes, axes_of_job
 from ..offload.host_memory import keep_freed_memory
@@ -111,7 +112,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
     with torch.inference_mode(False), _told_of_engines_before(model):  # what is made in it is never trained
-        divided = None
+        divided, experts = None, PlacedExperts(model, axes, settings)
         if settings.tensor_parallel is not None:
             check_dtype(model, precision_of(settings).parameters)
             if known is None:
@@ -119,6 +120,9 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)
+        if settings.expert_parallel is not None:
+            check_optimizer(optimizer)
+            experts.divide(device)
         flat_optimizer = choose_optimizer(
             settings,
             client=optimizer,
@@ -137,6 +141,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             device=device,
             worker=worker,
             divided=divided,
+            experts=experts,
         )
         engine.lr_scheduler, engine.collate_fn = scheduler, collate_fn
         if training_data is not None:

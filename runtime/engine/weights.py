@@ -40,7 +40,24 @@ class Weights:
         """
         with self._model.gathered(), whole_parameters(self._model.units):
             state: dict[str, Any] = self._module.state_dict(*args, **kwargs)
+            state |= self._elsewhere(state, str(kwargs.get("prefix", "")))
             return _cloned(state) if self._model.policy.parameters is Placement.SHARDED else state
+
+    def _elsewhere(self, state: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+        """Return copies of the parameters that only other ranks have.
+
+        Order: a collective where there are any
+        """
+        found: dict[str, Tensor] = {}
+        for sub_buffer in (one for unit in self._model.units for one in unit.sub_buffers):
+            names = sub_buffer.domain.names
+            if names is None:
+                continue
+            for member in sub_buffer.members:
+                values = names.gather(member.param.detach(), what=f"parameter '{member.name}'")
+                named = zip(names.all(member.name), values, strict=True)
+                found |= {prefix + name: value for name, value in named}
+        return {name: value for name, value in found.items() if name not in state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> Any:
         """Load weights into the module, and into the optimizer's float32 masters where there are any.
@@ -87,7 +104,15 @@ class Weights:
     def frozen(self) -> set[str]:
         """Return the names of the parameters that need no gradient."""
         named = self._module.named_parameters(remove_duplicate=False)
-        return {name for name, param in named if not param.requires_grad}
+        here = {name for name, param in named if not param.requires_grad}
+        sub_buffers = [sub_buffer for unit in self._model.units for sub_buffer in unit.sub_buffers]
+        return here | {
+            name
+            for sub_buffer in sub_buffers
+            for index, member in enumerate(sub_buffer.members)
+            if member.name in here
+            for name in sub_buffer.true_names(index)
+        }
 
     def save(
         self,
@@ -152,14 +177,25 @@ class Weights:
         if not self._job.is_first:
             return None
         name_of = {
-            id(member.param): member.name for sub_buffer in sub_buffers for member in sub_buffer.members
+            id(member.param): sub_buffer.true_name(index)
+            for sub_buffer in sub_buffers
+            for index, member in enumerate(sub_buffer.members)
         }
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
-        return {
+        here = {
             name: values[name_of[id(value)]] if id(value) in name_of else _to_host(value)
             for name, value in self._module.state_dict(keep_vars=True).items()
             if name not in left_out
         }
+        elsewhere = {
+            name: values[name]
+            for sub_buffer in sub_buffers
+            if sub_buffer.domain.names is not None
+            for index, member in enumerate(sub_buffer.members)
+            if member.name not in left_out
+            for name in sub_buffer.true_names(index)
+        }
+        return {**here, **elsewhere}
 
     def _of_all_stages(self, left_out: set[str]) -> dict[str, Any] | None:
         weights = WeightsStream(self._module, self._model, self._domains, left_out=left_out)

@@ -55,7 +55,9 @@ class WeightsStream:
             if not set(left_out).issuperset(member.name for member in sub_buffer.members)
         ]
         first_name = {
-            id(member.param): member.name for sub_buffer in sub_buffers for member in sub_buffer.members
+            id(member.param): sub_buffer.true_name(index)
+            for sub_buffer in sub_buffers
+            for index, member in enumerate(sub_buffer.members)
         }
         pieces = [
             _Piece(sub_buffer.param_shard.values.flat.dtype, sub_buffer, {}) for sub_buffer in sub_buffers
@@ -161,7 +163,8 @@ class WeightsStream:
     def _members(self, sub_buffer: SubBuffer) -> Iterator[tuple[str, tuple[int, ...]]]:
         for index, member in enumerate(sub_buffer.members):
             if member.name not in self._left_out:
-                yield member.name, sub_buffer.whole_shape(index)
+                shape = sub_buffer.whole_shape(index)
+                yield from ((name, shape) for name in sub_buffer.true_names(index))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -178,6 +181,12 @@ def wholes(sub_buffer: SubBuffer, flat: Tensor | None, domains: Domains) -> Iter
     """
     for index, (member, slot) in enumerate(zip(sub_buffer.members, sub_buffer.layout.slots, strict=True)):
         part = None if flat is None else flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
+        names = sub_buffer.domain.names
+        if names is not None:
+            values = names.gather_to_first(part, what=f"parameter '{member.name}'")
+            if values is not None and domains.leads:
+                yield from zip(names.all(member.name), values, strict=True)
+            continue
         whole = sub_buffer.gather_parts_to_first(index, part)
         if whole is not None and domains.leads:
             yield member.name, whole

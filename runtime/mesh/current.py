@@ -6,6 +6,7 @@ Source: DeepSpeed 0.19.8 utils/groups.py, whose functions are of the process, to
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 
 import torch.distributed as dist
 
@@ -32,6 +33,12 @@ def sharers() -> Axis | None:
     """Return the ranks that share dense parameters with this one; None before an engine is made."""
     domains = None if _last is None else _last()
     return None if domains is None else domains.dense.comm.mesh.sharers
+
+
+def expert_axes() -> Mapping[str, tuple[Axis, Axis]]:
+    """Return by DeepSpeed's name the ranks that hold all experts together, and those that hold the same."""
+    domains = None if _last is None else _last()
+    return {} if domains is None else domains.of_experts
 
 
 def tensor_axis() -> Axis:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..comm.flight_recorder import Line
-from ..comm.mesh import Lines, make_axis, make_mesh, make_shard_axis
+from ..comm.mesh import Axis, Lines, make_axis, make_mesh, make_shard_axis
 from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
 from .axes import HOLDERS, SAMPLES, Axes
 from .cut import Cut
+from .names import NamesByRank
 from .parts import Cuts, Parts
 
 DENSE = "dense"
@@ -30,6 +31,7 @@ class Domain:
     sharers: Lines  # of all ranks: those that share such parameters are in one line
     shard_size: int | None  # of a shard axis; None: the whole line
     parts: Parts | None = None  # of its parameters, each of which is divided over other ranks
+    names: NamesByRank | None = None  # of its parameters, where others elsewhere are called the same
 
     def cuts_of(self, param: nn.Parameter) -> Cuts | None:
         """Return how all parts of a parameter are cut, by rank; None if it is here as a whole."""
@@ -38,6 +40,14 @@ class Domain:
     def cut_of(self, param: nn.Parameter) -> Cut | None:
         """Return how this rank's part of it is cut; None if it is here as a whole."""
         return None if self.parts is None else self.parts.own(param)
+
+    def true_name(self, name: str) -> str:
+        """Return the name in the whole model of a parameter that is called so here."""
+        return name if self.names is None else self.names.own(name)
+
+    def true_names(self, name: str) -> tuple[str, ...]:
+        """Return those of the parameters that are called so on any rank."""
+        return (name,) if self.names is None else self.names.all(name)
 
     def label(self, unit: str) -> str:
         """Return the name of its part of a unit, in messages and on the wire."""
@@ -57,6 +67,9 @@ class Domains:
         self.wire = Wire()
         self.job = Job(self.wire, leaders=axes.leaders)
         self._all: list[Domain] = []
+        self._groups: list[RankGroup] = []
+        # by DeepSpeed's name: the ranks that hold all experts together, and those that hold the same ones
+        self.of_experts: dict[str, tuple[Axis, Axis]] = {}
         self._of: dict[int, Domain] = {}  # by id of a parameter or buffer; the others are dense
         self._copies = None if axes.tp == 1 else axes.lines(("tp",))
         self.dense = self.add(
@@ -72,7 +85,7 @@ class Domains:
             if axes.tp > 1:
                 self._stage = RankGroup(make_axis(axes.lines(HOLDERS)), self.wire)
 
-    def add(
+    def add(  # noqa: PLR0913
         self,
         name: str,
         *,
@@ -83,9 +96,10 @@ class Domains:
         divisor: int = 0,
         params: Iterable[Tensor] = (),
         parts: Parts | None = None,
+        names: NamesByRank | None = None,
     ) -> Domain:
-        """Make one, of these parameters and buffers, of which `parts` tells how they are divided; see
-        `make_mesh`.
+        """Make one, of these parameters and buffers, of which `parts` tells how they are divided, and `names`
+        what they are called in the whole model; see `make_mesh`.
 
         Order: every rank must call this in the same order: it may create process groups
         """
@@ -97,11 +111,25 @@ class Domains:
             divisor=divisor,
         )
         domain = Domain(
-            name=name, comm=Collectives(mesh, self.wire), sharers=sharers, shard_size=shard_size, parts=parts
+            name=name,
+            comm=Collectives(mesh, self.wire),
+            sharers=sharers,
+            shard_size=shard_size,
+            parts=parts,
+            names=names,
         )
         self._all.append(domain)
         self._of |= {id(tensor): domain for tensor in params}
         return domain
+
+    def add_group(self, lines: Lines) -> RankGroup:
+        """Make a process group of each line, for what its ranks tell each other beside all domains.
+
+        Order: every rank must call this in the same order: it may create process groups
+        """
+        group = RankGroup(make_shard_axis(shard_size=len(lines[0]), sharers=lines), self.wire)
+        self._groups.append(group)
+        return group
 
     def of(self, tensor: Tensor) -> Domain:
         """Return the domain of a parameter or buffer of the model."""
@@ -191,3 +219,5 @@ class Domains:
             domain.comm.close()
         if self._stage is not None and self.axes.tp > 1:
             self._stage.axis.without_group()
+        for group in self._groups:
+            group.axis = group.axis.without_group()

@@ -48,17 +48,17 @@ class FusedRule:
         if not any(sub_buffer.optimizer_shard.missed for sub_buffer in self._sub_buffers):
             return {}
         return {
-            member.name: {_MISSED: sub_buffer.optimizer_shard.missed.get(index, 0)}
+            sub_buffer.true_name(index): {_MISSED: sub_buffer.optimizer_shard.missed.get(index, 0)}
             for sub_buffer in self._sub_buffers
-            for index, member in enumerate(sub_buffer.members)
+            for index in range(len(sub_buffer.members))
         }
 
     def load_beside(self, saved: ByName) -> None:
         """Go on to count those."""
         for sub_buffer in self._sub_buffers:
             found = {
-                index: saved.get(member.name, {}).get(_MISSED, 0)
-                for index, member in enumerate(sub_buffer.members)
+                index: saved.get(sub_buffer.true_name(index), {}).get(_MISSED, 0)
+                for index in range(len(sub_buffer.members))
             }
             sub_buffer.optimizer_shard.missed = {
                 index: int(missed) for index, missed in found.items() if missed

@@ -53,7 +53,7 @@ class _StandIn(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.sub_buffer.members[self.member_index].name
+        return self.sub_buffer.true_name(self.member_index)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -139,7 +139,9 @@ class TorchOptimizerRule:
                     ):
                         sub_buffer.copy_fragment(index, value, _state_of(sub_buffer, name))
                     else:
-                        beside.setdefault(member.name, {})[name] = value.clone() if is_tensor else value
+                        beside.setdefault(sub_buffer.true_name(index), {})[name] = (
+                            value.clone() if is_tensor else value
+                        )
         if any(wrapped.states for wrapped in self._optimizers):
             self.load_beside(beside)
         for wrapped in self._optimizers:

@@ -60,6 +60,14 @@ class SubBuffer:
     def layout(self) -> FlatLayout:
         return self.plan.layout
 
+    def true_name(self, index: int) -> str:
+        """Return the name in the whole model of the member at `index`."""
+        return self.domain.true_name(self.members[index].name)
+
+    def true_names(self, index: int) -> tuple[str, ...]:
+        """Return those of what all ranks have at `index`: several for experts."""
+        return self.domain.true_names(self.members[index].name)
+
     def whole_shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of the member at `index`, the parts of all ranks together."""
         cut = self.domain.cut_of(self.members[index].param)

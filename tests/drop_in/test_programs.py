@@ -97,14 +97,19 @@ def test_the_cifar_tutorial_trains_the_same_at_other_stages_and_in_bfloat16(word
     assert_same(results("cifar.py", *words), results("cifar.py", "--stage=0"), SAME_BF16)
 
 
+MOE = ("--moe", "--ep-world-size=2", "--num-experts", "4", "2", "--top-k=1", "--mlp-type=residual")
+
+
+def test_the_cifar_tutorial_trains_experts_over_ranks_at_stage_2_as_at_stage_0() -> None:
+    at_0, at_2 = results("cifar.py", *MOE, "--stage=0"), results("cifar.py", *MOE, "--stage=2")
+    assert_same(at_2, at_0, SAME)
+    assert at_0[0][-1] < at_0[0][0]
+
+
 @pytest.mark.exhaustive
-def test_the_cifar_tutorial_is_told_by_name_when_an_option_asks_for_experts() -> None:
-    code, said = run("cifar.py", "--moe")
-    assert code != 0
-    assert (
-        "NotImplementedError: deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts "
-        "live on different ranks"
-    ) in said
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_cifar_tutorial_trains_experts_over_ranks_at_other_stages(stage: int) -> None:
+    assert_same(results("cifar.py", *MOE, f"--stage={stage}"), results("cifar.py", *MOE, "--stage=0"), SAME)
 
 
 @pytest.mark.exhaustive

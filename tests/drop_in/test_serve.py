@@ -27,7 +27,7 @@ print(json.dumps(said))
 PIPES = (
     'is not in dslaunch: is how DeepSpeed runs a batch; see "Pipelines" in docs/reference/compatibility.md'
 )
-EXPERTS = 'has layers whose experts live on different ranks; see "Experts" in docs/reference/compatibility.md'
+LINEAR = 'has layers with quantized or sharded bases; see "Compression and quantization" in docs/reference/'
 UNKNOWN = (
     "of dslaunch has no attribute 'no_such_name'; DeepSpeed's names are listed in "
     "docs/reference/compatibility.md"
@@ -47,9 +47,9 @@ CASES = {
         f"deepspeed.runtime.pipe.schedule.TrainSchedule {PIPES}",
     ),
     "from deepspeed.moe.layer import MoE": ("", ""),
-    "from deepspeed.moe.layer import MoE; MoE(3)": (
+    "from deepspeed.linear import LoRAConfig; LoRAConfig(3)": (
         "NotImplementedError",
-        f"deepspeed.moe.layer.MoE is not in dslaunch: {EXPERTS}",
+        f"deepspeed.linear.LoRAConfig is not in dslaunch: {LINEAR}compatibility.md",
     ),
     "from deepspeed import no_such_name": ("ImportError", f"module 'deepspeed' {UNKNOWN}"),
     "deepspeed.no_such_name": ("AttributeError", f"module 'deepspeed' {UNKNOWN}"),

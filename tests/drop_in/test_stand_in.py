@@ -9,7 +9,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Optional, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pytest
 from torch import nn
@@ -18,8 +18,8 @@ from dslaunch import drop_in
 from dslaunch.runtime.config.load import load_config
 
 TEXT = (
-    "deepspeed.moe.layer.MoE is not in dslaunch: has layers whose experts live on different ranks; see "
-    '"Experts" in docs/reference/compatibility.md'
+    "deepspeed.linear.optimized_linear.OptimizedLinear is not in dslaunch: has layers with quantized or "
+    'sharded bases; see "Compression and quantization" in docs/reference/compatibility.md'
 )
 
 
@@ -34,44 +34,46 @@ def _deepspeed_is_dslaunch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def moe() -> Any:
-    from deepspeed.moe.layer import MoE
+def absent() -> Any:
+    from deepspeed.linear.optimized_linear import OptimizedLinear
 
-    return MoE
-
-
-def test_nothing_is_an_instance_of_it(moe: Any) -> None:
-    assert not isinstance(nn.Linear(1, 1), moe)
-    assert not isinstance(moe, moe)
-    assert not isinstance(3, (nn.Module, moe))
+    return OptimizedLinear
 
 
-def test_it_is_the_same_each_time(moe: Any) -> None:
-    import deepspeed.moe.layer
-
-    assert deepspeed.moe.layer.MoE is moe
-    assert issubclass(type("Mine", (moe,), {}), moe)
-
-
-def test_no_instance_is_made_past_the_call(moe: Any) -> None:
-    with pytest.raises(NotImplementedError, match=r"^deepspeed\.moe\.layer\.MoE is not in dslaunch"):
-        moe.__new__(moe)
+def test_nothing_is_an_instance_of_it(absent: Any) -> None:
+    assert not isinstance(nn.Linear(1, 1), absent)
+    assert not isinstance(absent, absent)
+    assert not isinstance(3, (nn.Module, absent))
 
 
-def test_it_can_be_sent_to_another_process(moe: Any) -> None:
+def test_it_is_the_same_each_time(absent: Any) -> None:
+    import deepspeed.linear.optimized_linear
+
+    assert deepspeed.linear.optimized_linear.OptimizedLinear is absent
+    assert issubclass(type("Mine", (absent,), {}), absent)
+
+
+def test_no_instance_is_made_past_the_call(absent: Any) -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"^deepspeed\.linear\.optimized_linear\.OptimizedLinear is not in dslaunch"
+    ):
+        absent.__new__(absent)
+
+
+def test_it_can_be_sent_to_another_process(absent: Any) -> None:
     from deepspeed.moe.sharded_moe import TOPK_GATE_TIMER
 
-    for one in (moe, TOPK_GATE_TIMER):
+    for one in (absent, TOPK_GATE_TIMER):
         assert pickle.loads(pickle.dumps(one)) is one
 
 
-def test_it_is_a_type_in_annotations(moe: Any) -> None:
-    def forward(one: moe, other: moe | None = None, third: Optional[moe] = None) -> dict[str, moe]:  # noqa: UP045
+def test_it_is_a_type_in_annotations(absent: Any) -> None:
+    def forward(one: absent, other: absent | None = None, third: absent | None = None) -> dict[str, absent]:
         return {}
 
-    assert {moe: 1}[moe] == 1
+    assert {absent: 1}[absent] == 1
     assert forward(1) == {}
-    assert moe[int] is moe
+    assert absent[int] is absent
 
 
 def bases_beside_it() -> list[type]:
@@ -88,8 +90,8 @@ def bases_beside_it() -> list[type]:
 
 
 @pytest.mark.parametrize("other", bases_beside_it(), ids=lambda one: one.__name__)
-def test_a_class_can_be_made_from_it_and_raises_when_it_is_instantiated(moe: Any, other: type) -> None:
-    class Mine(moe, other):  # type: ignore[misc]
+def test_a_class_can_be_made_from_it_and_raises_when_it_is_instantiated(absent: Any, other: type) -> None:
+    class Mine(absent, other):  # type: ignore[misc]
         size = 3
 
         def __init__(self) -> None:
@@ -107,27 +109,27 @@ def enter(one: Any) -> None:
 
 
 USES: dict[str, Callable[[Any], object]] = {
-    "calling it": lambda moe: moe(hidden_size=3),
+    "calling it": lambda absent: absent(hidden_size=3),
     "entering it": enter,
     "going through it": list,
-    "looking into it": lambda moe: 3 in moe,
-    "counting with it": lambda moe: moe + 1,
-    "comparing with it": lambda moe: moe < 1,
+    "looking into it": lambda absent: 3 in absent,
+    "counting with it": lambda absent: absent + 1,
+    "comparing with it": lambda absent: absent < 1,
 }
 
 
 @pytest.mark.parametrize("use", USES)
-def test_using_it_raises_its_name_and_the_reason(moe: Any, use: str) -> None:
+def test_using_it_raises_its_name_and_the_reason(absent: Any, use: str) -> None:
     with pytest.raises(NotImplementedError) as raised:
-        USES[use](moe)
+        USES[use](absent)
     assert str(raised.value) == TEXT
 
 
-def test_an_attribute_of_it_is_not_there_and_the_reason_is_said(moe: Any) -> None:
-    assert not hasattr(moe, "load")
+def test_an_attribute_of_it_is_not_there_and_the_reason_is_said(absent: Any) -> None:
+    assert not hasattr(absent, "load")
     with pytest.raises(AttributeError) as raised:
-        moe.load  # noqa: B018
-    assert str(raised.value) == f"MoE.load: {TEXT}"
+        absent.load  # noqa: B018
+    assert str(raised.value) == f"OptimizedLinear.load: {TEXT}"
 
 
 USES_OF_A_CONSTANT: dict[str, Callable[[Any], object]] = {
@@ -172,20 +174,6 @@ def test_kernels_are_asked_for_without_an_error_and_loading_one_names_it() -> No
     assert deepspeed.ops.__compatible_ops__[CPUAdamBuilder.NAME]
     with pytest.raises(NotImplementedError, match=r"CPUAdamBuilder\(\)\.load\(\) is not in dslaunch"):
         CPUAdamBuilder().load()
-
-
-def test_parameters_are_sorted_into_groups_as_those_of_a_dense_model() -> None:
-    from deepspeed.moe.utils import has_moe_layers, split_params_into_different_moe_groups_for_optimizer
-
-    model = nn.Linear(2, 2)
-    groups = split_params_into_different_moe_groups_for_optimizer(
-        {"params": model.parameters(), "name": "parameters", "lr": 0.1}
-    )
-    assert groups == [{"params": [model.weight, model.bias], "name": "parameters", "lr": 0.1}]
-    assert has_moe_layers(model) == (False, 0)
-    model.bias.allreduce = False  # type: ignore[attr-defined]
-    with pytest.raises(NotImplementedError, match="allreduce=False, which marks experts"):
-        split_params_into_different_moe_groups_for_optimizer(groups)
 
 
 def test_layers_are_found_and_replaced_by_dotted_names() -> None:

@@ -207,7 +207,7 @@ class SubBufferRuns:
         self, flat: str, name_of: Callable[[str], str | None], wanted: tuple[int, int], flat_start: int
     ) -> Iterator[Run]:
         for member, slot in zip(self.sub_buffer.members, self.sub_buffer.layout.slots, strict=True):
-            name = name_of(member.name)
+            name = name_of(self.sub_buffer.domain.true_name(member.name))
             if name is None:
                 continue
             low, high = _overlap(slot, wanted)

@@ -82,12 +82,6 @@ ABSENT = (
         "nothing enabled in it",
         "choose and order samples in the training data",
     ),
-    opaque(
-        "expert_parallel",
-        nothing_enabled,
-        "nothing enabled in it",
-        "experts are parameters as others are, divided at stage 3",
-    ),
     opaque("quantize_training", nothing_enabled, "nothing enabled in it", "leave it out"),
     opaque("sparse_attention", is_empty, "{}", "leave it out"),
     opaque("weight_quantization", is_empty, "{}", "it is for inference"),

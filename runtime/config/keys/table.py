@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from .absent import ABSENT
+from .experts import EXPERTS
 from .key import Fate, Key, used
 from .mesh import MESH
 from .monitor import MONITOR
@@ -66,6 +67,7 @@ KEYS: tuple[Key, ...] = tuple(
             *TENSOR,
             *MESH,
             *PIPELINE,
+            *EXPERTS,
             *MONITOR,
             *ABSENT,
         ),

@@ -48,7 +48,4 @@ TRAINING = (
         off=(1,),
         note="no sequence is divided between ranks; activation_checkpointing makes room for longer ones",
     ),
-    refused(
-        "use_data_before_expert_parallelism", note="experts are parameters as others are, divided at stage 3"
-    ),
 )

@@ -22,6 +22,12 @@ def add_argument() -> argparse.Namespace:
     parser.add_argument("--dtype", default="fp32", choices=["bf16", "fp16", "fp32"])
     parser.add_argument("--stage", type=int, default=0)
     parser.add_argument("--moe", action="store_true")
+    parser.add_argument("--ep-world-size", type=int, default=1)
+    parser.add_argument("--num-experts", type=int, nargs="+", default=[1])
+    parser.add_argument("--mlp-type", default="standard", choices=["standard", "residual"])
+    parser.add_argument("--top-k", type=int, default=1)
+    parser.add_argument("--min-capacity", type=int, default=0)
+    parser.add_argument("--noisy-gate-policy", default=None)
     parser = deepspeed.add_config_arguments(parser)
     return parser.parse_args()
 
@@ -73,13 +79,29 @@ class Net(nn.Module):
         self.fc1 = nn.Linear(8 * 2 * 2, 24)
         self.moe = args.moe
         if args.moe:
-            self.layers = nn.ModuleList([deepspeed.moe.layer.MoE(hidden_size=24, expert=nn.Linear(24, 24))])
+            fc2 = nn.Linear(24, 24)
+            self.moe_layer_list = nn.ModuleList(
+                deepspeed.moe.layer.MoE(
+                    hidden_size=24,
+                    expert=fc2,
+                    num_experts=num_experts,
+                    ep_size=args.ep_world_size,
+                    use_residual=args.mlp_type == "residual",
+                    k=args.top_k,
+                    min_capacity=args.min_capacity,
+                    noisy_gate_policy=args.noisy_gate_policy,
+                )
+                for num_experts in args.num_experts
+            )
         self.fc2 = nn.Linear(24, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(F.relu(self.conv1(x)))
         x = self.pool(F.relu(self.conv2(x)))
         x = F.relu(self.fc1(x.flatten(1)))
+        if self.moe:
+            for layer in self.moe_layer_list:
+                x, _, _ = layer(x)
         return self.fc2(x)
 
 

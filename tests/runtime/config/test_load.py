@@ -136,7 +136,8 @@ TOP = (
     "gradient_clipping, max_skipped_steps, steps_per_print, wall_clock_breakdown, dump_state, "
     "dataloader_drop_last, optimizer, scheduler, bf16, fp16, torch_autocast, data_types, "
     "communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
-    "tensor_parallel, mesh, pipeline, tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
+    "tensor_parallel, mesh, pipeline, expert_parallel, use_data_before_expert_parallelism, "
+    "tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
 )
 NOT_HERE = "is not available in this version"
 REMOVED = "DeepSpeed 0.19.8 has removed it, too"

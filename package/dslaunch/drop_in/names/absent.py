@@ -41,7 +41,7 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
         "divides sequences between ranks",
         "sequence runtime.sequence_parallel runtime.chunked_cross_entropy",
     ),
-    (EXPERTS, "has layers whose experts live on different ranks", "moe"),
+    (EXPERTS, "is a part of how DeepSpeed sends tokens to experts", "moe"),
     (PIPELINES, "is how DeepSpeed runs a batch", "runtime.pipe.schedule runtime.pipe.p2p"),
     (
         KERNELS,

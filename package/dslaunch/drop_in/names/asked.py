@@ -15,6 +15,7 @@ _BUILDERS = mapped(
     "TransformerBuilder UtilsBuilder",
     "`NAME` and `is_compatible()` say what there is; `load()` raises",
 )
+_EXPERTS = "is a part of how DeepSpeed sends tokens to experts"
 _COMPILES = "compiles kernels when they are first used; ours are compiled with the package"
 
 ASKED: tuple[Module, ...] = (
@@ -24,14 +25,26 @@ ASKED: tuple[Module, ...] = (
     absent(
         "deepspeed.moe.utils",
         EXPERTS,
-        "has layers whose experts live on different ranks",
-        mapped(
-            "dslaunch.drop_in.experts",
+        _EXPERTS,
+        works("dslaunch.runtime.experts.layer", "MoE"),
+        works(
+            "dslaunch.runtime.experts.param_groups",
             "has_moe_layers is_moe_param is_moe_param_group split_params_into_shared_and_expert_params "
             "split_params_grads_into_shared_and_expert_params "
             "split_params_into_different_moe_groups_for_optimizer configure_moe_param_groups",
-            "every rank has all experts, so nothing is split off; a parameter with "
-            "`allreduce = False` is refused",
+        ),
+    ),
+    absent("deepspeed.moe.layer", EXPERTS, _EXPERTS, works("dslaunch.runtime.experts.layer", "MoE Experts")),
+    absent("deepspeed.moe.experts", EXPERTS, _EXPERTS, works("dslaunch.runtime.experts.layer", "Experts")),
+    absent(
+        "deepspeed.moe.sharded_moe",
+        EXPERTS,
+        _EXPERTS,
+        works("dslaunch.runtime.experts.layer", "MOELayer"),
+        mapped(
+            "dslaunch.runtime.experts.gate",
+            "TopKGate",
+            "returns our `Routes` in every case; the layer goes by it",
         ),
     ),
     absent("deepspeed.ops.op_builder", KERNELS, _COMPILES, _BUILDERS),

@@ -91,7 +91,14 @@ _GROUPS = (
         "get_tensor_model_parallel_world_size=model_parallel_world_size "
         "get_tensor_model_parallel_rank=model_parallel_rank "
         "get_tensor_model_parallel_group=model_parallel_group get_model_parallel_group=model_parallel_group "
-        "get_tensor_model_parallel_src_rank=model_parallel_src_rank",
+        "get_tensor_model_parallel_src_rank=model_parallel_src_rank "
+        "_get_expert_parallel_group=expert_parallel_group "
+        "_get_expert_parallel_world_size=expert_parallel_world_size "
+        "_get_expert_parallel_rank=expert_parallel_rank "
+        "_get_expert_data_parallel_group=expert_data_parallel_group "
+        "_get_expert_data_parallel_world_size=expert_data_parallel_world_size "
+        "_get_expert_data_parallel_rank=expert_data_parallel_rank "
+        "_get_max_expert_size=largest_expert_size _get_max_expert_size_name=largest_expert_size_name",
     ),
     inside(
         "mpu expert_tensor_parallel_world_size mesh_device initialize set_tensor_model_parallel_world_size "

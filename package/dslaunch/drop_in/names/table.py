@@ -107,8 +107,9 @@ INSIDE = "How DeepSpeed works inside"
 
 TOPICS: dict[str, str] = {
     EXPERTS: (
-        "A mixture of experts trains as any model does: every rank has all experts, or a shard of all at "
-        "stage 3. What DeepSpeed has beyond that, experts that live on different ranks, is not here."
+        "Experts live on different ranks, at every ZeRO stage: layers `MoE`, and the experts of Hugging "
+        "Face's models; see [expert-parallel.md](../train/expert-parallel.md). DeepSpeed's parts of it are "
+        "not functions to call."
     ),
     PIPELINES: (
         "A model is cut into stages by `PipelineModule`, and runs in `train_batch()` and `eval_batch()`; see "

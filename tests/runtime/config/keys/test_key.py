@@ -13,6 +13,7 @@ from dslaunch.runtime.config import (
     activation,
     checkpoint,
     config,
+    experts,
     mesh,
     monitor,
     offload,
@@ -81,11 +82,13 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "tensor_parallel",
             "mesh",
             "pipeline",
+            "expert_parallel",
         }
     )
     expected = (
         aliases(config.Config, "", without=sections)
         | aliases(precision.Bf16Config, "bf16")
+        | aliases(experts.ExpertParallelConfig, "expert_parallel")
         | aliases(precision.Fp16Config, "fp16")
         | aliases(precision.DataTypesConfig, "data_types")
         | aliases(activation.ActivationConfig, "activation_checkpointing")

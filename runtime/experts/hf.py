@@ -1,0 +1,169 @@
+"""Experts of Hugging Face models: modules whose parameters are stacks with all experts along dimension 0.
+
+Each rank keeps its part of the stacks, and the module's own forward computes with it what tokens of all ranks
+arrive. None is dropped.
+
+Source: transformers 5.23 integrations/moe.py: a forward of (hidden_states, top_k_index, top_k_weights)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..comm.rank_group import RankGroup
+from ..config.experts import ExpertParallelConfig
+from ..errors import ConfigError
+from ..mesh.cut import Cut, cut_evenly
+from ..zero.early_parameter import early_of
+from .dispatch import ExpertAxis, through_rows
+
+_FORWARD = ("hidden_states", "top_k_index", "top_k_weights")
+
+
+class DividedExperts:
+    """The stacks of one model, and how they are divided by the ds_config's section expert_parallel."""
+
+    def __init__(self, module: nn.Module, settings: ExpertParallelConfig | None) -> None:
+        """Find them; the model is not changed.
+
+        Errors: ConfigError if there is nothing to divide, or it cannot be divided so
+        """
+        self._size = 1 if settings is None else settings.size
+        forwards = (vars(one).get("forward") for one in module.modules())
+        self._known = [one for one in forwards if isinstance(one, LocalExperts)]
+        self._found = [] if self._known else list(_stacks(module))
+        known = {one.axis.size for one in self._known}
+        if known and known != {self._size}:
+            raise ConfigError(
+                f"the experts of this model are divided over {known.pop()} ranks already, by an initialize() "
+                f"before, and expert_parallel.autoep_size is {self._size} now: give the same, or make the "
+                "model anew and load a checkpoint of the engine before"
+            )
+        if self._size == 1:
+            return
+        if not self._found and not self._known:
+            raise ConfigError(
+                f"expert_parallel.autoep_size {self._size}: the model has no experts that can be divided: "
+                "modules of Hugging Face's, with num_experts, parameters that have all experts along their "
+                "first dimension, and a forward(hidden_states, top_k_index, top_k_weights); leave the "
+                "section out, or build the model of dslaunch.moe.MoE layers"
+            )
+        for name, one in self._found:
+            if one.num_experts % self._size:
+                raise ConfigError(
+                    f"'{name}' has {one.num_experts} experts, and expert_parallel.autoep_size is "
+                    f"{self._size}: every rank holds as many; give a number of ranks that divides them"
+                )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Over how many ranks: one number, or none if nothing is divided."""
+        return (self._size,) if self._size > 1 else ()
+
+    @property
+    def cuts(self) -> Iterator[tuple[nn.Parameter, Cut]]:
+        """This rank's part of each, once they are divided."""
+        for one in self._known:
+            yield from one.cuts
+
+    @property
+    def params(self) -> Iterator[nn.Parameter]:
+        """The stacks that are divided."""
+        for one in self._known:
+            yield from (param for param, _ in one.cuts)
+
+    @torch.no_grad()
+    def divide(self, line: tuple[int, ...], *, device: torch.device) -> None:
+        """Let each stack be this rank's part of rank 0's; `line` are the ranks that hold all together.
+
+        Order: a collective
+        """
+        if self._size == 1 or self._known:
+            return
+        index = line.index(dist.get_rank())
+        for name, one in self._found:
+            cuts = [(param, _take(param, index, self._size, device)) for param in one.parameters()]
+            for param, _ in cuts:
+                param.allreduce = False
+                param.group_name = f"ep_size_{self._size}"
+            forward = LocalExperts(one, ExpertAxis(size=self._size, name=name), cuts)
+            one.forward = forward
+            one.register_state_dict_pre_hook(forward.refuse_parts)
+            self._known.append(forward)
+
+    def join(self, group: RankGroup) -> None:
+        """Send along this group from now on."""
+        for one in self._known:
+            one.axis.join(group)
+
+
+def _stacks(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, one in module.named_modules():
+        number = getattr(one, "num_experts", None)
+        params = list(one.parameters())
+        if (
+            isinstance(number, int)
+            and params
+            and all(param.dim() > 1 and param.shape[0] == number for param in params)
+            and tuple(inspect.signature(one.forward).parameters) == _FORWARD
+        ):
+            yield name, one
+
+
+def _take(param: nn.Parameter, index: int, size: int, device: torch.device) -> Cut:
+    early = early_of(param)
+    if early is not None:  # sharded by zero.Init: whole for this moment
+        early.take_out()
+    cut = cut_evenly(tuple(param.shape), 0, index=index, size=size)
+    whole = param.detach().to(device).contiguous()
+    dist.broadcast(whole, 0)
+    param.data = cut.take(whole)
+    return cut
+
+
+class LocalExperts:
+    """What a module's forward is, where each rank has its part of the experts."""
+
+    def __init__(self, module: Any, axis: ExpertAxis, cuts: list[tuple[nn.Parameter, Cut]]) -> None:
+        self.axis, self.cuts = axis, cuts
+        self._forward: Callable[..., Tensor] = module.forward
+        self._module = module
+        self._num_experts: int = module.num_experts
+        module.num_experts = self._num_experts // axis.size  # as the module's own forward counts
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """As the module's own forward, for tokens of this rank.
+
+        Shapes: hidden_states [S, h], the others [S, k]; the result is [S, h]
+        """
+        done = through_rows(hidden_states, top_k_index, self.axis, self._num_experts, self._compute)
+        return (done * top_k_weights.unsqueeze(-1)).sum(dim=1).to(hidden_states.dtype)
+
+    def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
+        if len(rows) == 0:  # the backward of this rank goes along with the others' all the same
+            params = (getattr(self._module, name) for name, _ in self._module.named_parameters(recurse=False))
+            nothing = sum(param.reshape(-1)[:0].sum() for param in params)
+            result: Tensor = rows + nothing
+            return result
+        numbers = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
+        ones = rows.new_ones(len(rows), 1)
+        return self._forward(rows, numbers.unsqueeze(1), ones)
+
+    def refuse_parts(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """A file with one rank's experts is of no use, and says so only when it is loaded.
+
+        Errors: ConfigError
+        """
+        for param, cut in self.cuts:
+            if not keep_vars and tuple(param.shape) != cut.shape:
+                raise ConfigError(
+                    f"state_dict() of the module would hold this rank's experts of '{prefix[:-1]}', "
+                    f"{tuple(param.shape)} of {cut.shape}, which are divided over ranks; call on all ranks "
+                    "engine.state_dict(), save_16bit_model() or save_checkpoint(), which have whole tensors"
+                )

@@ -1,0 +1,169 @@
+"""A model whose experts are on different ranks: what an engine asks of it.
+
+Of n ranks that train the same layers with samples of their own, `ep_size` hold all experts together, and
+n / ep_size hold the same ones. An expert gets tokens from all ranks of its group, so its gradients are summed
+over the ranks that hold it and divided by n, as those of other parameters are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..comm.mesh import Lines
+from ..config import Config
+from ..errors import ConfigError
+from ..mesh.axes import SAMPLES, Axes
+from ..mesh.domain import Domains
+from ..mesh.names import NamesByRank
+from ..mesh.parts import Parts
+from .hf import DividedExperts
+from .layer import Experts, MoE
+
+
+def expert_lines(axes: Axes, size: int, *, is_strided: bool = False) -> tuple[Lines, Lines]:
+    """Return the ranks that hold all experts together, and those that hold the same ones.
+
+    Of ranks that train the same layers the first are consecutive ones; `is_strided`: the second.
+    """
+    together: list[tuple[int, ...]] = []
+    alike: list[tuple[int, ...]] = []
+    for line in axes.lines(SAMPLES):
+        num_lines = len(line) // size
+        rows = [line[start : start + size] for start in range(0, len(line), size)]
+        if is_strided:
+            rows = [line[start::num_lines] for start in range(num_lines)]
+        together += rows
+        alike += [tuple(row[place] for row in rows) for place in range(size)]
+    return together, alike
+
+
+class PlacedExperts:
+    """The experts of one model, over the ranks."""
+
+    def __init__(self, module: nn.Module, axes: Axes, config: Config) -> None:
+        """Find the layers of experts, and see that their ranks can be grouped so; the model is not changed.
+
+        Order:  a collective
+        Errors: ConfigError for what does not go together
+        """
+        self._module, self._axes = module, axes
+        self._is_strided = bool(config.use_data_before_expert_parallelism)
+        self._layers = [(name, one) for name, one in module.named_modules() if isinstance(one, MoE)]
+        self._divided = DividedExperts(module, config.expert_parallel)
+        own: set[tuple[int, bool]] = {(layer.ep_size, False) for _, layer in self._layers}
+        own |= {(size, True) for size in self._divided.sizes}
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, sorted(own))
+        self._kinds = sorted({kind for kinds in everywhere for kind in map(tuple, kinds) if kind[0] > 1})
+        for size, _ in self._kinds:
+            _check(size, axes, config)
+        for name, layer in self._layers:
+            if layer.ep_size > 1:
+                _check_no_buffers(name, layer.deepspeed_moe.experts)
+        self._check_other_marks()
+
+    def join(self, domains: Domains) -> None:
+        """Let the experts have domains of their own, and their layers process groups.
+
+        Order: a collective
+        """
+        axes, dense = self._axes, domains.dense.comm.mesh
+        for size, is_divided in self._kinds:
+            together, alike = expert_lines(axes, size, is_strided=self._is_strided)
+            group = domains.add_group(together)
+            parts, names = None, None
+            if is_divided:
+                self._divided.join(group)
+                params = list(self._divided.params)
+                parts = Parts(group, self._divided.cuts)
+            else:
+                layers = [(name, layer) for name, layer in self._layers if layer.ep_size == size]
+                for name, layer in layers:
+                    layer.axis.name = name
+                    layer.axis.join(group)
+                params = [one for _, layer in layers for one in layer.deepspeed_moe.experts.parameters()]
+                names = NamesByRank(group, dict(_names(layers)))
+            domain = domains.add(
+                f"experts over {size} ranks" + (", cut" if is_divided else ""),
+                sharers=alike,
+                shard_size=1 if dense.shard.is_alone else len(alike[0]),
+                divisor=axes.dp * axes.sp,
+                params=params,
+                parts=parts,
+                names=names,
+            )
+            domains.of_experts[f"ep_size_{size}"] = (group.axis, domain.comm.mesh.sharers)
+        for _, one in self._module.named_modules():
+            if hasattr(one, "set_deepspeed_parallelism"):
+                one.set_deepspeed_parallelism(self._is_strided)
+
+    def divide(self, device: torch.device) -> None:
+        """Let stacks of all experts be this rank's part of them.
+
+        Order: a collective
+        """
+        for size in self._divided.sizes:
+            together, _ = expert_lines(self._axes, size, is_strided=self._is_strided)
+            line = next(tuple(line) for line in together if dist.get_rank() in line)
+            self._divided.divide(line, device=device)
+
+    def _check_other_marks(self) -> None:
+        """A parameter that a program has marked as an expert's would be averaged over all ranks."""
+        ours = {id(one) for _, layer in self._layers for one in layer.deepspeed_moe.experts.parameters()}
+        ours |= {id(one) for one in self._divided.params}
+        for name, param in self._module.named_parameters():
+            if not getattr(param, "allreduce", True) and id(param) not in ours:
+                raise ConfigError(
+                    f"parameter '{name}' has allreduce=False, which marks experts that live on different "
+                    "ranks, and is in no layer of experts: use dslaunch.moe.MoE, or leave the mark out"
+                )
+
+
+def _check(size: int, axes: Axes, config: Config) -> None:
+    num_sharers = axes.dp * axes.sp
+    if num_sharers % size:
+        raise ConfigError(
+            f"experts over {size} ranks (ep_size {size}): the ranks with samples of their own are "
+            f"{num_sharers}, which {size} does not divide; give an ep_size that does"
+        )
+    if axes.pp > 1:
+        raise ConfigError(
+            f"experts over {size} ranks (ep_size {size}) and a model in {axes.pp} stages do not go together in "
+            "this version: leave one of the two out"
+        )
+    if axes.tp > 1:
+        raise ConfigError(
+            f"experts over {size} ranks (ep_size {size}) and layers over {axes.tp} "
+            f"(tensor_parallel.autotp_size {axes.tp}) do not go together in this version: leave one of the "
+            "two out"
+        )
+    for key, value in (
+        ("mics_shard_size", config.zero.mics_shard_size),
+        ("zero_hpz_partition_size", config.zero.hpz_partition_size),
+    ):
+        if value not in (None, -1, 0, 1):
+            raise ConfigError(
+                f"zero_optimization.{key} {value} and experts over {size} ranks (ep_size {size}) do not go "
+                "together in this version: leave the key out; experts are shared by fewer ranks already"
+            )
+
+
+def _check_no_buffers(name: str, experts: Experts) -> None:
+    for buffer, _ in experts.deepspeed_experts.named_buffers():
+        raise ConfigError(
+            f"the experts of '{name}' have a buffer, '{buffer}': with ep_size above 1 each rank would have "
+            "another one of that name, and a checkpoint one of them; use experts without buffers, such as "
+            "LayerNorm in place of BatchNorm, or ep_size 1"
+        )
+
+
+def _names(layers: Sequence[tuple[str, MoE]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, layer in layers:
+        begin = f"{name}.deepspeed_moe.experts." if name else "deepspeed_moe.experts."
+        for own, those in layer.deepspeed_moe.experts.names():
+            yield begin + own, tuple(begin + one for one in those)

@@ -1,0 +1,59 @@
+"""Names of parameters that are called the same on several ranks and are others on each, as experts are that
+every rank counts from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..comm.rank_group import RankGroup
+
+
+class NamesByRank:
+    """What such parameters are called in the whole model, and the ranks that hold them."""
+
+    def __init__(self, group: RankGroup, names: Mapping[str, Sequence[str]]) -> None:
+        """`names` are, by the name here, those in the whole model, one for each rank of the group."""
+        self._group = group
+        self._names = {name: tuple(those) for name, those in names.items()}
+
+    def own(self, name: str) -> str:
+        """Return the name in the whole model of what this rank calls so."""
+        return self.all(name)[self._group.index]
+
+    def all(self, name: str) -> tuple[str, ...]:
+        """Return the names in the whole model of what all ranks call so."""
+        return self._names[name]
+
+    def gather(self, value: Tensor, *, what: str) -> list[Tensor]:
+        """Return every rank's value, of one shape, on every rank.
+
+        Order: a collective
+        """
+        own = value.contiguous()
+        received = [own.new_empty(own.shape) for _ in range(self._group.size)]
+        sent_bytes = own.nbytes * (self._group.size - 1)
+        flight = self._group.wire.begin("all_gather", own, what, sent_bytes=sent_bytes)
+        send = partial(dist.all_gather, received, own, group=self._group.axis.group, async_op=True)
+        flight.start(send).wait()
+        return received
+
+    def gather_to_first(self, value: Tensor | None, *, what: str) -> list[Tensor] | None:
+        """Return every rank's value on the first, None on the others. Without a value other ranks do it, and
+        this one only counts it, so that all have the same order.
+
+        Order: a collective
+        """
+        group = self._group
+        if value is None:
+            return group.wire.begin("gather", None, what, sent_bytes=0).run(lambda: None)
+        own = value.contiguous()
+        received = [own.new_empty(own.shape) for _ in range(group.size)] if group.is_first else None
+        flight = group.wire.begin("gather", None, what, sent_bytes=0 if group.is_first else own.nbytes)
+        send = partial(dist.gather, own, received, group_dst=0, async_op=True)
+        flight.start(partial(send, group=group.axis.group)).wait()
+        return received

@@ -1,0 +1,315 @@
+"""Layers of experts over ranks are trained as one process trains them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dslaunch.runtime.errors import ConfigError
+from dslaunch.runtime.experts.api import (
+    MoE,
+    has_moe_layers,
+    is_moe_param,
+    split_params_into_different_moe_groups_for_optimizer,
+)
+from dslaunch.runtime.experts.placed import expert_lines
+from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from tests.exhaustive import few
+from tests.runtime.experts.models import (
+    WIDTH,
+    Numbers,
+    loss_of,
+    make_layered,
+    start,
+    train,
+    train_plain,
+)
+from tests.runtime.ranks import Ranks
+
+NEAR = 1e-6  # relative: sums of float32 in another order
+Size = int | tuple[int, int]
+
+
+def _near(got: Numbers, expected: Numbers) -> None:
+    for (loss, norm), (other_loss, other_norm) in zip(got, expected, strict=True):
+        assert loss == pytest.approx(other_loss, rel=NEAR)
+        assert norm == pytest.approx(other_norm, rel=NEAR)
+
+
+def _true_names(engine: Any) -> dict[str, str]:
+    """By the name here, the name in the whole model."""
+    units = engine._model.units
+    found = {}
+    for sub_buffer in (one for unit in units for one in unit.sub_buffers):
+        for index, member in enumerate(sub_buffer.members):
+            found[member.name] = sub_buffer.true_name(index)
+    return found
+
+
+def _trained(
+    rank: int, ep_size: Size, stage: int, options: dict[str, Any], changes: dict[str, Any]
+) -> tuple[Numbers, dict[str, Tensor]]:
+    model = make_layered(rank, ep_size, **options)
+    engine = start(model, stage, **changes)
+    numbers = train(engine)
+    names = _true_names(engine)
+    values = {names[name]: safe_get_full_fp32_param(param) for name, param in model.named_parameters()}
+    engine.destroy()
+    return numbers, values
+
+
+TIGHT = {"capacity_factor": 0.7}  # drops tokens, which RTS draws
+HOST = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+CASES: list[tuple[Size, int, dict[str, Any], dict[str, Any]]] = [
+    *((ep_size, stage, TIGHT, {}) for ep_size in (1, 2, 4) for stage in (0, 1, 2, 3)),
+    *((ep_size, stage, {"k": 2, "use_residual": True}, {}) for ep_size in (2, 4) for stage in (0, 2, 3)),
+    *((2, stage, {"k": 3, "drop_tokens": False}, {}) for stage in (1, 3)),
+    *((ep_size, stage, TIGHT, HOST) for ep_size in (2, 4) for stage in (1, 2, 3)),
+    *(((2, 4), stage, {}, {}) for stage in (1, 3)),
+]
+KEPT = ((2, 0), (2, 3), (4, 1), (4, 2))
+
+
+def _is_kept(ep_size: Size, stage: int, options: dict[str, Any], changes: dict[str, Any]) -> bool:
+    if changes:
+        return (ep_size, stage) == (2, 3)
+    if options is TIGHT:
+        return (ep_size, stage) in KEPT
+    return stage == 3 and ep_size != 4
+
+
+@pytest.mark.parametrize(("ep_size", "stage", "options", "changes"), few(CASES, _is_kept))
+def test_experts_over_ranks_are_trained_as_in_one_process(
+    ranks: Ranks, ep_size: Size, stage: int, options: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    plain = make_layered(0, 1, **options)
+    expected = train_plain(plain)
+    seen = set()
+    for numbers, values in ranks(_trained, ep_size, stage, options, changes, world_size=4):
+        _near(numbers, expected)
+        for name, value in values.items():
+            torch.testing.assert_close(
+                value, plain.get_parameter(name).detach(), rtol=2e-6, atol=2e-6, msg=name
+            )
+            seen.add(name)
+    assert seen == {name for name, _ in plain.named_parameters()}
+
+
+# ---- checkpoints and weights
+
+
+def _save(rank: int, ep_size: int, stage: int, folder: str) -> tuple[Any, ...]:
+    model = make_layered(rank, ep_size)
+    engine = start(model, stage)
+    train(engine)
+    engine.save_checkpoint(folder, tag="here")
+    engine.save_16bit_model(folder, "weights.bin")
+    engine.save_16bit_model(folder, "weights.safetensors")
+    whole = {name: value.clone() for name, value in engine.state_dict().items()}
+    local = {} if stage == 3 else {name: value.clone() for name, value in model.state_dict().items()}
+    engine.destroy()
+    return whole, local
+
+
+def _load(rank: int, ep_size: int, stage: int, folder: str) -> tuple[dict[str, Tensor], ...]:
+    model = make_layered(rank + 7, ep_size)
+    engine = start(model, stage)
+    engine.load_checkpoint(folder, tag="here")
+    from_checkpoint = {name: value.clone() for name, value in engine.state_dict().items()}
+    numbers = train(engine)
+    engine.load_state_dict(from_checkpoint)
+    again = {name: value.clone() for name, value in engine.state_dict().items()}
+    engine.destroy()
+    return from_checkpoint, again, numbers  # type: ignore[return-value]
+
+
+def test_a_checkpoint_is_loaded_over_other_numbers_of_ranks_bit_by_bit(ranks: Ranks, tmp_path: Path) -> None:
+    """From 2 ranks at stage 3 to 4 at stage 1, and to one process."""
+    from safetensors.torch import load_file
+
+    saved = ranks(_save, 2, 3, str(tmp_path), world_size=4)
+    whole = saved[0][0]
+    plain = make_layered(0, 1)
+    assert whole.keys() == plain.state_dict().keys()
+    for other, _ in saved:
+        assert all(torch.equal(other[name], value) for name, value in whole.items())
+    for weights in (torch.load(tmp_path / "weights.bin"), load_file(tmp_path / "weights.safetensors")):
+        assert weights.keys() == whole.keys()
+        assert all(torch.equal(weights[name], value) for name, value in whole.items())
+    plain.load_state_dict(whole)
+    continued = train_plain(plain)
+    for ep_size, stage, world_size in ((4, 1, 4), (1, 0, 1)):
+        for loaded, again, numbers in ranks(_load, ep_size, stage, str(tmp_path), world_size=world_size):
+            assert loaded.keys() == whole.keys()
+            for name, value in whole.items():
+                assert torch.equal(loaded[name], value), name
+                assert torch.equal(again[name], value), name
+            if world_size == 4:
+                _near(numbers, continued)
+
+
+def test_a_modules_state_dict_has_this_ranks_experts_by_their_numbers(ranks: Ranks, tmp_path: Path) -> None:
+    results = ranks(_save, 2, 1, str(tmp_path), world_size=4)
+    for rank, (whole, local) in enumerate(results):
+        numbers = {
+            int(name.split("deepspeed_experts.")[1][0]) for name in local if "deepspeed_experts" in name
+        }
+        assert numbers == ({0, 1} if rank % 2 == 0 else {2, 3})
+        assert all(torch.equal(whole[name], value) for name, value in local.items())
+
+
+def _load_adam(rank: int, ep_size: int, stage: int, folder: str, is_first: bool) -> dict[str, Tensor]:
+    model = make_layered(rank, ep_size)
+    adam = {"type": "AdamW", "params": {"lr": 0.01}}
+    engine = start(model, stage, optimizer=adam, bf16={"enabled": True})
+    if is_first:
+        train(engine)
+        engine.save_checkpoint(folder, tag="here")
+    else:
+        engine.load_checkpoint(folder, tag="here")
+    names = _true_names(engine)
+    found = {}
+    for name, param in model.named_parameters():
+        found[names[name]] = safe_get_full_fp32_param(param)
+        found[names[name] + ".exp_avg"] = safe_get_full_optimizer_state(param, "exp_avg")
+    engine.destroy()
+    return found
+
+
+def test_masters_and_states_of_experts_are_loaded_over_other_numbers_of_ranks(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    whole: dict[str, Tensor] = {}
+    for values in ranks(_load_adam, 4, 2, str(tmp_path), True, world_size=4):
+        whole |= values
+    seen: dict[str, Tensor] = {}
+    for values in ranks(_load_adam, 2, 3, str(tmp_path), False, world_size=4):
+        assert all(torch.equal(whole[name], value) for name, value in values.items())
+        seen |= values
+    assert seen.keys() == whole.keys()
+
+
+# ---- what is sent, and what is refused
+
+
+def _sent(rank: int, ep_size: int) -> int:
+    """Return the bytes of all-to-alls of one forward and backward."""
+    model = make_layered(rank, ep_size, use_rts=False)
+    engine = start(model, 1)
+    loss = loss_of(engine, torch.randn(16, 7))
+    engine.backward(loss)
+    sent: int = engine._wire.meter.bytes_by_kind()["all_to_all"]
+    engine.destroy()
+    return sent
+
+
+def test_slots_travel_there_and_back_in_forward_and_backward(ranks: Ranks) -> None:
+    """4 (e-1)/e of tokens * width * 4 bytes, for each of two layers, at a capacity factor of 1."""
+    for ep_size in (2, 4):
+        expected = 2 * 4 * (ep_size - 1) * 16 * WIDTH * 4 // ep_size
+        assert ranks(_sent, ep_size, world_size=4) == [expected] * 4
+
+
+def _refused(rank: int, ep_size: int, changes: dict[str, Any]) -> str:
+    model = make_layered(rank, ep_size)
+    with pytest.raises(ConfigError) as caught:
+        start(model, 3, **changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ep_size", "changes", "said"),
+    [
+        (
+            4,
+            {},
+            "experts over 4 ranks (ep_size 4): the ranks with samples of their own are 2, which 4 does not",
+        ),
+        (2, {"zero_optimization": {"mics_shard_size": 2}}, "mics_shard_size 2 and experts over 2 ranks"),
+        (2, {"zero_optimization": {"zero_hpz_partition_size": 2}}, "zero_hpz_partition_size 2 and experts"),
+    ],
+)
+def test_what_does_not_go_with_experts_is_refused(
+    ranks: Ranks, ep_size: int, changes: dict[str, Any], said: str
+) -> None:
+    assert all(said in one for one in ranks(_refused, ep_size, changes, world_size=2))
+
+
+def test_layers_that_cannot_be_are_refused() -> None:
+    expert = nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match=r"num_experts=3, ep_size=2\): every rank holds as many"):
+        MoE(4, expert, num_experts=3, ep_size=2)
+    with pytest.raises(ConfigError, match="noisy_gate_policy='Noise'"):
+        MoE(4, expert, noisy_gate_policy="Noise")
+    with pytest.raises(ConfigError, match="enable_expert_tensor_parallelism=True"):
+        MoE(4, expert, enable_expert_tensor_parallelism=True)
+
+
+def _with_buffers(rank: int) -> str:
+    expert = nn.Sequential(nn.Linear(7, 7), nn.BatchNorm1d(7))
+    with pytest.raises(ConfigError) as caught:
+        start(nn.Sequential(MoE(7, expert, num_experts=2, ep_size=2)), 0)
+    return str(caught.value)
+
+
+def _with_marks(rank: int) -> str:
+    model = nn.Linear(7, 7)
+    model.weight.allreduce = False  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError) as caught:
+        start(model, 0)
+    return str(caught.value)
+
+
+def test_experts_that_would_be_mixed_up_are_refused(ranks: Ranks) -> None:
+    assert all("have a buffer, '0.1.running_mean'" in one for one in ranks(_with_buffers, world_size=2))
+    assert all("'weight' has allreduce=False" in one for one in ranks(_with_marks, world_size=2))
+
+
+def test_groups_of_experts_are_deepspeeds() -> None:
+    axes = Axes(dp=4)
+    assert [list(map(tuple, lines)) for lines in expert_lines(axes, 2)] == [
+        [(0, 1), (2, 3)],
+        [(0, 2), (1, 3)],
+    ]
+    strided = expert_lines(axes, 2, is_strided=True)
+    assert [list(map(tuple, lines)) for lines in strided] == [[(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+    staged, _ = expert_lines(Axes(pp=2, dp=2), 2)
+    assert list(map(tuple, staged)) == [(0, 1), (2, 3)]
+
+
+def test_parameters_of_experts_go_into_groups_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), MoE(4, nn.Linear(4, 4), num_experts=4, ep_size=2))
+    params = list(model.parameters())
+    first, *of_experts = split_params_into_different_moe_groups_for_optimizer(
+        {"params": params, "name": "parameters", "lr": 0.1}, max_group_size=24
+    )
+    assert not any(is_moe_param(one) for one in first["params"])
+    assert [len(group["params"]) for group in of_experts] == [2, 2]
+    assert all((group["moe"], group["name"], group["lr"]) == (True, "ep_size_2", 0.1) for group in of_experts)
+    assert has_moe_layers(model) == (True, 4)
+    with pytest.raises(ValueError, match="has parameters of experts and no name"):
+        split_params_into_different_moe_groups_for_optimizer({"params": params})
+
+
+def _unequal(rank: int, k: int) -> list[bool]:
+    """Ranks have other numbers of tokens, and in the last step none has any."""
+    model = make_layered(rank, 2, k=k)
+    engine = start(model, 3, gradient_accumulation_steps=1)
+    finite = []
+    for numbers in ([0, 3, 9, 1], [5, 0, 0, 2], [0, 0, 0, 0]):
+        output, l_aux = engine(torch.randn(numbers[rank], 7))
+        engine.backward(output.float().sum() + l_aux)
+        engine.step()
+        finite.append(bool(torch.isfinite(torch.tensor(engine.get_global_grad_norm()))))
+    engine.destroy()
+    return finite
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_ranks_may_have_other_numbers_of_tokens_or_none(ranks: Ranks, k: int) -> None:
+    assert ranks(_unequal, k, world_size=4, deadline_s=60.0) == [[True] * 3] * 4
