@@ -133,8 +133,8 @@ def _check(size: int, axes: Axes, config: Config) -> None:
         )
     if axes.pp > 1:
         raise ConfigError(
-            f"experts over {size} ranks (ep_size {size}) and a model in {axes.pp} stages do not go together in "
-            "this version: leave one of the two out"
+            f"experts over {size} ranks (ep_size {size}) and a model in {axes.pp} stages do not go together "
+            "in this version: leave one of the two out"
         )
     if axes.tp > 1:
         raise ConfigError(
