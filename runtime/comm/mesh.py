@@ -177,6 +177,14 @@ def make_shard_axis(*, shard_size: int, sharers: Lines | None = None) -> Axis:
     return _Groups(takes_default=False).axis(_rows(lines, shard_size))
 
 
+def make_axis(lines: Lines) -> Axis:
+    """Return this rank's line.
+
+    Order: every rank must call this in the same order: it may create process groups
+    """
+    return _Groups().axis(lines)
+
+
 def _everyone() -> Lines:
     return [range(dist.get_world_size())]
 

@@ -23,6 +23,7 @@ from .optimizer import OptimizerConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
+from .sequence import SequenceConfig
 from .tensor import TensorParallelConfig
 from .zero import ZeroConfig
 
@@ -69,6 +70,9 @@ class Config(Section):
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
     tensor_parallel: TensorParallelConfig | None = None
+    sequence_parallel_size: Positive = 1
+    data_parallel_size: Positive | None = None
+    sequence: SequenceConfig = SequenceConfig()
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None

@@ -19,6 +19,7 @@ from ..comm.watchdog.watchdog import Watchdog, watch
 from ..config import Config
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
+from ..log import logger as _log
 from ..mesh.axes import Axes
 from ..mesh.current import note
 from ..mesh.domain import Domains
@@ -27,6 +28,8 @@ from ..offload.offload import Offload, make_offload
 from ..placement.offload_plan import StepAt, plan_offload
 from ..placement.precision import precision_of
 from ..placement.stage_policy import Placement, Policy, policy_for_stage
+from ..sequence.hugging_face import registered
+from ..sequence.requested import DividedSequences
 from ..step.delayed_steps import DelayedSteps
 from ..step.early_steps import EarlySteps
 from ..step.flat_optimizer import FlatOptimizer
@@ -64,6 +67,7 @@ class Components:
     saver: Saver
     preemption: Preemption | None
     optimizer_step: OptimizerStep | None
+    divided_sequences: DividedSequences | None
 
 
 def make_components(
@@ -170,7 +174,27 @@ def make_components(
         saver=saver,
         preemption=preemption,
         optimizer_step=optimizer_step,
+        divided_sequences=_divided_sequences(domains, config),
     )
+
+
+def _divided_sequences(domains: Domains, config: Config) -> DividedSequences | None:
+    """Say how gradients are put together where programs may count on another way."""
+    if domains.axes.sp == 1:
+        for one in registered():
+            one.check_size(1)
+        return None
+    if config.origin.is_lenient and domains.job.is_first and "sequence" not in config.origin.given:
+        _log.warning(
+            "gradients are added over the %d ranks that share a sequence, as DeepSpeed does: with "
+            "transformers' "
+            'loss they, and their norm, are %d times those of one process; set sequence.gradient to "mean" '
+            "in the "
+            'ds_config for the same, or to "sum" to be told no more',
+            domains.axes.sp,
+            domains.axes.sp,
+        )
+    return DividedSequences(domains.axes, domains.sequence.group)
 
 
 def _never() -> bool:
@@ -196,7 +220,12 @@ def _domains(axes: Axes, policy: Policy, config: Config) -> Domains:
         group_size=config.zero.mics_shard_size,
         kept_in=config.zero.hpz_partition_size,
     )
-    return Domains(axes, shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
+    return Domains(
+        axes,
+        shard_size=shape.shard_size,
+        states_by_chunk=shape.states_by_chunk,
+        divisor=axes.dp if axes.sp > 1 and config.sequence.gradient == "sum" else 0,
+    )
 
 
 def _offload(

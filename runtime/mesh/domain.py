@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
-from ..comm.mesh import Lines, make_mesh, make_shard_axis
+from ..comm.mesh import ALONE, Lines, make_axis, make_mesh, make_shard_axis
 from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
 from .axes import SAMPLES, Axes
@@ -45,8 +45,11 @@ class Domain:
 class Domains:
     """Those of one engine, and all ranks of its job."""
 
-    def __init__(self, axes: Axes, *, shard_size: int, states_by_chunk: bool = False) -> None:
-        """`shard_size` of the ranks that share dense parameters are in one shard axis; see `make_mesh`.
+    def __init__(
+        self, axes: Axes, *, shard_size: int, states_by_chunk: bool = False, divisor: int = 0
+    ) -> None:
+        """`shard_size` of the ranks that share dense parameters are in one shard axis; sums of gradients are
+        divided by `divisor`; see `make_mesh`.
 
         Order:  every rank must call this in the same order: it may create process groups
         Errors: ValueError if `shard_size` does not divide those ranks
@@ -62,7 +65,10 @@ class Domains:
             copies=None if axes.tp == 1 else axes.lines(("tp",)),
             shard_size=shard_size,
             states_by_chunk=states_by_chunk,
+            divisor=divisor,
         )
+        self.sequence = ALONE if axes.sp == 1 else make_axis(axes.lines(("sp",)))
+        self.data = self.dense.comm.mesh.sharers if axes.sp == 1 else make_axis(axes.lines(("dp",)))
 
     def add(
         self,
@@ -142,3 +148,5 @@ class Domains:
         """Give up their process groups."""
         for domain in self._all:
             domain.comm.close()
+        self.sequence = self.sequence.without_group()
+        self.data = self.data.without_group() if self.axes.sp > 1 else self.data.place

@@ -14,6 +14,7 @@ from .key import Fate, Key, used
 from .monitor import MONITOR
 from .optimizer import OPTIMIZER, SCHEDULER
 from .precision import PRECISION
+from .sequence import SEQUENCE
 from .storage import STORAGE
 from .tensor import TENSOR
 from .training import TRAINING
@@ -62,6 +63,7 @@ KEYS: tuple[Key, ...] = tuple(
             *ZERO,
             *STORAGE,
             *TENSOR,
+            *SEQUENCE,
             *MONITOR,
             *ABSENT,
         ),
