@@ -140,7 +140,7 @@ class DistributedAttention(nn.Module):
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if rotary_pos_emb is not None:
                 cos, sin = (one.permute(1, 0, 2, 3) for one in rotary_pos_emb)
-                q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+                q, k = apply_rotary_pos_emb(q, cos, sin), apply_rotary_pos_emb(k, cos, sin)
             result: Tensor = self.local_attn(q, k, v, *args, **kwargs)
             return result
 
@@ -156,9 +156,12 @@ class DistributedAttention(nn.Module):
         )
 
 
-def _rotated(value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Source: DeepSpeed 0.19.8 sequence/layer.py, `apply_rotary_pos_emb`"""
-    turned, rest = value[..., : cos.shape[-1]], value[..., cos.shape[-1] :]
+def apply_rotary_pos_emb(t: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Tensor:
+    """Return queries or keys, turned by their places in the sequence.
+
+    Source: DeepSpeed 0.19.8 sequence/layer.py, `apply_rotary_pos_emb`
+    """
+    turned, rest = t[..., : freqs_cos.shape[-1]], t[..., freqs_cos.shape[-1] :]
     first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    turned = turned * freqs_cos + torch.cat((-second, first), dim=-1) * freqs_sin
     return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)

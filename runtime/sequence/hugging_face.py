@@ -192,6 +192,7 @@ class UlyssesSPAttentionHF:
             ALL_ATTENTION_FUNCTIONS,
         )  # the program may have no transformers
 
+        _check_function(core_attn_implementation)
         config = _config_of(model_name_or_path)
         _check_name(core_attn_implementation, config, model_name_or_path, ALL_ATTENTION_FUNCTIONS)
         text = config.get_text_config()
@@ -257,16 +258,19 @@ def _check_name(name: str, config: Any, model: Any, known: Any) -> None:
             f"core_attn_implementation={name!r}: the model has attn_implementation {used!r}; give the same "
             "to both"
         )
+    if name not in known:
+        raise ConfigError(
+            f"core_attn_implementation={name!r}: is not one of transformers' attention functions here: "
+            f"{', '.join(sorted(known.valid_keys()))}"
+        )
+
+
+def _check_function(name: str) -> None:
     if name in ("eager", "paged|eager", "flex_attention"):
         raise ConfigError(
             f"core_attn_implementation={name!r}: its masks are made for a rank's part of a sequence; load "
             "the model "
             "with attn_implementation 'sdpa' or a flash attention"
-        )
-    if name not in known:
-        raise ConfigError(
-            f"core_attn_implementation={name!r}: is not one of transformers' attention functions here: "
-            f"{', '.join(sorted(known.valid_keys()))}"
         )
 
 

@@ -38,6 +38,7 @@ def initialize_sequence_parallel(sequence_parallel_size: int, *, tensor_parallel
     lines, known = axes.lines(("sp",)), _alive()
     own = axes.line_of(dist.get_rank(), ("sp",))
     if known is not None and tuple(dist.get_process_group_ranks(known.group)) == own:
+        _ranks = SequenceRanks.of(known.group)  # the default group may be another one than before
         return
     axis = make_axis(lines)
     _ranks = SequenceRanks.of(axis.group or dist.group.WORLD)

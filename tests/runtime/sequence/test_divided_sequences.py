@@ -278,7 +278,7 @@ def _attention(rank: int, batch_dim: int, num_heads: int, num_kv_heads: int) -> 
         assert part.grad is not None
         assert leaf.grad is not None
         pairs.append((part.grad, leaf.grad.chunk(world, dim=cut)[rank]))
-    return max(float((one - other).abs().max()) for one, other in pairs)
+    return max(float((one - other).detach().abs().max()) for one, other in pairs)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def _losses(rank: int) -> tuple[float, float]:
     assert part.grad is not None
     assert logits.grad is not None
     return (
-        float((got.flatten() - expected).abs().max()),
+        float((got.flatten() - expected).detach().abs().max()),
         float((part.grad - logits.grad.chunk(2)[rank]).abs().max()),
     )
 

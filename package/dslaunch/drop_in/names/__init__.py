@@ -9,8 +9,11 @@ from __future__ import annotations
 from .absent import ABSENT
 from .asked import ASKED
 from .beside import BESIDE
+from .sequences import SEQUENCES
 from .table import Module
 from .top import TOP
 from .training import TRAINING
 
-MODULES: dict[str, Module] = {module.name: module for module in (*TOP, *TRAINING, *BESIDE, *ASKED, *ABSENT)}
+MODULES: dict[str, Module] = {
+    module.name: module for module in (*TOP, *TRAINING, *BESIDE, *SEQUENCES, *ASKED, *ABSENT)
+}

@@ -38,8 +38,8 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
     ),
     (
         TENSOR_PARALLEL,
-        "divides sequences between ranks",
-        "sequence runtime.sequence_parallel runtime.chunked_cross_entropy",
+        "computes the loss in chunks; TiledFusedLogitsLoss does",
+        "runtime.chunked_cross_entropy",
     ),
     (EXPERTS, "has layers whose experts live on different ranks", "moe"),
     (PIPELINES, "cuts a model into stages", "pipe runtime.pipe"),
