@@ -70,9 +70,10 @@ class Config(Section):
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
     tensor_parallel: TensorParallelConfig | None = None
-    sequence_parallel_size: Positive = 1
+    sequence_parallel_size: Positive | None = None
     data_parallel_size: Positive | None = None
-    sequence: SequenceConfig = SequenceConfig()
+    sequence: SequenceConfig | None = None
+    """None where no sequence is divided."""
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None
@@ -87,6 +88,11 @@ class Config(Section):
     def tp_size(self) -> int:
         """Over how many ranks layers are divided; 1: over none."""
         return 1 if self.tensor_parallel is None else self.tensor_parallel.size
+
+    @property
+    def sp_size(self) -> int:
+        """Over how many ranks sequences are divided; 1: over none."""
+        return self.sequence_parallel_size or 1
 
     @property
     def loss_scaling(self) -> Fp16Config:

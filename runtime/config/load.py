@@ -177,7 +177,9 @@ def _read_sequence(
     name, data = "sequence_parallel_size", "data_parallel_size"
     section = used.get("sequence", {})
     if is_lenient and "gradient" not in section:
-        section = {**section, "gradient": "sum"}
+        zero = used["zero_optimization"]
+        is_averaged = isinstance(zero, ZeroConfig) and zero.stage == 3  # by DeepSpeed 0.19.8
+        section = {**section, "gradient": "mean" if is_averaged else "sum"}
     found = read_section(SequenceConfig, section, path="sequence", problems=problems)
     given = used.get(name, 1)
     if not POSITIVE.accepts(given):
@@ -185,7 +187,10 @@ def _read_sequence(
     size = given if sp_size == 1 else sp_size
     if given not in (1, size):
         problems[name] = f"{name} {given} contradicts initialize(), which is given {size}; leave one out"
-    used[name] = size
+    if size == 1:
+        found = None
+    else:
+        used[name] = size
     if num_places % size:
         problems[name] = (
             f"{name} {size} does not divide the {num_places} ranks that layers are not divided over"
@@ -324,7 +329,7 @@ def load_config(
         problems[TRAIN] = line
     if problems or sifted.autos:  # the sections may be None; what is left to check is the top level
         used["bf16"], used["fp16"], used["zero_optimization"] = Bf16Config(), Fp16Config(), ZeroConfig()
-        used["data_types"], used["sequence"] = DataTypesConfig(), SequenceConfig()
+        used["data_types"], used["sequence"] = DataTypesConfig(), None
         used["torch_autocast"] = TorchAutocastConfig()
     used["origin"] = Origin(name=name, given=given, is_lenient=is_lenient)
     used["world_size"] = world_size

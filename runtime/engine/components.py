@@ -184,7 +184,8 @@ def _divided_sequences(domains: Domains, config: Config) -> DividedSequences | N
         for one in registered():
             one.check_size(1)
         return None
-    if config.origin.is_lenient and domains.job.is_first and "sequence" not in config.origin.given:
+    is_chosen = "sequence" in config.origin.given
+    if domains.dense.comm.mesh.divisor and not is_chosen and domains.job.is_first:
         _log.warning(
             "gradients are added over the %d ranks that share a sequence, as DeepSpeed does: with "
             "transformers' "
@@ -224,7 +225,7 @@ def _domains(axes: Axes, policy: Policy, config: Config) -> Domains:
         axes,
         shard_size=shape.shard_size,
         states_by_chunk=shape.states_by_chunk,
-        divisor=axes.dp if axes.sp > 1 and config.sequence.gradient == "sum" else 0,
+        divisor=axes.dp if config.sequence is not None and config.sequence.gradient == "sum" else 0,
     )
 
 

@@ -94,7 +94,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param),
     )
     agree_on_division(settings.tensor_parallel)
-    axes = axes_of_job(num_ranks, sp=settings.sequence_parallel_size, tp=settings.tp_size)
+    axes = axes_of_job(num_ranks, sp=settings.sp_size, tp=settings.tp_size)
     check_mpu(mpu, axes)
     if is_lenient:
         settings = _with_precision_of(model, settings)

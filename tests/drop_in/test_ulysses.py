@@ -23,10 +23,10 @@ pytestmark = [
 
 PROGRAM = Path(__file__).parent / "programs" / "ulysses.py"
 NUM_STEPS, VOCAB, LENGTH = 8, 96, 16
-DEEPSPEED_S_FACTOR = 2  # of gradients, with this loss on two ranks; docs/train/sequence-parallel.md
+FACTORS = {1: 2, 3: 1}  # DeepSpeed's, of gradients by stage: see docs/train/sequence-parallel.md
 
 
-def _one_process() -> list[tuple[float, float]]:
+def _one_process(factor: int) -> list[tuple[float, float]]:
     from accelerate.utils import set_seed
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -40,7 +40,7 @@ def _one_process() -> list[tuple[float, float]]:
     found = []
     for batch in samples.split(2):
         loss = model(input_ids=batch, labels=batch).loss
-        (DEEPSPEED_S_FACTOR * loss).backward()
+        (factor * loss).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
@@ -48,7 +48,8 @@ def _one_process() -> list[tuple[float, float]]:
     return found
 
 
-def test_the_guide_s_loop_trains_as_with_deepspeed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", FACTORS)
+def test_the_guide_s_loop_trains_as_with_deepspeed(tmp_path: Path, stage: int) -> None:
     env = {name: one for name, one in os.environ.items() if not name.startswith(("DSLAUNCH_", "ACCELERATE_"))}
     env |= {
         "DSLAUNCH_DROP_IN": "always",
@@ -58,10 +59,20 @@ def test_the_guide_s_loop_trains_as_with_deepspeed(tmp_path: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "",
     }
     file = tmp_path / "found.json"
-    command = [sys.executable, "-m", "dslaunch", "--num_gpus=2", "--no_local_rank", str(PROGRAM), str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "dslaunch",
+        "--num_gpus=2",
+        "--no_local_rank",
+        str(PROGRAM),
+        str(file),
+        str(stage),
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert "added over the 2 ranks that share a sequence" in done.stdout + done.stderr
+    is_said = "added over the 2 ranks that share a sequence" in done.stdout + done.stderr
+    assert is_said == (FACTORS[stage] > 1)
     found = json.loads(file.read_text())
     assert found["length"] == NUM_STEPS
-    check(found["steps"], _one_process())
+    check(found["steps"], _one_process(FACTORS[stage]))

@@ -13,7 +13,7 @@ SEQUENCE = (
     used(
         "sequence.gradient",
         '"mean": gradients are averaged over all ranks; "sum": added over ranks that share samples, and '
-        'averaged over the others; "sum" if left out by programs that import deepspeed, else "mean"; ours, '
-        "not DeepSpeed's",
+        'averaged over the others; "mean" if left out, but "sum" at stages 0 to 2 for programs that import '
+        "deepspeed; ours, not DeepSpeed's",
     ),
 )

@@ -1,4 +1,4 @@
-"""Accelerate with sequences divided over two ranks, as its guide of ALST/Ulysses writes it: ulysses.py FILE.
+"""Accelerate with sequences divided over two ranks, as its guide writes it: ulysses.py FILE STAGE.
 
 Rank 0 writes the loss and the norm of each step.
 """
@@ -37,7 +37,7 @@ plugin = DeepSpeedPlugin(
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.5,
-        "zero_optimization": {"stage": 3},
+        "zero_optimization": {"stage": int(sys.argv[2])},
     }
 )
 accelerator = Accelerator(
