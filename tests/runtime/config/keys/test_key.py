@@ -18,6 +18,7 @@ from dslaunch.runtime.config import (
     optimizer,
     precision,
     scheduler,
+    sequence,
     tensor,
     zero,
 )
@@ -77,6 +78,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             *WATCHING,
             "timers",
             "tensor_parallel",
+            "sequence",
         }
     )
     expected = (
@@ -94,6 +96,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         )
         | aliases(tensor.AxisConfig, "tensor_parallel.tp")
         | aliases(tensor.PartitionConfig, "tensor_parallel.partition_config")
+        | aliases(sequence.SequenceConfig, "sequence")
         | aliases(checkpoint.CheckpointConfig, "checkpoint")
         | aliases(
             zero.ZeroConfig,
