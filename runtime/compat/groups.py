@@ -1,18 +1,19 @@
-"""Which ranks share what. Layers may be divided over neighbours, and experts over ranks that train on data of
-their own. No sequence is divided between ranks.
+"""Which ranks share what. Layers and sequences may be divided over neighbours, and experts over ranks that
+train on data of their own.
 
-Source: DeepSpeed 0.19.8 utils/groups.py: what its functions return without sequence parallelism
+Source: DeepSpeed 0.19.8 utils/groups.py
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
 from ..comm.mesh import ALONE, Axis
 from ..errors import ConfigError
-from ..mesh.current import current_axes, expert_axes, sharers, tensor_axis
+from ..mesh.current import current_axes, data_axis, expert_axes, sharers, tensor_axis
+from ..sequence.parallel_state import current_ranks
 from . import comm
 
 
@@ -21,7 +22,9 @@ def data_parallel_group() -> Any:
 
     Errors: ConfigError before init_distributed()
     """
-    axis = sharers()
+    axis = data_axis()
+    if axis is not None and axis.is_alone and dist.get_world_size() > 1:
+        return None if axis.group is None else axis.group
     return comm.get_world_group() if axis is None or axis.group is None else axis.group
 
 
@@ -76,23 +79,47 @@ def model_parallel_src_rank() -> int:
 
 def sequence_parallel_world_size() -> int:
     """Return among how many ranks a sequence is divided."""
-    return 1
+    ranks = current_ranks()
+    return 1 if ranks is None else ranks.size
 
 
 def sequence_parallel_rank() -> int:
     """Return this rank's number among those."""
-    return 0
+    ranks = current_ranks()
+    return 0 if ranks is None else ranks.index
 
 
-def sequence_parallel_group() -> NoReturn:
-    """Refuse: there is none.
+def sequence_parallel_group() -> Any:
+    """Return their process group.
 
-    Errors: KeyError, as DeepSpeed's callers expect it
+    Errors: KeyError where no sequence is divided, as DeepSpeed's callers expect it
     """
-    raise KeyError(
-        "no sequence is divided between ranks here, so there is no group of them; leave "
-        "sequence parallelism out"
-    )
+    ranks = current_ranks()
+    if ranks is None:
+        raise KeyError(
+            "no sequence is divided between ranks, so there is no group of them; set sequence_parallel_size "
+            "in "
+            "the ds_config, and ask after initialize()"
+        )
+    return ranks.group
+
+
+def sequence_data_parallel_group() -> Any:
+    """Return the group of all ranks that share parameters with this one."""
+    axis = sharers()
+    return comm.get_world_group() if axis is None or axis.group is None else axis.group
+
+
+def sequence_data_parallel_world_size() -> int:
+    """Return how many ranks share parameters with this one."""
+    axis = sharers()
+    return dist.get_world_size() if axis is None else axis.size
+
+
+def sequence_data_parallel_rank() -> int:
+    """Return this rank's number among those."""
+    axis = sharers()
+    return dist.get_rank() if axis is None else axis.index
 
 
 def expert_parallel_group(group_name: str) -> Any:

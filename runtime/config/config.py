@@ -26,6 +26,7 @@ from .pipeline import PipelineConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .scheduler import SchedulerConfig
 from .section import Section
+from .sequence import SequenceConfig
 from .tensor import TensorParallelConfig
 from .zero import ZeroConfig
 
@@ -77,6 +78,10 @@ class Config(Section):
     pipeline: PipelineConfig | None = None
     expert_parallel: ExpertParallelConfig | None = None
     use_data_before_expert_parallelism: Bool | None = None
+    sequence_parallel_size: Positive | None = None
+    data_parallel_size: Positive | None = None
+    sequence: SequenceConfig | None = None
+    """None where no sequence is divided."""
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     activation_checkpointing: ActivationConfig | None = None
@@ -91,6 +96,11 @@ class Config(Section):
     def tp_size(self) -> int:
         """Over how many ranks layers are divided; 1: over none."""
         return 1 if self.tensor_parallel is None else self.tensor_parallel.size
+
+    @property
+    def sp_size(self) -> int:
+        """Over how many ranks sequences are divided; 1: over none."""
+        return self.sequence_parallel_size or 1
 
     @property
     def loss_scaling(self) -> Fp16Config:

@@ -21,6 +21,7 @@ from .mesh import MeshConfig, agree_on_mesh
 from .pipeline import PipelineConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from .section import read_section
+from .sequence import SequenceConfig
 from .source import read_source
 from .strict import Sifted, rename_old, sift
 from .tensor import TensorParallelConfig
@@ -208,6 +209,41 @@ def _read_experts(used: dict[str, Any], problems: dict[str, str]) -> ExpertParal
     return None if found is None or found.size == 1 else found
 
 
+def _read_sequence(
+    used: dict[str, Any], problems: dict[str, str], num_places: int, sp_size: int, *, is_lenient: bool
+) -> tuple[SequenceConfig | None, int]:
+    """Return the section, and how many ranks have samples of their own; `num_places` are those that layers
+    are
+    not divided over, and `sp_size` is what the program says, 1 where it says nothing.
+    """
+    name, data = "sequence_parallel_size", "data_parallel_size"
+    section = used.get("sequence", {})
+    if is_lenient and "gradient" not in section:
+        zero = used["zero_optimization"]
+        is_averaged = isinstance(zero, ZeroConfig) and zero.stage == 3  # by DeepSpeed 0.19.8
+        section = {**section, "gradient": "mean" if is_averaged else "sum"}
+    found = read_section(SequenceConfig, section, path="sequence", problems=problems)
+    given = used.get(name, 1)
+    if not POSITIVE.accepts(given):
+        return found, num_places  # the top level says so
+    size = given if sp_size == 1 else sp_size
+    if given not in (1, size):
+        problems[name] = f"{name} {given} contradicts initialize(), which is given {size}; leave one out"
+    if size == 1:
+        found = None
+    else:
+        used[name] = size
+    if num_places % size:
+        problems[name] = (
+            f"{name} {size} does not divide the {num_places} ranks that layers are not divided over"
+        )
+        return found, num_places
+    num_data = num_places // size
+    if POSITIVE.accepts(used.get(data)) and used[data] != num_data:
+        problems[data] = f"{data} {used[data]} is {num_data} with these ranks and sizes; leave it out"
+    return found, num_data
+
+
 def _count_samples_once(used: dict[str, Any], world_size: int) -> None:
     """DeepSpeed's train_batch_size counts the samples of every rank, also of those that compute together."""
     if all(POSITIVE.accepts(used[name]) for name in (TRAIN, MICRO, STEPS)):
@@ -270,7 +306,7 @@ def _joined(notes: dict[str, list[str]]) -> str:
     return "; ".join(f"{heading}: {', '.join(keys)}" for heading, keys in notes.items() if keys)
 
 
-def load_config(
+def load_config(  # noqa: PLR0915
     source: str | os.PathLike[str] | Mapping[str, Any],
     *,
     world_size: int,
@@ -279,6 +315,7 @@ def load_config(
     tp_size: int = 1,
     num_stages: int = 1,
     launched: Mapping[str, int] | None = None,
+    sp_size: int = 1,
 ) -> Config:
     """The configuration that `source` gives `world_size` ranks, those of one stage of `num_stages`: a path, a
     dict, or base64 of JSON.
@@ -286,8 +323,9 @@ def load_config(
     A file may be JSON, HJSON (comments, trailing commas) or, by the end of its name, YAML. `is_lenient` is
     for programs that were written for DeepSpeed: a warning names the keys that are not known, or still say
     "auto", and they count as left out; gradient_clipping that is left out is 1.0, as there. `has_optimizer`:
-    the program brings one. `tp_size`: over so many ranks it has divided its layers. `launched`: the sizes of
-    axes that the launcher was given. The Config's world_size are the ranks that have samples of their own.
+    the program brings one. `tp_size`: over so many ranks it has divided its layers, `sp_size`: its sequences.
+    `launched`: the sizes of axes that the launcher was given. The Config's world_size are the ranks that have
+    samples of their own.
     Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
@@ -331,16 +369,18 @@ def load_config(
     used["mesh"], tp_size = _read_mesh(
         used, problems, num_ranks, tp_size, num_stages=num_stages, launched=launched or {}
     )
-    used["tensor_parallel"], world_size = _read_tensor(used, problems, num_ranks, tp_size)
+    used["tensor_parallel"], num_places = _read_tensor(used, problems, num_ranks, tp_size)
+    used["sequence"], world_size = _read_sequence(used, problems, num_places, sp_size, is_lenient=is_lenient)
     used["expert_parallel"] = _read_experts(used, problems)
-    line = fill_batch(used, world_size=num_ranks if is_lenient else world_size)
-    if is_lenient and line is None and world_size < num_ranks:
+    num_counted = num_ranks // (num_places // world_size) if is_lenient else world_size
+    line = fill_batch(used, world_size=num_counted)
+    if is_lenient and line is None and world_size < num_counted:
         _count_samples_once(used, world_size)
     if line and not {TRAIN, MICRO, STEPS} & set(sifted.autos):
         problems[TRAIN] = line
     if problems or sifted.autos:  # the sections may be None; what is left to check is the top level
         used["bf16"], used["fp16"], used["zero_optimization"] = Bf16Config(), Fp16Config(), ZeroConfig()
-        used["data_types"] = DataTypesConfig()
+        used["data_types"], used["sequence"] = DataTypesConfig(), None
         used["torch_autocast"] = TorchAutocastConfig()
     used["origin"] = Origin(name=name, given=given, is_lenient=is_lenient)
     used["world_size"] = world_size

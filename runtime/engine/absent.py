@@ -35,13 +35,12 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
     ("set the level of the logger dslaunch", "log_level"),
     (
         "the process group is torch.distributed's default one: all ranks train on data of their own",
-        "data_parallel_group dist_backend mesh_device seq_data_parallel_group seq_dp_world_size use_ds_comm",
+        "data_parallel_group dist_backend mesh_device seq_data_parallel_group use_ds_comm",
     ),
     (
-        "no sequence is divided over ranks here, and layers as tensor_parallel says",
-        "compile_autosp compile_autotp get_autosp_backend get_autotp_backend "
-        "get_sequence_parallel_group mpu pipeline_parallelism seq_parallel_group "
-        "sequence_parallel_size tensor_parallel_config uses_parallelization_pass_only",
+        "sequences are divided as sequence_parallel_size says, and layers as tensor_parallel",
+        "compile_autosp compile_autotp get_autosp_backend get_autotp_backend mpu pipeline_parallelism "
+        "seq_parallel_group tensor_parallel_config uses_parallelization_pass_only",
     ),
     (
         "experts are parameters as others are; see set_z3_leaf_modules()",

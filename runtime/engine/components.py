@@ -20,6 +20,7 @@ from ..config import Config
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
 from ..experts.placed import PlacedExperts
+from ..log import logger as _log
 from ..mesh.axes import Axes
 from ..mesh.current import note
 from ..mesh.domain import Domains
@@ -30,6 +31,8 @@ from ..pipeline.tied import check_tied, tie
 from ..placement.offload_plan import StepAt, plan_offload
 from ..placement.precision import precision_of
 from ..placement.stage_policy import Placement, Policy, policy_for_stage
+from ..sequence.hugging_face import registered
+from ..sequence.requested import DividedSequences
 from ..step.delayed_steps import DelayedSteps
 from ..step.early_steps import EarlySteps
 from ..step.flat_optimizer import FlatOptimizer
@@ -67,6 +70,7 @@ class Components:
     saver: Saver
     preemption: Preemption | None
     optimizer_step: OptimizerStep | None
+    divided_sequences: DividedSequences | None
 
 
 def make_components(
@@ -177,7 +181,28 @@ def make_components(
         saver=saver,
         preemption=preemption,
         optimizer_step=optimizer_step,
+        divided_sequences=_divided_sequences(domains, config),
     )
+
+
+def _divided_sequences(domains: Domains, config: Config) -> DividedSequences | None:
+    """Say how gradients are put together where programs may count on another way."""
+    if domains.axes.sp == 1:
+        for one in registered():
+            one.check_size(1)
+        return None
+    is_chosen = "sequence" in config.origin.given
+    if domains.dense.comm.mesh.divisor and not is_chosen and domains.job.is_first:
+        _log.warning(
+            "gradients are added over the %d ranks that share a sequence, as DeepSpeed does: with "
+            "transformers' "
+            'loss they, and their norm, are %d times those of one process; set sequence.gradient to "mean" '
+            "in the "
+            'ds_config for the same, or to "sum" to be told no more',
+            domains.axes.sp,
+            domains.axes.sp,
+        )
+    return DividedSequences(domains.axes, domains.sequence.group)
 
 
 def _never() -> bool:
@@ -203,7 +228,12 @@ def _domains(module: nn.Module, axes: Axes, policy: Policy, config: Config) -> D
         group_size=config.zero.mics_shard_size,
         kept_in=config.zero.hpz_partition_size,
     )
-    domains = Domains(axes, shard_size=shape.shard_size, states_by_chunk=shape.states_by_chunk)
+    domains = Domains(
+        axes,
+        shard_size=shape.shard_size,
+        states_by_chunk=shape.states_by_chunk,
+        divisor=axes.dp if config.sequence is not None and config.sequence.gradient == "sum" else 0,
+    )
     if isinstance(module, PipelineModule):
         tie(module, domains, is_sharded=policy.is_sharded)
     return domains

@@ -88,7 +88,7 @@ class Engine(Getters, nn.Module):
             experts=experts,
         )
         self._policy, self._domains, self._watchdog = made.policy, made.domains, made.watchdog
-        self._wire = made.domains.wire
+        self._wire, self._divided_sequences = made.domains.wire, made.divided_sequences
         self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
         self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
@@ -120,6 +120,8 @@ class Engine(Getters, nn.Module):
         self._model.parked_states.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
         if self._divided is not None:
             self._divided.inputs.look(args, kwargs)
+        if self._divided_sequences is not None:
+            self._divided_sequences.check_inputs(args, kwargs, is_training=self.module.training)
         with self._instruments.forward(), self._autocast(), self._schedule.forward():
             return self.module(*args, **kwargs)
 

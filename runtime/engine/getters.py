@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..checkpoint.training_state import Progress
@@ -13,6 +14,7 @@ from ..comm.wire import Wire
 from ..config import Config
 from ..config.monitor import FlopsProfilerConfig
 from ..mesh.axes import Axes
+from ..mesh.domain import Domains
 from ..placement.stage_policy import Placement, Policy
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
@@ -34,6 +36,7 @@ class Getters:
     _scaler: LossScaler
     _progress: Progress
     _axes: Axes
+    _domains: Domains
     _wire: Wire
     _instruments: Instruments
     _grad_norm: float | None
@@ -331,3 +334,19 @@ class Getters:
 
     def _groups(self) -> list[dict[str, Any]]:
         return [] if self.optimizer is None else self.optimizer.param_groups
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Return over how many ranks a sequence is divided."""
+        return self._axes.sp
+
+    @property
+    def seq_dp_world_size(self) -> int:
+        """Return how many ranks share parameters: those with other samples or other parts of them."""
+        return self._axes.dp * self._axes.sp
+
+    def get_sequence_parallel_group(self) -> Any:
+        """Return the process group of the ranks that share this one's samples; None where no sequence is
+        divided."""
+        sequence = self._domains.sequence
+        return None if sequence.is_alone else sequence.group or dist.group.WORLD

@@ -30,6 +30,7 @@ from ..offload.host_memory import keep_freed_memory
 from ..pipeline.module import PipelineModule
 from ..placement.precision import precision_of
 from ..placement.stage_policy import policy_for_stage
+from ..sequence.requested import check_mpu, requested_sequence_size
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
@@ -70,6 +71,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     `args.device_rank` is the GPU, where that is not what LOCAL_RANK counts to. An optimizer or
     scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on
     this worker's device and get rank 0's values.
+    `mpu` is what `UlyssesSPAttentionHF.register_with_transformers()` returns, and `mesh_param` the numbers
+    of data parallel and of sequence parallel ranks; either divides sequences over neighbours.
     `is_lenient` is for programs that were written for DeepSpeed, and get it where they `import deepspeed`: of
     the ds_config, a warning names what is not known or says "auto", and a folder without a checkpoint is
     (None, None) to load_checkpoint().
@@ -79,11 +82,6 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `initialize`
     """
     report_user_errors_in_one_line()
-    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
-        if value is not None:
-            raise ConfigError(
-                f"initialize({name}=...): model parallelism is not available in this version; leave it out"
-            )
     if not isinstance(model, nn.Module):
         raise ConfigError(f"initialize(model={type(model).__name__}): must be a torch.nn.Module")
     source = _config_source(args, config, config_params)
@@ -100,10 +98,12 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
         num_stages=num_stages,
         launched=dict(worker.mesh),
+        sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param),
     )
     _refuse_absent_axes(settings.mesh)
     agree_on_division(settings.tensor_parallel)
-    axes = axes_of_job(num_ranks, pp=num_stages, tp=settings.tp_size)
+    axes = axes_of_job(num_ranks, pp=num_stages, sp=settings.sp_size, tp=settings.tp_size)
+    check_mpu(mpu, axes)
     _check_stages(model, axes, settings)
     if is_lenient:
         settings = _with_precision_of(model, settings)
@@ -168,7 +168,17 @@ def _refuse_absent_axes(mesh: MeshConfig | None) -> None:
 
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
     """A model in stages was built for ranks that lie so, and a section about stages is for such a model."""
+    if axes.sp > 1 and settings.mesh is not None:
+        raise ConfigError(
+            f"sequence_parallel_size {axes.sp} and a mesh (dslaunch --mesh, or the section of the ds_config) "
+            "do not go together in this version; leave the mesh out"
+        )
     if isinstance(model, PipelineModule):
+        if axes.sp > 1:
+            raise ConfigError(
+                f"sequence_parallel_size {axes.sp} with a PipelineModule: is not available in this version; "
+                "leave one of the two out"
+            )
         if model.axes != axes:
             raise ConfigError(
                 f"the PipelineModule was built for {model.axes.pp} stages x {model.axes.dp} ranks with data "

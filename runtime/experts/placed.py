@@ -131,6 +131,11 @@ def _check(size: int, axes: Axes, config: Config) -> None:
             f"experts over {size} ranks (ep_size {size}): the ranks with samples of their own are "
             f"{num_sharers}, which {size} does not divide; give an ep_size that does"
         )
+    if axes.sp > 1:
+        raise ConfigError(
+            f"experts over {size} ranks (ep_size {size}) and sequences over {axes.sp} do not go together in "
+            "this version: leave one of the two out"
+        )
     if axes.pp > 1:
         raise ConfigError(
             f"experts over {size} ranks (ep_size {size}) and a model in {axes.pp} stages do not go together "

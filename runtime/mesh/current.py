@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch.distributed as dist
 
 from ..comm.mesh import ALONE, Axis
+from ..comm.wire import Wire
 from .axes import Axes
 from .domain import Domains
 
@@ -41,7 +42,31 @@ def expert_axes() -> Mapping[str, tuple[Axis, Axis]]:
     return {} if domains is None else domains.of_experts
 
 
+def data_axis() -> Axis | None:
+    """Return the ranks that have other samples for the same layers; None before an engine is made."""
+    domains = None if _last is None else _last()
+    return None if domains is None else domains.data
+
+
 def tensor_axis() -> Axis:
     """Return the ranks that hold the other parts of this one's layers."""
     domains = None if _last is None else _last()
     return ALONE if domains is None else domains.dense.comm.mesh.copies
+
+
+def sequence_axis() -> Axis | None:
+    """Return the ranks that have the other parts of this one's samples; None before an engine is made."""
+    domains = None if _last is None else _last()
+    return None if domains is None else domains.sequence
+
+
+def sums_over_sequence() -> bool:
+    """Whether the gradients of ranks that share samples are added, and not averaged."""
+    domains = None if _last is None else _last()
+    return domains is not None and domains.dense.comm.mesh.rescale != 1.0
+
+
+def current_wire() -> Wire | None:
+    """Return what counts and watches over what the engine sends; None before an engine is made."""
+    domains = None if _last is None else _last()
+    return None if domains is None else domains.wire

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..comm.flight_recorder import Line
-from ..comm.mesh import Axis, Lines, make_axis, make_mesh, make_shard_axis
+from ..comm.mesh import ALONE, Axis, Lines, make_axis, make_mesh, make_shard_axis
 from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
 from .axes import HOLDERS, SAMPLES, Axes
@@ -57,8 +57,11 @@ class Domain:
 class Domains:
     """Those of one engine, and all ranks of its job."""
 
-    def __init__(self, axes: Axes, *, shard_size: int, states_by_chunk: bool = False) -> None:
-        """`shard_size` of the ranks that share dense parameters are in one shard axis; see `make_mesh`.
+    def __init__(
+        self, axes: Axes, *, shard_size: int, states_by_chunk: bool = False, divisor: int = 0
+    ) -> None:
+        """`shard_size` of the ranks that share dense parameters are in one shard axis; sums of gradients are
+        divided by `divisor`; see `make_mesh`.
 
         Order:  every rank must call this in the same order: it may create process groups
         Errors: ValueError if `shard_size` does not divide those ranks
@@ -78,12 +81,15 @@ class Domains:
             copies=self._copies,
             shard_size=shard_size,
             states_by_chunk=states_by_chunk,
+            divisor=divisor,
         )
         self._stage: RankGroup | None = None  # all ranks of this one's stage, where there are several
         if axes.pp > 1:
             self._stage = self.dense.comm.sharers
             if axes.tp > 1:
                 self._stage = RankGroup(make_axis(axes.lines(HOLDERS)), self.wire)
+        self.sequence = ALONE if axes.sp == 1 else make_axis(axes.lines(("sp",)))
+        self.data = self.dense.comm.mesh.sharers if axes.sp == 1 else make_axis(axes.lines(("dp",)))
 
     def add(  # noqa: PLR0913
         self,
@@ -221,3 +227,5 @@ class Domains:
             self._stage.axis.without_group()
         for group in self._groups:
             group.axis = group.axis.without_group()
+        self.sequence = self.sequence.without_group()
+        self.data = self.data.without_group() if self.axes.sp > 1 else self.data.place

@@ -73,6 +73,7 @@ class DividedModel:
             sharers=domains.axes.lines(SAMPLES),
             shard_size=dense.shard.size,
             states_by_chunk=dense.states_by_chunk,
+            divisor=dense.divisor,
             params=[param for param, _ in self._division.cuts],
             parts=Parts(group, self._division.cuts),
         )

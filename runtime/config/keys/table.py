@@ -17,6 +17,7 @@ from .monitor import MONITOR
 from .optimizer import OPTIMIZER, SCHEDULER
 from .pipeline import PIPELINE
 from .precision import PRECISION
+from .sequence import SEQUENCE
 from .storage import STORAGE
 from .tensor import TENSOR
 from .training import TRAINING
@@ -68,6 +69,7 @@ KEYS: tuple[Key, ...] = tuple(
             *MESH,
             *PIPELINE,
             *EXPERTS,
+            *SEQUENCE,
             *MONITOR,
             *ABSENT,
         ),

@@ -31,8 +31,8 @@ TRAINING = (
     hint("allgather_size", COUNT, "reduce_bucket_size sets both"),
     hint("zero_allow_untested_optimizer", BOOL, "any torch optimizer may be passed to initialize()"),
     hint("zero_force_ds_cpu_optimizer", BOOL, "what is offloaded is always updated by the kernel for it"),
-    hint("seq_parallel_comm_data_type", DTYPE, "no rank has a part of a sequence"),
-    hint("seq_parallel_communication_data_type", DTYPE, "no rank has a part of a sequence"),
+    hint("seq_parallel_comm_data_type", DTYPE, "gradients are sent as communication_data_type says"),
+    hint("seq_parallel_communication_data_type", DTYPE, "gradients are sent as communication_data_type says"),
     refused(
         "gradient_allreduce_op",
         choice("mean", "sum"),
@@ -42,10 +42,4 @@ TRAINING = (
     refused("managed_gradient_accumulation", off=(True,), note="step() where no update is due only counts"),
     refused("sparse_gradients", note="leave it out"),
     refused("graph_harvesting", note="leave it out"),
-    refused(
-        "sequence_parallel_size",
-        POSITIVE,
-        off=(1,),
-        note="no sequence is divided between ranks; activation_checkpointing makes room for longer ones",
-    ),
 )

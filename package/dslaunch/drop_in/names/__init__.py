@@ -10,10 +10,11 @@ from .absent import ABSENT
 from .asked import ASKED
 from .beside import BESIDE
 from .pipelines import PIPELINE
+from .sequences import SEQUENCES
 from .table import Module
 from .top import TOP
 from .training import TRAINING
 
 MODULES: dict[str, Module] = {
-    module.name: module for module in (*TOP, *TRAINING, *PIPELINE, *BESIDE, *ASKED, *ABSENT)
+    module.name: module for module in (*TOP, *TRAINING, *PIPELINE, *BESIDE, *SEQUENCES, *ASKED, *ABSENT)
 }

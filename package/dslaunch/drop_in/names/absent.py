@@ -38,8 +38,8 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
     ),
     (
         TENSOR_PARALLEL,
-        "divides sequences between ranks",
-        "sequence runtime.sequence_parallel runtime.chunked_cross_entropy",
+        "computes the loss in chunks; TiledFusedLogitsLoss does",
+        "runtime.chunked_cross_entropy",
     ),
     (EXPERTS, "is a part of how DeepSpeed sends tokens to experts", "moe"),
     (PIPELINES, "is how DeepSpeed runs a batch", "runtime.pipe.schedule runtime.pipe.p2p"),

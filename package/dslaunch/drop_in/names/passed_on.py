@@ -370,6 +370,10 @@ PASSED_ON: dict[str, dict[str, str]] = {
         "deepspeed.accelerator": "get_accelerator",
         "deepspeed.utils": "logger",
     },
+    "deepspeed.runtime.sequence_parallel.ulysses_sp": {
+        "deepspeed.utils.logging": "logger",
+        "deepspeed.sequence.layer": "register_all_to_all_group",
+    },
     "deepspeed.runtime.utils": {
         "deepspeed.runtime.constants": "PIPE_REPLICATED",
         "deepspeed.utils.bwc": (
@@ -492,6 +496,14 @@ PASSED_ON: dict[str, dict[str, str]] = {
         ),
         "deepspeed.utils.torch": "register_grad_hook",
         "deepspeed.git_version_info": "version",
+    },
+    "deepspeed.sequence.cross_entropy": {
+        "deepspeed.accelerator": "get_accelerator",
+        "deepspeed.utils.logging": "logger",
+    },
+    "deepspeed.sequence.layer": {
+        "deepspeed.module_inject.tp_shard": "AutoTPMeta get_shard_size_list",
+        "deepspeed.accelerator": "get_accelerator",
     },
     "deepspeed.utils.groups": {
         "deepspeed.utils.exceptions": "DeprecatedException",

@@ -122,7 +122,8 @@ TOPICS: dict[str, str] = {
     TENSOR_PARALLEL: (
         "Layers are divided between ranks in `initialize()`, as the ds_config's `tensor_parallel`, "
         "`tp_model_init()` or torch's DTensors say; see [tensor-parallel.md](../train/tensor-parallel.md). "
-        "No sequence is divided. DeepSpeed's modules for it are not here."
+        "Sequences are divided as `sequence_parallel_size` and `register_with_transformers()` say; see "
+        "[sequence-parallel.md](../train/sequence-parallel.md)."
     ),
     COMPRESSION: (
         "Nothing is quantized, neither weights nor what goes over the wire: it would change results."

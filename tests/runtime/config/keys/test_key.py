@@ -21,6 +21,7 @@ from dslaunch.runtime.config import (
     pipeline,
     precision,
     scheduler,
+    sequence,
     tensor,
     zero,
 )
@@ -83,6 +84,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
             "mesh",
             "pipeline",
             "expert_parallel",
+            "sequence",
         }
     )
     expected = (
@@ -103,6 +105,7 @@ def test_every_other_used_key_is_a_field_of_a_model_and_every_field_is_a_used_ke
         | aliases(tensor.PartitionConfig, "tensor_parallel.partition_config")
         | aliases(mesh.MeshConfig, "mesh")
         | aliases(pipeline.PipelineConfig, "pipeline")
+        | aliases(sequence.SequenceConfig, "sequence")
         | aliases(checkpoint.CheckpointConfig, "checkpoint")
         | aliases(
             zero.ZeroConfig,

@@ -1,0 +1,20 @@
+"""sequence: how the gradients of ranks that share samples are put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from .keys.value import choice
+from .section import Section
+
+_GRADIENT = choice("mean", "sum")
+
+
+class SequenceConfig(Section):
+    """For jobs with sequence_parallel_size above 1."""
+
+    gradient: Annotated[str, BeforeValidator(_GRADIENT.read)] = "mean"
+    """"mean": over all ranks. "sum": over those that share samples, and the mean over the others, as
+    DeepSpeed."""

@@ -1,0 +1,307 @@
+"""transformers' attention over sequences that are divided over ranks.
+
+A rank sees a part of a sequence, and so does the mask that transformers makes of it, which is of no use
+here. What
+the positions say counts instead: they are put together, and tell where a packed sequence's documents begin.
+
+Source: DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py, `UlyssesSPAttentionHF`
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from . import parallel_state
+from .attention import attend_over_ranks, sizes_of_heads
+from .exchange import SequenceRanks
+
+Attention = Callable[..., tuple[Tensor, Any]]
+
+_HIDDEN = -1  # what a position is that no token may see: -1 - position
+
+
+class UlyssesSPAttentionHF:
+    """What stands in the place of one of transformers' attention functions."""
+
+    def __init__(
+        self, attn: Attention, ranks: SequenceRanks, *, name: str, disable_in_eval: bool = False
+    ) -> None:
+        self.attn, self._ranks, self.name, self.disable_in_eval = attn, ranks, name, disable_in_eval
+        self._last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+
+    def check_size(self, size: int) -> None:
+        """Errors: ConfigError if it divides sequences over another number of ranks"""
+        if self._ranks.size != size:
+            raise ConfigError(
+                f"attention {self.name!r} is registered for sequences that {self._ranks.size} ranks share, "
+                "and "
+                f"sequence_parallel_size is {size}; give initialize() what register_with_transformers() "
+                "returns as mpu, "
+                "or call UlyssesSPAttentionHF.unregister_from_transformers()"
+            )
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        """Return this rank's part of the sequence.
+
+        Shapes: query, key, value [batch, heads, this rank's positions, head_dim]; the result [batch,
+                positions,
+                heads, head_dim]
+        Errors: ConfigError without position_ids, or for keys of other positions than the queries
+        """
+        if self.disable_in_eval and not module.training:
+            return self.attn(module, query, key, value, attention_mask, *args, **kwargs)
+        if key.shape[2] != query.shape[2]:
+            raise ConfigError(
+                f"attention of {query.shape[2]} queries over {key.shape[2]} keys: a cache, or another "
+                "sequence, is not "
+                "divided over ranks; give use_cache=False, and train decoders only"
+            )
+        if getattr(module, "sinks", None) is not None or kwargs.get("s_aux") is not None:
+            raise ConfigError(
+                "this attention has a parameter for each head (sinks), which is not divided with the heads; "
+                "train "
+                "the model with sequence_parallel_size 1"
+            )
+        positions = self._positions(kwargs.get("position_ids"), attention_mask, query)
+        kwargs["position_ids"] = positions.where(positions >= 0, _HIDDEN - positions)
+        mask = self._mask(module, positions, kwargs)
+        rest: list[Any] = []
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with _groups(module, q.shape[1] // k.shape[1]):
+                result, *others = self.attn(module, q, k, v, mask, *args, **kwargs)
+            rest.extend(others)
+            return result
+
+        part = attend_over_ranks(
+            attend, query, key, value, self._ranks, head_dim=1, sequence_dim=2, result_dims=(2, 1)
+        )
+        return part, rest[0] if rest else None
+
+    def _positions(self, own: Any, mask: Any, query: Tensor) -> Tensor:
+        """Return the positions of the whole sequences, below 0 where nothing may be seen. Layers ask one
+        after the
+        other, and they are sent once.
+
+        Shapes: [batch, all positions]
+        """
+        batch, _, length, _ = query.shape
+        if not isinstance(own, Tensor):
+            raise ConfigError(
+                "attention over divided sequences needs position_ids in every forward: each token's place "
+                "in the whole "
+                "sequence; give model(input_ids=..., position_ids=...), as UlyssesSPDataLoaderAdapter does"
+            )
+        if own.dim() != 2 or own.shape[0] not in (1, batch) or own.shape[1] != length:
+            raise ConfigError(
+                f"position_ids of shape {tuple(own.shape)} is not [{batch}, {length}]: one place for each "
+                "token here"
+            )
+        last = self._last
+        if last is not None and last[0]() is own and last[1] == own._version and last[2].shape[0] == batch:
+            return last[2]
+        sent = own.expand(batch, length)
+        if (hidden := _hidden(mask, batch, length)) is not None:
+            sent = sent.where(~hidden.to(sent.device), _HIDDEN - sent)
+        whole = torch.cat(self._ranks.gather(sent, "positions"), dim=1)
+        self._last = (weakref.ref(own), own._version, whole)
+        return whole
+
+    def _mask(self, module: nn.Module, positions: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+        """Return what the attention function needs beside positions: torch's needs to be told where
+        documents begin,
+        which are windows, and what is padding; kernels for packed sequences read positions, but for padding.
+
+        Shapes: [batch, 1, positions, positions] of bool for torch's, else [batch, positions]
+        """
+        has_hidden = bool((positions < 0).any())
+        if self.name != "sdpa":
+            return (positions >= 0).to(torch.int64) if has_hidden else None
+        given = kwargs.get("is_causal")
+        is_causal = getattr(module, "is_causal", True) if given is None else given
+        window = kwargs.get("sliding_window") if is_causal else None
+        length = positions.shape[1]
+        places = positions.where(positions >= 0, _HIDDEN - positions)
+        begins = places[:, 1:] != places[:, :-1] + 1
+        if has_hidden:  # positions of padding say nothing
+            seen = positions >= 0
+            begins = begins & seen[:, 1:] & seen[:, :-1]
+        is_packed = bool(begins.any())
+        if not has_hidden and not is_packed and (window is None or window >= length):
+            return None
+        document = torch.nn.functional.pad(begins.to(torch.int64).cumsum(dim=1), (1, 0))
+        mask = document[:, :, None] == document[:, None, :]
+        place = torch.arange(length, device=positions.device)
+        if is_causal:
+            mask = mask & (place[:, None] >= place[None, :])
+        if window is not None:
+            mask = mask & (place[:, None] - place[None, :] < window)
+        itself = place[:, None] == place[None, :]  # a row without anything to see would be NaN
+        return ((mask & (positions >= 0)[:, None, :]) | itself)[:, None]
+
+    @classmethod
+    def register_with_transformers(  # noqa: PLR0913  (DeepSpeed's signature)
+        cls,
+        model_name_or_path: Any,
+        core_attn_implementation: str,
+        sequence_parallel_size: int,
+        micro_batch_size: int = 1,
+        seq_length: int | None = None,
+        seq_length_is_variable: bool = True,
+        disable_in_eval: bool = False,
+        max_length: int | None = None,
+        *,
+        tensor_parallel_size: int = 1,
+    ) -> Any:
+        """Let models with this attention compute with sequences that so many neighbours share, and return
+        what
+        initialize() takes as `mpu`; None for a size of 1, which changes nothing.
+        `unregister_from_transformers()` is
+        the way back. With `disable_in_eval` a model in evaluation takes whole sequences.
+
+        `tensor_parallel_size` is the ds_config's autotp_size, where layers are divided, too: of each rank's
+        heads.
+        Batches and sequences may have any size, so `micro_batch_size`, `seq_length` and `max_length` change
+        nothing.
+
+        Order:  a collective of all ranks
+        Errors: ConfigError for heads that cannot be divided, and attention that cannot be replaced
+        """
+        if sequence_parallel_size == 1:
+            return None
+        if not seq_length_is_variable and seq_length is None and max_length is None:
+            raise ConfigError("seq_length_is_variable=False needs seq_length; give it, or leave both out")
+        from transformers.modeling_utils import (
+            ALL_ATTENTION_FUNCTIONS,
+        )  # the program may have no transformers
+
+        _check_function(core_attn_implementation)
+        config = _config_of(model_name_or_path)
+        _check_name(core_attn_implementation, config, model_name_or_path, ALL_ATTENTION_FUNCTIONS)
+        text = config.get_text_config()
+        num_heads = text.num_attention_heads
+        num_kv_heads = getattr(text, "num_key_value_heads", None) or num_heads
+        if num_heads % tensor_parallel_size == 0 and num_kv_heads % tensor_parallel_size == 0:
+            num_heads, num_kv_heads = num_heads // tensor_parallel_size, num_kv_heads // tensor_parallel_size
+        parallel_state.initialize_sequence_parallel(
+            sequence_parallel_size, tensor_parallel_size=tensor_parallel_size
+        )
+        ranks = parallel_state.sequence_ranks()
+        try:
+            if num_heads % ranks.size:
+                raise ConfigError(f"they do not divide {num_heads} heads")
+            sizes_of_heads(num_heads, num_kv_heads, ranks)
+        except ConfigError as error:
+            raise ConfigError(
+                f"sequence_parallel_size={sequence_parallel_size}: the ranks that share a sequence divide "
+                "the model's "
+                f"{num_heads} attention heads, {num_kv_heads} of keys and values: {error}"
+            ) from None
+        original = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
+        if isinstance(original, UlyssesSPAttentionHF):
+            original = original.attn
+        ALL_ATTENTION_FUNCTIONS[core_attn_implementation] = cls(
+            original, ranks, name=core_attn_implementation, disable_in_eval=disable_in_eval
+        )
+        return parallel_state
+
+    @staticmethod
+    def unregister_from_transformers() -> None:
+        """Give transformers its own attention functions back."""
+        for name, function in _registered():
+            _functions()[name] = function.attn
+
+
+def registered() -> list[UlyssesSPAttentionHF]:
+    """Return what stands in the place of transformers' functions."""
+    return [function for _, function in _registered()]
+
+
+def _functions() -> Any:
+    loaded = sys.modules.get("transformers.modeling_utils")
+    return {} if loaded is None else loaded.ALL_ATTENTION_FUNCTIONS
+
+
+def _registered() -> list[tuple[str, UlyssesSPAttentionHF]]:
+    return [(name, one) for name, one in dict(_functions()).items() if isinstance(one, UlyssesSPAttentionHF)]
+
+
+def _config_of(model_name_or_path: Any) -> Any:
+    if hasattr(model_name_or_path, "config"):
+        return model_name_or_path.config
+    from transformers import AutoConfig  # as above
+
+    return AutoConfig.from_pretrained(model_name_or_path)
+
+
+def _check_name(name: str, config: Any, model: Any, known: Any) -> None:
+    used = getattr(config, "_attn_implementation", None) if hasattr(model, "config") else None
+    if used not in (None, name):
+        raise ConfigError(
+            f"core_attn_implementation={name!r}: the model has attn_implementation {used!r}; give the same "
+            "to both"
+        )
+    if name not in known:
+        raise ConfigError(
+            f"core_attn_implementation={name!r}: is not one of transformers' attention functions here: "
+            f"{', '.join(sorted(known.valid_keys()))}"
+        )
+
+
+def _check_function(name: str) -> None:
+    if name in ("eager", "paged|eager", "flex_attention"):
+        raise ConfigError(
+            f"core_attn_implementation={name!r}: its masks are made for a rank's part of a sequence; load "
+            "the model "
+            "with attn_implementation 'sdpa' or a flash attention"
+        )
+
+
+def _hidden(mask: Any, batch: int, length: int) -> Tensor | None:
+    """Return which positions of this rank a mask hides from all queries; None where there is none.
+
+    Shapes: mask [batch, length], 1 for a token, or [batch, 1 or heads, length, length], of bool or of what
+            is added;
+            the result [batch, length] of bool
+    """
+    if not isinstance(mask, Tensor):
+        return None
+    if mask.dim() == 2 and mask.shape[1] == length:
+        return (mask == 0).expand(batch, length)
+    if mask.dim() != 4 or mask.shape[-1] != length:
+        raise ConfigError(
+            f"an attention mask of shape {tuple(mask.shape)}: is not made for {length} positions"
+        )
+    seen = mask if mask.dtype is torch.bool else mask == 0
+    return (~seen.diagonal(dim1=-2, dim2=-1).any(dim=1)).expand(batch, length)  # a token sees itself
+
+
+@contextmanager
+def _groups(module: nn.Module, size: int) -> Iterator[None]:
+    """Let a module know how many of the queries' heads share one of keys here."""
+    before = getattr(module, "num_key_value_groups", None)
+    if before in (None, size):
+        yield
+        return
+    module.num_key_value_groups = size  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.num_key_value_groups = before
