@@ -393,6 +393,36 @@ class PipelineEngine(Engine):
         return self.module.stage_id
 
     @property
+    def prev_stage(self) -> int:
+        """Return the place before this one along the pipeline; -1 before the first."""
+        return self.stage_id - 1
+
+    @property
+    def next_stage(self) -> int:
+        """Return the place after this one; their number after the last."""
+        return self.stage_id + 1
+
+    @property
+    def is_pipe_parallel(self) -> bool:
+        """Whether there are several stages."""
+        return self._axes.pp > 1
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether several ranks train the same layers."""
+        return self._axes.dp > 1
+
+    @property
+    def is_model_parallel(self) -> bool:
+        """Whether layers are divided over ranks."""
+        return self._axes.tp > 1
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Return the samples of a micro batch."""
+        return self.settings.micro_batch_size
+
+    @property
     def _last_place(self) -> int:
         return self.module.shape.owner(self.module.shape.num_stages - 1)
 

@@ -168,6 +168,7 @@ class PipelineModule(nn.Module):
         for key in self.tied_keys:  # in one order on all ranks
             if key in tied:
                 self.tied_modules[key] = tied[key]
+                self._check_no_buffers(key)
         for parameter in self.parameters():
             parameter.ds_pipe_replicated = False  # type: ignore[attr-defined]  # programs ask
 
@@ -187,6 +188,16 @@ class PipelineModule(nn.Module):
         if isinstance(layer, nn.Module):
             self.add_module(str(number), layer)
         return layer
+
+    def _check_no_buffers(self, key: str) -> None:
+        """Each stage would change its own copy of a buffer that a checkpoint has once."""
+        buffers = [name for name, _ in self.tied_modules[key].named_buffers()]
+        if buffers and len(self.ranks_with(key)) > 1:
+            raise ConfigError(
+                f"PipelineModule: the tied layer '{key}' lies on several stages and has a buffer, "
+                f"'{buffers[0]}', of which each stage would have another one; tie a layer without buffers, "
+                "or cut the model so that all of its uses are on one stage"
+            )
 
     def _seed_layer(self, number: int) -> None:
         if self.seed_layers:
@@ -388,13 +399,18 @@ def _num_trained(layer: Layer) -> int:
 
 
 def _check_tied(layer: TiedLayerSpec, module: nn.Module) -> None:
-    names = {name for name, _ in module.named_parameters()}
-    missing = [name for name in layer.tied_weight_attr if name not in names]
-    if missing:
-        raise ConfigError(
-            f"TiedLayerSpec({layer.key!r}, ..., tied_weight_attr={layer.tied_weight_attr}): {layer!r} has no "
-            f"parameter {missing[0]!r}; it has {', '.join(sorted(names)) or 'none'}"
-        )
+    """See that what is said to be tied is there: a parameter, or an attribute that gives one."""
+    for name in layer.tied_weight_attr:
+        found: Any = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not isinstance(found, Tensor):
+            names = ", ".join(sorted(one for one, _ in module.named_parameters())) or "none"
+            raise ConfigError(
+                f"TiedLayerSpec({layer.key!r}, ..., tied_weight_attr={layer.tied_weight_attr}): {layer!r} "
+                f"has no parameter {name!r}; it has {names}. All of them are tied: give "
+                "tied_weight_attr=[] or one of these"
+            )
 
 
 def _seed_all(seed: int) -> None:

@@ -137,6 +137,7 @@ TOP = (
     "dataloader_drop_last, optimizer, scheduler, bf16, fp16, torch_autocast, data_types, "
     "communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
     "tensor_parallel, mesh, pipeline, expert_parallel, use_data_before_expert_parallelism, "
+    "sequence_parallel_size, data_parallel_size, sequence, "
     "tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
 )
 NOT_HERE = "is not available in this version"

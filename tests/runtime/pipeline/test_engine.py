@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 import dslaunch
 from dslaunch.runtime.errors import ConfigError, PipelineError
-from dslaunch.runtime.pipeline.layers import LayerSpec
+from dslaunch.runtime.pipeline.layers import LayerSpec, TiedLayerSpec
 from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.pipeline.models import CLIP, Judge, data, loss_fn, specs, take_values, train_alone
@@ -532,3 +533,54 @@ def _breaks(rank: int, stage: int) -> None:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_batch_that_fails_leaves_nothing_behind(ranks: Ranks, stage: int) -> None:
     ranks(_breaks, stage, world_size=2)
+
+
+# ---- what a stranger found
+
+
+class WithProperty(nn.Module):
+    """As Megatron names what it ties."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+
+    @property
+    def word_embeddings_weight(self) -> Tensor:
+        return self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded: Tensor = self.embedding(x)
+        return embedded
+
+
+def _tied_kinds(rank: int) -> None:
+    def tied(kind: type[nn.Module], *given: Any, **options: Any) -> list[Any]:
+        ends = [TiedLayerSpec("a", kind, *given, **options) for _ in range(2)]
+        return [ends[0], LayerSpec(nn.Linear, 4, 4), ends[1]]
+
+    attr = {"tied_weight_attr": ["word_embeddings_weight"]}
+    PipelineModule(tied(WithProperty, **attr), 2, partition_method="uniform")
+    with pytest.raises(
+        ConfigError, match="has no parameter 'weight'; it has embedding.weight. All of them are"
+    ):
+        PipelineModule(tied(WithProperty), 2, partition_method="uniform")
+    with pytest.raises(ConfigError, match="'a' lies on several stages and has a buffer, 'running_mean'"):
+        PipelineModule(tied(nn.BatchNorm1d, 4), 2, partition_method="uniform")
+
+
+def test_what_is_tied_is_a_parameter_by_any_name_and_no_buffer(ranks: Ranks) -> None:
+    ranks(_tied_kinds, world_size=2)
+
+
+def _save_and_go_on(rank: int, folder: str) -> None:
+    engine = engine_of(judged(is_tied=True), 1)
+    for step in range(2):
+        batch = data(step, size=SIZE * MICRO * engine.dp_world_size)
+        engine.train_batch(pairs(*batch, engine, MICRO))
+        engine.save_16bit_model(folder, "model.bin")
+        engine.save_16bit_model(folder, "model.safetensors")
+
+
+def test_training_goes_on_after_the_weights_were_written(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(_save_and_go_on, str(tmp_path), world_size=4)
