@@ -29,7 +29,7 @@ class Domain:
     name: str
     comm: Collectives  # of the ranks that share its parameters and buffers
     sharers: Lines  # of all ranks: those that share such parameters are in one line
-    shard_size: int | None  # of a shard axis; None: the whole line
+    shard_size: int | None = None  # of a shard axis; None: the whole line
     parts: Parts | None = None  # of its parameters, each of which is divided over other ranks
     names: NamesByRank | None = None  # of its parameters, where others elsewhere are called the same
 
