@@ -180,8 +180,10 @@ class PipelineEngine(Engine):
             name: sum(value.item() for value in values) / num_micro_batches
             for name, values in outcome.more_losses.items()
         }
-        told = torch.tensor([own, float(is_last), float(bool(others))], dtype=torch.float64)
-        gathered = self._domains.job.all_gather_float64(told.to(self.device), what="the loss").tolist()
+        told = torch.tensor(
+            [own, float(is_last), float(bool(others))], dtype=torch.float64, device=self.device
+        )
+        gathered = self._domains.job.all_gather_float64(told, what="the loss").tolist()
         losses = [loss for loss, has_loss, _ in gathered if has_loss]
         loss = torch.tensor(sum(losses) / len(losses), dtype=torch.float32, device=self.device)
         if not any(has_more for *_, has_more in gathered):

@@ -202,7 +202,9 @@ class TopKGate(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             exact = tokens.float()
             if self.noisy_gate_policy == "Jitter" and self.training:
-                low, high = (torch.tensor(bound).item() for bound in (1.0 - _JITTER, 1.0 + _JITTER))
+                low, high = (
+                    torch.tensor(bound, device="cpu").item() for bound in (1.0 - _JITTER, 1.0 + _JITTER)
+                )
                 exact = exact * _uniform(exact, low, high)
             logits = F.linear(exact, self.wg.weight.float())
             return self._route(logits, used_token)
@@ -239,7 +241,7 @@ class TopKGate(nn.Module):
 def _capacity(gates: Tensor, factor: float, min_capacity: int) -> int:
     """Return how many tokens an expert takes; the factor is rounded to float32, as DeepSpeed has it."""
     num_tokens, num_experts = gates.shape
-    return max(int(torch.ceil((num_tokens / num_experts) * torch.tensor(factor))), min_capacity)
+    return max(int(torch.ceil((num_tokens / num_experts) * torch.tensor(factor, device="cpu"))), min_capacity)
 
 
 def _mean(values: Tensor) -> Tensor:

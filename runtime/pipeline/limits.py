@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..config import Config
 from ..config.pipeline import PipelineConfig
 from ..errors import ConfigError
+from ..placement.stage_policy import Placement, Policy, policy_for_stage
 from ..step.flat_optimizer import FlatOptimizer
 from .module import PipelineModule
 from .schedule import Shape, shape_of
@@ -15,7 +16,7 @@ MICRO_BATCH = "micro_batch"
 
 def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer | None) -> None:
     """Errors: ConfigError for what cannot be trained in stages"""
-    _check_when(module, config.pipeline or PipelineConfig(), config.zero.stage)
+    _check_when(module, config.pipeline or PipelineConfig(), policy_for_stage(config.zero.stage))
     name = module.shape.schedule
     if module.shape.splits_backward and module.activation_checkpoint_interval:
         raise ConfigError(
@@ -54,14 +55,14 @@ def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer 
         )
 
 
-def _check_when(module: PipelineModule, how: PipelineConfig, stage: int) -> None:
+def _check_when(module: PipelineModule, how: PipelineConfig, policy: Policy) -> None:
     halves = f"with the schedule {module.shape.schedule}: its backward comes in two halves"
     if how.reduce == MICRO_BATCH:
         key, tied = 'pipeline.reduce "micro_batch"', tied_over_stages(module)
-        if stage < 2:
+        if policy.gradients is Placement.REPLICATED:
             raise ConfigError(
-                f"{key} at stage {stage}: every rank keeps whole gradients; leave it out, or write stage 2 "
-                "or 3"
+                f"{key} at stage {policy.stage}: every rank keeps whole gradients; leave it out, or write "
+                "stage 2 or 3"
             )
         if module.shape.splits_backward:
             raise ConfigError(f"{key} {halves}, and no micro batch ends in one; leave it out, or take 1f1b")
@@ -72,9 +73,10 @@ def _check_when(module: PipelineModule, how: PipelineConfig, stage: int) -> None
             )
     if how.unshard == MICRO_BATCH:
         key = 'pipeline.unshard "micro_batch"'
-        if stage < 3:
+        if policy.parameters is Placement.REPLICATED:
             raise ConfigError(
-                f"{key} at stage {stage}: every rank has whole parameters; leave it out, or write stage 3"
+                f"{key} at stage {policy.stage}: every rank has whole parameters; leave it out, or write "
+                "stage 3"
             )
         if module.shape.splits_backward:
             raise ConfigError(f"{key} {halves}, and one needs what the other had; leave it out, or take 1f1b")

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.pipelining import schedules as torchs
 
 from ..errors import ConfigError
 
@@ -200,6 +199,8 @@ _KIND_OF = {
 
 def _torchs_table(kept: Kept, shape: Shape, num_micro_batches: int) -> Table:
     """The classes want stages that run; their tables want numbers alone."""
+    from torch.distributed.pipelining import schedules as torchs
+
     kind: Any = getattr(torchs, str(kept.torchs), None)
     if kind is None:
         raise ConfigError(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.distributed import distributed_c10d
 
 from ..errors import ConfigError
@@ -123,7 +124,7 @@ class SequenceRanks:
             work.wait()
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # process groups are no part of a graph
+@_disable_dynamo  # as torch's own; torch.compiler.disable would load the compiler with this file
 def exchange(
     value: Tensor, ranks: SequenceRanks, *, scatter: tuple[int, Sizes], gather: tuple[int, Sizes], what: str
 ) -> Tensor:
@@ -139,8 +140,7 @@ def exchange(
         raise ConfigError(
             f"{what} of shape {tuple(value.shape)}: dimension {scatter[0]} is cut into {scatter[1]} and of "
             f"dimension {gather[0]} this rank has one of the parts {gather[1]}; every rank has to have the "
-            "same "
-            "number of samples, heads and positions"
+            "same number of samples, heads and positions"
         )
     if ranks.size == 1:
         return value
