@@ -181,11 +181,11 @@ def make_components(
         saver=saver,
         preemption=preemption,
         optimizer_step=optimizer_step,
-        divided_sequences=_divided_sequences(domains, config),
+        divided_sequences=_divided_sequences(module, domains, config),
     )
 
 
-def _divided_sequences(domains: Domains, config: Config) -> DividedSequences | None:
+def _divided_sequences(module: nn.Module, domains: Domains, config: Config) -> DividedSequences | None:
     """Say how gradients are put together where programs may count on another way."""
     if domains.axes.sp == 1:
         for one in registered():
@@ -202,7 +202,7 @@ def _divided_sequences(domains: Domains, config: Config) -> DividedSequences | N
             domains.axes.sp,
             domains.axes.sp,
         )
-    return DividedSequences(domains.axes, domains.sequence.group)
+    return DividedSequences(module, domains.axes, domains.sequence.group)
 
 
 def _never() -> bool:

@@ -121,9 +121,12 @@ class Engine(Getters, nn.Module):
         if self._divided is not None:
             self._divided.inputs.look(args, kwargs)
         if self._divided_sequences is not None:
-            self._divided_sequences.check_inputs(args, kwargs, is_training=self.module.training)
+            args, kwargs = self._divided_sequences.begin_forward(args, kwargs)
         with self._instruments.forward(), self._autocast(), self._schedule.forward():
-            return self.module(*args, **kwargs)
+            output = self.module(*args, **kwargs)
+        if self._divided_sequences is not None:
+            self._divided_sequences.end_forward()
+        return output
 
     def _autocast(self) -> AbstractContextManager[object]:
         """What `torch_autocast` asks for.

@@ -74,7 +74,8 @@ class SequenceRanks:
         sent = value.detach().contiguous()
         received = [torch.empty_like(sent) for _ in range(self.size)]
         sent_bytes = sent.nbytes * (self.size - 1)
-        self._send("all_gather", sent, what, sent_bytes, partial(dist.all_gather, received, sent))
+        # None: the ranks that have other samples may have longer sequences
+        self._send("all_gather", None, what, sent_bytes, partial(dist.all_gather, received, sent))
         return received
 
     def gather_objects(self, value: object, what: str) -> list[Any]:

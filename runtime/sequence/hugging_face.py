@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from ..errors import ConfigError
 from . import parallel_state
@@ -35,7 +36,8 @@ class UlyssesSPAttentionHF:
         self, attn: Attention, ranks: SequenceRanks, *, name: str, disable_in_eval: bool = False
     ) -> None:
         self.attn, self._ranks, self.name, self.disable_in_eval = attn, ranks, name, disable_in_eval
-        self._last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+        self.was_called = False
+        self._last: tuple[weakref.ref[Tensor], int, Tensor, weakref.ref[nn.Module]] | None = None
 
     def check_size(self, size: int) -> None:
         """Errors: ConfigError if it divides sequences over another number of ranks"""
@@ -48,6 +50,7 @@ class UlyssesSPAttentionHF:
                 "or call UlyssesSPAttentionHF.unregister_from_transformers()"
             )
 
+    @_disable_dynamo  # what is sent has other sizes in each forward; the layers around it are compiled
     def __call__(
         self,
         module: nn.Module,
@@ -65,6 +68,7 @@ class UlyssesSPAttentionHF:
                 heads, head_dim]
         Errors: ConfigError without position_ids, or for keys of other positions than the queries
         """
+        self.was_called = True
         if self.disable_in_eval and not module.training:
             return self.attn(module, query, key, value, attention_mask, *args, **kwargs)
         if key.shape[2] != query.shape[2]:
@@ -79,7 +83,7 @@ class UlyssesSPAttentionHF:
                 "train "
                 "the model with sequence_parallel_size 1"
             )
-        positions = self._positions(kwargs.get("position_ids"), attention_mask, query)
+        positions = self._positions(module, kwargs.get("position_ids"), attention_mask, query)
         kwargs["position_ids"] = positions.where(positions >= 0, _HIDDEN - positions)
         mask = self._mask(module, positions, kwargs)
         rest: list[Any] = []
@@ -95,34 +99,49 @@ class UlyssesSPAttentionHF:
         )
         return part, rest[0] if rest else None
 
-    def _positions(self, own: Any, mask: Any, query: Tensor) -> Tensor:
-        """Return the positions of the whole sequences, below 0 where nothing may be seen. Layers ask one
-        after the
-        other, and they are sent once.
+    def _positions(self, module: nn.Module, own: Any, mask: Any, query: Tensor) -> Tensor:
+        """Return the positions of the whole sequences, below 0 where nothing may be seen.
+
+        The layers of one forward ask one after the other, and positions are sent once: for the first of them.
+        In the next forward that layer asks again, and the same positions may have another mask.
 
         Shapes: [batch, all positions]
+        Errors: ConfigError, on all ranks, for parts of other shapes
         """
         batch, _, length, _ = query.shape
         if not isinstance(own, Tensor):
             raise ConfigError(
                 "attention over divided sequences needs position_ids in every forward: each token's place "
-                "in the whole "
-                "sequence; give model(input_ids=..., position_ids=...), as UlyssesSPDataLoaderAdapter does"
+                "in the whole sequence; give model(input_ids=..., position_ids=...), as "
+                "UlyssesSPDataLoaderAdapter does"
             )
         if own.dim() != 2 or own.shape[0] not in (1, batch) or own.shape[1] != length:
             raise ConfigError(
                 f"position_ids of shape {tuple(own.shape)} is not [{batch}, {length}]: one place for each "
                 "token here"
             )
-        last = self._last
-        if last is not None and last[0]() is own and last[1] == own._version and last[2].shape[0] == batch:
-            return last[2]
+        if (last := self._last) is not None:
+            tensor, version, whole, first = last
+            if tensor() is own and version == own._version and first() is not module:
+                return whole
+        self._check_shapes(batch, length, query.device)
         sent = own.expand(batch, length)
         if (hidden := _hidden(mask, batch, length)) is not None:
             sent = sent.where(~hidden.to(sent.device), _HIDDEN - sent)
         whole = torch.cat(self._ranks.gather(sent, "positions"), dim=1)
-        self._last = (weakref.ref(own), own._version, whole)
+        self._last = (weakref.ref(own), own._version, whole, weakref.ref(module))
         return whole
+
+    def _check_shapes(self, batch: int, length: int, device: torch.device) -> None:
+        told = self._ranks.gather(torch.tensor([batch, length], device=device), "the shapes of parts")
+        shapes = [tuple(one.tolist()) for one in told]
+        for index, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise ConfigError(
+                    f"parts 0 and {index} of a sequence are [batch, positions] = {list(shapes[0])} and "
+                    f"{list(shape)}; the {self._ranks.size} neighbours of sequence_parallel_size get equal "
+                    "parts of the same samples"
+                )
 
     def _mask(self, module: nn.Module, positions: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
         """Return what the attention function needs beside positions: torch's needs to be told where

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from ..errors import ConfigError
+from ..log import logger
 from ..mesh.axes import Axes
 from . import parallel_state
 from .exchange import SequenceRanks
+from .hf_layers import check_layers, position_of
 from .hugging_face import registered
 
 _OTHERS = (
@@ -93,34 +95,85 @@ def _size_of_mesh(mesh_param: Any) -> int:
 
 
 class DividedSequences:
-    """What an engine looks at before a forward, where sequences are divided."""
+    """What an engine looks at before and after a forward, where sequences are divided."""
 
-    def __init__(self, axes: Axes, group: Any) -> None:
+    def __init__(self, module: nn.Module, axes: Axes, group: Any) -> None:
+        """Errors: ConfigError for attention of another size, and layers that cannot see parts of sequences"""
         self._ranks = SequenceRanks.of(group or dist.group.WORLD)
-        self._num_forwards = 0
+        self._module = module
+        self._num_forwards, self._has_warned = 0, False
         for one in registered():
             one.check_size(axes.sp)
+        self._has_attention = bool(registered()) and check_layers(module)
+        for one in registered():
+            one.was_called = False
 
-    def check_inputs(self, args: Any, kwargs: Any, *, is_training: bool) -> None:
-        """See that the ranks' parts have one shape, in forwards 1, 2, 4, 8 and so on, and that a model of
-        transformers
-        is told which places its tokens have.
+    def begin_forward(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return what the model is given. See that the ranks' parts have one shape, in forwards 1, 2, 4, 8
+        and so on, and that a model of transformers is told which places its tokens have.
 
         Order:  a collective in these forwards
         Errors: ConfigError that names what is missing or differs
         """
+        is_training = self._module.training
         divided = [one for one in registered() if is_training or not one.disable_in_eval]
         if registered() and not divided:
-            return
-        names = ("input_ids", "inputs_embeds")
-        takes_tokens = any(name in kwargs for name in names)
-        if divided and takes_tokens and len(args) < 3 and kwargs.get("position_ids") is None:
+            return args, kwargs
+        if divided:
+            args, kwargs = self._with_own_positions(args, kwargs)
+            self._look_at_labels(kwargs)
+        self._check_shapes(args, kwargs)
+        return args, kwargs
+
+    def end_forward(self) -> None:
+        """See that the attention that is registered was what the model used.
+
+        Errors: ConfigError
+        """
+        if self._has_attention and not any(one.was_called for one in registered()) and registered():
+            names = ", ".join(repr(one.name) for one in registered())
+            raise ConfigError(
+                f"{type(self._module).__name__} has computed without the attention {names} that is "
+                "registered for divided sequences, so each rank has seen its own part only; train it with "
+                "sequence_parallel_size 1, or a model whose attention transformers looks up in "
+                "ALL_ATTENTION_FUNCTIONS"
+            )
+
+    def _with_own_positions(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the same with a new tensor over the positions, by which layers know one forward from
+        another on all ranks alike, also where a program gives the same tensor twice.
+        """
+        place = position_of(self._module, "position_ids")
+        positions = kwargs.get("position_ids")
+        if positions is None and place is not None and len(args) > place:
+            positions = args[place]
+        takes_tokens = bool(args) and place is not None
+        takes_tokens = takes_tokens or any(name in kwargs for name in ("input_ids", "inputs_embeds"))
+        if positions is None and takes_tokens:
             raise ConfigError(
                 "the model is given no position_ids, and would count the places of its tokens from 0 on "
-                "every rank "
-                "that has a part of the sequence; give model(input_ids=..., position_ids=...), as "
+                "every rank that has a part of the sequence; give model(input_ids=..., position_ids=...), as "
                 "UlyssesSPDataLoaderAdapter does"
             )
+        if not isinstance(positions, Tensor):
+            return args, kwargs
+        own = positions.view_as(positions)
+        if "position_ids" in kwargs:
+            return args, {**kwargs, "position_ids": own}
+        return (*args[:place], own, *args[place + 1 :]), kwargs  # type: ignore[operator]
+
+    def _look_at_labels(self, kwargs: dict[str, Any]) -> None:
+        if kwargs.get("labels") is None or kwargs.get("shift_labels") is not None or self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "the model is given labels, and shifts them inside of this rank's part of the sequence: the last "
+            "token of each part has no label in its loss, which is a mean of this part alone; use "
+            "mean_over_tokens(logits, labels) with labels that are shifted before they are cut, or give "
+            "shift_labels, too, as UlyssesSPDataLoaderAdapter does. This is said once"
+        )
+
+    def _check_shapes(self, args: Any, kwargs: dict[str, Any]) -> None:
         self._num_forwards += 1
         if self._num_forwards.bit_count() != 1:
             return
