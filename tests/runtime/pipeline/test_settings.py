@@ -213,3 +213,30 @@ def test_what_is_computed_again_draws_the_same_numbers(
         assert again[1] == pytest.approx(kept[1], rel=1e-5)
         for name, value in again[2].items():
             torch.testing.assert_close(value, kept[2][name], atol=2e-6, rtol=1e-5, msg=name)
+
+
+# ---- groups of a client's optimizer
+
+
+def _uneven(rank: int, names_empty: bool) -> str:
+    module = PipelineModule(specs(is_tied=False), 2, loss_fn=loss_fn)
+    embedding = [param for name, param in module.named_parameters() if name == "0.weight"]
+    rest = [param for name, param in module.named_parameters() if name != "0.weight"]
+    each: list[dict[str, Any]] = [{"params": rest, "lr": 0.1}]
+    if embedding or names_empty:
+        each.append({"params": embedding, "lr": 0.3})
+    config = config_of(1)
+    del config["optimizer"]
+    engine, *_ = dslaunch.initialize(model=module, optimizer=torch.optim.SGD(each, lr=0.5), config=config)
+    try:
+        return str(engine.train_batch(iter([data(0, size=SIZE)] * MICRO)).item())
+    except dslaunch.ConfigError as error:
+        return str(error)
+
+
+def test_groups_that_a_stage_has_no_parameter_of_are_asked_for(ranks: Ranks) -> None:
+    for found in ranks(_uneven, False, world_size=2):
+        assert "have other groups in their optimizers" in found
+        assert '{"params": [], ...}' in found
+    first, second = ranks(_uneven, True, world_size=2)
+    assert float(first) == float(second)
