@@ -41,10 +41,11 @@ _FILES = "engine.save_checkpoint() and engine.load_checkpoint() know all layers,
 _ABSENT = {
     "allreduce_tied_weight_gradients": _TIED,
     "get_tied_weights_and_groups": _TIED,
-    **dict.fromkeys(
-        ("ckpt_layer_path", "ckpt_layer_path_list", "ckpt_prefix", "load_state_dir", "save_state_dict"),
-        _FILES,
-    ),
+    "ckpt_layer_path": _FILES,
+    "ckpt_layer_path_list": _FILES,
+    "ckpt_prefix": _FILES,
+    "load_state_dir": _FILES,
+    "save_state_dict": _FILES,
 }
 
 _log = logging.getLogger("dslaunch")
