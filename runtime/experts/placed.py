@@ -92,7 +92,7 @@ class PlacedExperts:
                 f"experts over {size} ranks" + (", cut" if is_divided else ""),
                 sharers=alike,
                 shard_size=1 if dense.shard.is_alone else len(alike[0]),
-                divisor=axes.dp * axes.sp,
+                divisor=dense.divisor or axes.dp * axes.sp,
                 params=params,
                 parts=parts,
                 names=names,
@@ -130,11 +130,6 @@ def _check(size: int, axes: Axes, config: Config) -> None:
         raise ConfigError(
             f"experts over {size} ranks (ep_size {size}): the ranks with samples of their own are "
             f"{num_sharers}, which {size} does not divide; give an ep_size that does"
-        )
-    if axes.sp > 1:
-        raise ConfigError(
-            f"experts over {size} ranks (ep_size {size}) and sequences over {axes.sp} do not go together in "
-            "this version: leave one of the two out"
         )
     if axes.pp > 1:
         raise ConfigError(
