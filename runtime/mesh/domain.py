@@ -162,7 +162,7 @@ class Domains:
             sharers=[*shared.values(), *apart],
             shard_size=None if is_sharded else 1,
             copies=self._copies,
-            divisor=self.dense.comm.sharers.size,
+            divisor=self.dense.comm.mesh.divisor or self.dense.comm.sharers.size,
             params=params,
         )
 

@@ -228,9 +228,11 @@ def make_engine(layout: Layout, **changes: Any) -> Any:
     torch.manual_seed(dist.get_rank())
     module: nn.Module
     if layout.pp > 1:
+        is_simple = layout.tp == 1 and layout.ep == 1  # initialize() may hear of divided sequences later
         module = PipelineModule(
             specs(layout),
-            topology=topology_of(layout.axes),
+            num_stages=layout.pp,
+            topology=None if is_simple else topology_of(layout.axes),
             loss_fn=lambda outputs, labels: loss_of(layout, outputs, labels),
             partition_method="uniform",
             schedule=layout.schedule,

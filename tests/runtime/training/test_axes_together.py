@@ -44,3 +44,32 @@ SEQUENCES_AND_EXPERTS = [
 )
 def test_sequences_and_experts_over_ranks(ranks: Ranks, layout: Layout) -> None:
     _check(ranks, layout)
+
+
+EXPERTS_IN_STAGES = [
+    *(
+        Layout(pp=2, dp=2, ep=2, stage=stage, schedule=schedule)
+        for schedule in ("1f1b", "zbv", "interleaved", "zero_bubble")
+        for stage in (0, 1, 2, 3)
+    ),
+]
+
+
+@pytest.mark.parametrize("layout", few(EXPERTS_IN_STAGES, lambda one: one == EXPERTS_IN_STAGES[3]), ids=str)
+def test_experts_in_stages(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
+
+
+SEQUENCES_IN_STAGES = [
+    *(Layout(pp=2, sp=2, stage=stage) for stage in (0, 1, 2, 3)),
+    Layout(pp=2, sp=2, stage=3, schedule="zbv"),
+    Layout(pp=2, sp=2, stage=0, gradient="sum"),
+    *(Layout(pp=2, dp=2, sp=2, stage=stage) for stage in (1, 3)),
+    Layout(pp=2, sp=2, ep=2, stage=3),
+    Layout(pp=2, dp=2, sp=2, ep=4, stage=1),
+]
+
+
+@pytest.mark.parametrize("layout", few(SEQUENCES_IN_STAGES, lambda one: one == SEQUENCES_IN_STAGES[1]), ids=str)
+def test_sequences_in_stages(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
