@@ -97,6 +97,7 @@ class PlacedExperts:
             domain = domains.add(
                 f"experts over {size} ranks" + (", cut" if is_divided else ""),
                 sharers=alike,
+                copies=domains.copies,
                 shard_size=1 if dense.shard.is_alone else len(alike[0]),
                 divisor=dense.divisor or axes.dp * axes.sp,
                 params=params,
@@ -136,12 +137,6 @@ def _check(size: int, axes: Axes, config: Config) -> None:
         raise ConfigError(
             f"experts over {size} ranks (ep_size {size}): the ranks with samples of their own are "
             f"{num_sharers}, which {size} does not divide; give an ep_size that does"
-        )
-    if axes.tp > 1:
-        raise ConfigError(
-            f"experts over {size} ranks (ep_size {size}) and layers over {axes.tp} "
-            f"(tensor_parallel.autotp_size {axes.tp}) do not go together in this version: leave one of the "
-            "two out"
         )
     for key, value in (
         ("mics_shard_size", config.zero.mics_shard_size),

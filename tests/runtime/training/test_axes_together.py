@@ -73,3 +73,34 @@ SEQUENCES_IN_STAGES = [
 @pytest.mark.parametrize("layout", few(SEQUENCES_IN_STAGES, lambda one: one == SEQUENCES_IN_STAGES[1]), ids=str)
 def test_sequences_in_stages(ranks: Ranks, layout: Layout) -> None:
     _check(ranks, layout)
+
+
+EXPERTS_AND_LAYERS = [
+    *(Layout(dp=2, tp=2, ep=2, stage=stage) for stage in (0, 1, 2, 3)),
+    Layout(sp=2, tp=2, ep=2, stage=3),
+    Layout(pp=2, dp=2, tp=2, ep=2, stage=1),
+    Layout(pp=2, sp=2, tp=2, ep=2, stage=3),
+]
+
+
+@pytest.mark.parametrize("layout", few(EXPERTS_AND_LAYERS, lambda one: one == EXPERTS_AND_LAYERS[2]), ids=str)
+def test_experts_beside_layers_over_ranks(ranks: Ranks, layout: Layout) -> None:
+    """Each rank along tp computes with the same experts what the others do."""
+    _check(ranks, layout)
+
+
+GROUPS = [
+    *(Layout(dp=2, sp=2, stage=3, zero={key: 2}) for key in ("zero_hpz_partition_size", "mics_shard_size")),
+    *(Layout(dp=2, tp=2, stage=3, zero={key: 2}) for key in ("zero_hpz_partition_size", "mics_shard_size")),
+    *(
+        Layout(dp=2, sp=2, tp=2, stage=3, zero={key: 2})
+        for key in ("zero_hpz_partition_size", "mics_shard_size")
+    ),
+    Layout(dp=4, tp=2, stage=3, zero={"zero_hpz_partition_size": 2}),
+    Layout(dp=4, tp=2, stage=3, zero={"mics_shard_size": 2}),
+]
+
+
+@pytest.mark.parametrize("layout", few(GROUPS, lambda one: one in GROUPS[:1]), ids=str)
+def test_shards_inside_of_groups(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
