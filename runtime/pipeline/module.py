@@ -135,6 +135,15 @@ class PipelineModule(nn.Module):
         self._build()
         self.to(choose_device(read_environment()))
 
+    def arrange(self, axes: Axes) -> None:
+        """Let the ranks of each stage share sequences, which were built as if each had data of its own.
+
+        Order:  every rank must call this: it makes process groups
+        """
+        self._grid.close()
+        self.axes, self._topo = axes, topology_of(axes)
+        self._grid = PipelineParallelGrid(self._topo)
+
     # ---- building
 
     def _check_layers(self) -> None:
