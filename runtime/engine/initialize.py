@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from ..log import logger as _log
 from ..mesh.axes import Axes, axes_of_job
 from ..offload.host_memory import keep_freed_memory
 from ..pipeline.module import PipelineModule
+from ..pipeline.topology import topology_of
 from ..placement.precision import precision_of
 from ..placement.stage_policy import policy_for_stage
 from ..sequence.requested import check_mpu, requested_sequence_size
@@ -89,7 +91,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index)
     num_ranks, known = dist.get_world_size(), earlier_division(model)
-    num_stages = model.axes.pp if isinstance(model, PipelineModule) else 1
+    built = model.axes if isinstance(model, PipelineModule) else Axes()
+    num_stages = built.pp
     settings = load_config(
         source,
         world_size=num_ranks // num_stages,
@@ -98,7 +101,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
         num_stages=num_stages,
         launched=dict(worker.mesh),
-        sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param),
+        sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param, built=built.sp),
     )
     _refuse_absent_axes(settings.mesh)
     agree_on_division(settings.tensor_parallel)
@@ -168,23 +171,17 @@ def _refuse_absent_axes(mesh: MeshConfig | None) -> None:
 
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
     """A model in stages was built for ranks that lie so, and a section about stages is for such a model."""
-    if axes.sp > 1 and settings.mesh is not None:
-        raise ConfigError(
-            f"sequence_parallel_size {axes.sp} and a mesh (dslaunch --mesh, or the section of the ds_config) "
-            "do not go together in this version; leave the mesh out"
-        )
     if isinstance(model, PipelineModule):
-        if axes.sp > 1:
-            raise ConfigError(
-                f"sequence_parallel_size {axes.sp} with a PipelineModule: is not available in this version; "
-                "leave one of the two out"
-            )
+        if axes.sp > 1 and model.axes == replace(axes, dp=axes.dp * axes.sp, sp=1):
+            model.arrange(axes)  # built as if each of the ranks that share sequences had data of its own
         if model.axes != axes:
+            wanted = topology_of(axes)
             raise ConfigError(
                 f"the PipelineModule was built for {model.axes.pp} stages x {model.axes.dp} ranks with data "
-                f"of their own x {model.axes.tp} parts of each layer, and the ds_config's "
-                f"tensor_parallel.autotp_size is {axes.tp}; build it with topology="
-                f"PipeModelDataParallelTopology(num_pp={axes.pp}, num_mp={axes.tp}, num_dp={axes.dp})"
+                f"of their own x {model.axes.sp} parts of each sequence x {model.axes.tp} parts of each "
+                f"layer, and the ds_config's tensor_parallel.autotp_size is {axes.tp} and its "
+                f"sequence_parallel_size {axes.sp}; build it with "
+                f"topology=ProcessTopology(axes={wanted.axes}, dims={wanted.dims})"
             )
     elif settings.pipeline is not None and settings.pipeline != PipelineConfig():
         raise ConfigError(

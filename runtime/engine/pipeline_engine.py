@@ -256,10 +256,10 @@ class PipelineEngine(Engine):
         if reduce_output is None:
             return list(outputs)
         total = tree_map(lambda *parts: torch.stack(parts).mean(0), outputs[0], *outputs[1:])
-        sharers = self._domains.dense.comm.mesh.sharers
-        if not sharers.is_alone:
-            tree_map(lambda one: dist.all_reduce(one, group=sharers.group), total)
-            total = tree_map(lambda one: one / sharers.size, total)
+        others = self._domains.data
+        if not others.is_alone:
+            tree_map(lambda one: dist.all_reduce(one, group=others.group), total)
+            total = tree_map(lambda one: one / others.size, total)
         return total
 
     # ---- data
@@ -300,6 +300,8 @@ class PipelineEngine(Engine):
                     break
         if self._divided is not None and self._reads_data:
             self._divided.inputs.look((pairs,), {})
+        if self._divided_sequences is not None and self._reads_data:
+            self._divided_sequences.check_inputs((pairs,), {}, is_training=self.module.training)
         keys = [_key(inputs) for inputs, _ in pairs]
         own = [float(len(pairs)) if self._reads_data else _NOT_HERE, *keys, *[0] * (number - len(keys))]
         told = self._line.all_gather_float64(

@@ -54,6 +54,12 @@ class PlacedExperts:
         self._module, self._axes = module, axes
         self._is_strided = bool(config.use_data_before_expert_parallelism)
         self._layers = [(name, one) for name, one in module.named_modules() if isinstance(one, MoE)]
+        if config.expert_parallel is not None and axes.pp > 1:
+            raise ConfigError(
+                f"expert_parallel.autoep_size {config.expert_parallel.size} with a PipelineModule: stacks of "
+                "experts in stages are not divided in this version; build the layers of dslaunch.moe.MoE "
+                "with an ep_size, and leave the section out"
+            )
         self._divided = DividedExperts(module, config.expert_parallel)
         own: set[tuple[int, bool]] = {(layer.ep_size, False) for _, layer in self._layers}
         own |= {(size, True) for size in self._divided.sizes}
@@ -91,8 +97,9 @@ class PlacedExperts:
             domain = domains.add(
                 f"experts over {size} ranks" + (", cut" if is_divided else ""),
                 sharers=alike,
+                copies=domains.copies,
                 shard_size=1 if dense.shard.is_alone else len(alike[0]),
-                divisor=axes.dp * axes.sp,
+                divisor=dense.divisor or axes.dp * axes.sp,
                 params=params,
                 parts=parts,
                 names=names,
@@ -130,22 +137,6 @@ def _check(size: int, axes: Axes, config: Config) -> None:
         raise ConfigError(
             f"experts over {size} ranks (ep_size {size}): the ranks with samples of their own are "
             f"{num_sharers}, which {size} does not divide; give an ep_size that does"
-        )
-    if axes.sp > 1:
-        raise ConfigError(
-            f"experts over {size} ranks (ep_size {size}) and sequences over {axes.sp} do not go together in "
-            "this version: leave one of the two out"
-        )
-    if axes.pp > 1:
-        raise ConfigError(
-            f"experts over {size} ranks (ep_size {size}) and a model in {axes.pp} stages do not go together "
-            "in this version: leave one of the two out"
-        )
-    if axes.tp > 1:
-        raise ConfigError(
-            f"experts over {size} ranks (ep_size {size}) and layers over {axes.tp} "
-            f"(tensor_parallel.autotp_size {axes.tp}) do not go together in this version: leave one of the "
-            "two out"
         )
     for key, value in (
         ("mics_shard_size", config.zero.mics_shard_size),

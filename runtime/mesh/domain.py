@@ -74,11 +74,12 @@ class Domains:
         # by DeepSpeed's name: the ranks that hold all experts together, and those that hold the same ones
         self.of_experts: dict[str, tuple[Axis, Axis]] = {}
         self._of: dict[int, Domain] = {}  # by id of a parameter or buffer; the others are dense
-        self._copies = None if axes.tp == 1 else axes.lines(("tp",))
+        # the ranks that hold equal copies of parameters which are not divided over tp
+        self.copies: Lines | None = None if axes.tp == 1 else axes.lines(("tp",))
         self.dense = self.add(
             DENSE,
             sharers=axes.lines(SAMPLES),
-            copies=self._copies,
+            copies=self.copies,
             shard_size=shard_size,
             states_by_chunk=states_by_chunk,
             divisor=divisor,
@@ -161,8 +162,8 @@ class Domains:
             name,
             sharers=[*shared.values(), *apart],
             shard_size=None if is_sharded else 1,
-            copies=self._copies,
-            divisor=self.dense.comm.sharers.size,
+            copies=self.copies,
+            divisor=self.dense.comm.mesh.divisor or self.dense.comm.sharers.size,
             params=params,
         )
 

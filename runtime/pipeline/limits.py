@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..config import Config
 from ..config.pipeline import PipelineConfig
 from ..errors import ConfigError
+from ..experts.layer import MoE
 from ..placement.stage_policy import Placement, Policy, policy_for_stage
 from ..step.flat_optimizer import FlatOptimizer
 from .module import PipelineModule
@@ -47,12 +48,25 @@ def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer 
             raise ConfigError(
                 f"zero_optimization.{key} {size} with a PipelineModule: is not available; leave it out"
             )
+    _check_tied_experts(module)
     tied = tied_over_stages(module)
     if tied and optimizer is not None and not optimizer.rule.steps_by_sub_buffer:
         raise ConfigError(
             f"optimizer {optimizer.rule.name} with the tied layer '{tied[0][0]}' on several stages: it wants "
             "to see whole parameters, and those lie on other ranks than the rest; take Adam or SGD"
         )
+
+
+def _check_tied_experts(module: PipelineModule) -> None:
+    """Other ranks share experts than those that share a tied layer."""
+    for key, stages in tied_over_stages(module):
+        tied = module.tied_modules[key] if key in module.tied_modules else None
+        if tied is not None and any(isinstance(one, MoE) and one.ep_size > 1 for one in tied.modules()):
+            raise ConfigError(
+                f"the tied layer '{key}' lies on the stages {', '.join(map(str, stages))} and has experts on "
+                "different ranks: tie a layer without them, give its MoE ep_size=1, or cut the model so that "
+                "all of its uses are on one stage"
+            )
 
 
 def _check_when(module: PipelineModule, how: PipelineConfig, policy: Policy) -> None:

@@ -16,7 +16,8 @@ from ..comm.mesh import make_axis
 from ..errors import ConfigError
 from ..mesh.axes import Axes
 
-_AXIS_OF = {"pipe": "pp", "data": "dp", "model": "tp"}  # by DeepSpeed's names
+# By DeepSpeed's names, and "sequence", which it has none for beside stages.
+_AXIS_OF = {"pipe": "pp", "data": "dp", "sequence": "sp", "model": "tp"}
 
 
 class ProcessTopology:
@@ -116,6 +117,10 @@ class PipeModelDataParallelTopology(ProcessTopology):
 
 def topology_of(axes: Axes) -> ProcessTopology:
     """Return the topology of a job."""
+    if axes.sp > 1:
+        sizes = {"pipe": axes.pp, "data": axes.dp, "sequence": axes.sp, "model": axes.tp}
+        names = [name for name in sizes if name != "model" or axes.tp > 1]
+        return ProcessTopology(axes=names, dims=[sizes[name] for name in names])
     if axes.tp > 1:
         return PipeModelDataParallelTopology(num_pp=axes.pp, num_mp=axes.tp, num_dp=axes.dp)
     return PipeDataParallelTopology(num_pp=axes.pp, num_dp=axes.dp)
@@ -130,10 +135,10 @@ def axes_of(topology: ProcessTopology, world_size: int) -> Axes:
     order = [name for name in _AXIS_OF if name in names]
     if names != order:
         raise ConfigError(
-            f"PipelineModule(topology=...) has the axes {', '.join(names)}; give pipe, data and, if layers "
-            "are divided, model, in this order"
+            f"PipelineModule(topology=...) has the axes {', '.join(names)}; give pipe, data, sequence if "
+            "sequences are divided, and model if layers are, in this order"
         )
-    sizes = {_AXIS_OF[name]: topology.get_dim(name) for name in names}
+    sizes: dict[str, Any] = {_AXIS_OF[name]: topology.get_dim(name) for name in names}
     if topology.world_size() != world_size:
         raise ConfigError(
             f"PipelineModule(topology=...) has {topology.world_size()} ranks, and the job has {world_size}"
@@ -157,6 +162,7 @@ class PipelineParallelGrid:
         self._lines = {
             "pipe": make_axis(axes.lines(("pp",))),
             "data": make_axis(axes.lines(("dp",))),
+            "sequence": make_axis(axes.lines(("sp",))),
             "slice": make_axis(axes.lines(("tp",))),
             "model": make_axis(axes.lines(("pp", "tp"))),  # all that hold one copy of the model together
         }
@@ -184,7 +190,7 @@ class PipelineParallelGrid:
 
     def stage_to_global(self, stage_id: int, **kwargs: int) -> int:
         """Return the rank that has this place in another stage."""
-        known = {"data": self._place["dp"], "model": self._place["tp"], **kwargs}
+        known = {name: self._place[axis] for name, axis in _AXIS_OF.items() if name != "pipe"} | kwargs
         places = {_AXIS_OF[name]: index for name, index in known.items()}
         return self._axes.rank_at(pp=stage_id, **places)
 
@@ -209,12 +215,24 @@ class PipelineParallelGrid:
         return self._axes.dp
 
     def get_data_parallel_group(self) -> Any:
-        """Return the group of the ranks that train the same layers."""
+        """Return the group of the ranks that train the same layers on data of their own."""
         return self._lines["data"].group
 
     def get_data_parallel_group_ranks(self) -> list[int]:
         """Return those ranks."""
         return list(self._axes.line_of(self.global_rank, ("dp",)))
+
+    def get_sequence_parallel_rank(self) -> int:
+        """Return which part of a sequence this rank has."""
+        return self._place["sp"]
+
+    def get_sequence_parallel_world_size(self) -> int:
+        """Return over how many ranks a sequence is divided."""
+        return self._axes.sp
+
+    def get_sequence_parallel_group(self) -> Any:
+        """Return their group; None where this rank is the only one."""
+        return self._lines["sequence"].group
 
     def get_model_parallel_rank(self) -> int:
         """Return this rank's number among those that hold one copy of the model together."""

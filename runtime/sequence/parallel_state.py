@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ..comm.mesh import make_axis
 from ..errors import ConfigError
 from ..mesh.axes import axes_of_job
-from ..mesh.current import sequence_axis
+from ..mesh.current import sequence_axis, sharers
 from .exchange import SequenceRanks
 
 _ranks: SequenceRanks | None = None
@@ -93,9 +93,12 @@ def get_sequence_parallel_rank() -> int:
 
 
 def get_sequence_data_parallel_group() -> Any:
-    """Return the process group of all ranks that share parameters with this one."""
+    """Return the process group of all ranks that share parameters with this one; before an engine is made,
+    of all ranks.
+    """
     sequence_ranks()
-    return dist.group.WORLD
+    axis = sharers()
+    return dist.group.WORLD if axis is None or axis.group is None else axis.group
 
 
 def get_sequence_data_parallel_world_size() -> int:

@@ -25,8 +25,9 @@ _OTHERS = (
 )
 
 
-def requested_sequence_size(*, mpu: Any = None, mesh_param: Any = None) -> int:
-    """Return what initialize()'s arguments say, 1 where they say nothing.
+def requested_sequence_size(*, mpu: Any = None, mesh_param: Any = None, built: int = 1) -> int:
+    """Return what initialize()'s arguments say, 1 where they say nothing; `built`: for how many the model was
+    built, if it was built for a number.
 
     Errors: ConfigError for arguments that ask for something else, or that contradict each other
     """
@@ -38,7 +39,13 @@ def requested_sequence_size(*, mpu: Any = None, mesh_param: Any = None) -> int:
             "ranks, and "
             f"mesh_param over {by_mesh}; give one of them"
         )
-    return max(by_mpu, by_mesh)
+    given = max(by_mpu, by_mesh)
+    if 1 < built != given > 1:
+        raise ConfigError(
+            f"initialize(): its arguments divide sequences over {given} ranks, and the topology of the "
+            f"PipelineModule over {built}; say the same in both, or leave one out"
+        )
+    return max(given, built)
 
 
 def check_mpu(mpu: Any, axes: Axes) -> None:

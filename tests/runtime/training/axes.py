@@ -1,0 +1,303 @@
+"""A small model for every arrangement of ranks, and one process that trains it: the judge of what goes together.
+
+Each layer takes and returns a pair, the hidden states and the sum of the losses that even out the load of the
+experts, so that the same layers are an nn.Sequential or the stages of a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dslaunch
+from dslaunch.moe import MoE
+from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.runtime.pipeline.layers import LayerSpec
+from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.pipeline.topology import topology_of
+from dslaunch.runtime.sequence import parallel_state
+from dslaunch.runtime.sequence.attention import DistributedAttention
+from dslaunch.runtime.sequence.loss import mean_over_tokens
+from dslaunch.utils import safe_get_full_fp32_param
+from tests.runtime.models import make_config
+
+VOCABULARY, WIDTH, HEADS, EXPERTS = 24, 8, 4, 4
+LENGTH, SIZE, MICRO, STEPS = 8, 2, 4, 2  # of a sequence; samples of a micro batch; micro batches; steps
+CLIP = 0.2  # below every norm here
+AUX = 0.1
+Pair = tuple[Tensor, Tensor]
+Trained = tuple[list[float], list[float], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The ranks of a job, and how it trains."""
+
+    pp: int = 1
+    dp: int = 1
+    sp: int = 1
+    tp: int = 1
+    ep: int = 1
+    stage: int = 1
+    schedule: str = "1f1b"
+    gradient: str = "mean"  # of the ranks that share a sequence
+    zero: Mapping[str, Any] = field(default_factory=dict)  # more of that section
+
+    @property
+    def axes(self) -> Axes:
+        return Axes(pp=self.pp, dp=self.dp, sp=self.sp, tp=self.tp)
+
+    def __str__(self) -> str:
+        sizes = {name: getattr(self, name) for name in ("pp", "dp", "sp", "tp", "ep")}
+        more = [self.schedule] if self.pp > 1 else []
+        more += [self.gradient] if self.gradient != "mean" else []
+        said = [*(f"{name}{size}" for name, size in sizes.items() if size > 1), f"stage{self.stage}"]
+        return "-".join([*said, *more, *self.zero])
+
+
+class Embed(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(VOCABULARY, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Pair:  # type: ignore[override]
+        return super().forward(tokens), torch.zeros((), device=tokens.device)
+
+
+class Attention(nn.Module):
+    """Causal, over whole sequences wherever their parts are."""
+
+    def __init__(self, sp: int = 1) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        group = parallel_state.get_sequence_parallel_group() if sp > 1 else None
+        self.over_ranks = None if group is None else DistributedAttention(_attend, group)
+
+    def forward(self, pair: Pair) -> Pair:
+        x, aux = pair
+        heads = (*x.shape[:2], HEADS, WIDTH // HEADS)
+        q, k, v = (one.reshape(heads) for one in self.qkv(x).chunk(3, dim=-1))
+        done = _attend(q, k, v) if self.over_ranks is None else self.over_ranks(q, k, v, 0)
+        return x + self.out(done.reshape(x.shape)), aux
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    """What axis tp divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, pair: Pair) -> Pair:
+        x, aux = pair
+        return x + self.down(torch.tanh(self.up(self.norm(x)))), aux
+
+
+class Experts(nn.Module):
+    """A layer of experts, each of which has no room for some of its tokens. `parts`: a forward takes so many
+    parts of sequences after each other, as ranks do that have one each.
+    """
+
+    def __init__(self, ep: int = 1, parts: int = 1, seed: int = 0) -> None:
+        super().__init__()
+        expert = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
+        self.moe = MoE(
+            WIDTH,
+            expert,
+            num_experts=EXPERTS,
+            ep_size=ep,
+            k=2,
+            capacity_factor=0.6,
+            min_capacity=0,
+            top2_2nd_expert_sampling=False,
+        )
+        self.parts, self.seed = parts, seed
+
+    def forward(self, pair: Pair) -> Pair:
+        x, aux = pair
+        found = [self.moe(part) for part in x.chunk(self.parts, dim=1)]
+        more = torch.stack([one for _, one, _ in found]).mean()
+        return x + torch.cat([one for one, *_ in found], dim=1), aux + more
+
+
+class Head(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, VOCABULARY)
+
+    def forward(self, pair: Pair) -> Pair:  # type: ignore[override]
+        return super().forward(pair[0]), pair[1]
+
+
+def specs(layout: Layout, *, parts: int = 1) -> list[LayerSpec]:
+    """Two stages of a pipeline have a layer of each kind; of four, the outer ones have no experts."""
+    attention, experts = LayerSpec(Attention, layout.sp), LayerSpec(Experts, layout.ep, parts)
+    return [
+        LayerSpec(Embed),
+        attention,
+        experts,
+        LayerSpec(Mlp),
+        attention,
+        experts,
+        LayerSpec(Mlp),
+        LayerSpec(Head),
+    ]
+
+
+def make_judge(parts: int = 1) -> nn.Sequential:
+    """All layers in one process, with all experts, each with values of its own."""
+    torch.manual_seed(5)
+    judge = nn.Sequential(*(spec.build() for spec in specs(Layout(), parts=parts)))
+    with torch.no_grad():
+        for name, param in judge.named_parameters():
+            if "deepspeed_experts" in name:
+                param.copy_(0.4 * torch.randn(param.shape))
+    return judge
+
+
+def take_values(module: nn.Module, layout: Layout) -> None:
+    """Give a rank's layers, and its experts, the judge's values."""
+    wanted = make_judge().state_dict()
+    place = dist.get_rank() // layout.tp % layout.ep  # among those that hold all experts
+    num_local = EXPERTS // layout.ep
+    with torch.no_grad():
+        for name, param in module.named_parameters():
+            before, found, after = name.partition("deepspeed_experts.")
+            if found:
+                number, _, rest = after.partition(".")
+                name = f"{before}{found}{place * num_local + int(number)}.{rest}"
+            param.copy_(wanted[name])
+
+
+def data(step: int, *, size: int) -> Pair:
+    """Return tokens, and labels that are shifted, of a batch; parts of a sequence have other numbers of them."""
+    drawn = torch.Generator().manual_seed(100 + step)
+    tokens = torch.randint(0, VOCABULARY, (size, LENGTH + 1), generator=drawn)
+    labels = tokens[:, 1:].clone()
+    labels[:, : LENGTH // 2 - 1] = -100
+    return tokens[:, :-1].contiguous(), labels
+
+
+def loss_of(layout: Layout, outputs: Pair, labels: Tensor) -> Tensor:
+    """The mean over labelled tokens, and the loss of the gates; of the latter each rank has a part's, which
+    count as much together as that of a whole.
+    """
+    logits, aux = outputs
+    loss = mean_over_tokens(logits, labels)
+    if layout.gradient == "sum":
+        own = aux / layout.sp
+        aux = own + (aux - own).detach()
+    return loss + AUX * aux
+
+
+def train_alone(layout: Layout) -> Trained:
+    """Return losses, norms before clipping, and the parameters after SGD in one process."""
+    judge = make_judge(layout.sp)
+    optimizer = torch.optim.SGD(judge.parameters(), lr=0.5, momentum=0.9)
+    losses, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        tokens, labels = data(step, size=SIZE * MICRO * layout.dp)
+        number = MICRO * layout.dp
+        for one, its in zip(tokens.chunk(number), labels.chunk(number), strict=True):
+            logits, aux = judge(one)
+            loss = F.cross_entropy(logits.flatten(0, 1), its.flatten(), ignore_index=-100) + AUX * aux
+            (loss / number).backward()
+            total += loss.item() / number
+        norms.append(nn.utils.clip_grad_norm_(judge.parameters(), CLIP).item())
+        optimizer.step()
+        losses.append(total)
+    return losses, norms, {name: param.detach() for name, param in judge.named_parameters()}
+
+
+def make_engine(layout: Layout, **changes: Any) -> Any:
+    """Return this rank's engine, with the judge's values."""
+    if layout.sp > 1:
+        parallel_state.initialize_sequence_parallel(layout.sp, tensor_parallel_size=layout.tp)
+    torch.manual_seed(dist.get_rank())
+    module: nn.Module
+    if layout.pp > 1:
+        is_simple = layout.tp == 1 and layout.ep == 1  # initialize() may hear of divided sequences later
+        module = PipelineModule(
+            specs(layout),
+            num_stages=layout.pp,
+            topology=None if is_simple else topology_of(layout.axes),
+            loss_fn=lambda outputs, labels: loss_of(layout, outputs, labels),
+            partition_method="uniform",
+            schedule=layout.schedule,
+        )
+    else:
+        module = nn.Sequential(*(spec.build() for spec in specs(layout)))
+    take_values(module, layout)
+    return dslaunch.initialize(model=module, config=config_of(layout, **changes))[0]
+
+
+def config_of(layout: Layout, **changes: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": SIZE,
+        "gradient_accumulation_steps": MICRO,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9}},
+        "gradient_clipping": CLIP,
+    }
+    if layout.sp > 1:
+        settings |= {"sequence_parallel_size": layout.sp, "sequence": {"gradient": layout.gradient}}
+    if layout.tp > 1:
+        rules = [
+            {"patterns": [r".*\.up\.weight$"], "partition_type": "column"},
+            {"patterns": [r".*\.down\.weight$"], "partition_type": "row"},
+        ]
+        settings["tensor_parallel"] = {
+            "autotp_size": layout.tp,
+            "partition_config": {"layer_specs": rules},
+        }
+    config = make_config(stage=layout.stage, reduce_bucket_size=50, **{**settings, **changes})
+    config["zero_optimization"] |= layout.zero
+    config.pop("train_batch_size", None)
+    return config
+
+
+def batches(layout: Layout, step: int) -> Iterator[Pair]:
+    """This rank's part of its micro batches of a step."""
+    place = layout.axes.coordinates(dist.get_rank())
+    own = [one.chunk(layout.dp)[place["dp"]] for one in data(step, size=SIZE * MICRO * layout.dp)]
+    tokens, labels = (one.chunk(layout.sp, dim=1)[place["sp"]] for one in own)
+    yield from zip(tokens.chunk(MICRO), labels.chunk(MICRO), strict=True)
+
+
+def train(engine: Any, layout: Layout, *, steps: int = STEPS) -> tuple[list[float], list[float]]:
+    """Return losses, means over all ranks, and norms."""
+    losses, norms = [], []
+    for step in range(steps):
+        if layout.pp > 1:
+            losses.append(engine.train_batch(batches(layout, step)).item())
+        else:
+            total = torch.zeros((), dtype=torch.float64)
+            for tokens, labels in batches(layout, step):
+                loss = loss_of(layout, engine(tokens), labels)
+                engine.backward(loss)
+                engine.step()
+                total += loss.detach() / MICRO
+            dist.all_reduce(total)
+            losses.append(total.item() / dist.get_world_size())
+        norms.append(engine.get_global_grad_norm() or 0.0)
+    return losses, norms
+
+
+def values_of(engine: Any) -> dict[str, Tensor]:
+    """Return this rank's parameters, whole, by their names in the whole model."""
+    found = {}
+    for sub_buffer in (one for unit in engine._model.units for one in unit.sub_buffers):
+        for index, member in enumerate(sub_buffer.members):
+            found[sub_buffer.true_name(index)] = safe_get_full_fp32_param(member.param)
+    return found
