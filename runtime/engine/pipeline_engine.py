@@ -301,7 +301,7 @@ class PipelineEngine(Engine):
         if self._divided is not None and self._reads_data:
             self._divided.inputs.look((pairs,), {})
         if self._divided_sequences is not None and self._reads_data:
-            self._divided_sequences.check_inputs((pairs,), {}, is_training=self.module.training)
+            self._divided_sequences.check_shapes((pairs,), {})
         keys = [_key(inputs) for inputs, _ in pairs]
         own = [float(len(pairs)) if self._reads_data else _NOT_HERE, *keys, *[0] * (number - len(keys))]
         told = self._line.all_gather_float64(

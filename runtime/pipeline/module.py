@@ -22,7 +22,7 @@ from ..activation import checkpointing
 from ..comm.process_group import choose_device
 from ..environment import read_environment
 from ..errors import ConfigError
-from ..mesh.axes import Axes
+from ..mesh.axes import Axes, axes_of_job
 from .cutting import PARAMETERS, cut
 from .layers import LayerSpec, TiedLayerSpec, name_of
 from .schedule import ONE_FORWARD_ONE_BACKWARD, Shape, chunks_of, shape_of
@@ -76,7 +76,8 @@ class PipelineModule(nn.Module):
     ) -> None:
         """Build the layers of this rank's stages, and move them to its device.
 
-        `num_stages` ranks hold one copy of the model together; `topology` says it in more detail.
+        `num_stages` ranks hold one copy of the model together, times the tp of `dslaunch --mesh`, if that
+        says one; `topology` says it in more detail.
         `loss_fn(outputs, labels)` is applied on the last stage; without it the last layer's output is the
         loss. `seed_layers`: each layer is built, and run, with random numbers of its own, so that they do
         not depend on the cut. `partition_method`: "parameters" gives the stages about as many trained
@@ -413,7 +414,11 @@ def _axes(num_stages: int | None, topology: ProcessTopology | None) -> Axes:
         return axes
     if not isinstance(num_stages, int) or num_stages < 1 or world_size % num_stages:
         raise RuntimeError(f"num_stages {num_stages!r} does not divide the {world_size} ranks of the job")
-    return Axes(pp=num_stages, dp=world_size // num_stages)
+    tp_size = dict(read_environment().mesh).get("tp", 1)  # of dslaunch --mesh
+    try:
+        return axes_of_job(world_size, pp=num_stages, tp=tp_size)
+    except ValueError as error:
+        raise RuntimeError(f"num_stages {num_stages} and dslaunch --mesh tp={tp_size}: {error}") from None
 
 
 def _num_trained(layer: Layer) -> int:

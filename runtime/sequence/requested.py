@@ -116,10 +116,9 @@ class DividedSequences:
             one.was_called = False
 
     def begin_forward(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return what the model is given. See that the ranks' parts have one shape, in forwards 1, 2, 4, 8
-        and so on, and that a model of transformers is told which places its tokens have.
+        """Return what the model is given. See as `check_shapes` that the ranks' parts have one shape, and that
+        a model of transformers is told which places its tokens have.
 
-        Order:  a collective in these forwards
         Errors: ConfigError that names what is missing or differs
         """
         is_training = self._module.training
@@ -129,7 +128,7 @@ class DividedSequences:
         if divided:
             args, kwargs = self._with_own_positions(args, kwargs)
             self._look_at_labels(kwargs)
-        self._check_shapes(args, kwargs)
+        self.check_shapes(args, kwargs)
         return args, kwargs
 
     def end_forward(self) -> None:
@@ -180,7 +179,12 @@ class DividedSequences:
             "shift_labels, too, as UlyssesSPDataLoaderAdapter does. This is said once"
         )
 
-    def _check_shapes(self, args: Any, kwargs: dict[str, Any]) -> None:
+    def check_shapes(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """See that the ranks' parts have one shape, in forwards 1, 2, 4, 8 and so on.
+
+        Order:  a collective in these forwards
+        Errors: ConfigError that names what differs
+        """
         self._num_forwards += 1
         if self._num_forwards.bit_count() != 1:
             return

@@ -84,3 +84,21 @@ def test_stages_of_divided_layers_train_as_one_process(
     plain.load_state_dict(load_file(tmp_path / "model.safetensors"))
     for name, param in plain.named_parameters():
         torch.testing.assert_close(param.detach(), wanted[2][name], atol=2e-6, rtol=1e-5, msg=name)
+
+
+def _axes_of_the_launcher(rank: int) -> tuple[dict[str, int], str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DSLAUNCH_MESH", "pp=2,dp=1,tp=2")
+        module = PipelineModule(specs(is_tied=False), 2, loss_fn=loss_fn)
+        patch.setenv("DSLAUNCH_MESH", "tp=4")
+        with pytest.raises(RuntimeError) as caught:
+            PipelineModule(specs(is_tied=False), 2, loss_fn=loss_fn)
+    return {"pp": module.axes.pp, "dp": module.axes.dp, "tp": module.axes.tp}, str(caught.value)
+
+
+def test_a_module_takes_from_the_launcher_how_its_layers_are_divided(ranks: Ranks) -> None:
+    for sizes, said in ranks(_axes_of_the_launcher, world_size=4):
+        assert sizes == {"pp": 2, "dp": 1, "tp": 2}
+        assert said.startswith(
+            "num_stages 2 and dslaunch --mesh tp=4: pp=2 * tp=4 does not divide the 4 ranks"
+        )
