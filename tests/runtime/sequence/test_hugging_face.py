@@ -53,8 +53,10 @@ def _train(engine: Any, tokens: Tensor, positions: Tensor) -> None:
     engine.step()
 
 
-def _masks(rank: int) -> list[float]:
-    """The first rank gives the same positions to each forward, the other one new ones."""
+def _masks(rank: int, is_direct: bool) -> list[float]:
+    """The first rank gives the same positions to each forward, the other one new ones; past the engine both
+    give the same.
+    """
     model = make_hugging_face("Llama").eval()
     masks = [torch.ones(SAMPLES, LENGTH, dtype=torch.long) for _ in range(2)]
     masks[1][0, :3] = 0
@@ -67,10 +69,11 @@ def _masks(rank: int) -> list[float]:
         kept = _positions().chunk(2, dim=1)[part]
         for mask, logits in zip(masks, expected, strict=True):
             own = mask.chunk(2, dim=1)[part]
-            got = engine(
+            run = engine.module if is_direct else engine
+            got = run(
                 input_ids=_tokens().chunk(2, dim=1)[part],
                 attention_mask=own,
-                position_ids=kept if rank == 0 else kept.clone(),
+                position_ids=kept if rank == 0 or is_direct else kept.clone(),
                 use_cache=False,
             ).logits
             found.append(float((got - logits)[own.bool()].abs().max()))
@@ -78,9 +81,33 @@ def _masks(rank: int) -> list[float]:
     return found
 
 
-def test_the_same_positions_may_come_with_another_mask(ranks: Ranks) -> None:
-    for differences in ranks(_masks, world_size=2, deadline_s=DEADLINE_S):
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_the_same_positions_may_come_with_another_mask(ranks: Ranks, is_direct: bool) -> None:
+    for differences in ranks(_masks, is_direct, world_size=2, deadline_s=DEADLINE_S):
         assert max(differences) < 1e-5
+
+
+def _norm(rank: int, num_forwards: int) -> float:
+    """Of the gradient of a first forward, if others with the same positions come before its backward."""
+    model = make_hugging_face("Llama")
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # the second of older ones
+    next(getattr(model, name) for name in names if hasattr(model, name))()
+    engine, part = _start(model)
+    tokens, positions = (one.chunk(2, dim=1)[part] for one in (_tokens(), _positions()))
+    masks = [torch.ones(SAMPLES, LENGTH, dtype=torch.long) for _ in range(num_forwards)]
+    masks[0][:, 1:4] = 0
+    given = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+    outputs = [engine(attention_mask=mask.chunk(2, dim=1)[part], **given) for mask in masks]
+    engine.backward(mean_over_tokens(outputs[0].logits, tokens))
+    found = sum(float(param.grad.pow(2).sum()) for param in model.parameters() if param.grad is not None)
+    _stop(engine)
+    return found
+
+
+def test_a_checkpointed_layer_computes_again_with_its_own_mask(ranks: Ranks) -> None:
+    alone, interrupted = (ranks(_norm, number, world_size=2, deadline_s=DEADLINE_S) for number in (1, 2))
+    assert min(alone) > 0
+    assert interrupted == pytest.approx(alone, rel=1e-5)
 
 
 def _lengths(rank: int) -> None:
