@@ -116,8 +116,8 @@ class DividedSequences:
             one.was_called = False
 
     def begin_forward(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return what the model is given. See as `check_shapes` that the ranks' parts have one shape, and that
-        a model of transformers is told which places its tokens have.
+        """Return what the model is given. See as `check_shapes` that the ranks' parts have one shape, and
+        that a model of transformers is told which places its tokens have.
 
         Errors: ConfigError that names what is missing or differs
         """
