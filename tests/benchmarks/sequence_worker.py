@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.tensor_worker import ADAMW, VOCABULARY, Shape, make_model
+from tests.benchmarks.tensor_worker import ADAMW, VOCABULARY, Shape, config_of, make_model
 from tests.benchmarks.turn import Step, serve
 
 STEPS = 2  # of a turn
@@ -28,14 +28,6 @@ SHAPES = {
     "short sequences": Shape(width=512, blocks=4, batch=1, sequence=64),
     "long sequences": Shape(width=256, blocks=4, batch=1, sequence=2048),
 }
-
-
-def _config(stage: int) -> dict[str, Any]:
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": stage},
-    }
 
 
 def _part(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +48,7 @@ def _dslaunch(stage: int, shape: Shape) -> Step:
 
     model = make_model(shape)
     mpu = UlyssesSPAttentionHF.register_with_transformers(model, ATTENTION, sequence_parallel_size=SP)
-    config = {**_config(stage), "optimizer": {"type": "AdamW", "params": ADAMW}}
+    config = {**config_of(stage, model), "optimizer": {"type": "AdamW", "params": ADAMW}}
     engine: Any = dslaunch.initialize(model=model, mpu=mpu, config=config)[0]
 
     def step(tokens: Tensor) -> Tensor:
@@ -81,7 +73,7 @@ def _deepspeed(stage: int, shape: Shape) -> Step:
     model = make_model(shape)
     mpu = UlyssesSPAttentionHF.register_with_transformers(model, ATTENTION, SP, micro_batch_size=shape.batch)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
-    config = {**_config(stage), "zero_allow_untested_optimizer": True}
+    config = {**config_of(stage, model), "zero_allow_untested_optimizer": True}
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mpu)[0]
 
     def step(tokens: Tensor) -> Tensor:

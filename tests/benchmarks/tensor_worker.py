@@ -59,13 +59,23 @@ def make_model(shape: Shape) -> Any:
     )
 
 
-def _config(stage: int) -> dict[str, Any]:
+def config_of(stage: int, model: Any) -> dict[str, Any]:
+    """One block at a time, as fully_shard() is told to."""
+    block = sum(param.numel() for param in model.model.layers[0].parameters())
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": stage},
-        "tensor_parallel": {"autotp_size": TP},
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": block,
+            "stage3_prefetch_bucket_size": block,
+            "stage3_param_persistence_threshold": 0,
+        },
     }
+
+
+def _config(stage: int, model: Any) -> dict[str, Any]:
+    return {**config_of(stage, model), "tensor_parallel": {"autotp_size": TP}}
 
 
 def _engine_loop(engine: Any) -> Step:
@@ -82,7 +92,7 @@ def _dslaunch(stage: int) -> Callable[[Any], Step]:
     def make(model: Any) -> Step:
         import dslaunch
 
-        config = {**_config(stage), "optimizer": {"type": "AdamW", "params": ADAMW}}
+        config = {**_config(stage, model), "optimizer": {"type": "AdamW", "params": ADAMW}}
         return _engine_loop(dslaunch.initialize(model=model, config=config)[0])
 
     return make
@@ -92,7 +102,7 @@ def _deepspeed(stage: int) -> Callable[[Any], Step]:
     def make(model: Any) -> Step:
         import deepspeed  # type: ignore[import-not-found]
 
-        config = {**_config(stage), "zero_allow_untested_optimizer": True}
+        config = {**_config(stage, model), "zero_allow_untested_optimizer": True}
         model = deepspeed.tp_model_init(model, tp_size=TP, dtype=torch.float32, config=config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
         return _engine_loop(deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0])
