@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -119,6 +119,7 @@ class PipelineModule(nn.Module):
         self.tied_weight_attrs: dict[str, list[str]] = {}
         self._funcs: dict[int, list[Callable[..., Any]]] = {}  # by stage
         self._build()
+        self._forget_others()
         self.to(choose_device(read_environment()))
 
     # ---- building
@@ -188,6 +189,14 @@ class PipelineModule(nn.Module):
         if isinstance(layer, nn.Module):
             self.add_module(str(number), layer)
         return layer
+
+    def _forget_others(self) -> None:
+        """Layers that were given as modules, and lie on other ranks, take no memory here."""
+        own = {number for stage in self.chunks for number in range(self.parts[stage], self.parts[stage + 1])}
+        self._layer_specs = [
+            _elsewhere if isinstance(layer, nn.Module) and number not in own else layer
+            for number, layer in enumerate(self._layer_specs)
+        ]
 
     def _check_no_buffers(self, key: str) -> None:
         """Each stage would change its own copy of a buffer that a checkpoint has once."""
@@ -381,6 +390,11 @@ def _axes(num_stages: int | None, topology: ProcessTopology | None) -> Axes:
     if not isinstance(num_stages, int) or num_stages < 1 or world_size % num_stages:
         raise RuntimeError(f"num_stages {num_stages!r} does not divide the {world_size} ranks of the job")
     return Axes(pp=num_stages, dp=world_size // num_stages)
+
+
+def _elsewhere(*_: Any) -> NoReturn:
+    """Stand in the place of a module that lies on another rank."""
+    raise AssertionError("a layer of another rank's stage was to run here")
 
 
 def _num_trained(layer: Layer) -> int:
