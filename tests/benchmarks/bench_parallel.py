@@ -41,7 +41,7 @@ from tests.benchmarks.turn import Turn  # noqa: E402
 GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 COMMAND = "make bench-parallel"
 BUBBLES = "bubbles"
-ROUNDS, BUBBLE_ROUNDS = 7, 3
+ROUNDS, BUBBLE_ROUNDS = 5, 3
 LIMIT_S = (
     150  # of one tool with one model, its start too; some take 30 s where the cores have nothing else to do
 )
