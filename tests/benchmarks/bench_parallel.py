@@ -41,7 +41,7 @@ from tests.benchmarks.turn import Turn  # noqa: E402
 GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 COMMAND = "make bench-parallel"
 BUBBLES = "bubbles"
-ROUNDS, BUBBLE_ROUNDS = 5, 3
+BUBBLE_ROUNDS = 3
 LIMIT_S = (
     150  # of one tool with one model, its start too; some take 30 s where the cores have nothing else to do
 )
@@ -56,10 +56,12 @@ class Part:
     name: str
     worker: Path
     shapes: Collection[str]
-    layouts: Mapping[int, str]  # by number of ranks
+    layout: str
+    num_ranks: int = 4
     tools: Collection[str]
     peers: Sequence[tuple[str, str]]  # ours, and who does the same
     others: str = ""  # why a peer is not there
+    rounds: int = 5
 
 
 PARTS = (
@@ -67,7 +69,7 @@ PARTS = (
         name="tensor",
         worker=Path(tensor_worker.__file__),
         shapes=tensor_worker.SHAPES,
-        layouts={2: "tp2", 4: "dp2 x tp2"},
+        layout="dp2 x tp2",
         tools=tensor_worker.TOOLS,
         peers=(("dslaunch 1", "DeepSpeed 1"), ("dslaunch 1", "torch"), ("dslaunch 3", "torch")),
     ),
@@ -75,7 +77,7 @@ PARTS = (
         name="stages",
         worker=Path(pipeline_worker.__file__),
         shapes=pipeline_worker.SHAPES,
-        layouts={2: "pp2", 4: "dp2 x pp2"},
+        layout="dp2 x pp2",
         tools=pipeline_worker.TOOLS,
         peers=(("dslaunch 1", "DeepSpeed 1"), ("dslaunch 1", "torch")),
     ),
@@ -83,7 +85,7 @@ PARTS = (
         name="sequences",
         worker=Path(sequence_worker.__file__),
         shapes=sequence_worker.SHAPES,
-        layouts={4: "sp4"},
+        layout="sp4",
         tools=sequence_worker.TOOLS,
         peers=(("dslaunch 1", "DeepSpeed 1"), ("dslaunch 3", "DeepSpeed 3")),
         others="sp4: torch alone is not there, for its `context_parallel()` has kernels for GPUs only.",
@@ -92,7 +94,7 @@ PARTS = (
         name="experts",
         worker=Path(experts_worker.__file__),
         shapes=experts_worker.SHAPES,
-        layouts={4: "ep4"},
+        layout="ep4",
         tools=experts_worker.TOOLS,
         peers=(("dslaunch 2", "DeepSpeed 2"),),
         others="ep4: DeepSpeed refuses its MoE at stage 3, and torch alone has no layer of experts.",
@@ -101,7 +103,9 @@ PARTS = (
         name="together",
         worker=Path(three_axes_worker.__file__),
         shapes=three_axes_worker.SHAPES,
-        layouts={8: "pp2 x dp2 x tp2"},
+        layout="pp2 x dp2 x tp2",
+        num_ranks=8,
+        rounds=3,
         tools=three_axes_worker.TOOLS,
         peers=(("dslaunch 1", "torch"), ("dslaunch 3", "torch")),
         others="pp2 x dp2 x tp2: DeepSpeed is not there: in its pipelines Megatron-LM divides the layers.",
@@ -129,20 +133,20 @@ class Report:
     def measure(self, part: Part, has_deepspeed: bool) -> None:
         tools = [tool for tool in part.tools if has_deepspeed or not tool.startswith("DeepSpeed")]
         for shape in part.shapes:
-            for num_ranks, layout in part.layouts.items():
-                if self.is_late(f"{layout}, {shape}"):
-                    continue
-                found, causes = take_turns(
-                    part.worker, Turn, shape, num_ranks, tools, rounds=ROUNDS, limit_s=LIMIT_S
-                )
-                self.missing += [f"{layout}, {shape}: {_one_line(cause)}." for cause in causes.values()]
-                self._add(part, layout, shape, found)
+            what = f"{part.layout}, {shape}"
+            if self.is_late(what):
+                continue
+            found, causes = take_turns(
+                part.worker, Turn, shape, part.num_ranks, tools, rounds=part.rounds, limit_s=LIMIT_S
+            )
+            self.missing += [f"{what}: {_one_line(cause)}." for cause in causes.values()]
+            self._add(part, shape, found)
         if part.others:
             self.missing.append(part.others)
 
-    def _add(self, part: Part, layout: str, shape: str, found: Mapping[str, Turn]) -> None:
+    def _add(self, part: Part, shape: str, found: Mapping[str, Turn]) -> None:
         for tool, turn in found.items():
-            row = (layout, shape, tool, f"{turn.s * 1e3:.0f}", f"{turn.memory_mb:.0f}")
+            row = (part.layout, shape, tool, f"{turn.s * 1e3:.0f}", f"{turn.memory_mb:.0f}")
             self.steps.append(row)
             print("{}, {}: {} {} ms, {} MB".format(*row), flush=True)
         for ours, peer in part.peers:
@@ -154,7 +158,7 @@ class Report:
                 ]
                 goal = f"<= 1 ({' and '.join(missed)} missed)" if missed else "<= 1"
                 ratios = (f"{time_ratio:.2f}", f"{memory_ratio:.2f}")
-                self.goals.append((layout, shape, ours, peer, *ratios, goal))
+                self.goals.append((part.layout, shape, ours, peer, *ratios, goal))
 
     def measure_bubbles(self) -> None:
         """Batches of layers that sleep, on ranks that do nothing else."""
@@ -181,7 +185,7 @@ class Report:
                 print(f"{name}: {taken_s / ideal_s:.3f} of what its table says", flush=True)
 
     def markdown(self) -> str:
-        parts = [f"{conditions()}; medians of {ROUNDS} rounds, the tools taking turns."]
+        parts = [f"{conditions()}; medians of 5 rounds, of 3 with 8 ranks, the tools taking turns."]
         if self.steps:
             heads = ("layout", "model", "tool", "ms a step", "MB of the rank that has most")
             parts.append(table(heads, self.steps))

@@ -41,17 +41,19 @@ class Team:
         self.tool = tool
         self._said = said
         self._limit_s = self._left_s = limit_s
-        self._ranks = [
-            subprocess.Popen(
-                [sys.executable, str(worker), shape, tool],
-                env={**os.environ, **rank_environment(rank, num_ranks, port)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said.with_suffix(f".{rank}").open("w"),
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
+        self._ranks = []
+        for rank in range(num_ranks):
+            with said.with_suffix(f".{rank}").open("w") as errors:
+                self._ranks.append(
+                    subprocess.Popen(
+                        [sys.executable, str(worker), shape, tool],
+                        env={**os.environ, **rank_environment(rank, num_ranks, port)},
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=errors,
+                        text=True,
+                    )
+                )
 
     def ask(self, line: str) -> list[str]:
         """Give all of them a line; return their answers.
@@ -106,6 +108,7 @@ class Team:
             rank.kill()
         for rank in self._ranks:
             rank.communicate()
+        self._ranks = []
 
 
 def rank_environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
