@@ -8,7 +8,7 @@
 #   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
 #   make docs    check the documents and build their site in build/site;   make docs-serve shows it at http://127.0.0.1:8000
 #   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (twenty minutes)
-#   make bench-parallel  a training step with layers divided over ranks, beside DeepSpeed and torch (ten minutes)
+#   make bench-parallel  steps of models divided in each direction beside DeepSpeed and torch, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-checkpoint  saving and loading beside DeepSpeed, fully_shard and a plain write, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/reference/benchmarks.md (ten minutes)
@@ -96,7 +96,7 @@ bench-zero: setup
 	$(BIN)/python tests/benchmarks/bench_zero.py --publish
 
 bench-parallel: setup
-	$(BIN)/python tests/benchmarks/bench_parallel.py
+	$(BIN)/python tests/benchmarks/bench_parallel.py --publish
 
 bench-checkpoint: setup
 	$(BIN)/python tests/benchmarks/bench_checkpoint.py --publish

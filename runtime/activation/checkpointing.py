@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -27,6 +26,7 @@ from ..config.activation import ActivationConfig
 from ..config.section import read_section
 from ..environment import read_environment
 from ..errors import ConfigError
+from ..uncompiled import uncompiled
 from ..zero.param_location import ParamLocation, location_of
 from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
 
@@ -126,7 +126,7 @@ def is_configured() -> bool:
     return _PROCESS.is_configured
 
 
-@_disable_dynamo  # as torch's own; torch.compiler.disable would load the compiler with this file
+@uncompiled
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return `function(*args, **kwargs)`, and keep of it only the tensors among its arguments,
     those in containers too.

@@ -111,11 +111,10 @@ class Offload:
         return Spill(self._folders[residence], f"{self._num_spills}", tensors)
 
     def begin(self) -> None:
-        """All states are made: what was in memory on the way to a disk goes back to the system,
-        whatever is kept later.
+        """All states are made: what the parameters lay in before, and what was in memory on the way to a
+        disk, goes back to the system, whatever is kept later.
         """
-        if self._folders:
-            give_back_freed_memory()
+        give_back_freed_memory()
 
     def close(self) -> None:
         """Remove the files."""

@@ -45,7 +45,12 @@ class _Live:
     def run_backward(self) -> None:
         """All of it."""
         if self.outputs:
-            torch.autograd.backward(self.outputs, self.grads)
+            torch.autograd.backward(
+                [
+                    one if grad is None else _receive_gradient(one, grad)
+                    for one, grad in zip(self.outputs, self.grads, strict=True)
+                ]
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -358,3 +363,25 @@ class _Enter(torch.autograd.Function):
 def _enter(tensor: Tensor) -> Tensor:
     entered: Tensor = _Enter.apply(tensor)  # type: ignore[no-untyped-call]
     return entered
+
+
+class _ReceiveGradient(torch.autograd.Function):
+    """Where the backward of an output begins with a gradient that has come.
+
+    torch.autograd.backward(outputs, gradients) compares their shapes with symbolic ones, and loads 480
+    modules for that.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, grad: Tensor) -> Tensor:
+        ctx.grad = grad
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        return ctx.grad, None
+
+
+def _receive_gradient(output: Tensor, grad: Tensor) -> Tensor:
+    received: Tensor = _ReceiveGradient.apply(output, grad)  # type: ignore[no-untyped-call]
+    return received

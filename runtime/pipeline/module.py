@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -134,6 +134,7 @@ class PipelineModule(nn.Module):
         self.tied_weight_attrs: dict[str, list[str]] = {}
         self._funcs: dict[int, list[Callable[..., Any]]] = {}  # by stage
         self._build()
+        self._forget_others()
         self.to(choose_device(read_environment()))
 
     def arrange(self, axes: Axes) -> None:
@@ -212,6 +213,14 @@ class PipelineModule(nn.Module):
         if isinstance(layer, nn.Module):
             self.add_module(str(number), layer)
         return layer
+
+    def _forget_others(self) -> None:
+        """Layers that were given as modules, and lie on other ranks, take no memory here."""
+        own = {number for stage in self.chunks for number in range(self.parts[stage], self.parts[stage + 1])}
+        self._layer_specs = [
+            _elsewhere if isinstance(layer, nn.Module) and number not in own else layer
+            for number, layer in enumerate(self._layer_specs)
+        ]
 
     def _check_no_buffers(self, key: str) -> None:
         """Each stage would change its own copy of a buffer that a checkpoint has once."""
@@ -419,6 +428,11 @@ def _axes(num_stages: int | None, topology: ProcessTopology | None) -> Axes:
         return axes_of_job(world_size, pp=num_stages, tp=tp_size)
     except ValueError as error:
         raise RuntimeError(f"num_stages {num_stages} and dslaunch --mesh tp={tp_size}: {error}") from None
+
+
+def _elsewhere(*_: Any) -> NoReturn:
+    """Stand in the place of a module that lies on another rank."""
+    raise AssertionError("a layer of another rank's stage was to run here")
 
 
 def _num_trained(layer: Layer) -> int:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.distributed import distributed_c10d
 
 from ..errors import ConfigError
 from ..mesh.current import current_wire
+from ..uncompiled import uncompiled
 
 Sizes = tuple[int, ...]  # by rank
 
@@ -125,7 +125,7 @@ class SequenceRanks:
             work.wait()
 
 
-@_disable_dynamo  # as torch's own; torch.compiler.disable would load the compiler with this file
+@uncompiled
 def exchange(
     value: Tensor, ranks: SequenceRanks, *, scatter: tuple[int, Sizes], gather: tuple[int, Sizes], what: str
 ) -> Tensor:

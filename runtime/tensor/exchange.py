@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
 from ..comm.rank_group import RankGroup
 from ..mesh.cut import cut_evenly
+from ..uncompiled import uncompiled
 
 _ENTERED = "_dslaunch_entered"  # of a tensor
 
@@ -64,7 +64,7 @@ class TensorAxis:
         flight.start(partial(dist.all_reduce, total, op=op, group=axis.group, async_op=True)).wait()
         return total
 
-    @_disable_dynamo
+    @uncompiled
     def enter(self, value: Tensor, what: str) -> Tensor:
         """Return it, the same on all ranks, for each to compute a part from: its gradients are added.
 
@@ -81,19 +81,19 @@ class TensorAxis:
             setattr(value, _ENTERED, (self, value._version, result))
         return result
 
-    @_disable_dynamo
+    @uncompiled
     def leave(self, value: Tensor, what: str) -> Tensor:
         """Return the sum of what each rank has computed, the same on all."""
         result: Tensor = _Leave.apply(value, self, what)  # type: ignore[no-untyped-call]
         return result
 
-    @_disable_dynamo
+    @uncompiled
     def gather(self, value: Tensor, size: int, what: str) -> Tensor:
         """Return all ranks' parts of the last dimension, which has `size` elements together."""
         result: Tensor = _Gather.apply(value, self, size, what)  # type: ignore[no-untyped-call]
         return result
 
-    @_disable_dynamo
+    @uncompiled
     def split(self, value: Tensor, what: str) -> Tensor:
         """Return this rank's part of the last dimension of what is the same on all."""
         result: Tensor = _Split.apply(value, self, what)  # type: ignore[no-untyped-call]

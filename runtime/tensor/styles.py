@@ -19,15 +19,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from ..errors import ConfigError
+from ..uncompiled import uncompiled
 from ..zero.module_parameters import parameters_of
 from .exchange import TensorAxis
 from .lower import Division
-
-_uncompiled = _disable_dynamo  # as torch's own; torch.compiler.disable would load the compiler now
-_uncompiled_itself = partial(_disable_dynamo, recursive=False)
 
 Packs = int | tuple[int, ...]  # put together along a dimension: so many equal tensors, or of these sizes
 # Of a parameter's shape: the dimension that is cut, and what was put together along it; None: it stays whole.
@@ -66,7 +63,7 @@ class Divided:
         copy.module, copy.forward = module, forward
         return copy
 
-    @_uncompiled_itself
+    @partial(uncompiled, recursive=False)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 
@@ -74,7 +71,7 @@ class Divided:
 class Column(Divided):
     """Each rank computes another part of the output."""
 
-    @_uncompiled
+    @uncompiled
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         return self.forward(self.axis.enter(input, f"the input of '{self.name}'"), *args, **kwargs)
 
@@ -82,7 +79,7 @@ class Column(Divided):
 class GatheredColumn(Column):
     """As that; the output is put together."""
 
-    @_uncompiled
+    @uncompiled
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         output = super().__call__(input, *args, **kwargs)
         return self.axis.gather(output, self.module.out_features, f"the output of '{self.name}'")
@@ -91,7 +88,7 @@ class GatheredColumn(Column):
 class Row(Divided):
     """Each rank has another part of the input, and the outputs are added; the bias comes after that."""
 
-    @_uncompiled
+    @uncompiled
     def __call__(self, input: Tensor) -> Any:
         weight = self.module.weight
         if input.shape[-1] != weight.shape[-1]:
@@ -109,7 +106,7 @@ class Row(Divided):
 class SplitRow(Row):
     """As that; each rank takes its part of an input that is the same on all."""
 
-    @_uncompiled
+    @uncompiled
     def __call__(self, input: Tensor) -> Any:
         return super().__call__(self.axis.split(input, f"the input of '{self.name}'"))
 
@@ -117,7 +114,7 @@ class SplitRow(Row):
 class VocabularyRows(Divided):
     """An embedding of which each rank has other rows."""
 
-    @_uncompiled
+    @uncompiled
     def __call__(self, input: Tensor) -> Any:
         module, num_rows = self.module, self.module.weight.shape[0]
         first = self.axis.index * -(-module.num_embeddings // self.axis.size)
@@ -138,7 +135,7 @@ class VocabularyRows(Divided):
 class EmbeddingColumns(Divided):
     """An embedding of which each rank has another part of every row."""
 
-    @_uncompiled
+    @uncompiled
     def __call__(self, input: Tensor) -> Any:
         output = self.forward(input)
         return self.axis.gather(output, self.module.embedding_dim, f"the output of '{self.name}'")
@@ -147,7 +144,7 @@ class EmbeddingColumns(Divided):
 class Experts(Divided):
     """Each rank computes its part of every expert."""
 
-    @_uncompiled_itself
+    @partial(uncompiled, recursive=False)
     def __call__(self, hidden: Tensor, *routing: Any, **kwargs: Any) -> Any:
         hidden = self.axis.enter(hidden, f"the input of '{self.name}'")
         if len(routing) >= 2:  # which experts, and their weights
@@ -160,7 +157,7 @@ class Experts(Divided):
 class IdentityExpert(Divided):
     """What passes through unchanged is added over the ranks with the rest."""
 
-    @_uncompiled_itself
+    @partial(uncompiled, recursive=False)
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         return self.forward(input / self.axis.size, *args, **kwargs)
 
@@ -168,7 +165,7 @@ class IdentityExpert(Divided):
 class Summed(Divided):
     """The outputs are added."""
 
-    @_uncompiled_itself
+    @partial(uncompiled, recursive=False)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.forward(*args, **kwargs)
         return None if output is None else self.axis.leave(output, f"the output of '{self.name}'")
@@ -183,7 +180,7 @@ class PartlyRotated(Divided):
         super().__init__(module, axis, name, division)
         self.rope_size = rope_size
 
-    @_uncompiled_itself
+    @partial(uncompiled, recursive=False)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.forward(*args, **kwargs)
         passed, rotated = output.split([output.shape[-1] - self.rope_size, self.rope_size], dim=-1)

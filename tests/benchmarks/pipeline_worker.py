@@ -1,21 +1,15 @@
-"""One rank of bench_parallel.py: trains blocks of a Transformer in two stages, some steps for each line
-that it reads; or, of the shape "bubble", layers that sleep.
+"""One rank of bench_parallel.py: trains blocks of a Transformer in two stages, as turn.py says.
 
-python pipeline_worker.py SHAPE TOOL      with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
-
-It answers each line with one of JSON: the seconds per step, the loss of the last one, and the largest
-resident memory so far.
+python pipeline_worker.py SHAPE TOOL
 """
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +17,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.turn import Step, serve
+
 STEPS = 2  # of a turn
 PP, MICRO = 2, 8
 ADAMW = {"lr": 1e-4, "weight_decay": 0.01}
 VOCABULARY = 512
-SLEEP_S = 0.02  # of a forward, of the gradients of inputs, and of those of parameters
+HEAD_DIM = 64
 
 
 class Shape(NamedTuple):
@@ -40,33 +38,38 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "stages, few tokens": Shape(width=384, blocks=6, batch=1, sequence=32),
-    "stages, many tokens": Shape(width=192, blocks=6, batch=2, sequence=128),
+    "few tokens": Shape(width=384, blocks=6, batch=1, sequence=32),
+    "many tokens": Shape(width=192, blocks=6, batch=2, sequence=128),
 }
 
 
-class Turn(NamedTuple):
-    """What some steps took."""
-
-    s: float  # per step
-    loss: float  # of the last one
-    memory_mb: float  # resident at most so far
-
-
-class Block(nn.Module):
-    """Attention and an MLP."""
+class Attention(nn.Module):
+    """With its norm. The rows of `qkv` lie by heads, so that a part of them is a part of the heads."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.heads = width // 64
-        self.norm, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, HEAD_DIM)).permute(3, 0, 2, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        result: Tensor = x + self.out(attended.transpose(1, 2).flatten(2))
+        return result
+
+
+class Block(Attention):
+    """Attention and an MLP."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.second = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.second(x))))
+        x = super().forward(x)
+        result: Tensor = x + self.down(F.gelu(self.up(self.second(x))))
+        return result
 
 
 def layers(shape: Shape) -> list[nn.Module]:
@@ -79,11 +82,10 @@ def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs.flatten(0, 1), labels.flatten())
 
 
-Batch = list[tuple[Tensor, Tensor]]
-Step = Callable[[Batch], float]
+Batch = list[tuple[Tensor, Tensor]]  # by micro batch: inputs and labels, [batch, sequence] each
 
 
-def _config(stage: int) -> dict[str, Any]:
+def config_of(stage: int) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": MICRO,
@@ -99,7 +101,7 @@ def _dslaunch(stage: int, schedule: str, shape: Shape) -> Step:
     module = dslaunch.PipelineModule(
         layers(shape), PP, loss_fn=loss_of, partition_method="uniform", schedule=schedule
     )
-    config = {**_config(stage), "optimizer": {"type": "AdamW", "params": ADAMW}}
+    config = {**config_of(stage), "optimizer": {"type": "AdamW", "params": ADAMW}}
     engine: Any = dslaunch.initialize(model=module, config=config)[0]
     return lambda batch: engine.train_batch(iter(batch)).item()
 
@@ -110,7 +112,7 @@ def _deepspeed(stage: int, shape: Shape) -> Step:
     deepspeed.init_distributed(dist_backend="gloo")
     module = deepspeed.PipelineModule(layers(shape), PP, loss_fn=loss_of, partition_method="uniform")
     optimizer = torch.optim.AdamW(module.parameters(), fused=True, **ADAMW)
-    engine = deepspeed.initialize(model=module, optimizer=optimizer, config=_config(stage))[0]
+    engine = deepspeed.initialize(model=module, optimizer=optimizer, config=config_of(stage))[0]
     return lambda batch: engine.train_batch(iter(batch)).item()
 
 
@@ -156,9 +158,10 @@ TOOLS: dict[str, Callable[[Shape], Step]] = {
 }
 
 
-def take_turn(step: Step, shape: Shape, seed: int) -> Turn:
-    generator = torch.Generator().manual_seed(seed)
-    batches = [
+def batches(shape: Shape, copy: int, turn: int) -> list[Batch]:
+    """`copy` is the place of a copy of the model, whose ranks have the same samples."""
+    generator = torch.Generator().manual_seed(100 * turn + copy)
+    return [
         [
             (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
             for _ in range(MICRO)
@@ -166,88 +169,12 @@ def take_turn(step: Step, shape: Shape, seed: int) -> Turn:
         ]
         for _ in range(STEPS)
     ]
-    dist.barrier()
-    began = time.perf_counter()
-    losses = [step(batch) for batch in batches]
-    dist.barrier()
-    took_s = time.perf_counter() - began
-    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return Turn(took_s / STEPS, losses[-1], memory_mb)
 
 
-# ---- layers that sleep
-
-
-class _Slow(torch.autograd.Function):
-    """Takes its time in the forward, and for the gradient of its input."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        time.sleep(SLEEP_S)
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        time.sleep(SLEEP_S)
-        return grad
-
-
-class _SlowWeight(torch.autograd.Function):
-    """Takes its time for the gradient of a parameter."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
-        return weight * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        time.sleep(SLEEP_S)
-        return grad
-
-
-class Sleeps(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        slow: Tensor = _Slow.apply(x)  # type: ignore[no-untyped-call]
-        weight: Tensor = _SlowWeight.apply(self.weight)  # type: ignore[no-untyped-call]
-        return slow * weight
-
-
-def sleeping(schedule: str) -> Step:
-    """One layer a stage: the first one's input wants a gradient, so that all of them take as long."""
-    import dslaunch
-    from dslaunch.runtime.pipeline.schedule import shape_of
-
-    shape = shape_of(schedule, num_ranks=dist.get_world_size(), per_rank=None)
-    module = dslaunch.PipelineModule(
-        [Sleeps() for _ in range(shape.num_stages)],
-        shape.num_ranks,
-        loss_fn=lambda out, y: out.sum(),
-        partition_method="uniform",
-        schedule=schedule,
-    )
-    config = {**_config(0), "optimizer": {"type": "SGD", "params": {"lr": 0.0}}}
-    engine: Any = dslaunch.initialize(model=module, config=config)[0]
-    batch = [(torch.ones(2, 4, requires_grad=True), torch.zeros(1)) for _ in range(MICRO)]
-    return lambda _: engine.train_batch(iter(batch)).item()
-
-
-def main(name: str, tool: str) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    answers, sys.stdout = sys.stdout, sys.stderr  # tools print
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
-    dist.init_process_group("gloo")
-    is_asleep = name not in SHAPES
-    shape = SHAPES.get(name, next(iter(SHAPES.values())))
-    step = sleeping(tool) if is_asleep else TOOLS[tool](shape)
-    for turn, _ in enumerate(sys.stdin):
-        seed = 100 * turn + rank % (world_size // PP)  # the stages of one copy have the same samples
-        print(json.dumps(take_turn(step, shape, seed)._asdict()), file=answers, flush=True)
-    dist.destroy_process_group()
+def main(shape: Shape, tool: str) -> None:
+    copy = int(os.environ["RANK"]) % (int(os.environ["WORLD_SIZE"]) // PP)  # neighbours have the same layers
+    serve(lambda: TOOLS[tool](shape), partial(batches, shape, copy))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(SHAPES[sys.argv[1]], sys.argv[2])

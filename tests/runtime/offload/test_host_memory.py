@@ -52,6 +52,24 @@ import dslaunch, torch
 dslaunch.initialize(model=torch.nn.Linear(2, 2), config={{"train_micro_batch_size_per_gpu": 1}})
 """
 
+GIVEN_BACK = f"""
+import dslaunch, json, re, torch
+from dslaunch.runtime.offload.host_memory import keep_freed_memory
+
+def resident_mb():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1e3
+
+config = {{"train_micro_batch_size_per_gpu": 1}}
+dslaunch.initialize(model=torch.nn.Linear(2, 2), config=config)[0].destroy()  # loads what it needs
+assert keep_freed_memory()
+chunks = [torch.ones({CHUNK_NUMEL}) for _ in range({CHUNKS})]
+model = torch.nn.Linear(2, 2)
+del chunks
+before = resident_mb()
+engine = dslaunch.initialize(model=model, config=config)[0]
+kept, given = True, before - resident_mb()
+"""
+
 
 def run(first: str, **environment: str) -> dict[str, int]:
     done = subprocess.run(
@@ -79,6 +97,11 @@ def test_memory_that_is_freed_is_used_again_without_a_page_fault() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="an engine on a GPU leaves host memory alone")
 def test_an_engine_on_the_cpu_asks_for_it() -> None:
     assert run(OF_AN_ENGINE)["faults"] < ROUND_FAULTS / 20
+
+
+@pytest.mark.slow
+def test_what_was_freed_before_an_engine_is_made_goes_back_to_the_system() -> None:
+    assert run(GIVEN_BACK + "assert given > 30, given")["kept"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -34,6 +36,20 @@ def judged(*, is_tied: bool = False, **options: Any) -> PipelineModule:
     module = PipelineModule(specs(is_tied=is_tied), 2, loss_fn=loss_fn, partition_method="uniform", **options)
     take_values(module, Judge(is_tied=is_tied))
     return module
+
+
+def _kept(rank: int) -> list[bool]:
+    layers = [nn.Linear(4, 4) for _ in range(4)]
+    alive = [weakref.ref(layer) for layer in layers]
+    module = PipelineModule(layers, 2, loss_fn=loss_fn, partition_method="uniform")
+    del layers
+    gc.collect()
+    assert len(module.forward_funcs) == 2
+    return [one() is not None for one in alive]
+
+
+def test_a_rank_keeps_no_module_of_other_stages(ranks: Ranks) -> None:
+    assert ranks(_kept, world_size=2) == [[True, True, False, False], [False, False, True, True]]
 
 
 # ---- settings that change nothing

@@ -1,25 +1,24 @@
-"""One rank of bench_parallel.py: trains a Llama whose layers are divided over ranks, some steps for each line
-that it reads.
+"""One rank of bench_parallel.py: trains a Llama whose layers are divided over ranks, as turn.py says.
 
-python parallel_worker.py SHAPE TOOL      with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
-
-It answers each line with one of JSON: the seconds per step, the loss of the last one, and the largest
-resident memory so far.
+python tensor_worker.py SHAPE TOOL
 """
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.turn import Step, serve
 
 STEPS = 4  # of a turn
 TP = 2
@@ -40,7 +39,6 @@ SHAPES = {
     "few tokens": Shape(width=512, blocks=4, batch=1, sequence=16),
     "many tokens": Shape(width=256, blocks=4, batch=4, sequence=128),
 }
-Step = Callable[[Tensor], Tensor]  # one step on tokens [batch, sequence]; returns the loss
 
 
 def make_model(shape: Shape) -> Any:
@@ -61,13 +59,23 @@ def make_model(shape: Shape) -> Any:
     )
 
 
-def _config(stage: int) -> dict[str, Any]:
+def config_of(stage: int, model: Any) -> dict[str, Any]:
+    """One block at a time, as fully_shard() is told to."""
+    block = sum(param.numel() for param in model.model.layers[0].parameters())
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": stage},
-        "tensor_parallel": {"autotp_size": TP},
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": block,
+            "stage3_prefetch_bucket_size": block,
+            "stage3_param_persistence_threshold": 0,
+        },
     }
+
+
+def _config(stage: int, model: Any) -> dict[str, Any]:
+    return {**config_of(stage, model), "tensor_parallel": {"autotp_size": TP}}
 
 
 def _engine_loop(engine: Any) -> Step:
@@ -84,7 +92,7 @@ def _dslaunch(stage: int) -> Callable[[Any], Step]:
     def make(model: Any) -> Step:
         import dslaunch
 
-        config = {**_config(stage), "optimizer": {"type": "AdamW", "params": ADAMW}}
+        config = {**_config(stage, model), "optimizer": {"type": "AdamW", "params": ADAMW}}
         return _engine_loop(dslaunch.initialize(model=model, config=config)[0])
 
     return make
@@ -94,7 +102,7 @@ def _deepspeed(stage: int) -> Callable[[Any], Step]:
     def make(model: Any) -> Step:
         import deepspeed  # type: ignore[import-not-found]
 
-        config = {**_config(stage), "zero_allow_untested_optimizer": True}
+        config = {**_config(stage, model), "zero_allow_untested_optimizer": True}
         model = deepspeed.tp_model_init(model, tp_size=TP, dtype=torch.float32, config=config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
         return _engine_loop(deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0])
@@ -138,39 +146,16 @@ TOOLS: dict[str, Callable[[Any], Step]] = {
 }
 
 
-class Turn(NamedTuple):
-    """What some steps took."""
-
-    s: float  # per step
-    loss: float  # of the last one
-    memory_mb: float  # resident at most so far
-
-
-def take_turn(step: Step, shape: Shape, seed: int) -> Turn:
-    generator = torch.Generator().manual_seed(seed)
-    batches = [
+def batches(shape: Shape, turn: int) -> list[Tensor]:
+    """Ranks that compute together have the same samples."""
+    generator = torch.Generator().manual_seed(100 * turn + int(os.environ["RANK"]) // TP)
+    return [
         torch.randint(VOCABULARY, (shape.batch, shape.sequence), generator=generator) for _ in range(STEPS)
     ]
-    dist.barrier()
-    began = time.perf_counter()
-    losses = [step(tokens) for tokens in batches]
-    dist.barrier()
-    took_s = time.perf_counter() - began
-    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return Turn(took_s / STEPS, losses[-1].item(), memory_mb)
 
 
 def main(shape: Shape, tool: str) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    answers, sys.stdout = sys.stdout, sys.stderr  # tools print
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
-    dist.init_process_group("gloo")
-    model: nn.Module = make_model(shape)
-    step = TOOLS[tool](model)
-    for turn, _ in enumerate(sys.stdin):
-        seed = 100 * turn + rank // TP  # ranks that compute together have the same samples
-        print(json.dumps(take_turn(step, shape, seed)._asdict()), file=answers, flush=True)
-    dist.destroy_process_group()
+    serve(lambda: TOOLS[tool](make_model(shape)), partial(batches, shape))
 
 
 if __name__ == "__main__":
