@@ -59,10 +59,7 @@ CHOICE_OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["-H", "--hostfile"],
         metavar="FILE",
-        help=(
-            "Hosts and slots to use: a file, - for standard input, or a list as node[1-4]:8,gpu7:4.  "
-            "[default: /job/hostfile, else what Slurm, PBS, LSF, Grid Engine or MPI say]"
-        ),
+        help="Hosts and slots: a file, -, or a list.  [default: /job/hostfile, or a batch system's]",
     ),
     click.Option(
         ["-i", "--include"], default="", metavar="HOSTS", help="Use only these: host[:slot,...][@host...]."
