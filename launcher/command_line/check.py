@@ -82,7 +82,7 @@ def command(**given: Any) -> int:
         timeout_s=given["timeout"],
     )
     console = Console(log_level="info")
-    chosen = choose_hosts(options, warn=console.warn)
+    chosen = choose_hosts(options, console)
     if given["asks_network"] and len(chosen) < 2:
         raise LaunchError("--nccl measures the network between hosts, and there is one host; leave it out")
     nodes = nodes_of(chosen, options)

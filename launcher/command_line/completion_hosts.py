@@ -10,9 +10,8 @@ from importlib import import_module
 import click
 
 from ..inputs.host import is_ipv6
-from ..inputs.hostfile import read_hostfile
 from ..options import Options
-from ..run.host_pool import hostfile_path
+from ..run.host_pool import named_hosts
 from .cli import COMMANDS, dslaunch
 from .prefix_command import PrefixCommand
 
@@ -28,11 +27,12 @@ def completed_hosts(value: str, typed: Sequence[str]) -> list[str]:
     before, at, last = value.rpartition("@")
     if ":" in last.rpartition("]")[2]:
         return []
-    path = hostfile_path(Options(program="", hostfile=_hostfile(typed)))
-    if path is None:
+    hostfile = _hostfile(typed)
+    named = None if hostfile == "-" else named_hosts(Options(program="", hostfile=hostfile))
+    if named is None:
         return []
     taken = {one.partition(":")[0] for one in before.split("@")}
-    names = [f"[{one.name}]" if is_ipv6(one.name) else one.name for one in read_hostfile(path)]
+    names = [f"[{one.name}]" if is_ipv6(one.name) else one.name for one in named.hosts]
     return [f"{before}{at}{name}" for name in names if name.startswith(last) and name not in taken]
 
 

@@ -39,21 +39,12 @@ def command(**given: Any) -> int:
     if not given["script"]:
         raise click.UsageError("which script? Write: dslaunch env [options] script.py [its arguments]")
     # Here, so that --help does not load what only a plan needs.
-    from ..inputs.hostfile import read_hostfile
     from ..job.rank_environment import describe
     from ..output.console import Console
-    from ..run.host_pool import hostfile_path
     from ..run.make_plan import choose_attempt, make_plan
 
     options = job_options({**given, "dry_run": True, "report": None})
-    path = hostfile_path(options)
-    unknown = [host.name for host in read_hostfile(path) if host.slots is None] if path is not None else []
-    if unknown:
-        raise LaunchError(
-            f"{path}: slots=auto ({', '.join(unknown[:4])}) needs a look at the host, and `env` contacts "
-            "none; write slots=N"
-        )
-    plan = make_plan(options, choose_attempt(options, Console(log_level=options.log_level)))
+    plan = make_plan(options, choose_attempt(options, Console(log_level=options.log_level), may_look=False))
     rank = given["rank"]
     if rank is not None and rank >= plan.world_size:
         raise LaunchError(

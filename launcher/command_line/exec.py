@@ -67,7 +67,7 @@ def command(**given: Any) -> int:
         process=ProcessOptions(gives_stdin=False),
     )
     console = Console(log_level="info")
-    once = tuple(one._replace(devices=("0",)) for one, _ in choose_hosts(options, warn=console.warn))
+    once = tuple(one._replace(devices=("0",)) for one, _ in choose_hosts(options, console))
     plan = make_plan(options, Attempt(hosts=once, run_id=""))
     if given["cwd"] is not None:
         own = (node._replace(host=node.host._replace(cwd=None)) for node in plan.nodes)

@@ -23,6 +23,10 @@ HOSTS = """
 A hostfile has one line per host:
   node1 slots=8
   ada@node2 slots=8 port=2222
+It may stand in one word, "node[1-4]:8,gpu7:4", or be read from standard input: -H -
+
+Without -H and /job/hostfile the hosts are those that Slurm, PBS, LSF, Grid Engine, Open MPI, MPICH or the MPI
+operator names in the environment; one line says so. An allocation of this machine alone changes nothing.
 
 \b
 Examples:

@@ -12,6 +12,7 @@ from ..options.text import MAY_BE_EMPTY
 
 PROFILE = "--profile"
 PLACES = ("FILE", "DIR", "FOLDER")  # what options with a path call it
+TAKES_STREAM = ("hostfile",)  # - stands for standard input
 # Of every command, and of those whose last argument is a program with arguments of its own.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
@@ -86,7 +87,7 @@ def _refuse_value(one: _Typed, option: click.Option, options: Mapping[str, click
                 f"{one.name} is followed by {one.value[:80]}, which is no value; write {one.name} "
                 f"{option.metavar}, or {one.name}={one.value[:80]} if that is meant"
             )
-    if one.value == "-" and option.metavar in PLACES:
+    if one.value == "-" and option.metavar in PLACES and option.name not in TAKES_STREAM:
         raise click.UsageError(
             f"{one.name} takes no stream, for which - stands; give a path, ./- for a file of that name"
         )

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from ..errors import LaunchError
 from .env_file import EnvEntry, value_parts
 from .host import KEYS, Host, Pairs, host_key, hosts_named, is_ipv6, slots_of_both, spelled, unknown_key
-from .named_file import read_named
+from .named_file import read_named, read_stdin
 
-__all__ = ["Host", "host_key", "is_ipv6", "parse_hostfile", "read_hostfile"]
+__all__ = ["Host", "host_key", "is_ipv6", "parse_hostfile", "read_hostfile", "read_piped_hostfile"]
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -63,7 +63,7 @@ def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: No
     except OSError as error:
         raise LaunchError(
             f"{path}: this hostfile cannot be read ({error.strerror}); give --hostfile "
-            "the path of a text file"
+            "the path of a text file, or a list such as 'node[1-4]:8'"
         ) from error
     except UnicodeDecodeError as error:
         raise LaunchError(
@@ -75,6 +75,23 @@ def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: No
 
         return parse_yaml_hostfile(text, source=str(path), warn=warn)
     return parse_hostfile(text, source=str(path), warn=warn)
+
+
+def read_piped_hostfile(*, warn: Callable[[str], object] = lambda text: None) -> tuple[Host, ...]:
+    """The hosts that are named on standard input, for which `--hostfile -` stands.
+
+    Errors: LaunchError if there is nothing to read, if it is not UTF-8 text, or as parse_hostfile().
+    """
+    how = "pipe a hostfile into it: sed 's/$/ slots=8/' nodes | dslaunch --hostfile - ..."
+    try:
+        text = read_stdin().decode("utf-8-sig")
+    except OSError as error:
+        raise LaunchError(f"--hostfile -: standard input cannot be read ({error.strerror}); {how}") from error
+    except UnicodeDecodeError as error:
+        raise LaunchError(
+            f"--hostfile -: standard input is not text (byte {error.start} is not UTF-8); {how}"
+        ) from error
+    return parse_hostfile(text, source="standard input", warn=warn)
 
 
 def parse_hostfile(

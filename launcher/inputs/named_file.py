@@ -48,6 +48,20 @@ def read_named(path: Path) -> bytes:
     return data
 
 
+def read_stdin() -> bytes:
+    """All that standard input has.
+
+    Errors: OSError whose `strerror` is a clause that follows its name; it is closed, or a terminal
+    """
+    if os.isatty(0):
+        raise OSError(errno.EINVAL, "it is a terminal, on which nothing is written yet", "standard input")
+    with open(0, "rb", closefd=False) as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES >> 20} MiB", "standard input")
+    return data
+
+
 def _is_stream_of_ours(path: Path) -> bool:
     """Whether it names a descriptor of this process, as /dev/stdin and /dev/fd/63 do."""
     folder = path.parent.resolve()

@@ -86,6 +86,7 @@ class Plan(NamedTuple):
     prepare_timeout_s: float = 600.0
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
     mesh: Mesh | None = None
+    hosts_from: str = ""  # what named the hosts, if they were found
 
     @property
     def world_size(self) -> int:

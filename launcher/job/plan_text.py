@@ -34,6 +34,8 @@ def describe(
         f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}, in {plan.cwd}",
         f"master: {address}, port {plan.master.port}{or_next}",
     ]
+    if plan.hosts_from:
+        lines.append(f"hosts: found in {plan.hosts_from}")
     if plan.mesh is not None:
         lines += describe_mesh(plan.mesh, plan.host_slots)
     if plan.bind_cores is not None:

@@ -31,6 +31,7 @@ class Attempt(NamedTuple):
     number: int = 0
     num_restarts: int = 0
     last_culprit: str | None = None  # the host whose rank failed first
+    hosts_from: str = ""  # what named the hosts, if they were found
 
 
 class Decision(NamedTuple):

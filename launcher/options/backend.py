@@ -23,6 +23,7 @@ class Launcher(NamedTuple):
 
 SSH = Launcher("ssh")
 PDSH = Launcher("pdsh", program="pdsh")
+SLURM = Launcher("slurm", program="srun", starts_itself=True)
 _ROWS = (
     SSH,
     Launcher("local", is_local=True),
@@ -31,7 +32,7 @@ _ROWS = (
     Launcher("mpich", program="mpirun", starts_itself=True),
     Launcher("impi", program="mpirun", starts_itself=True),
     Launcher("mvapich", program="mpirun", starts_itself=True),
-    Launcher("slurm", program="srun", starts_itself=True),
+    SLURM,
 )
 LAUNCHERS = {one.name: one for one in _ROWS}
 

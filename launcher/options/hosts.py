@@ -59,7 +59,7 @@ CHOICE_OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["-H", "--hostfile"],
         metavar="FILE",
-        help="Hosts and slots to use.  [default: /job/hostfile if it exists]",
+        help="Hosts and slots: a file, -, or a list.  [default: /job/hostfile, or a batch system's]",
     ),
     click.Option(
         ["-i", "--include"], default="", metavar="HOSTS", help="Use only these: host[:slot,...][@host...]."

@@ -1,4 +1,4 @@
-"""The hosts that may be used: the hostfile's, or this machine, and those of them that are chosen."""
+"""The hosts that may be used: the hostfile's, a batch system's, or this machine, and the chosen ones."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..backends.choose import direct_connect
 from ..errors import LaunchError
 from ..fleet.auto_slots import with_known_slots
 from ..inputs.host import MAX_SLOTS
-from ..inputs.hostfile import Host, read_hostfile
+from ..inputs.host_sources import find_source, read_source, source_of_file, task_of, torchrun_hosts
+from ..inputs.hostfile import Host, read_hostfile, read_piped_hostfile
+from ..inputs.hostfile_list import is_host_list, parse_host_list
 from ..inputs.selection import Selected, hosts_in_question, local_devices_from_visible, select
 from ..job.plan import NodePlan, is_this_machine
+from ..node.address import is_address
 from ..node.devices import count_accelerators
 from ..options import Options
-from ..options.backend import SSH
+from ..options.backend import SLURM, SSH
 from ..options.hosts import read_ssh
 from ..output.console import Console
 from ..wire.frames import Hello
@@ -26,26 +29,71 @@ from ..wording import count
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 
 
-def read_pool(options: Options, console: Console) -> tuple[Host, ...]:
+class Pool(NamedTuple):
     """The hosts that may be used, before any selection; those that can take part have known slots."""
-    path = hostfile_path(options)
-    if path is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible:
-            console.warn(
-                f"CUDA_VISIBLE_DEVICES={visible} is not used: it speaks of this machine, and the hostfile "
-                f"{path} says which devices each host has; choose with --include or devices= in the hostfile"
-            )
-        hosts = read_hostfile(path, warn=console.warn)
-        if not options.rendezvous.no_ssh:
-            return _with_known_slots(hosts, options, console)
-        unknown = [host.name for host in hosts if host.slots is None]
-        if unknown:
-            raise LaunchError(
-                f"{path}: slots=auto ({', '.join(unknown)}) cannot be used with --no_ssh: no node can look "
-                "at another; write slots=N"
-            )
-        return hosts
+
+    hosts: tuple[Host, ...]
+    found_in: str = (
+        ""  # the variable that named them, with its file if it names one; empty unless they were found
+    )
+
+
+class Named(NamedTuple):
+    """Hosts that were named, on the command line or by a batch system."""
+
+    hosts: tuple[Host, ...]
+    name: str  # how errors begin
+    label: str  # how a sentence calls it
+    found_in: str = ""
+
+
+def read_pool(options: Options, console: Console, *, may_look: bool = True) -> Pool:
+    """The hosts that may be used. If not `may_look`, no host is contacted for its slots.
+
+    Errors: LaunchError for what was given or found, and for slots=auto where no host can be looked at
+    """
+    named = named_hosts(options, console)
+    if not options.rendezvous.no_ssh and (task := task_of(os.environ)):
+        console.warn(
+            f"{task}, and each starts a job of its own; start dslaunch once, "
+            "or once on each host with --no_ssh"
+        )
+    if named is None:
+        if lost := torchrun_hosts(os.environ):
+            console.warn(lost)
+        return Pool(_this_machine(options, console))
+    _warn_of_visible(named, console)
+    unknown = [host.name for host in named.hosts if host.slots is None]
+    if unknown and options.rendezvous.no_ssh:
+        raise LaunchError(
+            f"{named.name}: slots=auto ({', '.join(unknown)}) cannot be used with --no_ssh: no node can look "
+            "at another; write slots=N"
+        )
+    if unknown and not may_look:
+        raise LaunchError(
+            f"{named.name}: slots=auto ({', '.join(unknown[:4])}) needs a look at the host, and `env` "
+            "contacts none; write slots=N"
+        )
+    if options.rendezvous.no_ssh:
+        return Pool(named.hosts, named.found_in)
+    return Pool(_with_known_slots(named.hosts, options, console), named.found_in)
+
+
+def _warn_of_visible(named: Named, console: Console) -> None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return
+    # In a batch job the variable is set for this host. It says what the slots say if it counts from 0.
+    if named.found_in and visible == ",".join(map(str, range(visible.count(",") + 1))):
+        return
+    console.warn(
+        f"CUDA_VISIBLE_DEVICES={visible} is not used: it speaks of this machine, and {named.label} "
+        "says which devices each host has; choose with --include or devices= in the hostfile"
+    )
+
+
+def _this_machine(options: Options, console: Console) -> tuple[Host, ...]:
+    """This machine alone, with the devices it has or shows."""
     if options.rendezvous.no_ssh:
         raise LaunchError(
             "--no_ssh needs a hostfile, which says how many nodes and ranks there are, and none was given "
@@ -108,19 +156,68 @@ def select_hosts(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, .
     )
 
 
-def hostfile_path(options: Options) -> Path | None:
-    """The hostfile to read. The word None means not given, as scripts that generate
-    command lines write it.
+def named_hosts(options: Options, console: Console | None = None) -> Named | None:
+    """The hosts to use: those of --hostfile, else of the default hostfile, else those that a batch system or
+    MPI has named. None: this machine, also if it is the only host that was found.
+
+    The word None means not given, as scripts that generate command lines write it.
+    Errors: LaunchError for what was given or found
     """
+    warn = (lambda text: None) if console is None else console.warn
     if options.backend.launcher.is_local:
         if options.hostfile not in (None, "None"):
             raise LaunchError(
                 "--launcher=local runs on this machine only and takes no --hostfile; leave out one of them"
             )
         return None
-    if options.hostfile in (None, "None"):
-        return DEFAULT_HOSTFILE if DEFAULT_HOSTFILE.exists() else None
-    return Path(str(options.hostfile))
+    given = None if options.hostfile == "None" else options.hostfile
+    if given == "-":
+        return Named(read_piped_hostfile(warn=warn), "standard input", "the hostfile on standard input")
+    if given is not None and (source := source_of_file(given, os.environ)) is not None:
+        hosts = read_source(source, os.environ, may_look=_may_look(options), warn=warn)
+        return Named(hosts, given, f"the hostfile {given}")
+    path = DEFAULT_HOSTFILE if given is None else Path(given)
+    if given is not None and is_host_list(given) and not os.path.lexists(path):
+        return Named(parse_host_list(given), f"--hostfile {given}", f"--hostfile={given}")
+    if given is not None or path.exists():
+        return Named(read_hostfile(path, warn=warn), str(path), f"the hostfile {path}")
+    return _found_hosts(options, console, warn)
+
+
+def _may_look(options: Options) -> bool:
+    """Whether hosts can be looked at for their GPUs: not where a program of the batch system reaches them."""
+    return not (options.rendezvous.no_ssh or options.backend.launcher.starts_itself)
+
+
+def _found_hosts(options: Options, console: Console | None, warn: Callable[[str], object]) -> Named | None:
+    is_part = options.rendezvous.no_ssh
+    source = find_source(os.environ, of_step=is_part)
+    if source is None:
+        return None
+    hosts = read_source(source, os.environ, may_look=_may_look(options), warn=warn)
+    place = source.variable + (f"={os.environ[source.variable]}" if source.is_file else "")
+    is_alone = len(hosts) == 1 and _is_here(hosts[0])
+    if is_alone and not is_part and options.backend.launcher != SLURM:
+        if console is not None:
+            console.debug(f"{place} ({source.system}) names this machine alone, whose own devices are used")
+        return None
+    task = "" if is_part else task_of(os.environ)
+    if task:
+        raise LaunchError(
+            f"{task}, and each would start a job on the {count(len(hosts), 'host')} of {place}; "
+            "start dslaunch once, without it; or once on each host with --no_ssh; "
+            "or name the hosts with --hostfile"
+        )
+    if console is not None:
+        known = [host.slots for host in hosts if host.slots is not None]
+        slots = count(sum(known), "slot") if len(known) == len(hosts) else "one slot for each GPU found there"
+        console.say(f"hosts from {source.system}, {place}: {count(len(hosts), 'host')}, {slots}")
+    return Named(hosts, place, place, found_in=f"{place} ({source.system})")
+
+
+def _is_here(host: Host) -> bool:
+    own, name = socket.gethostname().lower(), host.name.lower()
+    return name in ("localhost", own) or (not is_address(name) and own.split(".")[0] == name.split(".")[0])
 
 
 def local_names(options: Options) -> frozenset[str]:
@@ -144,17 +241,15 @@ def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Op
     )
 
 
-def choose_hosts(
-    options: Options, *, warn: Callable[[str], object]
-) -> tuple[tuple[Selected, int | None], ...]:
+def choose_hosts(options: Options, console: Console) -> tuple[tuple[Selected, int | None], ...]:
     """The hosts that take part, each with its number of slots, or None if the hostfile
     leaves that to the host.
 
-    Nothing is connected to. Without a hostfile it is this machine. `warn` is told of what has no effect.
-    Errors: LaunchError as read_hostfile() and select().
+    Nothing is connected to. Without a hostfile it is this machine.
+    Errors: LaunchError as named_hosts() and select().
     """
-    path = hostfile_path(options)
-    hosts = read_hostfile(path, warn=warn) if path is not None else (Host(name="localhost", slots=None),)
+    named = named_hosts(options, console)
+    hosts = (Host(name="localhost", slots=None),) if named is None else named.hosts
     # Of a host that has not said how many slots it has, any may be named.
     known = tuple(host if host.slots is not None else host._replace(slots=MAX_SLOTS) for host in hosts)
     selected = select_hosts(known, options)

@@ -23,12 +23,13 @@ DEFAULT_PORT = 29500
 MAX_PORT = 65535
 
 
-def choose_attempt(options: Options, console: Console) -> Attempt:
-    """The hosts of the first attempt and its spares.
+def choose_attempt(options: Options, console: Console, *, may_look: bool = True) -> Attempt:
+    """The hosts of the first attempt and its spares. If not `may_look`, no host is contacted for its slots.
 
-    Errors: LaunchError if there are fewer hosts than --min_nodes asks for
+    Errors: LaunchError if there are fewer hosts than --min_nodes asks for; as read_pool()
     """
-    hosts = read_pool(options, console)
+    pool = read_pool(options, console, may_look=may_look)
+    hosts = pool.hosts
     selected = select_hosts(hosts, options)
     restart, run_id = options.restart, uuid.uuid4().hex[:12]
     if restart.is_on and options.num_nodes > 0:  # the hosts that this leaves out may be spares
@@ -39,8 +40,9 @@ def choose_attempt(options: Options, console: Console) -> Attempt:
             f"{count(len(selected), 'host')}; give it at most that"
         )
     if not restart.is_on and restart.max_nodes is None:
-        return Attempt(hosts=selected, run_id=run_id)
-    return first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
+        return Attempt(hosts=selected, run_id=run_id, hosts_from=pool.found_in)
+    first = first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
+    return first._replace(hosts_from=pool.found_in)
 
 
 def make_plan(options: Options, attempt: Attempt) -> Plan:
@@ -99,6 +101,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         save_pid=os.getpid() if options.process.saves_pid else None,
         bind_cores=options.binding.cores,
         mesh=mesh,
+        hosts_from=attempt.hosts_from,
     )
 
 

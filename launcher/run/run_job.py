@@ -198,10 +198,10 @@ def _run_part(options: Options, console: Console) -> int:
 
     check_options(options, console)
     pool = read_pool(options, console)
-    selected = select_hosts(pool, options)
+    selected = select_hosts(pool.hosts, options)
     options.logs.check(sum(len(one.devices) for one in selected))
-    plan = make_plan(options, Attempt(hosts=selected, run_id=""))
-    part = plan_part(options, plan, pool=[host.name for host in pool], environ=os.environ)
+    plan = make_plan(options, Attempt(hosts=selected, run_id="", hosts_from=pool.found_in))
+    part = plan_part(options, plan, pool=[host.name for host in pool.hosts], environ=os.environ)
     if options.dry_run:
         from ..job.plan_text import describe
 

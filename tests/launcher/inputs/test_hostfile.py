@@ -472,7 +472,7 @@ def test_a_missing_hostfile_is_refused(tmp_path: Path) -> None:
         read_hostfile(path)
     assert str(caught.value) == (
         f"{path}: this hostfile cannot be read (No such file or directory); "
-        "give --hostfile the path of a text file"
+        "give --hostfile the path of a text file, or a list such as 'node[1-4]:8'"
     )
 
 

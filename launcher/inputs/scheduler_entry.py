@@ -1,0 +1,36 @@
+"""What a scheduler says of one host, and how its mistakes are told."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from .host import Pairs
+
+WAY_OUT = "unset it, or name the hosts with --hostfile (--launcher=local: this machine only)"
+_SHOWN_LENGTH = 120
+
+
+class Entry(NamedTuple):
+    """A host that was named. `slots` None: it was only named, and a host may be named once for each slot."""
+
+    name: str
+    slots: int | None
+    place: Place
+    user: str | None = None
+
+
+class Place(NamedTuple):
+    """Where it was said: `where` is a variable, with its file and line if it names a file."""
+
+    where: str
+    text: str
+
+    def refusal(self, why: str, *, example: Pairs = (), key: str = "", name: str = "") -> LaunchError:
+        return refusal(self.where, self.text, why)
+
+
+def refusal(where: str, text: str, why: str) -> LaunchError:
+    """The error for a value that a scheduler left, which a person did not write: how to do without it."""
+    shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
+    return LaunchError(f"{where}: {shown!r}: {why}; {WAY_OUT}")

@@ -1,0 +1,39 @@
+"""Jobs in real allocations of Slurm, which alone name the hosts."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.lab import Lab, procfs
+from tests.launcher.backends.programs import left_over, need, start_slurm
+
+pytestmark = pytest.mark.slow
+
+TELL = "import os\nprint('rank', os.environ['RANK'], os.uname().nodename, flush=True)\n"
+DSLAUNCH = f"{sys.executable} -m dslaunch --no_local_rank"
+STARTED = (  # what starts dslaunch, its options, its exit code, and the hosts of ranks 0, 1 ...
+    ("salloc -Q -N2 -n3", "", 0, "node1 node1 node2"),
+    ("salloc -Q -N2 -n3", "--launcher slurm", 0, "node1 node1 node2"),
+    ("salloc -Q -N2 --ntasks-per-node=2", "--exclude node1:0", 0, "node1 node2 node2"),
+    ("salloc -Q -N3 srun -N2 -n2", "--no_ssh --master_addr=node1", 0, "node1 node2"),
+    ("salloc -Q -N2 -n4 srun -n4", "", 2, ""),
+)
+
+
+def test_the_hosts_of_an_allocation_are_found(lab: Lab) -> None:
+    need("slurm")
+    env = start_slurm(lab)
+    folder = lab.shared / "allocation"
+    folder.mkdir()
+    (folder / "tell.py").write_text(TELL)
+    for starter, options, code, hosts in STARTED:
+        done = lab.head.run(["sh", "-c", f"cd {folder}; {starter} {DSLAUNCH} {options} tell.py"], env=env)
+        assert done.returncode == code, done.stdout + done.stderr
+        ranks = sorted(line[line.index("rank ") :] for line in done.stdout.splitlines() if "rank " in line)
+        wanted = [f"rank {rank} {host}" for rank, host in enumerate(hosts.split())]
+        assert ranks == wanted, done.stdout + done.stderr
+        told = "processes that srun started" if code else "hosts from Slurm, SLURM_"
+        assert told in done.stdout + done.stderr
+    assert procfs.wait_until(lambda: not left_over(lab), timeout_s=15), left_over(lab)
