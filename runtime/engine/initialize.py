@@ -123,6 +123,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)
+            experts.check_whole(divided.divides)
         if settings.expert_parallel is not None:
             check_optimizer(optimizer)
             experts.divide(device)

@@ -7,7 +7,7 @@ over the ranks that hold it and divided by n, as those of other parameters are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -118,6 +118,23 @@ class PlacedExperts:
             together, _ = expert_lines(self._axes, size, is_strided=self._is_strided)
             line = next(tuple(line) for line in together if dist.get_rank() in line)
             self._divided.divide(line, device=device)
+
+    def check_whole(self, is_part: Callable[[nn.Parameter], bool]) -> None:
+        """See that no other plan divides the experts; `is_part` tells of a parameter whether one does.
+
+        Errors: ConfigError
+        """
+        layers = [(f"{name}.deepspeed_moe.experts", one.deepspeed_moe.experts) for name, one in self._layers]
+        known = [(name, one) for name, one in layers if one.axis.size > 1]
+        for name, experts in [*known, *self._divided.modules]:
+            for own, param in experts.named_parameters():
+                if is_part(param):
+                    raise ConfigError(
+                        f"the experts of '{name}' are on different ranks, and tensor_parallel divides each "
+                        f"of them, too ('{own}'), which is not available in this version: name the layers "
+                        "that are divided in tensor_parallel.partition_config.layer_specs, with a rule of "
+                        'partition_type "skip" for the experts before the others'
+                    )
 
     def _check_other_marks(self) -> None:
         """A parameter that a program has marked as an expert's would be averaged over all ranks."""

@@ -1,4 +1,4 @@
-"""A small model for every arrangement of ranks, and one process that trains it: the judge of what goes together.
+"""A small model for every arrangement of ranks, and one process that trains it: the judge of them all.
 
 Each layer takes and returns a pair, the hidden states and the sum of the losses that even out the load of the
 experts, so that the same layers are an nn.Sequential or the stages of a pipeline.
@@ -180,7 +180,7 @@ def take_values(module: nn.Module, layout: Layout) -> None:
 
 
 def data(step: int, *, size: int) -> Pair:
-    """Return tokens, and labels that are shifted, of a batch; parts of a sequence have other numbers of them."""
+    """Return tokens, and labels that are shifted, of a batch; parts of a sequence have unequal numbers."""
     drawn = torch.Generator().manual_seed(100 + step)
     tokens = torch.randint(0, VOCABULARY, (size, LENGTH + 1), generator=drawn)
     labels = tokens[:, 1:].clone()

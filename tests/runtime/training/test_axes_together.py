@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import dslaunch
 from tests.exhaustive import few
 from tests.runtime.ranks import Ranks
-from tests.runtime.training.axes import Layout, Trained, make_engine, train, train_alone, values_of
+from tests.runtime.training.axes import EXPERTS, Layout, Trained, make_engine, train, train_alone, values_of
 
 
 def _train(rank: int, layout: Layout) -> Trained:
@@ -70,7 +71,9 @@ SEQUENCES_IN_STAGES = [
 ]
 
 
-@pytest.mark.parametrize("layout", few(SEQUENCES_IN_STAGES, lambda one: one == SEQUENCES_IN_STAGES[1]), ids=str)
+@pytest.mark.parametrize(
+    "layout", few(SEQUENCES_IN_STAGES, lambda one: one == SEQUENCES_IN_STAGES[1]), ids=str
+)
 def test_sequences_in_stages(ranks: Ranks, layout: Layout) -> None:
     _check(ranks, layout)
 
@@ -104,3 +107,42 @@ GROUPS = [
 @pytest.mark.parametrize("layout", few(GROUPS, lambda one: one in GROUPS[:1]), ids=str)
 def test_shards_inside_of_groups(ranks: Ranks, layout: Layout) -> None:
     _check(ranks, layout)
+
+
+def _written(rank: int, layout: Layout, writer: int) -> dict[str, bool] | None:
+    """One of the ranks that hold a stage's layers writes to an expert that is number 0 for it; the ranks of
+    another stage take no part.
+    """
+    engine = make_engine(layout)
+    holders = layout.axes.line_of(rank, ("dp", "sp", "tp"))
+    if rank >= len(holders) * (layout.pp - 1):
+        (param,) = [
+            one for name, one in engine.module.named_parameters() if "5." in name and ".0.2.bias" in name
+        ]
+        with dslaunch.zero.GatheredParameters([param], modifier_rank=writer):
+            if holders.index(rank) == writer:
+                param.data.fill_(7.0)
+    found = {
+        name.split("deepspeed_experts.")[1][0]: bool((value == 7.0).all())
+        for name, value in values_of(engine).items()
+        if name.startswith("5.") and name.endswith(".2.bias")
+    }
+    engine.destroy()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layout", "writer"),
+    [
+        (Layout(dp=4, ep=2, stage=1), 3),
+        (Layout(dp=2, tp=2, ep=2, stage=3), 3),
+        (Layout(pp=2, tp=2, stage=3), 1),
+    ],
+    ids=str,
+)
+def test_what_a_rank_writes_reaches_those_that_hold_the_same(
+    ranks: Ranks, layout: Layout, writer: int
+) -> None:
+    held = writer // layout.tp % layout.ep * EXPERTS // layout.ep
+    for found in ranks(_written, layout, writer, world_size=4):
+        assert found == {number: int(number) == held for number in found}
