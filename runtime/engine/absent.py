@@ -34,7 +34,8 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
     ("call gc.collect()", "collect_python_gc"),
     ("set the level of the logger dslaunch", "log_level"),
     (
-        "the process group is torch.distributed's default one: all ranks train on data of their own",
+        "the ranks that train on other data are those of the axis dp of the mesh: see "
+        "deepspeed.utils.groups and get_data_parallel_world_size()",
         "data_parallel_group dist_backend mesh_device seq_data_parallel_group use_ds_comm",
     ),
     (
@@ -43,7 +44,7 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
         "seq_parallel_group tensor_parallel_config uses_parallelization_pass_only",
     ),
     (
-        "experts are parameters as others are; see set_z3_leaf_modules()",
+        "the layers say it, and deepspeed.utils.groups: layer.num_experts, layer.exp_counts",
         "all_to_all_group expert_data_parallel_group expert_parallel_group gate_modules has_moe_layers "
         "load_moe_state_dict local_all_to_all_group moe_layers num_experts",
     ),

@@ -66,6 +66,12 @@ class HyperParameters:
             differing = [name for name in {**first, **values} if first.get(name) != values.get(name)]
             if differing:
                 name = differing[0]
+                if None in (first.get(name), values.get(name)):
+                    raise ConfigError(
+                        f"rank {rank} and rank 0 have other groups in their optimizers: {name} is there on "
+                        f"rank {0 if name in first else rank} alone; make the same groups on all ranks, also "
+                        'those of which a stage has no parameter: {"params": [], ...}'
+                    )
                 raise ConfigError(
                     f"rank {rank} and rank 0 would take this step with different hyper-parameters: {name} is "
                     f"{values.get(name)} on rank {rank} and {first.get(name)} on rank 0; set the same on all "

@@ -5,8 +5,8 @@
     sp   sequence: the same layers, and other parts of the same samples
     tp   tensor: other parts of the same layers, and the same samples
 
-The first axis is the outermost: ranks that differ by 1 are neighbours along the last one, which so stays
-inside a host as long as it can.
+The first axis is the outermost, unless another order is given: ranks that differ by 1 are neighbours along
+the last one, which so stays inside a host as long as it can.
 
 Source: DeepSpeed 0.19.8 runtime/pipe/topology.py (order of the axes); torch.distributed.device_mesh
 """
@@ -31,21 +31,23 @@ class Axes:
     dp: int = 1
     sp: int = 1
     tp: int = 1
+    order: tuple[str, ...] = ORDER  # the outermost first
 
     def __post_init__(self) -> None:
-        """Errors: ValueError for a size below 1"""
-        for name, size in zip(ORDER, self._sizes, strict=True):
-            if size < 1:
-                raise ValueError(f"{name}={size}: an axis has at least one rank")
+        """Errors: ValueError for a size below 1, or an order that has not each axis once"""
+        for name in ORDER:
+            if self._size(name) < 1:
+                raise ValueError(f"{name}={self._size(name)}: an axis has at least one rank")
+        if sorted(self.order) != sorted(ORDER):
+            raise ValueError(f"order {', '.join(self.order)}: must have each of {', '.join(ORDER)} once")
 
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        return (self.pp, self.dp, self.sp, self.tp)
+    def _size(self, name: str) -> int:
+        return int(getattr(self, name))
 
     @property
     def world_size(self) -> int:
         """Return the number of ranks."""
-        return prod(self._sizes)
+        return prod(map(self._size, ORDER))
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the rank's index along each axis.
@@ -55,9 +57,24 @@ class Axes:
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is not one of {self.world_size}")
         found: dict[str, int] = {}
-        for name, size in reversed(tuple(zip(ORDER, self._sizes, strict=True))):
-            rank, found[name] = divmod(rank, size)
+        for name in reversed(self.order):
+            rank, found[name] = divmod(rank, self._size(name))
         return {name: found[name] for name in ORDER}
+
+    def place(self, rank: int) -> str:
+        """Return where the rank is, for messages: "stage 1 of 2, dp 0"; without axes of one rank, and "" if
+        there is none but dp.
+        """
+        at = self.coordinates(rank)
+        if self.pp * self.sp * self.tp == 1:
+            return ""
+        said = [f"{name} {at[name]}" for name in ORDER[1:] if self._size(name) > 1]
+        return ", ".join([f"stage {at['pp']} of {self.pp}"] * (self.pp > 1) + said)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Return those of all ranks."""
+        return tuple(map(self.place, range(self.world_size)))
 
     def rank_at(self, **coordinates: int) -> int:
         """Return the rank with this index along each axis; 0 along those that are not given.
@@ -68,8 +85,8 @@ class Axes:
         if unknown:
             raise ValueError(f"there is no axis {unknown[0]!r}; there are {', '.join(ORDER)}")
         rank = 0
-        for name, size in zip(ORDER, self._sizes, strict=True):
-            index = coordinates.get(name, 0)
+        for name in self.order:
+            index, size = coordinates.get(name, 0), self._size(name)
             if not 0 <= index < size:
                 raise ValueError(f"{name}={index}: the axis has {size} ranks, from 0")
             rank = rank * size + index
@@ -77,17 +94,18 @@ class Axes:
 
     def lines(self, names: Collection[str]) -> list[tuple[int, ...]]:
         """Return all lines along these axes: ranks that differ in nothing else, in order. Each rank is in
-        one of them.
+        one of them. The lines are in the order of pp, dp, sp, tp, whichever axis is the outermost.
         """
         across = [name for name in ORDER if name not in names]
         along = [name for name in ORDER if name in names]
-        sizes = dict(zip(ORDER, self._sizes, strict=True))
 
         def indices(axes: Collection[str]) -> list[dict[str, int]]:
-            return [dict(zip(axes, one, strict=True)) for one in product(*(range(sizes[a]) for a in axes))]
+            sizes = (range(self._size(axis)) for axis in axes)
+            return [dict(zip(axes, one, strict=True)) for one in product(*sizes)]
 
         return [
-            tuple(self.rank_at(**fixed, **varied) for varied in indices(along)) for fixed in indices(across)
+            tuple(sorted(self.rank_at(**fixed, **varied) for varied in indices(along)))
+            for fixed in indices(across)
         ]
 
     def line_of(self, rank: int, names: Collection[str]) -> tuple[int, ...]:
@@ -101,7 +119,9 @@ class Axes:
         return tuple(first[rank] for rank in range(self.world_size))
 
 
-def axes_of_job(world_size: int, *, pp: int = 1, sp: int = 1, tp: int = 1) -> Axes:
+def axes_of_job(
+    world_size: int, *, pp: int = 1, sp: int = 1, tp: int = 1, order: tuple[str, ...] = ORDER
+) -> Axes:
     """Return the axes of so many ranks: `pp` stages, in each of which `tp` neighbours hold one copy of its
     layers together, and `sp` of these have parts of the same samples.
 
@@ -112,4 +132,4 @@ def axes_of_job(world_size: int, *, pp: int = 1, sp: int = 1, tp: int = 1) -> Ax
         sizes = {"pp": pp, "sp": sp, "tp": tp}
         given = " * ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         raise ValueError(f"{given} does not divide the {world_size} ranks")
-    return Axes(pp=pp, dp=world_size // inner, sp=sp, tp=tp)
+    return Axes(pp=pp, dp=world_size // inner, sp=sp, tp=tp, order=order)

@@ -34,6 +34,20 @@ Layer = LayerSpec | Callable[..., Any]  # a module is callable, too
 _MEGATRON = ("GPTModelPipe", "GPT2ModelPipe")
 _MEGATRON_LAYER = "ParallelTransformerLayerPipe"
 
+# What DeepSpeed's module has and this one has not, and what to do instead.
+# Source: DeepSpeed 0.19.8 runtime/pipe/module.py, `PipelineModule`
+_TIED = "a step sums the gradients of tied layers with all others; tied_comms says who shares them"
+_FILES = "engine.save_checkpoint() and engine.load_checkpoint() know all layers, and write other files"
+_ABSENT = {
+    "allreduce_tied_weight_gradients": _TIED,
+    "get_tied_weights_and_groups": _TIED,
+    "ckpt_layer_path": _FILES,
+    "ckpt_layer_path_list": _FILES,
+    "ckpt_prefix": _FILES,
+    "load_state_dir": _FILES,
+    "save_state_dict": _FILES,
+}
+
 _log = logging.getLogger("dslaunch")
 
 
@@ -214,6 +228,16 @@ class PipelineModule(nn.Module):
 
     def _seed(self, seed: int) -> None:
         (self.seed_fn or _seed_all)(seed)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name not in _ABSENT:
+                raise
+            raise AttributeError(
+                f"PipelineModule.{name}, which DeepSpeed has, is not here: {_ABSENT[name]}"
+            ) from error
 
     # ---- what is where
 

@@ -138,7 +138,7 @@ def axes_of(topology: ProcessTopology, world_size: int) -> Axes:
             f"PipelineModule(topology=...) has the axes {', '.join(names)}; give pipe, data, sequence if "
             "sequences are divided, and model if layers are, in this order"
         )
-    sizes = {_AXIS_OF[name]: topology.get_dim(name) for name in names}
+    sizes: dict[str, Any] = {_AXIS_OF[name]: topology.get_dim(name) for name in names}
     if topology.world_size() != world_size:
         raise ConfigError(
             f"PipelineModule(topology=...) has {topology.world_size()} ranks, and the job has {world_size}"

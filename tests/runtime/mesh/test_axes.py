@@ -9,24 +9,29 @@ from hypothesis import given, strategies as st
 from dslaunch.runtime.mesh.axes import ORDER, SAMPLES, Axes, axes_of_job
 
 SIZES = st.fixed_dictionaries({name: st.integers(1, 4) for name in ORDER})
+ORDERS = st.permutations(ORDER).map(tuple)
 
 
-@given(SIZES)
-def test_coordinates_are_those_of_a_mesh_whose_last_axis_is_innermost(sizes: dict[str, int]) -> None:
-    axes = Axes(**sizes)
-    mesh = torch.arange(axes.world_size).view(*(sizes[name] for name in ORDER))
+@given(SIZES, ORDERS)
+def test_coordinates_are_those_of_a_mesh_whose_last_axis_is_innermost(
+    sizes: dict[str, int], order: tuple[str, ...]
+) -> None:
+    axes = Axes(**sizes, order=order)
+    mesh = torch.arange(axes.world_size).view(*(sizes[name] for name in order))
     for rank in range(axes.world_size):
         coordinates = axes.coordinates(rank)
-        assert int(mesh[tuple(coordinates[name] for name in ORDER)]) == rank
+        assert int(mesh[tuple(coordinates[name] for name in order)]) == rank
         assert axes.rank_at(**coordinates) == rank
 
 
-@given(SIZES, st.sets(st.sampled_from(ORDER)))
+@given(SIZES, ORDERS, st.sets(st.sampled_from(ORDER)))
 def test_lines_part_the_ranks_and_differ_along_their_axes_only(
-    sizes: dict[str, int], names: set[str]
+    sizes: dict[str, int], order: tuple[str, ...], names: set[str]
 ) -> None:
-    axes = Axes(**sizes)
+    axes = Axes(**sizes, order=order)
     lines = axes.lines(names)
+    fixed = [tuple(i for k, i in axes.coordinates(line[0]).items() if k not in names) for line in lines]
+    assert fixed == sorted(fixed), "the order of the lines does not depend on that of the ranks"
     assert sorted(rank for line in lines for rank in line) == list(range(axes.world_size))
     for line in lines:
         assert list(line) == sorted(line)
@@ -47,7 +52,21 @@ def test_the_leader_is_the_first_rank_with_the_same_parameters() -> None:
         axes_of_job(6, pp=2, tp=2)
 
 
+def test_a_rank_is_told_by_its_place_along_the_axes_of_several_ranks() -> None:
+    assert Axes(pp=2, dp=2).places == (
+        "stage 0 of 2, dp 0",
+        "stage 0 of 2, dp 1",
+        "stage 1 of 2, dp 0",
+        "stage 1 of 2, dp 1",
+    )
+    assert Axes(pp=2, dp=2, order=("dp", "pp", "sp", "tp")).place(1) == "stage 1 of 2, dp 0"
+    assert Axes(sp=2, tp=2).place(3) == "sp 1, tp 1"
+    assert Axes(dp=4).place(2) == ""
+
+
 def test_what_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match="order pp, dp: must have each of pp, dp, sp, tp once"):
+        Axes(order=("pp", "dp"))
     with pytest.raises(ValueError, match="tp=0: an axis has at least one rank"):
         Axes(tp=0)
     with pytest.raises(ValueError, match="rank 4 is not one of 4"):

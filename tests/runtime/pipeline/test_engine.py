@@ -560,7 +560,11 @@ def _tied_kinds(rank: int) -> None:
         return [ends[0], LayerSpec(nn.Linear, 4, 4), ends[1]]
 
     attr = {"tied_weight_attr": ["word_embeddings_weight"]}
-    PipelineModule(tied(WithProperty, **attr), 2, partition_method="uniform")
+    module = PipelineModule(tied(WithProperty, **attr), 2, partition_method="uniform")
+    with pytest.raises(AttributeError, match="a step sums the gradients of tied layers with all others"):
+        module.allreduce_tied_weight_gradients()
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        _ = module.no_such_name
     with pytest.raises(ConfigError, match=r"no parameter 'weight'; it has embedding\.weight\. All of"):
         PipelineModule(tied(WithProperty), 2, partition_method="uniform")
     with pytest.raises(ConfigError, match="'a' lies on several stages and has a buffer, 'running_mean'"):
