@@ -49,7 +49,8 @@ class DividedExperts:
             return
         if not self._found and not self._known:
             raise ConfigError(
-                f"expert_parallel.autoep_size {self._size}: the model has no experts that can be divided: "
+                f"expert_parallel.autoep_size (or ep of a mesh) {self._size}: the model has no experts that "
+                "can be divided: "
                 "modules of Hugging Face's, with num_experts, parameters that have all experts along their "
                 "first dimension, and a forward(hidden_states, top_k_index, top_k_weights); leave the "
                 "section out, or build the model of dslaunch.moe.MoE layers"

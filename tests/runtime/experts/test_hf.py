@@ -141,7 +141,7 @@ ATTENTION = {
 def test_experts_stay_whole_where_other_layers_are_divided(ranks: Ranks, stage: int) -> None:
     plain = make("Mixtral")
     expected = train_plain(plain, loss_of, world_size=2)
-    changes = {"tensor_parallel": ATTENTION}
+    changes = {"tensor_parallel": ATTENTION, "mesh": {"tp": 2, "ep": 2}}
     for numbers, values in ranks(_trained, "Mixtral", 2, stage, changes, "many", "", world_size=4):
         for (own, norm), (other, other_norm) in zip(numbers, expected, strict=True):
             assert own == pytest.approx(other, rel=NEAR)
@@ -234,7 +234,7 @@ def test_a_second_engine_goes_on_and_what_cannot_be_divided_is_refused(ranks: Ra
     for other, nothing, tensor in ranks(_again, world_size=2):
         assert other.startswith("the experts of this model are divided over 2 ranks already")
         assert nothing.startswith(
-            "expert_parallel.autoep_size 2: the model has no experts that can be divided"
+            "expert_parallel.autoep_size (or ep of a mesh) 2: the model has no experts that can be divided"
         )
         assert "experts over 2 ranks (ep_size 2)" in tensor
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import dslaunch
+from dslaunch.runtime.errors import ConfigError
 from tests.exhaustive import few
 from tests.runtime.ranks import Ranks
-from tests.runtime.training.axes import EXPERTS, Layout, Trained, make_engine, train, train_alone, values_of
+from tests.runtime.training.axes import (
+    EXPERTS,
+    Layout,
+    Trained,
+    make_engine,
+    make_judge,
+    train,
+    train_alone,
+    values_of,
+)
 
 
 def _train(rank: int, layout: Layout) -> Trained:
@@ -34,7 +48,7 @@ def _check(ranks: Ranks, layout: Layout) -> None:
 SEQUENCES_AND_EXPERTS = [
     *(Layout(dp=2, sp=2, ep=ep, stage=stage) for ep in (2, 4) for stage in (0, 1, 2, 3)),
     *(Layout(sp=4, ep=ep, stage=stage) for ep in (2, 4) for stage in (1, 3)),
-    *(Layout(dp=2, sp=2, ep=2, stage=stage, gradient="sum") for stage in (0, 3)),
+    *(Layout(dp=2, sp=2, ep=2, stage=stage, gradient="sum", has_mesh=True) for stage in (0, 3)),
 ]
 
 
@@ -82,7 +96,7 @@ EXPERTS_AND_LAYERS = [
     *(Layout(dp=2, tp=2, ep=2, stage=stage) for stage in (0, 1, 2, 3)),
     Layout(sp=2, tp=2, ep=2, stage=3),
     Layout(pp=2, dp=2, tp=2, ep=2, stage=1),
-    Layout(pp=2, sp=2, tp=2, ep=2, stage=3),
+    Layout(pp=2, sp=2, tp=2, ep=2, stage=3, has_mesh=True),
 ]
 
 
@@ -146,3 +160,97 @@ def test_what_a_rank_writes_reaches_those_that_hold_the_same(
     held = writer // layout.tp % layout.ep * EXPERTS // layout.ep
     for found in ranks(_written, layout, writer, world_size=4):
         assert found == {number: int(number) == held for number in found}
+
+
+MESHES: list[tuple[Layout, dict[str, Any], str]] = [
+    (
+        Layout(dp=2, sp=2, ep=2),
+        {"mesh": {"ep": 4}},
+        "ep=4 in dslaunch --mesh or the ds_config's section mesh, and a layer of the model has ep_size 2",
+    ),
+    (
+        Layout(sp=2, dp=2),
+        {"mesh": {"sp": 4}},
+        "the ds_config's section mesh says sp=4, and the ds_config's sequence_parallel_size says sp=2",
+    ),
+    (
+        Layout(sp=2, dp=2, ep=2),
+        {"mesh": {"ep": 3}},
+        "leave 4 ranks (dp x sp) with the same layers, which ep=3 does not divide",
+    ),
+    (
+        Layout(pp=2, dp=2),
+        {"expert_parallel": {"enabled": True, "autoep_size": 2}},
+        "expert_parallel.autoep_size 2 with a PipelineModule",
+    ),
+    (
+        Layout(pp=2, dp=2, stage=3),
+        {"zero_optimization": {"stage": 3, "mics_shard_size": 2}},
+        "mics_shard_size 2 with a PipelineModule",
+    ),
+    (
+        Layout(dp=4, ep=2, stage=3),
+        {"zero_optimization": {"stage": 3, "mics_shard_size": 2}},
+        "mics_shard_size 2 and experts over 2 ranks",
+    ),
+]
+
+
+def _refused(rank: int, layout: Layout, changes: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_engine(layout, **changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("layout", "changes", "said"), MESHES)
+def test_what_does_not_go_together_is_refused(
+    ranks: Ranks, layout: Layout, changes: dict[str, Any], said: str
+) -> None:
+    assert all(said in one for one in ranks(_refused, layout, changes, world_size=4))
+
+
+def _saved(rank: int, layout: Layout, folder: str) -> dict[str, Tensor]:
+    engine = make_engine(layout)
+    train(engine, layout, steps=1)
+    values = values_of(engine)
+    engine.save_checkpoint(folder, tag="here")
+    engine.save_16bit_model(folder, "model.safetensors")
+    engine.destroy()
+    return values
+
+
+def _loaded(rank: int, layout: Layout, folder: str) -> dict[str, Tensor]:
+    engine = make_engine(layout)
+    engine.load_checkpoint(folder, tag="here")
+    values = values_of(engine)
+    train(engine, layout, steps=1)
+    engine.destroy()
+    return values
+
+
+CHAIN = [
+    Layout(dp=2, sp=2, ep=4, stage=3),
+    Layout(pp=2, dp=2, ep=2, stage=1, schedule="zbv"),
+    Layout(pp=2, sp=2, stage=3),
+    Layout(dp=2, tp=2, ep=2, stage=2),
+]
+
+
+@pytest.mark.parametrize("number", few(range(len(CHAIN)), lambda number: number == 1))
+def test_a_checkpoint_of_each_is_loaded_at_the_next(ranks: Ranks, tmp_path: Path, number: int) -> None:
+    """All parameters are there bit by bit, and so they are in the file of weights."""
+    from safetensors.torch import load_file
+
+    saved: dict[str, Tensor] = {}
+    for values in ranks(_saved, CHAIN[number], str(tmp_path), world_size=4):
+        saved |= values
+    assert saved.keys() == dict(make_judge().named_parameters()).keys()
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights.keys() == saved.keys()
+    assert all(torch.equal(weights[name], value) for name, value in saved.items())
+    seen: set[str] = set()
+    for values in ranks(_loaded, CHAIN[number - 1], str(tmp_path), world_size=4):
+        for name, value in values.items():
+            assert torch.equal(value, saved[name]), name
+        seen |= values.keys()
+    assert seen == saved.keys()
