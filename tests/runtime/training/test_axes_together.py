@@ -11,12 +11,22 @@ from torch import Tensor
 
 import dslaunch
 from dslaunch.runtime.errors import ConfigError
+from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.runtime.mesh.domain import Domains
+from dslaunch.runtime.pipeline.layers import TiedLayerSpec
+from dslaunch.runtime.pipeline.module import PipelineModule
 from tests.exhaustive import few
 from tests.runtime.ranks import Ranks
 from tests.runtime.training.axes import (
     EXPERTS,
+    MICRO,
+    SIZE,
+    Experts,
     Layout,
     Trained,
+    batches,
+    config_of,
+    data,
     make_engine,
     make_judge,
     train,
@@ -254,3 +264,48 @@ def test_a_checkpoint_of_each_is_loaded_at_the_next(ranks: Ranks, tmp_path: Path
             assert torch.equal(value, saved[name]), name
         seen |= values.keys()
     assert seen == saved.keys()
+
+
+def _evaluated(rank: int, layout: Layout) -> tuple[Tensor, Tensor] | None:
+    """The outputs of the last stage, and those of one process for this rank's part of the sequences."""
+    engine = make_engine(layout)
+    place, grid = layout.axes.coordinates(rank), engine.grid
+    assert (grid.get_data_parallel_id(), grid.get_data_parallel_world_size()) == (place["dp"], layout.dp)
+    assert grid.get_sequence_parallel_rank() == place["sp"]
+    assert grid.stage_to_global(1 - place["pp"]) == layout.axes.rank_at(**{**place, "pp": 1 - place["pp"]})
+    found = engine.eval_batch(batches(layout, 0), compute_loss=False)
+    with pytest.raises(ConfigError, match="parts 0 and 1 of a sequence differ"):
+        engine.train_batch(iter([(one[:, place["sp"] :], its) for one, its in batches(layout, 0)]))
+    engine.destroy()
+    if found is None:
+        return None
+    judge = make_judge(layout.sp).eval()
+    with torch.no_grad():
+        outputs = [judge(one)[0] for one in data(0, size=SIZE * MICRO)[0].chunk(MICRO)]
+    return found[0], torch.stack(outputs).mean(0).chunk(layout.sp, dim=1)[place["sp"]]
+
+
+def test_outputs_of_stages_are_those_of_each_part_of_a_sequence(ranks: Ranks) -> None:
+    results = ranks(_evaluated, Layout(pp=2, sp=2), world_size=4)
+    assert [one is None for one in results] == [True, True, False, False]
+    for found, expected in (one for one in results if one is not None):
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+
+
+def _tied(rank: int) -> tuple[int, str]:
+    """The divisor of tied layers where gradients of a sequence's parts are added; then experts among them."""
+    domains = Domains(Axes(pp=2, sp=2), shard_size=1, divisor=1)
+    domains.tie("tied", stages=(0, 1), params=[one := torch.zeros(())], is_sharded=False)
+    divisor = domains.of(one).comm.mesh.divisor
+    domains.close()
+    spec = TiedLayerSpec("both", Experts, 2, tied_weight_attr=[])
+    module = PipelineModule([spec, spec], 2, partition_method="uniform")
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=module, config=config_of(Layout(pp=2, dp=2)))
+    return divisor, str(caught.value)
+
+
+def test_tied_layers_beside_sequences_and_with_experts(ranks: Ranks) -> None:
+    for divisor, said in ranks(_tied, world_size=4):
+        assert divisor == 1
+        assert said.startswith("the tied layer 'both' lies on the stages 0, 1 and has experts on different")
