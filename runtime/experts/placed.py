@@ -187,8 +187,8 @@ def _check(size: int, axes: Axes, config: Config) -> None:
     num_sharers = axes.dp * axes.sp
     if num_sharers % size:
         raise ConfigError(
-            f"experts over {size} ranks (ep_size {size}): the ranks with samples of their own are "
-            f"{num_sharers}, which {size} does not divide; give an ep_size that does"
+            f"experts over {size} ranks (ep_size {size}): the ranks that train the same layers are "
+            f"{num_sharers} (dp x sp), which {size} does not divide; give an ep_size that does"
         )
     for key, value in (
         ("mics_shard_size", config.zero.mics_shard_size),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime.errors import ConfigError
@@ -29,6 +29,7 @@ from tests.runtime.training.axes import (
     data,
     make_engine,
     make_judge,
+    specs,
     train,
     train_alone,
     values_of,
@@ -172,6 +173,24 @@ def test_what_a_rank_writes_reaches_those_that_hold_the_same(
         assert found == {number: int(number) == held for number in found}
 
 
+HOST = {"device": "cpu"}
+OFFLOADED = [
+    *(
+        Layout(stage=3, zero={key: HOST}, **sizes)
+        for sizes in ({"dp": 2, "sp": 2, "ep": 2}, {"dp": 2, "tp": 2, "ep": 2}, {"sp": 2, "tp": 2})
+        for key in ("offload_optimizer", "offload_param")
+    ),
+    Layout(pp=2, dp=2, ep=2, stage=2, zero={"offload_optimizer": HOST}),
+    Layout(pp=2, sp=2, stage=3, zero={"offload_optimizer": HOST}),
+    Layout(pp=2, sp=2, stage=1, zero={"offload_optimizer": HOST}),
+]
+
+
+@pytest.mark.parametrize("layout", few(OFFLOADED, lambda one: one == OFFLOADED[6]), ids=str)
+def test_states_and_parameters_in_host_memory(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
+
+
 MESHES: list[tuple[Layout, dict[str, Any], str]] = [
     (
         Layout(dp=2, sp=2, ep=2),
@@ -309,3 +328,21 @@ def test_tied_layers_beside_sequences_and_with_experts(ranks: Ranks) -> None:
     for divisor, said in ranks(_tied, world_size=4):
         assert divisor == 1
         assert said.startswith("the tied layer 'both' lies on the stages 0, 1 and has experts on different")
+
+
+def _made_sharded(rank: int) -> list[str]:
+    """Inside of zero.Init, and of a model that was made inside."""
+    said = []
+    with pytest.raises(ConfigError) as caught, dslaunch.zero.Init():
+        PipelineModule(specs(Layout(pp=2)), 2)
+    said.append(str(caught.value))
+    with dslaunch.zero.Init():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.pipeline(model, num_stages=2)
+    return [*said, str(caught.value)]
+
+
+def test_stages_of_layers_that_all_ranks_share_are_refused(ranks: Ranks) -> None:
+    for said in ranks(_made_sharded, world_size=2):
+        assert all(one.startswith("PipelineModule with layers of zero.Init") for one in said)
