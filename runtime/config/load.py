@@ -176,30 +176,37 @@ def _read_mesh(
     num_ranks: int,
     tp_size: int,
     *,
+    sp_size: int,
     num_stages: int,
     launched: Mapping[str, int],
-) -> tuple[MeshConfig | None, int]:
-    """Return the sizes that are said anywhere, None if no mesh is said, and over how many ranks layers are
-    divided, 1 where only the section tensor_parallel says that.
+) -> tuple[MeshConfig | None, int, int]:
+    """Return the sizes that are said anywhere, None if no mesh is said, and over how many ranks layers and
+    sequences are divided, 1 where only the keys for these say that.
     """
     found = read_section(MeshConfig, used.get("mesh", {}), path="mesh", problems=problems) or MeshConfig()
-    section = used.get("tensor_parallel")
+    section, experts = used.get("tensor_parallel"), used.get("expert_parallel")
     in_section = section.get("autotp_size", 0) if isinstance(section, dict) else 0
+    num_parts = used.get("sequence_parallel_size", 1)
+    num_expert_ranks = experts.get("autoep_size", 1) if isinstance(experts, dict) else 1
+    is_on = isinstance(experts, dict) and bool(experts.get("enabled"))
     sources = {
         "dslaunch --mesh": launched,
         "the ds_config's section mesh": found.given,
         "the model or tp_model_init()": {"tp": tp_size} if tp_size > 1 else {},
         "the ds_config's tensor_parallel.autotp_size": {"tp": in_section} if in_section else {},
+        "initialize() or the topology of its model": {"sp": sp_size} if sp_size > 1 else {},
+        "the ds_config's sequence_parallel_size": {"sp": num_parts} if num_parts != 1 else {},
+        "the ds_config's expert_parallel.autoep_size": {"ep": num_expert_ranks} if is_on else {},
     }
     if not launched and not found.given:
-        return None, tp_size
+        return None, tp_size, sp_size
     if num_stages > 1:
         sources["the PipelineModule"] = {"pp": num_stages}
     elif max(launched.get("pp", 1), found.pp or 1) > 1:
         sources["the model, which is not in stages,"] = {"pp": 1}
     mesh = agree_on_mesh(sources, num_ranks=num_ranks * num_stages, problems=problems)
     is_agreed = not any(key.startswith("mesh") for key in problems)
-    return mesh, mesh.tp or tp_size if is_agreed else 1
+    return (mesh, mesh.tp or tp_size, mesh.sp or sp_size) if is_agreed else (mesh, 1, sp_size)
 
 
 def _read_experts(used: dict[str, Any], problems: dict[str, str]) -> ExpertParallelConfig | None:
@@ -366,8 +373,14 @@ def load_config(  # noqa: PLR0915
     if "pipeline" in used:
         used["pipeline"] = read_section(PipelineConfig, used["pipeline"], path="pipeline", problems=problems)
     num_ranks = world_size
-    used["mesh"], tp_size = _read_mesh(
-        used, problems, num_ranks, tp_size, num_stages=num_stages, launched=launched or {}
+    used["mesh"], tp_size, sp_size = _read_mesh(
+        used,
+        problems,
+        num_ranks,
+        tp_size,
+        sp_size=sp_size,
+        num_stages=num_stages,
+        launched=launched or {},
     )
     used["tensor_parallel"], num_places = _read_tensor(used, problems, num_ranks, tp_size)
     used["sequence"], world_size = _read_sequence(used, problems, num_places, sp_size, is_lenient=is_lenient)

@@ -56,4 +56,11 @@ def agree_on_mesh(
             f"{where}: {shown} are {inner * sizes['dp']} ranks, and the job has {num_ranks}; name every axis "
             "in one place, and leave dp out there",
         )
+    num_alike = num_ranks // prod(sizes.get(axis, 1) for axis in ("pp", "tp"))
+    if num_alike % sizes.get("ep", 1):
+        problems.setdefault(
+            "mesh",
+            f"{where}: {shown} leave {num_alike} ranks (dp x sp) with the same layers, which "
+            f"ep={sizes['ep']} does not divide; give a divisor",
+        )
     return MeshConfig(**sizes)

@@ -19,7 +19,6 @@ from ..activation import checkpointing
 from ..comm.init_distributed import init_distributed as init_distributed, require_process_group
 from ..comm.process_group import choose_device, start_process_group
 from ..config import Config, load_config
-from ..config.mesh import MeshConfig
 from ..config.pipeline import PipelineConfig
 from ..data.loader import Loader
 from ..environment import read_environment
@@ -103,7 +102,6 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         launched=dict(worker.mesh),
         sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param, built=built.sp),
     )
-    _refuse_absent_axes(settings.mesh)
     agree_on_division(settings.tensor_parallel)
     axes = axes_of_job(num_ranks, pp=num_stages, sp=settings.sp_size, tp=settings.tp_size)
     check_mpu(mpu, axes)
@@ -123,7 +121,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             divided = divide(model, axes, settings.tensor_parallel, device=device)
             optimizer = divided.renew_optimizer(optimizer)
             model_parameters = divided.renew_parameters(model_parameters)
-        if settings.expert_parallel is not None:
+            experts.check_whole(divided.divides)
+        if experts.divides_stacks:
             check_optimizer(optimizer)
             experts.divide(device)
         flat_optimizer = choose_optimizer(
@@ -153,20 +152,6 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         print(json.dumps(summarize(engine), indent=2), flush=True)
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
-
-
-# Axes that are not here yet: what they would divide.
-_ABSENT_AXES = {"sp": "each sample", "ep": "experts"}
-
-
-def _refuse_absent_axes(mesh: MeshConfig | None) -> None:
-    for axis, what in _ABSENT_AXES.items():
-        size = 1 if mesh is None else mesh.given.get(axis, 1)
-        if size > 1:
-            raise ConfigError(
-                f"{axis}={size} in dslaunch --mesh or the ds_config's section mesh: {what} cannot be divided "
-                "over ranks in this version; leave it out, or give it to dp or tp"
-            )
 
 
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:

@@ -49,7 +49,8 @@ class DividedExperts:
             return
         if not self._found and not self._known:
             raise ConfigError(
-                f"expert_parallel.autoep_size {self._size}: the model has no experts that can be divided: "
+                f"expert_parallel.autoep_size (or ep of a mesh) {self._size}: the model has no experts that "
+                "can be divided: "
                 "modules of Hugging Face's, with num_experts, parameters that have all experts along their "
                 "first dimension, and a forward(hidden_states, top_k_index, top_k_weights); leave the "
                 "section out, or build the model of dslaunch.moe.MoE layers"
@@ -65,6 +66,13 @@ class DividedExperts:
     def sizes(self) -> tuple[int, ...]:
         """Over how many ranks: one number, or none if nothing is divided."""
         return (self._size,) if self._size > 1 else ()
+
+    @property
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules with stacks that are divided, or will be."""
+        if self._size > 1:
+            yield from self._found
+            yield from ((one.axis.name, one.module) for one in self._known if not self._found)
 
     @property
     def cuts(self) -> Iterator[tuple[nn.Parameter, Cut]]:
@@ -133,7 +141,7 @@ class LocalExperts:
     def __init__(self, module: Any, axis: ExpertAxis, cuts: list[tuple[nn.Parameter, Cut]]) -> None:
         self.axis, self.cuts = axis, cuts
         self._forward: Callable[..., Tensor] = module.forward
-        self._module = module
+        self.module = module
         self._num_experts: int = module.num_experts
         module.num_experts = self._num_experts // axis.size  # as the module's own forward counts
 
@@ -147,7 +155,7 @@ class LocalExperts:
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         if len(rows) == 0:  # the backward of this rank goes along with the others' all the same
-            params = (getattr(self._module, name) for name, _ in self._module.named_parameters(recurse=False))
+            params = (getattr(self.module, name) for name, _ in self.module.named_parameters(recurse=False))
             nothing = sum(param.reshape(-1)[:0].sum() for param in params)
             result: Tensor = rows + nothing
             return result

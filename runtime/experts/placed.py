@@ -7,7 +7,7 @@ over the ranks that hold it and divided by n, as those of other parameters are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 
 from ..comm.mesh import Lines
 from ..config import Config
+from ..config.experts import ExpertParallelConfig
 from ..errors import ConfigError
 from ..mesh.axes import SAMPLES, Axes
 from ..mesh.domain import Domains
@@ -60,18 +61,35 @@ class PlacedExperts:
                 "experts in stages are not divided in this version; build the layers of dslaunch.moe.MoE "
                 "with an ep_size, and leave the section out"
             )
-        self._divided = DividedExperts(module, config.expert_parallel)
+        ep = None if config.mesh is None else config.mesh.ep
+        self._divided = DividedExperts(module, self._section(config, ep))
         own: set[tuple[int, bool]] = {(layer.ep_size, False) for _, layer in self._layers}
         own |= {(size, True) for size in self._divided.sizes}
         everywhere: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, sorted(own))
-        self._kinds = sorted({kind for kinds in everywhere for kind in map(tuple, kinds) if kind[0] > 1})
+        kinds = sorted({kind for kinds in everywhere for kind in map(tuple, kinds)})
+        _check_mesh({size for size, _ in kinds}, ep)
+        self._kinds = [kind for kind in kinds if kind[0] > 1]
         for size, _ in self._kinds:
             _check(size, axes, config)
         for name, layer in self._layers:
             if layer.ep_size > 1:
                 _check_no_buffers(name, layer.deepspeed_moe.experts)
         self._check_other_marks()
+
+    def _section(self, config: Config, ep: int | None) -> ExpertParallelConfig | None:
+        """Return how stacks are divided: as the section says, or as a mesh does where no layer has a number
+        of its own.
+        """
+        is_said = config.expert_parallel is not None or self._layers or self._axes.pp > 1
+        if is_said or ep in (None, 1):
+            return config.expert_parallel
+        return ExpertParallelConfig(enabled=True, autoep_size=ep)
+
+    @property
+    def divides_stacks(self) -> bool:
+        """Whether stacks of experts are cut, or were by an engine before."""
+        return bool(self._divided.sizes)
 
     def join(self, domains: Domains) -> None:
         """Let the experts have domains of their own, and their layers process groups.
@@ -119,6 +137,23 @@ class PlacedExperts:
             line = next(tuple(line) for line in together if dist.get_rank() in line)
             self._divided.divide(line, device=device)
 
+    def check_whole(self, is_part: Callable[[nn.Parameter], bool]) -> None:
+        """See that no other plan divides the experts; `is_part` tells of a parameter whether one does.
+
+        Errors: ConfigError
+        """
+        layers = [(f"{name}.deepspeed_moe.experts", one.deepspeed_moe.experts) for name, one in self._layers]
+        known = [(name, one) for name, one in layers if one.axis.size > 1]
+        for name, experts in [*known, *self._divided.modules]:
+            for own, param in experts.named_parameters():
+                if is_part(param):
+                    raise ConfigError(
+                        f"the experts of '{name}' are on different ranks, and tensor_parallel divides each "
+                        f"of them, too ('{own}'), which is not available in this version: name the layers "
+                        "that are divided in tensor_parallel.partition_config.layer_specs, with a rule of "
+                        'partition_type "skip" for the experts before the others'
+                    )
+
     def _check_other_marks(self) -> None:
         """A parameter that a program has marked as an expert's would be averaged over all ranks."""
         ours = {id(one) for _, layer in self._layers for one in layer.deepspeed_moe.experts.parameters()}
@@ -131,12 +166,29 @@ class PlacedExperts:
                 )
 
 
+def _check_mesh(sizes: Collection[int], ep: int | None) -> None:
+    """See that the layers of all ranks are as a mesh says; `sizes` are their ep_size, and those of stacks.
+
+    Errors: ConfigError
+    """
+    if ep is None or set(sizes) == {ep} or (ep == 1 and not sizes):
+        return
+    other = next((size for size in sorted(sizes) if size != ep), None)
+    found = (
+        "no layer has experts over ranks" if other is None else f"a layer of the model has ep_size {other}"
+    )
+    raise ConfigError(
+        f"ep={ep} in dslaunch --mesh or the ds_config's section mesh, and {found}; give the layers MoE the "
+        "same ep_size, or leave ep out"
+    )
+
+
 def _check(size: int, axes: Axes, config: Config) -> None:
     num_sharers = axes.dp * axes.sp
     if num_sharers % size:
         raise ConfigError(
-            f"experts over {size} ranks (ep_size {size}): the ranks with samples of their own are "
-            f"{num_sharers}, which {size} does not divide; give an ep_size that does"
+            f"experts over {size} ranks (ep_size {size}): the ranks that train the same layers are "
+            f"{num_sharers} (dp x sp), which {size} does not divide; give an ep_size that does"
         )
     for key, value in (
         ("mics_shard_size", config.zero.mics_shard_size),

@@ -181,6 +181,15 @@ class Domains:
             return tuple(range(self.job.size))
         return self.axes.line_of(self.job.index, HOLDERS)
 
+    def place_among_sharers(self, domain: Domain, holder: int) -> int | None:
+        """Return which of the ranks that share a domain's parameters with this one holder number `holder` is,
+        or holds a copy of; None if it shares them with others.
+        """
+        rank = self.holder_ranks[holder]
+        copies = {rank} if self.copies is None else set(self.axes.line_of(rank, ("tp",)))
+        line = next(line for line in domain.sharers if self.job.index in line)
+        return next((place for place, one in enumerate(line) if one in copies), None)
+
     @property
     def leads(self) -> bool:
         """Whether this rank is the first of those that hold the same layers, or parts of them."""

@@ -60,8 +60,8 @@ def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer 
 def _check_tied_experts(module: PipelineModule) -> None:
     """Other ranks share experts than those that share a tied layer."""
     for key, stages in tied_over_stages(module):
-        tied = module.tied_modules[key] if key in module.tied_modules else None
-        if tied is not None and any(isinstance(one, MoE) and one.ep_size > 1 for one in tied.modules()):
+        layers = module.tied_modules[key].modules() if key in module.tied_modules else ()
+        if any(isinstance(one, MoE) and one.ep_size > 1 for one in layers):
             raise ConfigError(
                 f"the tied layer '{key}' lies on the stages {', '.join(map(str, stages))} and has experts on "
                 "different ranks: tie a layer without them, give its MoE ep_size=1, or cut the model so that "

@@ -23,6 +23,7 @@ from ..comm.process_group import choose_device
 from ..environment import read_environment
 from ..errors import ConfigError
 from ..mesh.axes import Axes, axes_of_job
+from ..zero.early_parameter import early_of
 from .cutting import PARAMETERS, cut
 from .layers import LayerSpec, TiedLayerSpec, name_of
 from .schedule import ONE_FORWARD_ONE_BACKWARD, Shape, chunks_of, shape_of
@@ -117,6 +118,8 @@ class PipelineModule(nn.Module):
         self.stage_id = self._grid.stage_id
         self._layer_specs = list(layers)
         self._check_layers()
+        if self.num_stages > 1:
+            _check_not_sharded(self._layer_specs)
         self._names = [name_of(layer) for layer in self._layer_specs]
         self.parts = cut(
             partition_method,
@@ -433,6 +436,18 @@ def _axes(num_stages: int | None, topology: ProcessTopology | None) -> Axes:
 def _elsewhere(*_: Any) -> NoReturn:
     """Stand in the place of a module that lies on another rank."""
     raise AssertionError("a layer of another rank's stage was to run here")
+
+
+def _check_not_sharded(layers: Iterable[Layer]) -> None:
+    """zero.Init shards a parameter over all ranks, and those of other stages do not have it."""
+    probe = nn.Module()
+    probe.register_parameter("probe", nn.Parameter(torch.zeros(1, device="cpu")))  # which an open zero.Init takes
+    given = [param for layer in layers if isinstance(layer, nn.Module) for param in layer.parameters()]
+    if any(early_of(param) is not None for param in [*probe.parameters(), *given]):
+        raise ConfigError(
+            "PipelineModule with layers of zero.Init, which shards them over all ranks, where each stage has "
+            "others: give LayerSpecs, which are built on the ranks of their stage alone, outside of zero.Init"
+        )
 
 
 def _num_trained(layer: Layer) -> int:

@@ -38,6 +38,10 @@ class DividedModel:
         own = {id(param) for param, _ in self._division.cuts}
         return any(id(param) in own for param in module._parameters.values())
 
+    def divides(self, param: nn.Parameter) -> bool:
+        """Whether a parameter of the model is this rank's part of a whole."""
+        return any(param is one for one, _ in self._division.cuts)
+
     @property
     def size(self) -> int:
         """Over how many ranks it is divided."""

@@ -188,22 +188,22 @@ class GatheredParameters:
 
     @torch.no_grad()
     def _share_wholes(self, rank: int) -> None:
-        """Where layers are divided, rank `rank` may hold other parts than this one: all get its wholes."""
+        """Where rank `rank` may hold other parts than this one, or copies: all get its wholes, but for those
+        that hold other parameters of the same names.
+        """
         for location in _unique(self._locations):
-            if location.model.domains.axes.tp > 1:
-                whole = _param(location).data.contiguous()
-                location.model.job.broadcast(whole, what=f"parameter '{location.name}'", source=rank)
-                _param(location).copy_(whole)
+            domains, domain = location.model.domains, location.sub_buffer.domain
+            if _is_shared_whole(location):
+                whole = _param(location).data.clone(memory_format=torch.contiguous_format)
+                domains.holders.broadcast(whole, what=f"parameter '{location.name}'", source=rank)
+                if domain.names is None or domains.place_among_sharers(domain, rank) is not None:
+                    _param(location).copy_(whole)
 
     @torch.no_grad()
     def _spread(self, rank: int) -> None:
         for model in _unique(location.model for location in self._locations):
             model.before_change()
-        # where layers are divided, all have rank `rank`'s values by now
-        sources = {
-            location.sub_buffer: 0 if location.model.domains.axes.tp > 1 else rank
-            for location in self._locations
-        }
+        sources = {location.sub_buffer: _source(location, rank) for location in self._locations}
         for sub_buffer in sources:
             sub_buffer.param_shard.collect()
             source = sources[sub_buffer]
@@ -218,6 +218,23 @@ class GatheredParameters:
                 )
         for early in self._early:
             early.spread(rank)
+
+
+def _is_shared_whole(location: ParamLocation) -> bool:
+    """Whether more ranks want what one has written than those that share the parameter."""
+    return location.model.domains.axes.tp > 1 or location.sub_buffer.domain.parts is not None
+
+
+def _source(location: ParamLocation, rank: int) -> int:
+    """Return which of the ranks that share a parameter has what rank `rank` has written; the first of those
+    that share another one of the same name.
+    """
+    if _is_shared_whole(location):
+        return 0  # all have it by now
+    domain = location.sub_buffer.domain
+    if domain.names is None:
+        return rank
+    return location.model.domains.place_among_sharers(domain, rank) or 0
 
 
 def _param(location: ParamLocation) -> nn.Parameter:

@@ -111,7 +111,7 @@ def train_plain(model: nn.Module, loss: Callable[..., Tensor] = loss_of, *, worl
 def train(engine: Any, loss: Callable[..., Tensor] = loss_of) -> Numbers:
     """With an engine on each rank; losses are means over the ranks."""
     numbers: Numbers = []
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank, world_size = engine.get_data_parallel_rank(), engine.dp_world_size
     for step in range(STEPS):
         total = torch.zeros(())
         for number, part in enumerate(parts_of(step, world_size)[rank]):
@@ -119,9 +119,9 @@ def train(engine: Any, loss: Callable[..., Tensor] = loss_of) -> Numbers:
             one = loss(engine, part.to(next(engine.module.parameters()).dtype))
             engine.backward(one)
             engine.step()
-            total += one.detach().float() / (world_size * GAS)
+            total += one.detach().float() / GAS
         dist.all_reduce(total)
-        numbers.append((float(total), engine.get_global_grad_norm() or 0.0))
+        numbers.append((float(total) / dist.get_world_size(), engine.get_global_grad_norm() or 0.0))
     return numbers
 
 

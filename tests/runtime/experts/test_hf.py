@@ -126,6 +126,58 @@ def test_experts_of_hugging_face_are_trained_as_in_one_process(
             torch.testing.assert_close(values[name], param.detach(), rtol=2e-6, atol=2e-6, msg=name)
 
 
+ATTENTION = {
+    "autotp_size": 2,
+    "partition_config": {
+        "layer_specs": [
+            {"patterns": [r".*\.(q|k|v)_proj\.weight$"], "partition_type": "column"},
+            {"patterns": [r".*\.o_proj\.weight$"], "partition_type": "row"},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("stage", few((0, 1, 2, 3), lambda stage: stage == 3))
+def test_experts_stay_whole_where_other_layers_are_divided(ranks: Ranks, stage: int) -> None:
+    plain = make("Mixtral")
+    expected = train_plain(plain, loss_of, world_size=2)
+    changes = {"tensor_parallel": ATTENTION, "mesh": {"tp": 2, "ep": 2}}
+    for numbers, values in ranks(_trained, "Mixtral", 2, stage, changes, "many", "", world_size=4):
+        for (own, norm), (other, other_norm) in zip(numbers, expected, strict=True):
+            assert own == pytest.approx(other, rel=NEAR)
+            assert norm == pytest.approx(other_norm, rel=NEAR)
+        for name, param in plain.named_parameters():
+            torch.testing.assert_close(values[name], param.detach(), rtol=2e-6, atol=2e-6, msg=name)
+
+
+def _divided_twice(rank: int) -> str:
+    section = {"enabled": True, "autoep_size": 2}
+    with pytest.raises(ConfigError) as caught:
+        start(make("Mixtral"), 1, expert_parallel=section, tensor_parallel={"autotp_size": 2})
+    return str(caught.value)
+
+
+def test_experts_that_another_plan_divides_are_refused(ranks: Ranks) -> None:
+    for said in ranks(_divided_twice, world_size=4):
+        assert said.startswith("the experts of 'model.layers.0.mlp.experts' are on different ranks")
+
+
+def _written(rank: int) -> bool:
+    engine = start(make("Mixtral"), 1, expert_parallel={"enabled": True, "autoep_size": 2})
+    stacks = {name: one for name, one in engine.module.named_parameters() if ".experts." in name}
+    with dslaunch.zero.GatheredParameters(list(stacks.values()), modifier_rank=1):
+        if rank == 1:
+            for one in stacks.values():
+                one.data.fill_(3.0)
+    state = engine.state_dict()
+    engine.destroy()
+    return all(bool((state[name] == 3.0).all()) for name in stacks)
+
+
+def test_what_one_rank_writes_to_a_whole_stack_each_rank_takes_its_part_of(ranks: Ranks) -> None:
+    assert ranks(_written, world_size=2) == [True, True]
+
+
 def _resumed(rank: int, size: int, stage: int, folder: str) -> dict[str, Tensor]:
     engine = start(make("Mixtral", seed=5), stage, expert_parallel={"enabled": size > 1, "autoep_size": size})
     engine.load_checkpoint(folder, tag="here")
@@ -182,7 +234,7 @@ def test_a_second_engine_goes_on_and_what_cannot_be_divided_is_refused(ranks: Ra
     for other, nothing, tensor in ranks(_again, world_size=2):
         assert other.startswith("the experts of this model are divided over 2 ranks already")
         assert nothing.startswith(
-            "expert_parallel.autoep_size 2: the model has no experts that can be divided"
+            "expert_parallel.autoep_size (or ep of a mesh) 2: the model has no experts that can be divided"
         )
         assert "experts over 2 ranks (ep_size 2)" in tensor
 

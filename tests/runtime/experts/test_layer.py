@@ -228,7 +228,8 @@ def _refused(rank: int, ep_size: int, changes: dict[str, Any]) -> str:
         (
             4,
             {},
-            "experts over 4 ranks (ep_size 4): the ranks with samples of their own are 2, which 4 does not",
+            "experts over 4 ranks (ep_size 4): the ranks that train the same layers are 2 (dp x sp), "
+            "which 4 does not",
         ),
         (2, {"zero_optimization": {"mics_shard_size": 2}}, "mics_shard_size 2 and experts over 2 ranks"),
         (2, {"zero_optimization": {"zero_hpz_partition_size": 2}}, "zero_hpz_partition_size 2 and experts"),

@@ -1,4 +1,4 @@
-"""A small model for every arrangement of ranks, and one process that trains it: the judge of what goes together.
+"""A small model for every arrangement of ranks, and one process that trains it: the judge of them all.
 
 Each layer takes and returns a pair, the hidden states and the sum of the losses that even out the load of the
 experts, so that the same layers are an nn.Sequential or the stages of a pipeline.
@@ -48,6 +48,7 @@ class Layout:
     schedule: str = "1f1b"
     gradient: str = "mean"  # of the ranks that share a sequence
     zero: Mapping[str, Any] = field(default_factory=dict)  # more of that section
+    has_mesh: bool = False  # the section mesh says all sizes, and no key beside it
 
     @property
     def axes(self) -> Axes:
@@ -57,6 +58,7 @@ class Layout:
         sizes = {name: getattr(self, name) for name in ("pp", "dp", "sp", "tp", "ep")}
         more = [self.schedule] if self.pp > 1 else []
         more += [self.gradient] if self.gradient != "mean" else []
+        more += ["mesh"] if self.has_mesh else []
         said = [*(f"{name}{size}" for name, size in sizes.items() if size > 1), f"stage{self.stage}"]
         return "-".join([*said, *more, *self.zero])
 
@@ -180,7 +182,7 @@ def take_values(module: nn.Module, layout: Layout) -> None:
 
 
 def data(step: int, *, size: int) -> Pair:
-    """Return tokens, and labels that are shifted, of a batch; parts of a sequence have other numbers of them."""
+    """Return tokens, and labels that are shifted, of a batch; parts of a sequence have unequal numbers."""
     drawn = torch.Generator().manual_seed(100 + step)
     tokens = torch.randint(0, VOCABULARY, (size, LENGTH + 1), generator=drawn)
     labels = tokens[:, 1:].clone()
@@ -261,6 +263,10 @@ def config_of(layout: Layout, **changes: Any) -> dict[str, Any]:
             "autotp_size": layout.tp,
             "partition_config": {"layer_specs": rules},
         }
+    if layout.has_mesh:
+        settings["mesh"] = {name: getattr(layout, name) for name in ("pp", "dp", "ep", "sp", "tp")}
+        settings.pop("sequence_parallel_size", None)
+        settings.get("tensor_parallel", {}).pop("autotp_size", None)
     config = make_config(stage=layout.stage, reduce_bucket_size=50, **{**settings, **changes})
     config["zero_optimization"] |= layout.zero
     config.pop("train_batch_size", None)
