@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .flight_recorder import PARAMETER_LANE
+from .flight_recorder import PARAMETER_LANE, Flight, Line
 from .mesh import Axis, Mesh
 from .pending import Pending, Steps
 from .rank_group import RankGroup, all_gather_single
@@ -38,15 +38,24 @@ class Collectives:
     Order: all ranks of an axis must call the same methods in the same order
     """
 
-    def __init__(self, mesh: Mesh, wire: Wire | None = None, *, gather_axis: Axis | None = None) -> None:
-        """`wire` is the engine's, which has other collectives, too; default, these are all.
+    def __init__(
+        self,
+        mesh: Mesh,
+        wire: Wire | None = None,
+        *,
+        gather_axis: Axis | None = None,
+        line: Line = Line(),  # noqa: B008  (it cannot change)
+    ) -> None:
+        """`wire` is the engine's, which has other collectives, too; default, these are all. `line` tells of
+        ranks that do not all have the same model which they are.
 
         `gather_axis` is the shard axis once more: what all_gather_from()
         sends goes beside the rest, in its own order.
         """
         self.mesh = mesh
         self.wire = Wire() if wire is None else wire
-        self.sharers = RankGroup(mesh.sharers, self.wire)
+        self._line = line
+        self.sharers = RankGroup(mesh.sharers, self.wire, line=line)
         self._own_gather_axis = gather_axis
 
     def gather_beside(self, gather_axis: Axis) -> None:
@@ -58,7 +67,7 @@ class Collectives:
         if self._own_gather_axis is not None:
             self._own_gather_axis = self._own_gather_axis.without_group()
         self.mesh = self.mesh.without_groups()
-        self.sharers = RankGroup(self.mesh.sharers, self.wire)
+        self.sharers = RankGroup(self.mesh.sharers, self.wire, line=self._line)
 
     def reduce_scatter_or_all_reduce(self, flat: Tensor, *, what: str) -> Pending:
         """Average `flat` over the sharers, or divide their sum by the mesh's divisor; only what this rank
@@ -85,7 +94,7 @@ class Collectives:
         for axis in (mesh.replicate, mesh.shard) if mesh.states_by_chunk else (mesh.shard,):
             if not axis.is_alone:
                 whole = own.new_empty(axis.size * own.numel())
-                flight = self.wire.begin("all_gather", whole, what, sent_bytes=_ring_bytes(whole, axis))
+                flight = self._begin("all_gather", whole, what, sent_bytes=_ring_bytes(whole, axis))
                 flight.start(partial(all_gather_single, whole, own, group=axis.group, async_op=True)).wait()
                 own = whole
         return own
@@ -121,7 +130,7 @@ class Collectives:
         if axis.is_alone:
             return own
         sent_bytes = 0 if own is None or axis.index == 0 else nbytes
-        flight = self.wire.begin("gather", None, what, sent_bytes=sent_bytes)
+        flight = self._begin("gather", None, what, sent_bytes=sent_bytes)
         if own is None:
             return flight.run(lambda: None)
         whole = own.new_empty(axis.size * own.numel()) if axis.index == 0 else None
@@ -136,13 +145,27 @@ class Collectives:
         """
         axis = self.mesh.states_axis
         sent_bytes = (buffer.numel() - sent[axis.index]) * buffer.itemsize
-        flight = self.wire.begin(
+        flight = self._begin(
             "all_to_all", None, what, sent_bytes=sent_bytes
         )  # None: each rank's size is another
         arrived = buffer.new_empty(sum(received))
         send = partial(dist.all_to_all_single, arrived, buffer, list(received), list(sent))
         flight.start(partial(send, group=axis.group, async_op=True)).wait()
         return arrived
+
+    def _begin(
+        self,
+        op: str,
+        tensor: Tensor | None,
+        what: str,
+        *,
+        sent_bytes: int,
+        counted_as: str | None = None,
+        lane: int = 0,
+    ) -> Flight:
+        return self.wire.begin(
+            op, tensor, what, sent_bytes=sent_bytes, counted_as=counted_as, lane=lane, line=self._line
+        )
 
     def _reduce_steps(self, flat: Tensor, what: str) -> Steps:
         mesh = self.mesh
@@ -161,7 +184,7 @@ class Collectives:
         if axis.is_alone:
             return
         if _is_native(flat):
-            flight = self.wire.begin("all_reduce", flat, what, sent_bytes=2 * _ring_bytes(flat, axis))
+            flight = self._begin("all_reduce", flat, what, sent_bytes=2 * _ring_bytes(flat, axis))
             average = dist.ReduceOp.AVG
             yield flight.start(partial(dist.all_reduce, flat, op=average, group=axis.group, async_op=True))
             if rescale != 1.0:
@@ -173,7 +196,7 @@ class Collectives:
     def _reduce_scatter_steps(self, flat: Tensor, axis: Axis, what: str, rescale: float) -> Steps:
         if axis.is_alone:
             return
-        flight = self.wire.begin("reduce_scatter", flat, what, sent_bytes=_ring_bytes(flat, axis))
+        flight = self._begin("reduce_scatter", flat, what, sent_bytes=_ring_bytes(flat, axis))
         own = _chunk(flat, axis)
         if _is_native(flat):
             average = dist.ReduceOp.AVG
@@ -195,14 +218,14 @@ class Collectives:
     def _all_gather_steps(self, flat: Tensor, axis: Axis, what: str) -> Steps:
         if axis.is_alone:
             return
-        flight = self.wire.begin("all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis))
+        flight = self._begin("all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis))
         yield flight.start(
             partial(all_gather_single, flat, _chunk(flat, axis), group=axis.group, async_op=True)
         )
 
     def _all_gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> Steps:
         axis = self._own_gather_axis or self.mesh.shard
-        flight = self.wire.begin(
+        flight = self._begin(
             "all_gather",
             flat,
             what,

@@ -16,12 +16,14 @@ import torch.distributed as dist
 from .comms_log import Stopwatch
 
 T = TypeVar("T")
-NUM_LANES = 4  # a lane is a communicator of its own: what two of them send may pass each other in any way
+NUM_LANES = 5  # a lane is a communicator of its own: what two of them send may pass each other in any way
 PARAMETER_LANE = 1
 JOB_LANE = (
     2  # of all ranks, where not all hold the same model: its numbers alone are then those of every rank
 )
-MESSAGE_LANE = 3  # from one rank to another, in a pipeline
+SEND_LANE = 3  # from this rank to another one, in a pipeline; and what comes from others, which begins
+RECEIVE_LANE = 4  # before or after a send, as the shapes of this rank's samples are known or not
+MESSAGE_LANES = (SEND_LANE, RECEIVE_LANE)
 _NUM_RECENT = 64  # more than two ranks can be apart
 
 
@@ -38,6 +40,7 @@ class Collective(NamedTuple):
     nbytes: int
     axis: str = ""  # along which the ranks hold other parts of one layer, and
     ranks: tuple[int, ...] = ()  # who they are; none: those that have the same model
+    turn: int = 0  # its number among those of these ranks, from 1; 0 where there are no `ranks`
 
     def __str__(self) -> str:
         return f"{self.op} of {self.what}" + (f" over {self.axis}" if self.axis else "")
@@ -49,10 +52,20 @@ class Collective(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Ranks along an axis that hold other parts of one layer; see Collective."""
+    """Ranks that do something together, and do not all have the same model; see Collective. Of a message they
+    are two: the one that sends it, and the one that receives it.
+    """
 
-    axis: str = ""
+    axis: str = ""  # none: what is done says it
     ranks: tuple[int, ...] = ()
+
+
+class Turns(NamedTuple):
+    """How many collectives, or messages, there were so far among the ranks of a line."""
+
+    axis: str
+    ranks: tuple[int, ...]
+    number: int
 
 
 class Flight:
@@ -140,6 +153,7 @@ class FlightRecorder:
         self.step = 1  # the optimizer step that is being made
         self.quiet_since = time.monotonic()  # when a collective last began or was waited for
         self._issued = [0] * NUM_LANES
+        self._turns: dict[Line, int] = {}
         self._recent: deque[Collective] = deque(maxlen=_NUM_RECENT)
         self._under_way: deque[Flight] = deque()
 
@@ -155,7 +169,10 @@ class FlightRecorder:
     ) -> Flight:
         """Note a collective that is about to be sent."""
         self._issued[lane] += 1
-        label = Collective(lane, self._issued[lane], self.step, op, what, nbytes, *line)
+        turn = 0
+        if line.ranks:
+            turn = self._turns[line] = self._turns.get(line, 0) + 1
+        label = Collective(lane, self._issued[lane], self.step, op, what, nbytes, *line, turn)
         flight = Flight(label, self, stopwatch)
         self._recent.append(flight.label)
         while self._under_way and self._under_way[0].is_over:
@@ -187,6 +204,11 @@ class FlightRecorder:
     def issued(self) -> tuple[int, ...]:
         """How many there were so far, by lane."""
         return tuple(self._issued)
+
+    @property
+    def turns(self) -> tuple[Turns, ...]:
+        """How many there were so far, by the line of ranks."""
+        return tuple(Turns(*line, number) for line, number in tuple(self._turns.items()))
 
     def remember(self, num_recent: int) -> None:
         """Keep so many of the last ones."""

@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CollectiveError
-from .flight_recorder import NUM_LANES, Collective, FlightRecorder
+from .flight_recorder import NUM_LANES, Collective
 from .pending import Pending
 from .rank_group import Job, RankGroup
+from .rank_names import RankNames
 
 _NUM_REMEMBERED = 10_000  # collectives, of which one step should have fewer
 _NUM_NAMED = 4
@@ -51,7 +52,7 @@ class OrderCheck:
 
         def talk_of(ranks: Sequence[int]) -> _Talk:
             prefix = f"dslaunch/order/{number}/{len(ranks)}"  # those of one size have no rank in common
-            return _Talk(store, prefix, ranks, rank=job.index, recorder=self._recorder, timeout=timeout)
+            return _Talk(store, prefix, ranks, job=job, timeout=timeout)
 
         self._of_job = talk_of(range(job.size))
         self._of_holders = self._of_job if self._holders is job else talk_of(job.peers)
@@ -119,7 +120,7 @@ class OrderCheck:
 
         def compare(texts: Mapping[int, str]) -> str:
             told = {rank: json.loads(text) if text else None for rank, text in texts.items()}
-            return _first_difference(told, self._recorder.step, self._job.leaders)
+            return _first_difference(told, self._recorder.step, self._job.leaders, self._job.names)
 
         return talk.agree(json.dumps(recent), compare, grace=self._grace)
 
@@ -133,15 +134,14 @@ class _Talk:
         prefix: str,
         ranks: Sequence[int],
         *,
-        rank: int,
-        recorder: FlightRecorder,
+        job: Job,
         timeout: timedelta,
     ) -> None:
-        """`rank`, this one, is among the `ranks`. Another call with the same prefix is of other ranks."""
-        self._store, self.ranks, self._rank = store, tuple(ranks), rank
+        """This rank is among the `ranks`. Another call with the same prefix is of other ranks."""
+        self._store, self.ranks, self._rank = store, tuple(ranks), job.index
         self._first = self.ranks[0]
         self._prefix = f"{prefix}/{self._first}"
-        self._recorder, self._timeout = recorder, timeout
+        self._recorder, self._names, self._timeout = job.wire.recorder, job.names, timeout
         self._num_asked = 0
 
     def agree(
@@ -174,9 +174,9 @@ class _Talk:
             if not is_needed:
                 return ""
             raise CollectiveError(
-                f"rank {rank} has not come to the end of step {self._recorder.step}, at which rank "
-                f"{self._rank} has waited {self._timeout.total_seconds():.0f} s for it to compare their "
-                "collectives; see what it does instead"
+                f"{self._names.of(rank)} has not come to the end of step {self._recorder.step}, at which "
+                f"{self._names.of(self._rank)} has waited {self._timeout.total_seconds():.0f} s for it to "
+                "compare their collectives; see what it does instead"
             ) from None
         return str(self._store.get(key).decode())
 
@@ -187,7 +187,9 @@ _ADVICE = (
 )
 
 
-def _first_difference(told: Mapping[int, list[Any] | None], step: int, leaders: Sequence[int]) -> str:
+def _first_difference(
+    told: Mapping[int, list[Any] | None], step: int, leaders: Sequence[int], names: RankNames
+) -> str:
     """Name it, as seen by the first rank that did other collectives than its leader, and by that one.
 
     Each told its collectives since the last step, by rank; None: it has not come to tell.
@@ -207,8 +209,8 @@ def _first_difference(told: Mapping[int, list[Any] | None], step: int, leaders: 
             for place, (theirs, ours) in enumerate(pairs, start=1):
                 if theirs is None or ours is None or theirs.identity != ours.identity:
                     return (
-                        f"rank {rank}'s collective {place} of step {step} was {_named(theirs, ours)}, rank "
-                        f"{leader}'s was {_named(ours, theirs)}: {_ADVICE}"
+                        f"{names.of(rank)}'s collective {place} of step {step} was {_named(theirs, ours)}, "
+                        f"{names.of(leader)}'s was {_named(ours, theirs)}: {_ADVICE}"
                     )
     silent = next((rank for rank, order in orders.items() if order is None), None)
     talker = next(iter(orders))  # who compares
@@ -216,8 +218,8 @@ def _first_difference(told: Mapping[int, list[Any] | None], step: int, leaders: 
         known = leaders[silent] if orders[leaders[silent]] is not None else talker
         last = ", ".join(map(str, (orders[known] or [])[-_NUM_NAMED:])) or "none at all"
         return (
-            f"rank {silent} did other collectives than rank {known} in step {step} and has not come to "
-            f"tell which; rank {known}'s last were {last}: {_ADVICE}"
+            f"{names.of(silent)} did other collectives than {names.of(known)} in step {step} and has not "
+            f"come to tell which; {names.of(known)}'s last were {last}: {_ADVICE}"
         )
     num_compared = len(orders[talker] or ())
     return f"the ranks' collectives differ, but not in the last {num_compared} of step {step}"

@@ -12,6 +12,7 @@ from torch import Tensor
 from .flight_recorder import JOB_LANE, Flight, Line
 from .mesh import Axis
 from .pending import Pending, Steps
+from .rank_names import RankNames
 from .wire import Wire
 
 T = TypeVar("T")
@@ -132,11 +133,16 @@ class Job(RankGroup):
     same collectives in the same order, and hold the same model.
     """
 
-    def __init__(self, wire: Wire, *, leaders: Sequence[int] | None = None) -> None:
-        """`leaders` are by rank; default, all train the same."""
+    def __init__(
+        self, wire: Wire, *, leaders: Sequence[int] | None = None, places: Sequence[str] = ()
+    ) -> None:
+        """`leaders` are by rank; default, all train the same. `places`, too: where each is along the axes of
+        the job, in words.
+        """
         size = dist.get_world_size()
         super().__init__(Axis(size=size, index=dist.get_rank(), group=None), wire)
         self.leaders = tuple(leaders or (0,) * size)
+        self.names = RankNames(places)
         if len(set(self.leaders)) > 1:
             self.lane = JOB_LANE
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ..comm.flight_recorder import Line
 from ..comm.mesh import make_axis
 from ..comm.rank_group import RankGroup
 from ..config.pipeline import PipelineConfig
@@ -56,8 +57,10 @@ class PipelineEngine(Engine):
         self._accumulation.force_boundary(True)  # a batch is one call
         lines = self._axes.lines(("pp",))
         self._up, self._down = make_axis(lines), make_axis(lines)
-        self._line = RankGroup(self._up, self._wire)
-        self._executor = Executor(module, Post(self._up, self._down, self._wire, self.device))
+        ranks = self._axes.line_of(self.global_rank, ("pp",))
+        self._line = RankGroup(self._up, self._wire, line=Line("pp", ranks))
+        post = Post(self._up, self._down, self._wire, self.device, ranks=ranks)
+        self._executor = Executor(module, post)
         self._tables: dict[tuple[bool, int], Table] = {}
         self._is_broken = False
         self._data: Iterator[Any] | None = None

@@ -68,7 +68,7 @@ class Domains:
         """
         self.axes = axes
         self.wire = Wire()
-        self.job = Job(self.wire, leaders=axes.leaders)
+        self.job = Job(self.wire, leaders=axes.leaders, places=axes.places)
         self._all: list[Domain] = []
         self._groups: list[RankGroup] = []
         # by DeepSpeed's name: the ranks that hold all experts together, and those that hold the same ones
@@ -88,7 +88,8 @@ class Domains:
         if axes.pp > 1:
             self._stage = self.dense.comm.sharers
             if axes.tp > 1:
-                self._stage = RankGroup(make_axis(axes.lines(HOLDERS)), self.wire)
+                line = Line("", axes.line_of(self.job.index, HOLDERS))
+                self._stage = RankGroup(make_axis(axes.lines(HOLDERS)), self.wire, line=line)
         self.sequence = ALONE if axes.sp == 1 else make_axis(axes.lines(("sp",)))
         self.data = self.dense.comm.mesh.sharers if axes.sp == 1 else make_axis(axes.lines(("dp",)))
 
@@ -119,7 +120,7 @@ class Domains:
         )
         domain = Domain(
             name=name,
-            comm=Collectives(mesh, self.wire),
+            comm=Collectives(mesh, self.wire, line=self._line_of(name, sharers)),
             sharers=sharers,
             shard_size=shard_size,
             parts=parts,
@@ -128,6 +129,12 @@ class Domains:
         self._all.append(domain)
         self._of |= {id(tensor): domain for tensor in params}
         return domain
+
+    def _line_of(self, name: str, sharers: Lines) -> Line:
+        """Return who shares its parameters, where that is not who shares the dense ones."""
+        if name == DENSE or list(map(tuple, sharers)) == list(map(tuple, self.dense.sharers)):
+            return Line()
+        return Line("", tuple(next(line for line in sharers if self.job.index in line)))
 
     def add_group(self, lines: Lines) -> RankGroup:
         """Make a process group of each line, for what its ranks tell each other beside all domains.

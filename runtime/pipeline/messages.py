@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..comm.flight_recorder import MESSAGE_LANE, Flight
+from ..comm.flight_recorder import RECEIVE_LANE, SEND_LANE, Flight, Line
 from ..comm.mesh import Axis
 from ..comm.wire import Wire
 
@@ -71,15 +71,20 @@ class Arrival:
 class Post:
     """This rank's messages, to and from the others along the pipeline, which are known by their places."""
 
-    def __init__(self, up: Axis, down: Axis, wire: Wire, device: torch.device) -> None:
-        """`up` and `down` are the ranks of the pipeline, each with a group of its own."""
+    def __init__(
+        self, up: Axis, down: Axis, wire: Wire, device: torch.device, *, ranks: Sequence[int]
+    ) -> None:
+        """`up` and `down` are the ranks of the pipeline, each with a group of its own; `ranks`, by place, are
+        what they are called in the job.
+        """
         self._up, self._down, self._wire, self._device = up, down, wire, device
+        self._ranks = tuple(ranks)
         self._under_way: list[tuple[Flight, list[Tensor]]] = []  # their memory is in use
 
     def send(self, place: int, tensors: Sequence[Tensor], *, contents: Contents | None, what: str) -> None:
         """Begin to send them; `contents` go before them, to who does not know them."""
         raw = [_raw(tensor) for tensor in tensors]
-        flight = self._begin("send", what, sum(one.nbytes for one in raw))
+        flight = self._begin("send", what, place, sent_bytes=sum(one.nbytes for one in raw))
         parts = [*self._header(contents), *raw]
         axis = self._up if place > self._up.index else self._down
         sends = [partial(dist.isend, one, group=axis.group, group_dst=place) for one in parts if one.numel()]
@@ -90,7 +95,7 @@ class Post:
         """Begin to receive what has these contents; None: wait until they are told."""
         axis = self._up if place < self._up.index else self._down
         fetch = partial(dist.irecv, group=axis.group, group_src=place)
-        flight = self._begin("receive", what, 0)
+        flight = self._begin("receive", what, place)
         if contents is None:
             length = torch.empty(1, dtype=torch.int64, device=self._device)
             flight.run(partial(_wait, partial(fetch, length.view(torch.uint8))))
@@ -107,9 +112,11 @@ class Post:
             flight.wait()
         self._under_way = []
 
-    def _begin(self, op: str, what: str, sent_bytes: int) -> Flight:
+    def _begin(self, op: str, what: str, place: int, *, sent_bytes: int = 0) -> Flight:
         # Without its size: micro batches of other ranks with the same layers may have other shapes.
-        return self._wire.begin(op, None, what, sent_bytes=sent_bytes, lane=MESSAGE_LANE)
+        own, other = self._ranks[self._up.index], self._ranks[place]
+        lane, line = (SEND_LANE, (own, other)) if op == "send" else (RECEIVE_LANE, (other, own))
+        return self._wire.begin(op, None, what, sent_bytes=sent_bytes, lane=lane, line=Line("", line))
 
     def _header(self, contents: Contents | None) -> list[Tensor]:
         if contents is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from ...table import table
-from ..flight_recorder import JOB_LANE, NUM_LANES, Collective
+from ..flight_recorder import JOB_LANE, MESSAGE_LANES, NUM_LANES, RECEIVE_LANE, SEND_LANE, Collective
+from ..rank_names import RankNames, folded
 from .position import Position, Wait
 
 _SHOWN_STACKS = 4
@@ -18,7 +19,7 @@ _SILENT = "ended, stopped, or in code that keeps Python's lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stuck:
-    """The first collective that does not come to its end."""
+    """The first collective, or message, that does not come to its end."""
 
     label: Collective
     s: float  # that it has been waited for
@@ -28,25 +29,48 @@ class _Stuck:
 
 
 def describe_hang(
-    positions: Mapping[int, Position], *, world_size: int, leaders: Sequence[int] | None = None
+    positions: Mapping[int, Position],
+    *,
+    world_size: int,
+    leaders: Sequence[int] | None = None,
+    names: RankNames | None = None,
 ) -> str | None:
     """Say which rank keeps which waiting, rank by rank; None if no rank waits.
 
     `positions` are by rank; ranks that have not answered have none. `leaders` are, too: ranks with the same
-    one have the same model, and do the same collectives.
+    one have the same model, and do the same collectives. `names` are what the ranks are called.
     """
-    leaders = leaders or (0,) * world_size
+    leaders, names = leaders or (0,) * world_size, names or RankNames()
+    positions = _without_idle_messages(positions)
     stuck = _find_stuck(positions, leaders)
     if stuck is None:
         return None
-    lines = [f"it hangs: {_cause(stuck, positions, leaders)}"]
+    lines = [f"it hangs: {_cause(stuck, positions, leaders, names)}"]
     rows = _rows(positions, stuck)
-    lines += _table(rows)
-    for ranks, *_ in [row for row in rows if row[0][0] in positions][:_SHOWN_STACKS]:
+    lines += _table(rows, names)
+    for ranks, *_ in _shown_stacks(rows, positions, stuck):
         position = positions[ranks[0]]
-        lines.append(f"rank {position.rank} ({position.host}, pid {position.pid}), most recent call last:")
+        where = ", ".join(filter(None, (names.place([position.rank]), position.host)))
+        lines.append(f"rank {position.rank} ({where}, pid {position.pid}), most recent call last:")
         lines += [f"    {frame}" for frame in position.stack or ("no Python is running",)]
     return "".join(f"dslaunch: {line}\n" for line in lines)
+
+
+def _without_idle_messages(positions: Mapping[int, Position]) -> Mapping[int, Position]:
+    """Messages that no program stands still for: a receive that was begun ahead of its use, or a send, of
+    which gloo does not tell whether it has come to its end. They count only where nothing else is waited for:
+    NCCL makes a stream wait, and not the program.
+    """
+    kept = {
+        rank: replace(
+            one,
+            waits=tuple(
+                wait for wait in one.waits if wait.is_awaited or wait.label.lane not in MESSAGE_LANES
+            ),
+        )
+        for rank, one in positions.items()
+    }
+    return kept if any(one.waits for one in kept.values()) else positions
 
 
 def _find_stuck(positions: Mapping[int, Position], leaders: Sequence[int]) -> _Stuck | None:
@@ -71,59 +95,70 @@ def _longest(
     waits = [(wait.s, rank, wait.label) for rank in among for wait in positions[rank].waits]
     if not waits:
         return None
-    _, waiting, (lane, *_, ranks) = max(waits, key=itemgetter(0))
-    together = ranks or [
-        rank for rank, leader in enumerate(leaders) if lane == JOB_LANE or leader == leaders[waiting]
+    _, waiting, longest = max(waits, key=itemgetter(0))
+    together = longest.ranks or [
+        rank for rank, leader in enumerate(leaders) if longest.lane == JOB_LANE or leader == leaders[waiting]
     ]
     here = {rank: positions[rank] for rank in together if rank in positions}
-    of_lane = [
-        wait
-        for position in here.values()
-        for wait in position.waits
-        if wait.label.lane == lane and wait.label.ranks == ranks
+    of_line = [
+        wait for position in here.values() for wait in position.waits if _is_in_line(wait.label, longest)
     ]
-    first = min(of_lane, key=lambda wait: wait.label.number)
-    came = tuple(rank for rank, one in here.items() if one.issued[lane] >= first.label.number)
+    first = min(of_line, key=lambda wait: (wait.label.turn, wait.label.number))
+    came = tuple(rank for rank, one in here.items() if one.has_begun(first.label))
     return _Stuck(
         label=first.label,
-        s=max(wait.s for wait in of_lane),
+        s=max(wait.s for wait in of_line),
         came=came,
         missing=tuple(sorted(here.keys() - set(came))),
         silent=tuple(sorted(set(together) - here.keys())),
     )
 
 
+def _is_in_line(one: Collective, other: Collective) -> bool:
+    """Whether the same ranks do both, one after the other."""
+    if one.ranks:
+        return (one.axis, one.ranks) == (other.axis, other.ranks)
+    return one.lane == other.lane and not other.ranks
+
+
 # ---- the first line
 
 
-def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[int]) -> str:
-    paths = _different_paths(positions, leaders)
+def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[int], names: RankNames) -> str:
+    paths = _different_paths(positions, leaders, names)
     if paths:
         return paths
-    what = f"{stuck.label} (step {stuck.label.step})"
-    waited = f"{_ranks(stuck.came)} {_have(stuck.came)} waited {stuck.s:.0f} s"
+    label, came = stuck.label, f"{names.of(*stuck.came)} {_have(stuck.came)}"
+    is_send, is_receive = label.lane == SEND_LANE, label.lane == RECEIVE_LANE
+    what = f"{label.what if is_receive else label} (step {label.step})"
     if stuck.missing:
-        return (
-            f"{_ranks(stuck.missing)} {_have(stuck.missing)} not come to {what}, for which {waited}; "
-            + _excuses(stuck, positions)
-        )
+        not_done = "come to"
+        if is_send or is_receive:
+            not_done = "begun to receive" if is_send else "sent"
+            what = f"{label.what} (step {label.step})"
+        waited = f"for which {came} waited {stuck.s:.0f} s"
+        if is_send:
+            waited = f"which {came} been sending for {stuck.s:.0f} s"
+        late = f"{names.of(*stuck.missing)} {_have(stuck.missing)}"
+        return f"{late} not {not_done} {what}, {waited}; {_excuses(stuck, positions, names)}"
     if stuck.silent:
         before = next(
             (
-                f"; the last that {_ranks(stuck.silent)} can have taken part in is {one} (step {one.step})"
+                f"; the last that {names.of(*stuck.silent)} can have taken part in is {one} (step {one.step})"
                 for one in reversed(positions[stuck.came[0]].recent)
-                if one.lane == stuck.label.lane and one.number < stuck.label.number
+                if _is_in_line(one, label) and (one.turn, one.number) < (label.turn, label.number)
             ),
             "",
         )
-        return f"{_unanswered(stuck.silent)}, while {waited} for {what}{before}"
+        silent = _unanswered(stuck.silent, names)
+        return f"{silent}, while {came} waited {stuck.s:.0f} s for {what}{before}"
     return (
-        f"{_all(stuck, leaders)} {_have(stuck.came)} come to {what}, and it has not ended for "
-        f"{stuck.s:.0f} s: the network or a device is stuck"
+        f"{_all(stuck, leaders, names)} {_have(stuck.came)} come to {label} (step {label.step}), and it has "
+        f"not ended for {stuck.s:.0f} s: the network or a device is stuck"
     )
 
 
-def _different_paths(positions: Mapping[int, Position], leaders: Sequence[int]) -> str:
+def _different_paths(positions: Mapping[int, Position], leaders: Sequence[int], names: RankNames) -> str:
     """The first collective, as far as the ranks remember, in which ranks with one model differed."""
     for lane in range(NUM_LANES):
         seen: dict[tuple[int, int], dict[tuple[str, str, int], list[tuple[int, Collective]]]] = {}
@@ -137,20 +172,20 @@ def _different_paths(positions: Mapping[int, Position], leaders: Sequence[int]) 
             if len(by_identity) > 1:
                 sides = sorted(by_identity.values(), key=len, reverse=True)
                 came = " where ".join(
-                    f"{_ranks([rank for rank, _ in side])} came to {side[0][1]}" for side in sides
+                    f"{names.of(*(rank for rank, _ in side))} came to {side[0][1]}" for side in sides
                 )
                 return f"{came} (step {sides[0][0][1].step}): the ranks took different paths"
     return ""
 
 
-def _excuses(stuck: _Stuck, positions: Mapping[int, Position]) -> str:
+def _excuses(stuck: _Stuck, positions: Mapping[int, Position], names: RankNames) -> str:
     """What those do instead who have not come."""
     doing: dict[str, list[int]] = defaultdict(list)
     for rank in stuck.missing:
         doing[_doing(positions[rank])].append(rank)
-    clauses = [text if len(doing) == 1 else f"{_ranks(ranks)}: {text}" for text, ranks in doing.items()]
+    clauses = [text if len(doing) == 1 else f"{names.of(*ranks)}: {text}" for text, ranks in doing.items()]
     if stuck.silent:
-        clauses.append(_unanswered(stuck.silent))
+        clauses.append(_unanswered(stuck.silent, names))
     elif all(_awaited(positions[rank]) for rank in stuck.missing):  # else they may wait for the others
         clauses.append("the ranks took different paths")
     return "; ".join(clauses)
@@ -164,8 +199,8 @@ def _doing(position: Position) -> str:
     return f"in its own code for {position.quiet_s:.0f} s, {last}"
 
 
-def _unanswered(silent: Sequence[int]) -> str:
-    return f"{_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({_SILENT})"
+def _unanswered(silent: Sequence[int], names: RankNames) -> str:
+    return f"{names.of(*silent)} {'does' if len(silent) == 1 else 'do'} not answer ({_SILENT})"
 
 
 # ---- the table
@@ -211,32 +246,30 @@ def _awaited(position: Position) -> tuple[Wait, ...]:
     return tuple(wait for wait in position.waits if wait.is_awaited)
 
 
-def _table(rows: Sequence[_Row]) -> list[str]:
+def _table(rows: Sequence[_Row], names: RankNames) -> list[str]:
     head = ("ranks", "host", "step", "what it does", "number", "for")
-    cells = [(_folded(row[0]), *row[1:]) for row in rows]
-    return [f"  {line}" for line in table(cells, head=head, numbers=(2, 4, 5))]
+    cells = [(folded(row[0]), *row[1:]) for row in rows]
+    if not names.has_places:
+        return [f"  {line}" for line in table(cells, head=head, numbers=(2, 4, 5))]
+    placed = [
+        (ranks, names.place(row[0]) or "several", *rest)
+        for row, (ranks, *rest) in zip(rows, cells, strict=True)
+    ]
+    return [f"  {line}" for line in table(placed, head=("ranks", "place", *head[1:]), numbers=(3, 5, 6))]
+
+
+def _shown_stacks(rows: Sequence[_Row], positions: Mapping[int, Position], stuck: _Stuck) -> Sequence[_Row]:
+    """The rows whose stacks are shown, in the order of ranks; those that are waited for are among them."""
+    answered = [row for row in rows if row[0][0] in positions]
+    first = sorted(answered, key=lambda row: not set(row[0]) & set(stuck.missing))[:_SHOWN_STACKS]
+    return sorted(first, key=lambda row: row[0][0])
 
 
 # ---- words
 
 
-def _folded(ranks: Iterable[int]) -> str:
-    """As "0-2,5"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_folded(ranks)}"
-
-
-def _all(stuck: _Stuck, leaders: Sequence[int]) -> str:
-    return "all ranks" if len(stuck.came) == len(leaders) else _ranks(stuck.came)
+def _all(stuck: _Stuck, leaders: Sequence[int], names: RankNames) -> str:
+    return "all ranks" if len(stuck.came) == len(leaders) else names.of(*stuck.came)
 
 
 def _have(ranks: Sequence[int]) -> str:

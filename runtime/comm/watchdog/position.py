@@ -12,7 +12,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..flight_recorder import Collective, FlightRecorder
+from ..flight_recorder import Collective, FlightRecorder, Turns
 
 _NUM_FRAMES = 5
 _NUM_RECENT = 64  # collectives, more than two ranks can be apart
@@ -46,6 +46,14 @@ class Position:
     recent: tuple[Collective, ...]  # the oldest first
     quiet_s: float  # since the last collective began or was waited for
     stack: tuple[str, ...]  # of the main thread, the innermost last
+    turns: tuple[Turns, ...] = ()  # number of the last one of each line of ranks
+
+    def has_begun(self, label: Collective) -> bool:
+        """Whether this rank, one of those that do it together, has come to it."""
+        if not label.ranks:
+            return self.issued[label.lane] >= label.number
+        line = (label.axis, label.ranks)
+        return any(one.number >= label.turn for one in self.turns if (one.axis, one.ranks) == line)
 
     def to_json(self) -> str:
         """The text that `from_json` reads."""
@@ -60,6 +68,7 @@ class Position:
             for one in fields["waits"]
         )
         fields["recent"] = tuple(_label(one) for one in fields["recent"])
+        fields["turns"] = tuple(Turns(axis, tuple(ranks), number) for axis, ranks, number in fields["turns"])
         return cls(**fields | {name: tuple(fields[name]) for name in ("issued", "stack")})
 
 
@@ -85,6 +94,7 @@ def take_position(recorder: FlightRecorder, *, rank: int) -> Position:
         recent=recorder.recent()[-_NUM_RECENT:],
         quiet_s=now - recorder.quiet_since,
         stack=_main_stack(),
+        turns=recorder.turns,
     )
 
 

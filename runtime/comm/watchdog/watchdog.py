@@ -25,6 +25,7 @@ import torch.distributed as dist
 from ...errors import ConfigError
 from ..flight_recorder import NUM_LANES, Flight, FlightRecorder
 from ..rank_group import Job
+from ..rank_names import RankNames
 from .board import Board, BoardLost
 from .hang_report import describe_hang
 from .position import Position, take_position
@@ -47,15 +48,18 @@ class Watchdog:
         limit_s: float,
         timeout: timedelta,
         leaders: Sequence[int] | None = None,
+        names: RankNames | None = None,
     ) -> None:
-        """`limit_s` is how long a collective may take; torch ends it after `timeout`. `leaders`: see Job."""
+        """`limit_s` is how long a collective may take; torch ends it after `timeout`. `leaders` and `names`:
+        see Job.
+        """
         self._recorder = recorder
         self._board = board
         self._limit_s, self._timeout = limit_s, timeout
         self._poll_s = min(_LONGEST_POLL_S, limit_s / 4)
         self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # for others to notice, and to answer
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._leaders = leaders
+        self._leaders, self._names = leaders, names or RankNames()
         self._group = weakref.ref(dist.distributed_c10d._get_default_group())
         self._round = 0
         self._reported = [0] * NUM_LANES  # numbers of the last collectives that a report has seen
@@ -129,7 +133,7 @@ class Watchdog:
             for rank, note in enumerate(notes)
             if self._board.has(note)
         }
-        text = describe_hang(positions, world_size=self._world_size, leaders=self._leaders)
+        text = describe_hang(positions, world_size=self._world_size, leaders=self._leaders, names=self._names)
         if text is not None:
             _say(
                 f"{text}dslaunch: the ranks go on waiting; torch gives up after "
@@ -148,9 +152,9 @@ class Watchdog:
         self._reported = list(self._recorder.issued)
         waited_s = time.monotonic() - overdue.began
         _say(
-            f"dslaunch: it hangs: rank {self._rank} has waited {waited_s:.0f} s for {overdue.label} (step "
-            f"{overdue.label.step}), and cannot ask the others: {lost}; rank 0, which serves it, is stopped, "
-            "has ended or cannot be reached\n"
+            f"dslaunch: it hangs: {self._names.of(self._rank)} has waited {waited_s:.0f} s for "
+            f"{overdue.label} (step {overdue.label.step}), and cannot ask the others: {lost}; rank 0, which "
+            "serves it, is stopped, has ended or cannot be reached\n"
         )
 
     def _note(self, rank: int) -> str:
@@ -178,7 +182,9 @@ def watch(job: Job, *, limit_s: float | None, timeout: timedelta) -> Watchdog | 
     except BoardLost as lost:
         _log.warning("a hang will not be explained: %s", lost)
         return None
-    watchdog = Watchdog(job.wire.recorder, board, limit_s=limit_s, timeout=timeout, leaders=job.leaders)
+    watchdog = Watchdog(
+        job.wire.recorder, board, limit_s=limit_s, timeout=timeout, leaders=job.leaders, names=job.names
+    )
     watchdog.start()
     weakref.finalize(job, watchdog._stopped.set).atexit = False  # the thread alone keeps the watchdog
     return watchdog

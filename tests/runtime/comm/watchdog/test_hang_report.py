@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.runtime.comm.flight_recorder import JOB_LANE, NUM_LANES, Collective
+from dslaunch.runtime.comm.flight_recorder import (
+    JOB_LANE,
+    NUM_LANES,
+    RECEIVE_LANE,
+    SEND_LANE,
+    Collective,
+    Turns,
+)
+from dslaunch.runtime.comm.rank_names import RankNames
 from dslaunch.runtime.comm.watchdog.hang_report import describe_hang
 from dslaunch.runtime.comm.watchdog.position import Position, Wait
+from dslaunch.runtime.mesh.axes import Axes
 
 A, B, C = (Collective(0, number, 17, "all_gather", f"unit '{number}'", 8) for number in (1, 2, 3))
 OTHER_B = Collective(0, 2, 17, "all_gather", "unit 'other'", 8)
@@ -29,6 +38,7 @@ def position(
         recent=tuple(done),
         quiet_s=s,
         stack=('File "train.py", line 21, in evaluate',),
+        turns=tuple(Turns(one.axis, one.ranks, one.turn) for one in done if one.ranks),
     )
 
 
@@ -160,7 +170,7 @@ def test_ranks_with_another_model_may_do_other_collectives() -> None:
     assert "rank 2 came to all_gather of unit 'other' where rank 3 came to all_gather of unit '2'" in text
 
 
-SUM = Collective(0, 2, 17, "all_reduce", "the output of 'down'", 8, "tp", (2, 3))
+SUM = Collective(0, 2, 17, "all_reduce", "the output of 'down'", 8, "tp", (2, 3), 1)
 AVERAGE = Collective(0, 5, 17, "reduce_scatter", "unit 'head'", 8)
 
 
@@ -180,3 +190,89 @@ def test_a_rank_that_stops_inside_a_divided_layer_is_named_with_its_axis(shortes
         f"for which rank 2 has waited {shortest_s:.0f} s; in its own code for 300 s, after all_gather of "
         "unit '1'"
     )
+
+
+# ---- pipelines: 2 stages x 2 ranks with data of their own x 2 parts of each layer
+
+CUBE = Axes(pp=2, dp=2, tp=2)
+OUTPUT, GRADIENT = (
+    "the output of stage 0, micro batch 1",
+    "the gradient of what came into stage 1, micro batch 0",
+)
+
+
+def message(op: str, what: str, sender: int, receiver: int, turn: int) -> Collective:
+    lane = SEND_LANE if op == "send" else RECEIVE_LANE
+    return Collective(lane, 40 + turn, 17, op, what, 0, "", (sender, receiver), turn)
+
+
+def of_cube(*positions: Position) -> list[str]:
+    """The lines of the report, once the positions have travelled."""
+    read = {one.rank: Position.from_json(one.to_json()) for one in positions}
+    names = RankNames(CUBE.places)
+    text = describe_hang(read, world_size=8, leaders=CUBE.leaders, names=names)
+    assert text is not None
+    return text.splitlines()
+
+
+def test_the_rank_of_a_pipeline_that_sends_nothing_is_named_with_its_place_and_the_micro_batch() -> None:
+    """Rank 4 stands still in a layer, and has begun to receive the next micro batch. Its neighbour along tp
+    waits for its part of a layer, the stage before for gradients, and the other data for the average.
+    """
+    of_layer = Collective(0, 9, 17, "all_reduce", "the output of 'down'", 8, "tp", (4, 5), 9)
+    lines = of_cube(
+        position(0, A, waits=message("receive", GRADIENT, 4, 0, 1), s=310.0),
+        position(1, A, waits=message("receive", GRADIENT, 5, 1, 1), s=309.0),
+        position(2, A, waits=AVERAGE, s=305.0),
+        position(3, A, waits=AVERAGE, s=305.0),
+        position(4, A, waits=message("receive", OUTPUT, 0, 4, 2), s=311.0, is_awaited=False),
+        position(5, A, waits=of_layer, s=308.0),
+        position(6, A, waits=AVERAGE, s=305.0),
+        position(7, A, waits=AVERAGE, s=305.0),
+    )
+    assert lines[0] == (
+        "dslaunch: it hangs: rank 4 (stage 1 of 2, dp 0, tp 0) has not sent the gradient of what came into "
+        "stage 1, micro batch 0 (step 17), for which rank 0 (stage 0 of 2, dp 0, tp 0) has waited 310 s; in "
+        "its own code for 311 s, after receive of the output of stage 0, micro batch 1"
+    )
+    words = [" ".join(line.split()) for line in lines]
+    assert words[1] == "dslaunch: ranks place host step what it does number for"
+    assert "dslaunch: 4 stage 1 of 2, dp 0, tp 0 node2 17 own code, after receive of" in "\n".join(words)
+    assert "rank 4 (stage 1 of 2, dp 0, tp 0, node2, pid 104), most recent call last:" in "\n".join(lines)
+
+
+def test_the_first_of_several_stages_that_wait_for_each_other_is_followed_to_the_cause() -> None:
+    waiting = position(0, A, waits=message("receive", GRADIENT, 4, 0, 3), s=320.0)
+    of_line = Collective(0, 4, 17, "all_gather", "the micro batches", 8, "pp", (0, 4), 3)
+    tp_4 = position(4, A, waits=SUM._replace(ranks=(4, 5)), s=300.0)
+    assert (
+        "rank 5 (stage 1 of 2, dp 0, tp 1) has not come to all_reduce of the output of 'down' over tp"
+        in (of_cube(waiting, tp_4, position(5, A))[0])
+    )
+    # Of stages with other numbers of collectives: the data of rank 4 do not come.
+    others = [position(rank, A, B, C, waits=AVERAGE, s=200.0) for rank in (1, 2, 3)]
+    line = of_cube(position(0, A, B, C, waits=of_line), *others, position(4, A))[0]
+    assert line.startswith(
+        "dslaunch: it hangs: rank 4 (stage 1 of 2, dp 0, tp 0) has not come to all_gather of the micro "
+        "batches over pp (step 17), for which rank 0 (stage 0 of 2, dp 0, tp 0) has waited 300 s; in its own"
+    )
+
+
+def test_a_send_that_is_not_received_and_a_stage_that_does_not_answer_are_told() -> None:
+    sends = position(0, A, waits=message("send", OUTPUT, 0, 4, 2))
+    assert of_cube(sends, position(4, A))[0].startswith(
+        "dslaunch: it hangs: rank 4 (stage 1 of 2, dp 0, tp 0) has not begun to receive the output of stage "
+        "0, micro batch 1 (step 17), which rank 0 (stage 0 of 2, dp 0, tp 0) has been sending for 300 s; "
+    )
+    waits = position(0, A, message("receive", GRADIENT, 4, 0, 1), waits=message("receive", "x", 4, 0, 2))
+    assert of_cube(waits)[0].startswith(
+        "dslaunch: it hangs: rank 4 (stage 1 of 2, dp 0, tp 0) does not answer (ended, stopped, or in code "
+        "that keeps Python's lock), while rank 0 (stage 0 of 2, dp 0, tp 0) has waited 300 s for x (step 17"
+        f"); the last that rank 4 (stage 1 of 2, dp 0, tp 0) can have taken part in is receive of {GRADIENT}"
+    )
+
+
+def test_a_send_that_gloo_does_not_tell_the_end_of_is_no_hang() -> None:
+    sent = position(0, A, waits=message("send", OUTPUT, 0, 4, 2), is_awaited=False)
+    waits = position(4, A, waits=B, s=1.0)
+    assert "stage 0" not in of_cube(sent, waits, position(6, A))[0].split(";")[0]
