@@ -441,7 +441,9 @@ def _elsewhere(*_: Any) -> NoReturn:
 def _check_not_sharded(layers: Iterable[Layer]) -> None:
     """zero.Init shards a parameter over all ranks, and those of other stages do not have it."""
     probe = nn.Module()
-    probe.register_parameter("probe", nn.Parameter(torch.zeros(1, device="cpu")))  # which an open zero.Init takes
+    probe.register_parameter(
+        "probe", nn.Parameter(torch.zeros(1, device="cpu"))
+    )  # which an open zero.Init takes
     given = [param for layer in layers if isinstance(layer, nn.Module) for param in layer.parameters()]
     if any(early_of(param) is not None for param in [*probe.parameters(), *given]):
         raise ConfigError(
