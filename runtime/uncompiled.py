@@ -1,7 +1,7 @@
 """Functions that torch.compile leaves alone, in processes that compile nothing, too.
 
 torch's own decorator loads the compiler at the first call, and torch.compiler.disable at once: 800 modules,
-which take two seconds and 60 MB of every process, and most processes never compile.
+which take a second and 70 MB of every process, and most processes never compile.
 """
 
 from __future__ import annotations

@@ -46,6 +46,9 @@ LIMIT_S = (
     150  # of one tool with one model, its start too; some take 30 s where the cores have nothing else to do
 )
 SLEEPERS = 4
+STEP_HEADS = ("layout", "model", "tool", "ms a step", "MB of the rank that has most")
+GOAL_HEADS = ("layout", "model", "dslaunch", "peer", "time, ratio", "memory, ratio", "goal")
+BUBBLE_HEADS = ("schedule", "bubble by its table", "as measured", "ms by its table", "ms", "ratio", "goal")
 WITHIN = 1.05  # a batch of layers that sleep, of what its table says
 
 
@@ -187,27 +190,16 @@ class Report:
     def markdown(self) -> str:
         parts = [f"{conditions()}; medians of 5 rounds, of 3 with 8 ranks, the tools taking turns."]
         if self.steps:
-            heads = ("layout", "model", "tool", "ms a step", "MB of the rank that has most")
-            parts.append(table(heads, self.steps))
+            parts.append(table(STEP_HEADS, self.steps))
         if self.goals:
-            heads = ("layout", "model", "dslaunch", "peer", "time, ratio", "memory, ratio", "goal")
-            parts += ["Beside the peers, in the same run:", table(heads, self.goals)]
+            parts += ["Beside the peers, in the same run:", table(GOAL_HEADS, self.goals)]
         if self.bubbles:
-            heads = (
-                "schedule",
-                "bubble by its table",
-                "as measured",
-                "ms by its table",
-                "ms",
-                "ratio",
-                "goal",
-            )
             parts.append(
                 f"{SLEEPERS} ranks, {bubble_worker.MICRO} micro batches; a layer sleeps "
                 f"{bubble_worker.SLEEP_S * 1e3:.0f} ms in its forward, and as long for each half of its "
                 f"backward; medians of {BUBBLE_ROUNDS} batches:"
             )
-            parts.append(table(heads, self.bubbles))
+            parts.append(table(BUBBLE_HEADS, self.bubbles))
         if self.missing:
             parts.append("\n".join(f"- {line}" for line in self.missing))
         return "\n\n".join(parts) + "\n"
