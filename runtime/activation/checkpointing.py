@@ -26,8 +26,8 @@ from ..config.activation import ActivationConfig
 from ..config.section import read_section
 from ..environment import read_environment
 from ..errors import ConfigError
-from ..uncompiled import uncompiled
 from ..zero.param_location import ParamLocation, location_of
+from ..zero.uncompiled import uncompiled
 from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
 
 __all__ = [

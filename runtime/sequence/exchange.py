@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from ..errors import ConfigError
 from ..mesh.current import current_wire
-from ..uncompiled import uncompiled
+from ..zero.uncompiled import uncompiled
 
 Sizes = tuple[int, ...]  # by rank
 

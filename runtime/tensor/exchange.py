@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..comm.rank_group import RankGroup
 from ..mesh.cut import cut_evenly
-from ..uncompiled import uncompiled
+from ..zero.uncompiled import uncompiled
 
 _ENTERED = "_dslaunch_entered"  # of a tensor
 

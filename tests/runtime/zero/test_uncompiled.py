@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dslaunch.runtime.uncompiled import uncompiled
+from dslaunch.runtime.zero.uncompiled import uncompiled
 
 TIMEOUT_S = 120
 MANY = 12  # more than torch compiles one function for
@@ -19,7 +19,7 @@ MANY = 12  # more than torch compiles one function for
 ALONE = """
 import sys, torch
 from dslaunch.runtime.pipeline.executor import _Live
-from dslaunch.runtime.uncompiled import uncompiled
+from dslaunch.runtime.zero.uncompiled import uncompiled
 
 assert uncompiled(lambda x: x + 1)(1) == 2
 x = torch.ones(3, requires_grad=True)
@@ -66,6 +66,7 @@ def test_the_compiler_ends_its_graph_there_and_compiles_no_call() -> None:
         return x
 
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     x = torch.ones(2)
     found = torch.compile(straight, backend=backend)(x)
     torch.testing.assert_close(found, torch.cos(torch.cos(torch.cos(x)) + 1))
