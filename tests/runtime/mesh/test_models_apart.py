@@ -223,4 +223,4 @@ def test_another_order_is_told_by_the_ranks_of_that_model(ranks: Ranks, is_evalu
         results = results[2:]
     assert results == [results[0]] * len(results)
     assert results[0].startswith(("rank 3's collective ", "rank 3 (stage 1 of 2, dp 1)'s collective "))
-    assert ", rank 2's was all_gather of unit 'blocks." in results[0]
+    assert "'s was all_gather of unit 'blocks." in results[0]
