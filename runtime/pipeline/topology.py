@@ -143,7 +143,7 @@ def axes_of(topology: ProcessTopology, world_size: int) -> Axes:
         raise ConfigError(
             f"PipelineModule(topology=...) has {topology.world_size()} ranks, and the job has {world_size}"
         )
-    return Axes(pp=sizes.get("pp", 1), dp=sizes.get("dp", 1), tp=sizes.get("tp", 1))
+    return Axes(**sizes)
 
 
 class PipelineParallelGrid:
