@@ -40,7 +40,7 @@ def test_ranks_are_counted_along_the_last_axis_first() -> None:
 
 
 def test_a_topology_and_the_axes_of_a_job_are_the_same_thing() -> None:
-    for axes in (Axes(pp=2, dp=2), Axes(pp=2, dp=3, tp=2), Axes(dp=4)):
+    for axes in (Axes(pp=2, dp=2), Axes(pp=2, dp=3, tp=2), Axes(dp=4), Axes(pp=2, dp=2, sp=3, tp=2)):
         topology = topology_of(axes)
         assert axes_of(topology, axes.world_size) == axes
         for rank in range(axes.world_size):
@@ -48,7 +48,7 @@ def test_a_topology_and_the_axes_of_a_job_are_the_same_thing() -> None:
             assert topology.get_coord(rank)[:2] == (place["pp"], place["dp"])
     with pytest.raises(ConfigError, match="has 4 ranks, and the job has 2"):
         axes_of(PipeDataParallelTopology(2, 2), 2)
-    with pytest.raises(ConfigError, match="has the axes data, pipe; give pipe, data and"):
+    with pytest.raises(ConfigError, match="has the axes data, pipe; give pipe, data, sequence"):
         axes_of(ProcessTopology(["data", "pipe"], [2, 2]), 4)
 
 
