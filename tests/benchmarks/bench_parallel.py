@@ -130,7 +130,7 @@ class Report:
         """Whether there is no time for something, which is noted then."""
         if time.monotonic() < self._deadline:
             return False
-        self.missing.append(f"{what}: not measured, for the time of --minutes was over.")
+        self.missing.append(f"{what}: not measured, for the run's time was over.")
         return True
 
     def measure(self, part: Part, has_deepspeed: bool) -> None:
