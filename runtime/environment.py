@@ -12,6 +12,7 @@ from .errors import ConfigError
 
 _DEFAULT_TIMEOUT_MIN = 30
 _AXES = ("pp", "dp", "ep", "sp", "tp")
+_IN_ORDER = {"pp", "dp", "sp", "tp"}
 _DEBUG = "collectives"  # what DSLAUNCH_DEBUG may be
 
 
@@ -29,11 +30,13 @@ class WorkerEnvironment:
     max_restarts: int = 0  # how often the launcher starts a job again that failed
     local_world_size: int = 1  # workers of the job on this host
     mesh: tuple[tuple[str, int], ...] = ()  # sizes of axes that the launcher was given, by name
+    mesh_order: tuple[str, ...] = ()  # of the axes, the outermost first; none: the launcher was given none
+    place_file: str | None = None  # where the launcher reads this rank's place along the axes
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S,
-    DSLAUNCH_DEBUG, DSLAUNCH_MESH and what restarts.
+    DSLAUNCH_DEBUG, DSLAUNCH_MESH, DSLAUNCH_PLACE_FILE and what restarts.
 
     LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing.
 
@@ -47,6 +50,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
     debug = env.get("DSLAUNCH_DEBUG", "")
     if debug not in ("", _DEBUG):
         raise ConfigError(f"DSLAUNCH_DEBUG={debug!r} in the environment: must be {_DEBUG!r}, or unset")
+    mesh, mesh_order = _mesh(env)
     return WorkerEnvironment(
         rank=_number(env, "RANK", 0),
         local_rank=_number(env, "LOCAL_RANK", 0),
@@ -57,7 +61,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         checks_order=debug == _DEBUG,
         max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0),
         local_world_size=_number(env, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE", 1),
-        mesh=_mesh(env),
+        mesh=mesh,
+        mesh_order=mesh_order,
+        place_file=env.get("DSLAUNCH_PLACE_FILE") or None,
     )
 
 
@@ -89,18 +95,24 @@ def _seconds(env: Mapping[str, str], name: str) -> float | None:
     return seconds
 
 
-def _mesh(env: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+def _mesh(env: Mapping[str, str]) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
     text = env.get("DSLAUNCH_MESH", "")
     sizes: dict[str, int] = {}
+    order: tuple[str, ...] = ()
     for item in text.split(",") if text else ():
         axis, _, size = item.partition("=")
-        if axis not in _AXES or axis in sizes or not size.isascii() or not size.isdigit() or int(size) < 1:
+        is_order = axis == "order" and not order
+        if is_order:
+            order = tuple(size.split("-"))
+        is_size = axis in _AXES and axis not in sizes and size.isascii() and size.isdigit() and int(size) > 0
+        if not (set(order) <= _IN_ORDER and len(set(order)) == len(order) if is_order else is_size):
             raise ConfigError(
                 f"DSLAUNCH_MESH={text!r} in the environment: must be sizes of {', '.join(_AXES)}, each once, "
-                "as in pp=2,tp=2; dslaunch --mesh sets it"
+                "and may have an order of all but ep, as in pp=2,tp=2,order=dp-tp-pp; dslaunch --mesh sets it"
             )
-        sizes[axis] = int(size)
-    return tuple(sizes.items())
+        if is_size:
+            sizes[axis] = int(size)
+    return tuple(sizes.items()), order
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:

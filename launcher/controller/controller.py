@@ -64,9 +64,7 @@ HELLO_TIMEOUT_S = 60.0  # from an open connection to the agent's first word
 STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
 CAUSE_WAIT_S = 1.0  # for the end of a rank that others lost; torch takes some tenths of it to leave
 POLL_S = 0.2
-ANSWER_TIMEOUT_S = (
-    120.0  # for what a host does in a thread beside its heartbeat: names may be looked up slowly
-)
+ANSWER_TIMEOUT_S = 120.0  # for what a host does beside its heartbeat: names may be looked up slowly
 SILENCE_LOOKS = 20.0  # at all hosts in one heartbeat time
 
 
@@ -97,7 +95,7 @@ class Controller:
             window=window,
         )
         self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
-        self._job = RunningJob(self._roster, console, stack_on_hang_s=plan.stack_on_hang_s)
+        self._job = RunningJob(self._roster, console, plan)
         self._peers = PeerTalk(peers)
         self._timings = Timings(plan.world_size)
         self._failures: list[Failure] = []
@@ -337,10 +335,9 @@ class Controller:
             self._lose_host(host, item, at_s)
 
     def _warn_of_left_over(self, host: HostState, num_processes: int) -> None:
-        if num_processes == 1:
-            self._console.warn(f"{host.name}: ended 1 process that outlived its worker")
-        else:
-            self._console.warn(f"{host.name}: ended {num_processes} processes that outlived their worker")
+        one = num_processes == 1
+        what = "1 process that outlived its" if one else f"{num_processes} processes that outlived their"
+        self._console.warn(f"{host.name}: ended {what} worker")
 
     def _greet(self, host: HostState, hello: Hello) -> None:
         """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
@@ -389,6 +386,7 @@ class Controller:
                 host=host.name,
                 pid=host.pids.get(item.rank, 0),
                 at_s=ended_at,
+                place=self._plan.place_of(item.rank),
             )
         )
 

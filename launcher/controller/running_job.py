@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 
+from ..job.plan import Plan
 from ..job.verdict import signal_name
 from ..output.console import Console
 from ..wire.frames import AskStacks, Hold, Signal, Stacks
@@ -20,10 +21,10 @@ HOLD_DRAIN_S = 1.0
 class RunningJob:
     """The workers on all hosts, for as long as there are some."""
 
-    def __init__(self, roster: Roster, console: Console, *, stack_on_hang_s: float | None) -> None:
+    def __init__(self, roster: Roster, console: Console, plan: Plan) -> None:
         self._roster = roster
         self._console = console
-        self._stacks = StackWatch(stack_on_hang_s)
+        self._stacks = StackWatch(plan.stack_on_hang_s, place_of=plan.place_of)
 
     def heard_output(self, at_s: float) -> None:
         """Some rank wrote something; may be called from any thread."""

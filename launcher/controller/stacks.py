@@ -5,13 +5,14 @@ and equal answers shown once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..inputs.rank_set import format_ranks
 from ..wire.frames import Stacks
 
 TIMEOUT_S = 20.0  # for all hosts; the slowest is one with py-spy
+MAX_NAMED = 8  # ranks with equal stacks that are told with their places, one by one
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
 
 
@@ -25,13 +26,17 @@ class Block(NamedTuple):
 class StackWatch:
     """When to ask, who was asked, and what they said so far. All times are on the monotonic clock."""
 
-    def __init__(self, silence_limit_s: float | None) -> None:
-        """The limit is that of --stack_on_hang; None or 0 means not to ask because of silence."""
-        self._limit_s = silence_limit_s
+    def __init__(
+        self, silence_limit_s: float | None, *, place_of: Callable[[int], str] = lambda rank: ""
+    ) -> None:
+        """The limit is that of --stack_on_hang; None or 0 means not to ask because of silence. `place_of` a
+        rank is what is known here of where it is along the job's axes; what it says itself goes before it.
+        """
+        self._limit_s, self._place_of = silence_limit_s, place_of
         self.last_output_at = 0.0  # of any rank; set by the threads that read
         self._asked_after: float | None = None  # the output before the silence in which we asked
         self._why = ""
-        self._places: dict[int, str] = {}  # of those that were asked
+        self._processes: dict[int, str] = {}  # of those that were asked
         self._answers: dict[int, Stacks] = {}
         self._until = 0.0
 
@@ -44,54 +49,68 @@ class StackWatch:
         self._asked_after = last_at
         return silent_s
 
-    def ask(self, why: str, places: dict[int, str], *, now: float) -> bool:
+    def ask(self, why: str, processes: dict[int, str], *, now: float) -> bool:
         """Note whom to ask, with their `HOST, pid`; False if there is none to ask,
         or answers are still on their way.
         """
-        if not places or self._places:
+        if not processes or self._processes:
             return False
-        self._why, self._places, self._answers, self._until = why, places, {}, now + TIMEOUT_S
+        self._why, self._processes, self._answers, self._until = why, processes, {}, now + TIMEOUT_S
         return True
 
     @property
     def is_asked(self) -> bool:
         """Whether answers are on their way, or wait to be shown."""
-        return bool(self._places)
+        return bool(self._processes)
 
     def take(self, answer: Stacks) -> None:
-        if answer.rank in self._places:
+        if answer.rank in self._processes:
             self._answers[answer.rank] = answer
 
     def blocks(self, now: float, *, ended: set[int]) -> list[Block]:
         """What to show, once all that can have answered or the time is up; then the question is over."""
-        if not self._places or (self._places.keys() - self._answers.keys() - ended and now < self._until):
+        if not self._processes or (self._processes.keys() - self._answers.keys() - ended and now < self._until):
             return []
         blocks = self._all_blocks()
-        self._places = {}
+        self._processes = {}
         return blocks
 
     def _all_blocks(self) -> list[Block]:
         """First who has no stack, then each different stack with the ranks that are there."""
-        num = len(self._places)
+        num = len(self._processes)
         who = f"{num} ranks do" if num > 1 else "the one rank does"
         blocks = [Block(f"{self._why}: what {who}")]
-        silent = self._places.keys() - self._answers.keys()
+        silent = self._processes.keys() - self._answers.keys()
         if silent:
-            blocks.append(Block(f"{_ranks(silent)} did not answer: ended, or the host is busy"))
+            blocks.append(Block(f"{self._named(silent)} did not answer: ended, or the host is busy"))
         groups: dict[str, list[int]] = {}
         for rank, answer in sorted(self._answers.items()):
             if answer.text:
                 text = _THREAD.sub(r"\1", answer.text).rstrip("\n")
                 groups.setdefault(text, []).append(rank)
             else:
-                blocks.append(Block(f"rank {rank} ({self._places[rank]}) has no stack: {answer.problem}"))
+                blocks.append(Block(f"{self._alone(rank)} has no stack: {answer.problem}"))
         for text, ranks in groups.items():
             state = " or ".join(sorted({self._answers[rank].state for rank in ranks}))
-            where = f" ({self._places[ranks[0]]})" if len(ranks) == 1 else ""
-            blocks.append(Block(f"{_ranks(ranks)}{where}, {state}:", tuple(text.split("\n"))))
+            who = self._alone(ranks[0]) if len(ranks) == 1 else self._named(ranks)
+            blocks.append(Block(f"{who}, {state}:", tuple(text.split("\n"))))
         return blocks
 
+    def _place(self, rank: int) -> str:
+        answer = self._answers.get(rank)
+        return (answer and answer.place) or self._place_of(rank)
 
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = sorted(ranks)
-    return f"rank{'s' if len(numbers) > 1 else ''} {format_ranks(numbers)}"
+    def _alone(self, rank: int) -> str:
+        place = self._place(rank)
+        return f"rank {rank} ({f'{place}; ' if place else ''}{self._processes[rank]})"
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        """Each rank with its place; of many, what all places have in common."""
+        numbers = sorted(ranks)
+        places = [self._place(rank) for rank in numbers]
+        if all(places) and len(numbers) <= MAX_NAMED:
+            return ", ".join(f"rank {rank} ({place})" for rank, place in zip(numbers, places, strict=True))
+        parts = [place.split(", ") for place in places]
+        common = ", ".join(part for part in parts[0] if part and all(part in one for one in parts))
+        what = f"rank{'s' if len(numbers) > 1 else ''} {format_ranks(numbers)}"
+        return f"{what} ({common})" if common else what

@@ -1,8 +1,8 @@
 """The ranks of a job along the axes of its parallelism, and which of them are on one host. Arithmetic only.
 
 The runtime has the same axes in the same order (its mesh/axes.py): pp outermost, then dp, sp, and tp, whose
-ranks are neighbours. Groups of ep are consecutive among the ranks that share a stage's other layers, dp x sp,
-so it is no factor of the number of ranks.
+ranks are neighbours, unless another order is given. Groups of ep are consecutive among the ranks that share a
+stage's other layers, dp x sp, so it is no factor of the number of ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..inputs.selection import Selected
-from ..options.mesh import MeshOptions
+from ..options.mesh import SEPARATOR, MeshOptions
 from ..options.restart import RestartOptions
 from ..wording import count
 from .restart import Decision
@@ -31,12 +31,14 @@ class Mesh(NamedTuple):
     sp: int = 1
     tp: int = 1
     ep: int = 1
+    order: tuple[str, ...] = ORDER  # of all but ep, the outermost first
 
     @property
     def text(self) -> str:
         """As --mesh takes it: dp, and all axes of more than one rank."""
-        shown = [name for name in (*ORDER, "ep") if name == "dp" or self.size(name) > 1]
-        return ",".join(f"{name}={self.size(name)}" for name in shown)
+        sizes = {name: self.size(name) for name in (*ORDER, "ep") if name == "dp" or self.size(name) > 1}
+        order = () if self.order == ORDER else tuple(name for name in self.order if self.size(name) > 1)
+        return _text(sizes, order)
 
     def size(self, name: str) -> int:
         """Return the number of ranks along this axis."""
@@ -45,18 +47,53 @@ class Mesh(NamedTuple):
     def stride(self, name: str) -> int:
         """Return by how much ranks differ that are neighbours along this axis."""
         if name == "ep":
-            return self.tp
-        return prod(self.size(inner) for inner in ORDER[ORDER.index(name) + 1 :])
+            first, second, *_ = (*self.lines("ep")[0], 0)
+            return max(1, second - first)
+        return prod(self.size(inner) for inner in self.order[self.order.index(name) + 1 :])
 
     def lines(self, name: str) -> list[tuple[int, ...]]:
         """Return all lines along this axis, each rank in one of them."""
+        if name == "ep":
+            return self._groups_of_experts()
         size, stride = self.size(name), self.stride(name)
-        ranks = range(self.pp * self.dp * self.sp * self.tp)
+        ranks = range(self.num_ranks)
         return [
             tuple(first + stride * place for place in range(size))
             for first in ranks
             if first // stride % size == 0
         ]
+
+    @property
+    def num_ranks(self) -> int:
+        """Return the number of ranks of the job."""
+        return self.pp * self.dp * self.sp * self.tp
+
+    def _groups_of_experts(self) -> list[tuple[int, ...]]:
+        """Of the ranks with the same layers, or parts of them, always ep consecutive ones."""
+        alike: dict[tuple[int, int], list[int]] = {}
+        for rank in range(self.num_ranks):
+            at = self._coordinates(rank)
+            alike.setdefault((at["pp"], at["tp"]), []).append(rank)
+        lines = [tuple(line) for _, line in sorted(alike.items())]
+        return [line[start : start + self.ep] for line in lines for start in range(0, len(line), self.ep)]
+
+    def _coordinates(self, rank: int) -> dict[str, int]:
+        at = {name: rank // self.stride(name) % self.size(name) for name in ORDER}
+        place = 0  # among the ranks with the same layers, or parts of them
+        for name in self.order:
+            if name in ("dp", "sp"):
+                place = place * self.size(name) + at[name]
+        return {**at, "ep": place % self.ep}
+
+    def place(self, rank: int) -> str:
+        """Return where the rank is, for messages: "stage 1 of 2, dp 0"; without axes of one rank, and "" if
+        there is none but dp, or no such rank. The runtime says the same.
+        """
+        if self.pp * self.sp * self.tp * self.ep == 1 or not 0 <= rank < self.num_ranks:
+            return ""
+        at = self._coordinates(rank)
+        said = [f"{name} {index}" for name, index in at.items() if name != "pp" and self.size(name) > 1]
+        return ", ".join([f"stage {at['pp']} of {self.pp}"] * (self.pp > 1) + said)
 
 
 class HostSlots(NamedTuple):
@@ -75,7 +112,7 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
     given = dict(options.sizes)
     if not given:
         return None
-    shown = f"--mesh={_text(given)}"
+    shown = f"--mesh={_text(given, options.order)}"
     inner = _num_inner(given)
     if num_ranks % inner:
         raise LaunchError(
@@ -83,6 +120,7 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
             f"{num_ranks}; give other sizes, or another number of slots"
         )
     mesh = Mesh(**{**given, "dp": num_ranks // inner})
+    mesh = mesh._replace(order=_order_of(options, mesh))
     if given.get("dp", mesh.dp) != mesh.dp and not may_shrink:
         raise LaunchError(
             f"{shown} is {count(inner * given['dp'], 'rank')}, and the job has {num_ranks}, one for each "
@@ -94,6 +132,22 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
             "divided over the ranks that share the other layers; give a divisor"
         )
     return mesh
+
+
+def _order_of(options: MeshOptions, mesh: Mesh) -> tuple[str, ...]:
+    """All axes, those with one rank first, for which it makes no difference.
+
+    Errors: LaunchError if one of more ranks is left out
+    """
+    long = [name for name in ORDER if mesh.size(name) > 1]
+    left_out = [name for name in long if name not in options.order]
+    if options.order and left_out:
+        raise LaunchError(
+            f"--mesh={_text(dict(options.sizes), options.order)}: its order leaves out {left_out[0]}, which "
+            f"has {mesh.size(left_out[0])} ranks; name all axes with more than one rank, the outermost first"
+        )
+    order = [name for name in options.order if name in long]
+    return ORDER if not order or order == long else (*(one for one in ORDER if one not in long), *order)
 
 
 def check_hosts(mesh: Mesh, hosts: Sequence[HostSlots]) -> None:
@@ -121,17 +175,19 @@ def warnings_of(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
         crossing = _crossing(mesh, name, hosts)
         if crossing is not None:
             line, names = crossing
+            hint = f"a smaller {name} stays inside a host, and pp or dp may take its place"
+            if mesh.order != ORDER:
+                hint = f"an order in which {name} stands further behind, or a smaller {name}, keeps it in a host"
             found.append(
                 f"--mesh={mesh.text}: {name} crosses hosts, first with ranks {line[0]} to {line[-1]} on "
-                f"{' and '.join(names)}: what it sends in every layer goes over the network; a smaller "
-                f"{name} stays inside a host, and pp or dp may take its place"
+                f"{' and '.join(names)}: what it sends in every layer goes over the network; {hint}"
             )
     return found
 
 
 def describe(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
     """Return the lines of a table of the axes, the innermost first."""
-    sizes = [name for name in ORDER if mesh.size(name) > 1 or name == "dp"]
+    sizes = [name for name in mesh.order if mesh.size(name) > 1 or name == "dp"]
     shown = " x ".join(f"{name} {mesh.size(name)}" for name in sizes)
     rows = [("axis", "size", "stride", "inside a host")]
     for name in (*reversed(sizes), *(["ep"] if mesh.ep > 1 else [])):
@@ -170,7 +226,7 @@ def fit(decision: Decision, options: MeshOptions, restart: RestartOptions) -> De
     return Decision(
         attempt=None,
         why=f"not started again: {count(len(hosts), 'host')} with {_num_ranks(hosts)} ranks are left{only}, "
-        f"and of --mesh={_text(given)} only dp can shrink: {_inner_text(given)} takes "
+        f"and of --mesh={_text(given, options.order)} only dp can shrink: {_inner_text(given)} takes "
         f"{_num_inner(given)} ranks",
     )
 
@@ -202,5 +258,6 @@ def _inner_text(given: Mapping[str, int]) -> str:
     )
 
 
-def _text(given: Mapping[str, int]) -> str:
-    return ",".join(f"{name}={size}" for name, size in given.items())
+def _text(given: Mapping[str, int], order: Sequence[str] = ()) -> str:
+    sizes = [f"{name}={size}" for name, size in given.items()]
+    return ",".join([*sizes, *([f"order={SEPARATOR.join(order)}"] if order else [])])

@@ -92,6 +92,10 @@ class Plan(NamedTuple):
     def world_size(self) -> int:
         return sum(len(node.ranks) for node in self.nodes)
 
+    def place_of(self, rank: int) -> str:
+        """Where the rank is along the axes of --mesh; empty without it."""
+        return "" if self.mesh is None else self.mesh.place(rank)
+
     @property
     def host_names(self) -> tuple[str, ...]:
         """In the order of their ranks."""

@@ -56,7 +56,9 @@ def describe(
         python = python_of(plan, node.host)
         for rank in node.ranks:
             words = ([python] if python else []) + list(rank.arguments)
-            lines.append(f"  rank {rank.rank}, local rank {rank.local_rank}: {shlex.join(words)}")
+            place = plan.place_of(rank.rank)
+            where = f" ({place})" if place else ""
+            lines.append(f"  rank {rank.rank}{where}, local rank {rank.local_rank}: {shlex.join(words)}")
     return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
 
 

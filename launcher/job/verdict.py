@@ -28,6 +28,7 @@ class RankFailure(NamedTuple):
     code: int  # 128 + n if signal n ended it
     signal: int
     at_s: float
+    place: str = ""  # along the axes of the job, e.g. "stage 1 of 2, tp 0"; empty without axes
     core_dumped: bool = False
     is_out_of_memory: bool = False
     evidence: tuple[str, ...] = ()  # sentences on why it ended
@@ -42,7 +43,8 @@ class RankFailure(NamedTuple):
 
     def describe(self) -> str:
         how = f"was killed by {signal_name(self.signal)}" if self.signal else f"exited with code {self.code}"
-        return f"{self.name} (local rank {self.local_rank}, pid {self.pid}) {how}"
+        place = f"{self.place}; " if self.place else ""
+        return f"{self.name} ({place}local rank {self.local_rank}, pid {self.pid}) {how}"
 
 
 class HostFailure(NamedTuple):
@@ -262,9 +264,14 @@ def with_early_ends(
     )
 
 
-def rank_failure(exited: Exited, *, local_rank: int, host: str, pid: int, at_s: float) -> RankFailure:
-    """What an agent said of a worker that failed."""
+def rank_failure(
+    exited: Exited, *, local_rank: int, host: str, pid: int, at_s: float, place: str = ""
+) -> RankFailure:
+    """What an agent said of a worker that failed. `place` is what is known of it here; what the worker has
+    said itself goes before it.
+    """
     found = {name: _read(value) for name, value in exited.evidence.items() if _is_evidence(name, value)}
+    found["place"] = found.get("place") or place
     return RankFailure(
         rank=exited.rank,
         local_rank=local_rank,
@@ -278,6 +285,7 @@ def rank_failure(exited: Exited, *, local_rank: int, host: str, pid: int, at_s: 
 
 
 _EVIDENCE: dict[str, type] = {
+    "place": str,
     "core_dumped": bool,
     "is_out_of_memory": bool,
     "evidence": list,

@@ -20,6 +20,7 @@ NUM_LAST_LINES = 20
 NUM_KEPT_LINES = 500  # of stderr: a traceback may be longer than what is shown otherwise
 MAX_LINE_BYTES = 2000  # of a kept line
 MAX_ERROR_FILE_BYTES = 1 << 20
+MAX_PLACE_BYTES = 200
 
 _TRACEBACK = "Traceback (most recent call last):"
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
@@ -117,6 +118,19 @@ def read_error_file(path: str) -> tuple[str, list[str]]:
     extra = message.get("extraInfo")
     stack = extra.get("py_callstack") if isinstance(extra, dict) else None
     return str(message.get("message", "")), stack.rstrip("\n").split("\n") if isinstance(stack, str) else []
+
+
+def read_place(path: str | None) -> str:
+    """Where the runtime says that a worker is along the axes of its job, e.g. "stage 1 of 2, tp 0"; empty if
+    it has said nothing, or nothing that can be shown.
+    """
+    from .plain_file import read_plain  # here: only a failure, or a question, needs it
+
+    try:
+        text = read_plain(path, max_bytes=MAX_PLACE_BYTES).decode() if path else ""
+    except (OSError, ValueError):
+        return ""
+    return text if text.isprintable() else ""
 
 
 class MemoryWatch:
@@ -261,6 +275,7 @@ def evidence_of(
     facts: list[str],
     is_out_of_memory: bool,
     error_file: str | None,
+    place_file: str | None = None,
     has_local_rank: bool = True,
     out: Tail,
     err: Tail,
@@ -288,6 +303,7 @@ def evidence_of(
         why = why_refused(said)
         facts = [*facts, why] if why else facts
     return {
+        "place": read_place(place_file),
         "core_dumped": has_core,
         "is_out_of_memory": is_out_of_memory,
         "evidence": facts,

@@ -76,6 +76,9 @@ class Starter:
         error_file = self._folder.file(f"error-{rank.rank}.json")
         if error_file is not None and not self._job.is_verbatim:
             env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
+        place_file = self._folder.file(f"place-{rank.rank}")
+        if place_file is not None and not self._job.is_verbatim:
+            env[b"DSLAUNCH_PLACE_FILE"] = os.fsencode(place_file)
         stacks_file = None
         if self._job.has_stacks and self._hook is not None:
             from .worker_hook import ask_for
@@ -88,7 +91,7 @@ class Starter:
         )
         worker.is_prompting = has_stdin and os.isatty(self._stdin or 0)
         worker.has_local_rank = self._job.adds_local_rank
-        worker.error_file, worker.stacks_file = error_file, stacks_file
+        worker.error_file, worker.place_file, worker.stacks_file = error_file, place_file, stacks_file
         return worker
 
     def end(self) -> None:

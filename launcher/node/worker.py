@@ -95,6 +95,7 @@ class Worker:
         )
         self.has_local_rank = False  # as its first argument, from dslaunch
         self.error_file: str | None = None  # where torch's @record writes
+        self.place_file: str | None = None  # where the runtime writes its place along the job's axes
         self.stacks_file: str | None = None  # where its Python writes its stacks when asked
         self.is_out_of_memory = False
         self.facts: list[str] = []  # what the kernel knows of its failure

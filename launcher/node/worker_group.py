@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ..wire.frames import Exited, Frame, Output, Stacks, Started, text_of
-from .evidence import MemoryWatch, evidence_of
+from .evidence import MemoryWatch, evidence_of, read_place
 from .lean_stdlib import Selector, signal
 from .private_folder import PrivateFolder
 from .process_tree import reap
@@ -118,7 +118,7 @@ class WorkerGroup:
             dump.look(now)
             if dump.answer is not None:
                 del self._stack_dumps[worker]
-                self._send(Stacks(worker.rank, *dump.answer))
+                self._send(Stacks(worker.rank, *dump.answer, read_place(worker.place_file)))
 
     def _read_milestones(self, pipe: MilestonePipe) -> None:
         for one in pipe.read():
@@ -163,6 +163,7 @@ def _exited(worker: Worker, status: int) -> Exited:
             facts=worker.facts,
             is_out_of_memory=worker.is_out_of_memory,
             error_file=worker.error_file,
+            place_file=worker.place_file,
             has_local_rank=worker.has_local_rank,
             out=out,
             err=err,

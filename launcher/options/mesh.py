@@ -1,4 +1,4 @@
-"""How many ranks the job has along each axis of its parallelism."""
+"""How many ranks the job has along each axis of its parallelism, and which axes are inside which."""
 
 from __future__ import annotations
 
@@ -8,41 +8,65 @@ from typing import Any, NamedTuple
 import click
 
 AXES = ("pp", "dp", "ep", "sp", "tp")
+IN_ORDER = ("pp", "dp", "sp", "tp")  # groups of ep lie among dp x sp
+SEPARATOR = "-"  # of the axes in order=
 _SIZE = re.compile(r"\s*([a-z]+)\s*=\s*([1-9][0-9]{0,6})\s*")
+_ORDER = re.compile(r"\s*order\s*=\s*([a-z-]+)\s*")
 
 
 class MeshOptions(NamedTuple):
-    """`sizes` are by axis, as they were given; none: nothing was said."""
+    """`sizes` are by axis, as they were given; none: nothing was said. `order` has the outermost axis first;
+    empty: that of the runtime.
+    """
 
     sizes: tuple[tuple[str, int], ...] = ()
+    order: tuple[str, ...] = ()
 
 
-def _sizes(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[tuple[str, int], ...]:
+def _read_mesh(context: click.Context, parameter: click.Parameter, value: str | None) -> MeshOptions:
     if value is None:
-        return ()
-    found: dict[str, int] = {}
+        return MeshOptions()
+    sizes: dict[str, int] = {}
+    order: tuple[str, ...] = ()
     for item in value.split(","):
+        found = _ORDER.fullmatch(item)
+        if found is not None and not order:
+            order = tuple(found[1].split(SEPARATOR))
+            _check_order(order, value)
+            continue
         match = _SIZE.fullmatch(item)
-        if match is None or match[1] not in AXES or match[1] in found:
+        if match is None or match[1] not in AXES or match[1] in sizes:
             raise click.BadParameter(
                 f"{value[:80]!r}: {item.strip()[:20]!r} is not allowed: sizes of pp (pipeline), dp (data), "
                 "ep (experts), sp (sequence) and tp (tensor), each once, are whole numbers above 0; write "
                 "e.g. pp=2,tp=2"
             )
-        found[match[1]] = int(match[2])
-    return tuple(found.items())
+        sizes[match[1]] = int(match[2])
+    if not sizes:
+        raise click.BadParameter(f"{value[:80]!r}: an order without sizes; write e.g. pp=2,order=dp-pp")
+    return MeshOptions(tuple(sizes.items()), order)
+
+
+def _check_order(order: tuple[str, ...], value: str) -> None:
+    """Errors: click.BadParameter for an axis that cannot be in it, or is there twice"""
+    wrong = next((name for name in order if name not in IN_ORDER or order.count(name) > 1), None)
+    if wrong is not None:
+        why = "lies along dp and sp, and has no place of its own" if wrong == "ep" else "is not allowed"
+        raise click.BadParameter(
+            f"{value[:80]!r}: {wrong[:20]!r} in its order {why}: the order has some of pp, dp, sp and tp, "
+            "each once, the outermost first; write e.g. order=dp-pp-tp"
+        )
 
 
 OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--mesh"],
         metavar="AXES",
-        callback=_sizes,
+        callback=_read_mesh,
         help=(
             "How many ranks work together along each axis, e.g. pp=2,tp=2: pp (pipeline), dp (data), ep "
-            "(experts), sp (sequence), tp (tensor). An axis that is left out has 1, and dp what remains."
+            "(experts), sp (sequence), tp (tensor). An axis that is left out has 1, and dp what remains. "
+            "With order=dp-pp-tp the axes have another order than pp-dp-sp-tp; the first is the outermost."
         ),
     ),
 )
@@ -50,4 +74,5 @@ OPTIONS: tuple[click.Option, ...] = (
 
 def read(given: dict[str, Any]) -> MeshOptions:
     """The options of this file from all that were given, by parameter name."""
-    return MeshOptions(sizes=given["mesh"])
+    mesh: MeshOptions = given["mesh"]
+    return mesh

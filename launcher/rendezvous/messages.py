@@ -22,6 +22,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..job.mesh import Mesh
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, RankFailure
 from ..wire.frames import FITS, cut, pack, table_of, unpack
@@ -175,6 +176,7 @@ class JobIdentity:
     hosts: str  # for people
     hosts_digest: str
     program_digest: str
+    mesh: Mesh | None = None
 
     def join(self, node_rank: int, *, nonce: str, heartbeat_s: float, shows_hosts: bool = True) -> Join:
         """How a member asks to take part. `nonce` is what `both` made of the two."""
@@ -232,6 +234,7 @@ def identify(plan: Plan, *, job_id: str, token: str) -> JobIdentity:
         hosts=f"{len(hosts)} hosts, {plan.world_size} ranks: {shown}",
         hosts_digest=_digest(hosts),
         program_digest=_digest(parts),
+        mesh=plan.mesh,
     )
 
 
@@ -262,5 +265,6 @@ def failure_of(failed: Failed, identity: JobIdentity, *, now: float) -> Failure:
         code=failed.code,
         signal=failed.signal,
         at_s=at_s,
+        place="" if identity.mesh is None else identity.mesh.place(failed.rank),
         last_lines=(),
     )

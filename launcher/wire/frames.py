@@ -173,12 +173,16 @@ class Exited(NamedTuple):
 
 
 class Stacks(NamedTuple):
-    """What a worker does: a word of the kernel's, and its stacks, or why there are none."""
+    """What a worker does: a word of the kernel's, and its stacks, or why there are none.
+
+    `place` is along the job's axes, as the worker's runtime says; empty if it does not.
+    """
 
     rank: int
     state: str
     text: str
     problem: str
+    place: str = ""
 
 
 class Milestone(NamedTuple):

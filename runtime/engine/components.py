@@ -48,6 +48,7 @@ from ..zero.sharded_model import ShardedModel
 from .accumulation import Accumulation
 from .agreed_settings import agreed_settings
 from .direct_backward import DirectBackward
+from .place_file import write_place
 from .optimizer_step import OptimizerStep
 from .roll_call import RollCall
 from .skipped_steps import SkippedSteps
@@ -97,6 +98,7 @@ def make_components(
         divided.agree_on_random_numbers(device)
     if experts is not None:
         experts.join(domains)
+    write_place(worker, domains)
     job = domains.job
     timeout = group_timeout() or worker.timeout
     watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)

@@ -1,0 +1,26 @@
+"""Where this rank is along the axes of its job, told to the launcher: its report of a failure says so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from ..environment import WorkerEnvironment
+from ..mesh.domain import Domains
+
+
+def write_place(worker: WorkerEnvironment, domains: Domains) -> None:
+    """Write it into the file that the launcher has named, whole or not at all; nothing happens without axes,
+    or where the launcher has named none, or its folder is gone.
+    """
+    place = domains.axes.place(domains.job.index)
+    experts = [together for together, _ in domains.of_experts.values()]
+    if len(experts) == 1:
+        place = ", ".join(filter(None, (place, f"ep {experts[0].index}")))
+    if not place or worker.place_file is None:
+        return
+    partial = f"{worker.place_file}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(place)
+        os.replace(partial, worker.place_file)
