@@ -69,7 +69,9 @@ class StackWatch:
 
     def blocks(self, now: float, *, ended: set[int]) -> list[Block]:
         """What to show, once all that can have answered or the time is up; then the question is over."""
-        if not self._processes or (self._processes.keys() - self._answers.keys() - ended and now < self._until):
+        if not self._processes or (
+            self._processes.keys() - self._answers.keys() - ended and now < self._until
+        ):
             return []
         blocks = self._all_blocks()
         self._processes = {}

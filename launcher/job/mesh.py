@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import LaunchError
 from ..inputs.selection import Selected
@@ -119,7 +119,8 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
             f"{shown}: {_inner_text(given)} is {count(inner, 'rank')}, which does not divide the job's "
             f"{num_ranks}; give other sizes, or another number of slots"
         )
-    mesh = Mesh(**{**given, "dp": num_ranks // inner})
+    sizes: dict[str, Any] = {**given, "dp": num_ranks // inner}
+    mesh = Mesh(**sizes)
     mesh = mesh._replace(order=_order_of(options, mesh))
     if given.get("dp", mesh.dp) != mesh.dp and not may_shrink:
         raise LaunchError(
@@ -177,7 +178,9 @@ def warnings_of(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
             line, names = crossing
             hint = f"a smaller {name} stays inside a host, and pp or dp may take its place"
             if mesh.order != ORDER:
-                hint = f"an order in which {name} stands further behind, or a smaller {name}, keeps it in a host"
+                hint = (
+                    f"an order in which {name} stands further behind, or a smaller {name}, keeps it in a host"
+                )
             found.append(
                 f"--mesh={mesh.text}: {name} crosses hosts, first with ranks {line[0]} to {line[-1]} on "
                 f"{' and '.join(names)}: what it sends in every layer goes over the network; {hint}"

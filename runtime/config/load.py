@@ -178,10 +178,10 @@ def _read_mesh(
     *,
     sp_size: int,
     num_stages: int,
-    launched: Mapping[str, int],
+    launched: MeshConfig,
 ) -> tuple[MeshConfig | None, int, int]:
-    """Return the sizes that are said anywhere, None if no mesh is said, and over how many ranks layers and
-    sequences are divided, 1 where only the keys for these say that.
+    """Return what is said anywhere, None if no mesh is said, and over how many ranks layers and sequences
+    are divided, 1 where only the keys for these say that.
     """
     found = read_section(MeshConfig, used.get("mesh", {}), path="mesh", problems=problems) or MeshConfig()
     section, experts = used.get("tensor_parallel"), used.get("expert_parallel")
@@ -189,8 +189,12 @@ def _read_mesh(
     num_parts = used.get("sequence_parallel_size", 1)
     num_expert_ranks = experts.get("autoep_size", 1) if isinstance(experts, dict) else 1
     is_on = isinstance(experts, dict) and bool(experts.get("enabled"))
+    orders = {
+        "dslaunch --mesh": launched.order or (),
+        "the ds_config's section mesh": found.order or (),
+    }
     sources = {
-        "dslaunch --mesh": launched,
+        "dslaunch --mesh": launched.given,
         "the ds_config's section mesh": found.given,
         "the model or tp_model_init()": {"tp": tp_size} if tp_size > 1 else {},
         "the ds_config's tensor_parallel.autotp_size": {"tp": in_section} if in_section else {},
@@ -198,13 +202,13 @@ def _read_mesh(
         "the ds_config's sequence_parallel_size": {"sp": num_parts} if num_parts != 1 else {},
         "the ds_config's expert_parallel.autoep_size": {"ep": num_expert_ranks} if is_on else {},
     }
-    if not launched and not found.given:
+    if not launched.given and not found.given and not found.order:
         return None, tp_size, sp_size
     if num_stages > 1:
         sources["the PipelineModule"] = {"pp": num_stages}
-    elif max(launched.get("pp", 1), found.pp or 1) > 1:
+    elif max(launched.pp or 1, found.pp or 1) > 1:
         sources["the model, which is not in stages,"] = {"pp": 1}
-    mesh = agree_on_mesh(sources, num_ranks=num_ranks * num_stages, problems=problems)
+    mesh = agree_on_mesh(sources, num_ranks=num_ranks * num_stages, problems=problems, orders=orders)
     is_agreed = not any(key.startswith("mesh") for key in problems)
     return (mesh, mesh.tp or tp_size, mesh.sp or sp_size) if is_agreed else (mesh, 1, sp_size)
 
@@ -321,7 +325,7 @@ def load_config(  # noqa: PLR0915
     has_optimizer: bool = False,
     tp_size: int = 1,
     num_stages: int = 1,
-    launched: Mapping[str, int] | None = None,
+    launched: Mapping[str, Any] | None = None,
     sp_size: int = 1,
 ) -> Config:
     """The configuration that `source` gives `world_size` ranks, those of one stage of `num_stages`: a path, a
@@ -331,8 +335,8 @@ def load_config(  # noqa: PLR0915
     for programs that were written for DeepSpeed: a warning names the keys that are not known, or still say
     "auto", and they count as left out; gradient_clipping that is left out is 1.0, as there. `has_optimizer`:
     the program brings one. `tp_size`: over so many ranks it has divided its layers, `sp_size`: its sequences.
-    `launched`: the sizes of axes that the launcher was given. The Config's world_size are the ranks that have
-    samples of their own.
+    `launched`: the sizes of axes that the launcher was given, and their order. The Config's world_size are
+    the ranks that have samples of their own.
     Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
@@ -380,7 +384,7 @@ def load_config(  # noqa: PLR0915
         tp_size,
         sp_size=sp_size,
         num_stages=num_stages,
-        launched=launched or {},
+        launched=MeshConfig(**launched or {}),
     )
     used["tensor_parallel"], num_places = _read_tensor(used, problems, num_ranks, tp_size)
     used["sequence"], world_size = _read_sequence(used, problems, num_places, sp_size, is_lenient=is_lenient)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
-from .keys.value import Positive
+from .axis_order import ORDER, full_order
+from .keys.value import AxesInOrder, Positive
 from .section import Section
 
-FACTORS = ("pp", "dp", "sp", "tp")  # of the number of ranks
+FACTORS = ORDER  # of the number of ranks
 
 
 class MeshConfig(Section):
@@ -19,19 +20,24 @@ class MeshConfig(Section):
     ep: Positive | None = None
     sp: Positive | None = None
     tp: Positive | None = None
+    order: AxesInOrder | None = None  # the outermost first
 
     @property
     def given(self) -> dict[str, int]:
         """Those that were said, by axis."""
-        sizes = {name: getattr(self, name) for name in type(self).model_fields}
+        sizes = {name: getattr(self, name) for name in type(self).model_fields if name != "order"}
         return {name: size for name, size in sizes.items() if size is not None}
 
 
 def agree_on_mesh(
-    sources: Mapping[str, Mapping[str, int]], *, num_ranks: int, problems: dict[str, str]
+    sources: Mapping[str, Mapping[str, int]],
+    *,
+    num_ranks: int,
+    problems: dict[str, str],
+    orders: Mapping[str, Sequence[str]] | None = None,
 ) -> MeshConfig:
-    """Return the sizes that the sources, by what a message calls them, say together; what they contradict
-    each other or the number of ranks in becomes a line of `problems`.
+    """Return the sizes, and the order of the axes, that the sources, by what a message calls them, say
+    together; what they contradict each other or the number of ranks in becomes a line of `problems`.
     """
     said: dict[str, tuple[str, int]] = {}
     for source, sizes in sources.items():
@@ -63,4 +69,24 @@ def agree_on_mesh(
             f"{where}: {shown} leave {num_alike} ranks (dp x sp) with the same layers, which "
             f"ep={sizes['ep']} does not divide; give a divisor",
         )
-    return MeshConfig(**sizes)
+    mesh = MeshConfig.model_validate(sizes)
+    if any(key.startswith("mesh") for key in problems):
+        return mesh
+    every = {axis: sizes.get(axis, 1) for axis in FACTORS} | {"dp": num_ranks // inner}
+    return mesh.model_copy(update={"order": _agree_on_order(orders or {}, every, problems)})
+
+
+def _agree_on_order(
+    orders: Mapping[str, Sequence[str]], sizes: Mapping[str, int], problems: dict[str, str]
+) -> tuple[str, ...] | None:
+    """Return the order of all axes, None if nothing was said."""
+    said: dict[str, tuple[str, ...]] = {}
+    for source, order in orders.items():
+        try:
+            said |= {source: full_order(order, sizes)} if order else {}
+        except ValueError as error:
+            problems["mesh.order"] = f"{source}: {error}"
+    if len(set(said.values())) > 1:
+        shown = " and ".join(f"{source} says {', '.join(orders[source])}" for source in said)
+        problems["mesh.order"] = f"the order of axes: {shown}; say the same in both, or leave one out"
+    return next(iter(said.values()), None)

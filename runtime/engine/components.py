@@ -48,8 +48,8 @@ from ..zero.sharded_model import ShardedModel
 from .accumulation import Accumulation
 from .agreed_settings import agreed_settings
 from .direct_backward import DirectBackward
-from .place_file import write_place
 from .optimizer_step import OptimizerStep
+from .place_file import write_place
 from .roll_call import RollCall
 from .skipped_steps import SkippedSteps
 

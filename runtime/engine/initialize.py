@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from ..step.lr_schedules import make_scheduler
 from ..tensor.divide import agree_on_division, divide
 from ..tensor.divided_model import check_optimizer, earlier_division
 from ..tensor.lower import size_of_plan
-from ..tensor.model_init import check_dtype, requested_size
+from ..tensor.model_init import check_dtype, check_group, requested_size
 from ..zero.param_location import location_of
 from .engine import Engine
 from .pipeline_engine import PipelineEngine
@@ -99,12 +98,14 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         has_optimizer=optimizer is not None,
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
         num_stages=num_stages,
-        launched=dict(worker.mesh),
+        launched=dict(worker.mesh) | ({"order": worker.mesh_order} if worker.mesh_order else {}),
         sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param, built=built.sp),
     )
     agree_on_division(settings.tensor_parallel)
-    axes = axes_of_job(num_ranks, pp=num_stages, sp=settings.sp_size, tp=settings.tp_size)
+    order = built.order if settings.mesh is None else settings.mesh.order or built.order
+    axes = axes_of_job(num_ranks, pp=num_stages, sp=settings.sp_size, tp=settings.tp_size, order=order)
     check_mpu(mpu, axes)
+    check_group(model, axes)
     _check_stages(model, axes, settings)
     if is_lenient:
         settings = _with_precision_of(model, settings)
@@ -157,21 +158,34 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
     """A model in stages was built for ranks that lie so, and a section about stages is for such a model."""
     if isinstance(model, PipelineModule):
-        if axes.sp > 1 and model.axes == replace(axes, dp=axes.dp * axes.sp, sp=1):
+        if axes.sp > 1 and _is_arranged_alike(model.axes, axes):
             model.arrange(axes)  # built as if each of the ranks that share sequences had data of its own
         if model.axes != axes:
             wanted = topology_of(axes)
             raise ConfigError(
                 f"the PipelineModule was built for {model.axes.pp} stages x {model.axes.dp} ranks with data "
                 f"of their own x {model.axes.sp} parts of each sequence x {model.axes.tp} parts of each "
-                f"layer, and the ds_config's tensor_parallel.autotp_size is {axes.tp} and its "
-                f"sequence_parallel_size {axes.sp}; build it with "
+                f"layer, with the order {', '.join(model.axes.order)} of axes, and the ds_config's "
+                f"tensor_parallel.autotp_size is {axes.tp}, its sequence_parallel_size {axes.sp}, and the "
+                f"order {', '.join(axes.order)}; build it with "
                 f"topology=ProcessTopology(axes={wanted.axes}, dims={wanted.dims})"
             )
     elif settings.pipeline is not None and settings.pipeline != PipelineConfig():
         raise ConfigError(
             f"pipeline: {type(model).__name__} is not in stages; build a PipelineModule, or leave this out"
         )
+
+
+def _is_arranged_alike(built: Axes, axes: Axes) -> bool:
+    """Whether the ranks have the same stages and parts of layers, and only their samples differ."""
+    places = ([one.coordinates(rank) for rank in range(one.world_size)] for one in (built, axes))
+    return (
+        built.sp == 1
+        and (built.pp, built.tp) == (axes.pp, axes.tp)
+        and all(
+            (one["pp"], one["tp"]) == (other["pp"], other["tp"]) for one, other in zip(*places, strict=True)
+        )
+    )
 
 
 @contextmanager

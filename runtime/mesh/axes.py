@@ -13,12 +13,13 @@ Source: DeepSpeed 0.19.8 runtime/pipe/topology.py (order of the axes); torch.dis
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-ORDER = ("pp", "dp", "sp", "tp")
+from ..config.axis_order import ORDER as ORDER, full_order
+
 SAMPLES = ("dp", "sp")  # along these the ranks train the same parameters
 HOLDERS = ("dp", "sp", "tp")  # along these they hold the same layers, or parts of them
 
@@ -40,6 +41,8 @@ class Axes:
                 raise ValueError(f"{name}={self._size(name)}: an axis has at least one rank")
         if sorted(self.order) != sorted(ORDER):
             raise ValueError(f"order {', '.join(self.order)}: must have each of {', '.join(ORDER)} once")
+        # axes of one rank have no place: orders that differ in nothing else are one
+        object.__setattr__(self, "order", full_order(self.order, {one: self._size(one) for one in ORDER}))
 
     def _size(self, name: str) -> int:
         return int(getattr(self, name))
@@ -120,16 +123,17 @@ class Axes:
 
 
 def axes_of_job(
-    world_size: int, *, pp: int = 1, sp: int = 1, tp: int = 1, order: tuple[str, ...] = ORDER
+    world_size: int, *, pp: int = 1, sp: int = 1, tp: int = 1, order: Sequence[str] = ORDER
 ) -> Axes:
     """Return the axes of so many ranks: `pp` stages, in each of which `tp` neighbours hold one copy of its
-    layers together, and `sp` of these have parts of the same samples.
+    layers together, and `sp` of these have parts of the same samples. `order` may leave out axes of one rank.
 
-    Errors: ValueError if they do not divide the ranks
+    Errors: ValueError if they do not divide the ranks, or `order` leaves out another one
     """
     inner = pp * sp * tp
     if world_size % inner:
         sizes = {"pp": pp, "sp": sp, "tp": tp}
         given = " * ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         raise ValueError(f"{given} does not divide the {world_size} ranks")
-    return Axes(pp=pp, dp=world_size // inner, sp=sp, tp=tp, order=order)
+    found = {"pp": pp, "dp": world_size // inner, "sp": sp, "tp": tp}
+    return Axes(**found, order=full_order(order, found))

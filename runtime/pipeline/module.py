@@ -22,7 +22,7 @@ from ..activation import checkpointing
 from ..comm.process_group import choose_device
 from ..environment import read_environment
 from ..errors import ConfigError
-from ..mesh.axes import Axes, axes_of_job
+from ..mesh.axes import ORDER, Axes, axes_of_job
 from ..zero.early_parameter import early_of
 from .cutting import PARAMETERS, cut
 from .layers import LayerSpec, TiedLayerSpec, name_of
@@ -426,11 +426,13 @@ def _axes(num_stages: int | None, topology: ProcessTopology | None) -> Axes:
         return axes
     if not isinstance(num_stages, int) or num_stages < 1 or world_size % num_stages:
         raise RuntimeError(f"num_stages {num_stages!r} does not divide the {world_size} ranks of the job")
-    tp_size = dict(read_environment().mesh).get("tp", 1)  # of dslaunch --mesh
+    worker = read_environment()  # with what dslaunch --mesh says
+    sizes = {axis: size for axis, size in worker.mesh if axis in ("sp", "tp")}
     try:
-        return axes_of_job(world_size, pp=num_stages, tp=tp_size)
+        return axes_of_job(world_size, pp=num_stages, **sizes, order=worker.mesh_order or ORDER)
     except ValueError as error:
-        raise RuntimeError(f"num_stages {num_stages} and dslaunch --mesh tp={tp_size}: {error}") from None
+        shown = ",".join(f"{axis}={size}" for axis, size in worker.mesh)
+        raise RuntimeError(f"num_stages {num_stages} and dslaunch --mesh {shown}: {error}") from None
 
 
 def _elsewhere(*_: Any) -> NoReturn:

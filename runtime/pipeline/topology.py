@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..comm.mesh import make_axis
 from ..errors import ConfigError
-from ..mesh.axes import Axes
+from ..mesh.axes import ORDER, Axes
 
 # By DeepSpeed's names, and "sequence", which it has none for beside stages.
 _AXIS_OF = {"pipe": "pp", "data": "dp", "sequence": "sp", "model": "tp"}
@@ -117,9 +117,10 @@ class PipeModelDataParallelTopology(ProcessTopology):
 
 def topology_of(axes: Axes) -> ProcessTopology:
     """Return the topology of a job."""
-    if axes.sp > 1:
+    if axes.sp > 1 or axes.order != ORDER:
         sizes = {"pipe": axes.pp, "data": axes.dp, "sequence": axes.sp, "model": axes.tp}
-        names = [name for name in sizes if name != "model" or axes.tp > 1]
+        names = sorted(sizes, key=lambda name: axes.order.index(_AXIS_OF[name]))
+        names = [name for name in names if name in ("pipe", "data") or sizes[name] > 1]
         return ProcessTopology(axes=names, dims=[sizes[name] for name in names])
     if axes.tp > 1:
         return PipeModelDataParallelTopology(num_pp=axes.pp, num_mp=axes.tp, num_dp=axes.dp)
@@ -129,21 +130,21 @@ def topology_of(axes: Axes) -> ProcessTopology:
 def axes_of(topology: ProcessTopology, world_size: int) -> Axes:
     """Return the axes of a topology's ranks.
 
-    Errors: ConfigError for other axes than DeepSpeed's, another order, or another number of ranks
+    Errors: ConfigError for other axes than DeepSpeed's, or another number of ranks
     """
     names = topology.get_axis_names()
-    order = [name for name in _AXIS_OF if name in names]
-    if names != order:
+    if not set(names) <= set(_AXIS_OF) or len(set(names)) < len(names):
         raise ConfigError(
             f"PipelineModule(topology=...) has the axes {', '.join(names)}; give pipe, data, sequence if "
-            "sequences are divided, and model if layers are, in this order"
+            "sequences are divided, and model if layers are, each once, the outermost first"
         )
     sizes: dict[str, Any] = {_AXIS_OF[name]: topology.get_dim(name) for name in names}
     if topology.world_size() != world_size:
         raise ConfigError(
             f"PipelineModule(topology=...) has {topology.world_size()} ranks, and the job has {world_size}"
         )
-    return Axes(**sizes)
+    order = [_AXIS_OF[name] for name in names]
+    return Axes(**sizes, order=(*(name for name in ORDER if name not in order), *order))
 
 
 class PipelineParallelGrid:

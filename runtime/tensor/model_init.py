@@ -14,12 +14,14 @@ import torch.distributed as dist
 from torch import nn
 
 from ..errors import ConfigError
+from ..mesh.axes import Axes
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     tp_size: int
     dtype: torch.dtype | None
+    ranks: tuple[int, ...] | None = None  # of the group that was given
 
 
 _REQUESTS: WeakKeyDictionary[nn.Module, _Request] = WeakKeyDictionary()
@@ -43,9 +45,10 @@ def tp_model_init(
     group = kwargs.pop("tp_group", None)
     if kwargs:
         raise ConfigError(f"tp_model_init() takes no {', '.join(kwargs)}; it takes tp_group")
-    if group is not None:
-        _check_group(dist.get_process_group_ranks(group), tp_size)
-    request = _Request(tp_size, dtype)
+    ranks = None if group is None else tuple(dist.get_process_group_ranks(group))
+    if ranks is not None:
+        _check_group(list(ranks), tp_size)
+    request = _Request(tp_size, dtype, ranks)
     known = _REQUESTS.setdefault(model, request)
     if known != request:
         raise ConfigError(
@@ -90,6 +93,20 @@ def check_dtype(model: nn.Module, trained: torch.dtype | None) -> None:
         raise ConfigError(
             f"tp_model_init(dtype={request.dtype}) contradicts the ds_config, which trains in {trained}; "
             "give both the same"
+        )
+
+
+def check_group(model: nn.Module, axes: Axes) -> None:
+    """See that the group that tp_model_init() was given is this rank's axis tp, whatever the axes' order.
+
+    Errors: ConfigError
+    """
+    request = _REQUESTS.get(model)
+    line = axes.line_of(dist.get_rank(), ("tp",))
+    if request is not None and request.ranks is not None and request.ranks != line:
+        raise ConfigError(
+            f"tp_model_init(tp_group=...) has ranks {list(request.ranks)}, and with the order "
+            f"{', '.join(axes.order)} of axes this rank's axis tp is {list(line)}; leave tp_group out"
         )
 
 

@@ -13,7 +13,14 @@ _MEANINGS = {
     "tp": "another spelling of tensor_parallel.autotp_size",
 }
 
-MESH = tuple(
-    used(f"{_SECTION}.{axis}", f"{meaning}; `dslaunch --mesh` says the same for the whole job")
-    for axis, meaning in _MEANINGS.items()
+MESH = (
+    *(
+        used(f"{_SECTION}.{axis}", f"{meaning}; `dslaunch --mesh` says the same for the whole job")
+        for axis, meaning in _MEANINGS.items()
+    ),
+    used(
+        f"{_SECTION}.order",
+        "which axes are inside which, the outermost first; left out, pp, dp, sp, tp. Axes of one rank may be "
+        "left out; `dslaunch --mesh pp=2,order=dp-pp` says the same",
+    ),
 )

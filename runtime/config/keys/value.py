@@ -103,6 +103,11 @@ TEXTS = Kind(
     accepts=lambda value: value == [] or _is_list_of(TEXT.accepts)(value),
     convert=tuple,
 )
+AXES = Kind(
+    words="a list of some of pp, dp, sp and tp, each once, the outermost first",
+    accepts=lambda v: _is_list_of(lambda one: one in ("pp", "dp", "sp", "tp"))(v) and len(set(v)) == len(v),
+    convert=tuple,
+)
 OBJECT = Kind(words="an object: { ... }", accepts=lambda value: isinstance(value, dict))
 LIST = Kind(words="a list: [ ... ]", accepts=lambda value: isinstance(value, (list, tuple)))
 ANY = Kind(words="anything", accepts=lambda value: True)
@@ -179,6 +184,7 @@ Beta = Annotated[float, BeforeValidator(BETA.read)]
 Betas = Annotated[tuple[float, float], BeforeValidator(BETAS.read)]
 Text = Annotated[str, BeforeValidator(TEXT.read)]
 Integer = Annotated[int, BeforeValidator(INT.read)]
+AxesInOrder = Annotated[tuple[str, ...], BeforeValidator(AXES.read)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(TEXTS.read)]
 Lrs = Annotated[float | tuple[float, ...], BeforeValidator(LRS.read)]
 Moms = Annotated[float | tuple[float, ...], BeforeValidator(MOMS.read)]
