@@ -75,7 +75,9 @@ class Mesh(NamedTuple):
             at = self._coordinates(rank)
             alike.setdefault((at["pp"], at["tp"]), []).append(rank)
         lines = [tuple(line) for _, line in sorted(alike.items())]
-        return [line[start : start + self.ep] for line in lines for start in range(0, len(line), self.ep)]
+        return sorted(
+            line[start : start + self.ep] for line in lines for start in range(0, len(line), self.ep)
+        )
 
     def _coordinates(self, rank: int) -> dict[str, int]:
         at = {name: rank // self.stride(name) % self.size(name) for name in ORDER}

@@ -72,6 +72,30 @@ def test_equal_stacks_are_shown_once_and_who_has_none_comes_first() -> None:
     assert watch.ask("again", PLACES, now=8.0)
 
 
+def test_places_stand_beside_their_ranks() -> None:
+    """What a rank says itself goes before what is known here."""
+    watch = StackWatch(None, place_of=lambda rank: f"stage {rank // 2} of 2, dp {rank % 2}")
+    watch.ask("why", PLACES, now=5.0)
+    watch.take(Stacks(0, "sleeping", WORK, "", "stage 0 of 2, dp 0, ep 1"))
+    watch.take(Stacks(1, "stopped", "", "it is stopped"))
+    watch.take(Stacks(2, "sleeping", WORK, ""))
+    assert [one.title for one in watch.blocks(6.0, ended={3})[1:]] == [
+        "rank 3 (stage 1 of 2, dp 1) did not answer: ended, or the host is busy",
+        "rank 1 (stage 0 of 2, dp 1; w0, pid 11) has no stack: it is stopped",
+        "rank 0 (stage 0 of 2, dp 0, ep 1), rank 2 (stage 1 of 2, dp 0), sleeping:",
+    ]
+
+
+def test_of_many_ranks_what_their_places_have_in_common_is_said() -> None:
+    watch = StackWatch(None, place_of=lambda rank: f"stage 1 of 4, dp {rank}")
+    watch.ask("why", dict.fromkeys(range(64), "w0, pid 1"), now=5.0)
+    for rank in range(64):
+        watch.take(Stacks(rank, "sleeping", WORK, ""))
+    assert [one.title for one in watch.blocks(6.0, ended=set())[1:]] == [
+        "ranks 0-63 (stage 1 of 4), sleeping:"
+    ]
+
+
 def test_who_does_not_answer_is_named_when_the_time_is_up_or_all_others_ended() -> None:
     for now, ended in ((5.1 + TIMEOUT_S, set[int]()), (5.1, {2, 3})):
         watch = StackWatch(None)
@@ -249,6 +273,19 @@ def test_stacks_are_shown_when_asked_for_and_the_job_goes_on(start: Callable[...
 
 
 @pytest.mark.slow
+def test_a_place_that_a_rank_has_told_is_shown_and_else_that_of_the_mesh(start: Callable[..., Job]) -> None:
+    told = "if rank == 1: open(os.environ['DSLAUNCH_PLACE_FILE'], 'w').write('stage 1 of 2, ep 0')\n"
+    job = start(told + HANG.replace("if rank == 1", "if rank == 3"), "--num_gpus=4", "--mesh=pp=2")
+    job.wait_for("ready", times=4)
+    job.signal(signal.SIGQUIT)
+    job.wait_for_err("dslaunch: rank 3 (stage 1 of 2, dp 1; localhost, pid ")
+    assert "dslaunch: rank 0 (stage 0 of 2, dp 0; localhost, pid " in job.err
+    assert "dslaunch: rank 1 (stage 1 of 2, ep 0; localhost, pid " in job.err
+    let_go(job)
+    assert job.wait() == 0
+
+
+@pytest.mark.slow
 def test_without_the_option_the_kernel_s_word_is_shown(start: Callable[..., Job]) -> None:
     job = start(HANG, "--num_gpus=1")
     job.wait_for("ready")
@@ -306,13 +343,14 @@ def test_stacks_come_from_all_hosts(lab: Lab) -> None:
     folder.mkdir()
     (folder / "train.py").write_text(WORKER + HANG)
     (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
-    command = Command(lab.head, folder, "-H", "hosts", "--stack_on_hang=1", "train.py")
+    command = Command(lab.head, folder, "-H", "hosts", "--stack_on_hang=1", "--mesh=pp=2", "train.py")
     poll_command(lambda: " in save\n" in command.err, "the stacks", command)
     assert re.search(
-        r"rank 1 \(node1, pid \d+\) has no stack: it is stopped and answers nothing; ", command.err
+        r"rank 1 \(stage 0 of 2, dp 1; node1, pid \d+\) has no stack: it is stopped and answers nothing; ",
+        command.err,
     )
-    assert "dslaunch: ranks 0,3, " in command.err
-    assert "dslaunch: rank 2 (node2, pid " in command.err
+    assert "dslaunch: rank 0 (stage 0 of 2, dp 0), rank 3 (stage 1 of 2, dp 1), " in command.err
+    assert "dslaunch: rank 2 (stage 1 of 2, dp 0; node2, pid " in command.err
     command.process.send_signal(signal.SIGTERM)
     assert command.wait() == 143
     assert lab.wait_until_clean(15.0) == []

@@ -21,6 +21,7 @@ from dslaunch.launcher.job.mesh import (
 from dslaunch.launcher.job.restart import Attempt, Decision
 from dslaunch.launcher.options.mesh import MeshOptions
 from dslaunch.launcher.options.restart import RestartOptions
+from dslaunch.runtime.experts.placed import expert_lines
 from dslaunch.runtime.mesh.axes import Axes
 
 SIZES = st.integers(1, 3)
@@ -34,11 +35,21 @@ def slots(*numbers: int) -> list[HostSlots]:
     return [HostSlots(f"h{place}", number) for place, number in enumerate(numbers, start=1)]
 
 
-@given(st.builds(Mesh, SIZES, SIZES, SIZES, SIZES))
-def test_lines_are_those_of_the_runtime(mesh: Mesh) -> None:
-    axes = Axes(pp=mesh.pp, dp=mesh.dp, sp=mesh.sp, tp=mesh.tp)
+@given(st.builds(Mesh, SIZES, SIZES, SIZES, SIZES, ep=st.just(1), order=st.permutations(ORDER).map(tuple)))
+def test_lines_and_places_are_those_of_the_runtime(mesh: Mesh) -> None:
+    axes = Axes(pp=mesh.pp, dp=mesh.dp, sp=mesh.sp, tp=mesh.tp, order=mesh.order)
     for name in ORDER:
         assert sorted(mesh.lines(name)) == sorted(axes.lines([name])), name
+    assert tuple(map(mesh.place, range(mesh.num_ranks))) == axes.places
+
+
+@given(st.permutations(ORDER).map(tuple))
+def test_groups_of_experts_are_those_of_the_runtime(order: tuple[str, ...]) -> None:
+    mesh = Mesh(pp=2, dp=2, sp=2, tp=2, ep=4, order=order)
+    together, _ = expert_lines(Axes(pp=2, dp=2, sp=2, tp=2, order=order), 4)
+    assert sorted(mesh.lines("ep")) == sorted(together)
+    for line in together:
+        assert [mesh.place(rank)[-4:] for rank in line] == ["ep 0", "ep 1", "ep 2", "ep 3"]
 
 
 def test_groups_of_experts_are_consecutive_among_the_ranks_that_share_the_rest() -> None:
@@ -58,6 +69,40 @@ def test_dp_is_what_remains(sizes: dict[str, int], num_ranks: int, text: str) ->
     mesh = make_mesh(asked(**sizes), num_ranks)
     assert mesh is not None
     assert mesh.text == text
+
+
+def test_an_order_says_which_axis_is_inside_which() -> None:
+    mesh = make_mesh(MeshOptions((("pp", 2), ("tp", 2)), ("dp", "tp", "pp")), 8)
+    assert mesh is not None
+    assert mesh.text == "pp=2,dp=2,tp=2,order=dp-tp-pp"
+    assert [mesh.stride(name) for name in ("dp", "tp", "pp")] == [4, 2, 1]
+    assert mesh.place(6) == "stage 0 of 2, dp 1, tp 1"
+    assert describe(mesh, slots(2, 2, 2, 2)) == [
+        "mesh: dp 2 x tp 2 x pp 2 on 4 hosts",
+        "  axis  size  stride  inside a host",
+        "  pp    2     1       yes",
+        "  tp    2     2       no: h1-h2",
+        "  dp    2     4       no: h1-h3",
+    ]
+    (line,) = warnings_of(mesh, slots(2, 2, 2, 2))
+    assert line == (
+        "--mesh=pp=2,dp=2,tp=2,order=dp-tp-pp: tp crosses hosts, first with ranks 0 to 2 on h1 and h2: what "
+        "it sends in every layer goes over the network; an order in which tp stands further behind, or a "
+        "smaller tp, keeps it in a host"
+    )
+    with pytest.raises(LaunchError, match="host h2 has 6 ranks, which is no multiple of 4"):
+        check_hosts(mesh, slots(4, 6))
+
+
+def test_an_order_that_makes_no_difference_is_none() -> None:
+    for order in (("pp", "dp"), ("sp", "pp", "tp", "dp")):
+        mesh = make_mesh(MeshOptions((("pp", 2),), order), 8)
+        assert mesh is not None
+        assert mesh.text == "pp=2,dp=4"
+    with pytest.raises(
+        LaunchError, match=r"--mesh=pp=2,order=pp: its order leaves out dp, which has 4 ranks"
+    ):
+        make_mesh(MeshOptions((("pp", 2),), ("pp",)), 8)
 
 
 def test_without_the_option_there_is_no_mesh() -> None:

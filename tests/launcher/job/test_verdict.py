@@ -12,9 +12,11 @@ from dslaunch.launcher.job.verdict import (
     Verdict,
     describe_all,
     lost_peer,
+    rank_failure,
     signal_name,
     verdict_of,
 )
+from dslaunch.launcher.wire.frames import Exited
 
 
 def rank(number: int, at_s: float, *, code: int = 1, signum: int = 0) -> RankFailure:
@@ -32,6 +34,22 @@ def rank(number: int, at_s: float, *, code: int = 1, signum: int = 0) -> RankFai
 
 def host(name: str, at_s: float, *, exit_code: int = 3) -> HostFailure:
     return HostFailure(host=name, message="it is gone", at_s=at_s, exit_code=exit_code)
+
+
+@pytest.mark.parametrize(
+    ("said", "known", "place"),
+    [
+        ("stage 1 of 2, tp 1", "", "stage 1 of 2, tp 1; "),
+        ("stage 1 of 2, ep 0", "stage 1 of 2", "stage 1 of 2, ep 0; "),  # the worker knows best
+        ("", "stage 1 of 2", "stage 1 of 2; "),
+        (7, "", ""),
+    ],
+)
+def test_a_rank_is_told_with_its_place(said: object, known: str, place: str) -> None:
+    exited = Exited(5, 1, 0, 0.0, {"place": said})
+    failure = rank_failure(exited, local_rank=1, host="node3", pid=4711, at_s=1.0, place=known)
+    assert failure.describe() == f"rank 5 on node3 ({place}local rank 1, pid 4711) exited with code 1"
+    assert failure.name == "rank 5 on node3"
 
 
 R0, R1, R2 = rank(0, 10.0, code=7), rank(1, 11.0), rank(2, 12.0)
@@ -144,6 +162,7 @@ def test_a_verdict_as_json() -> None:
                 "code": code,
                 "signal": 0,
                 "at_s": at_s,
+                "place": "",
                 "core_dumped": False,
                 "is_out_of_memory": False,
                 "evidence": [],

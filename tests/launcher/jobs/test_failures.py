@@ -189,6 +189,62 @@ def test_a_chain_of_failures_is_told_in_order(start: Start) -> None:
     assert others == sorted(others)
 
 
+def test_a_rank_that_fails_is_named_with_its_place_on_the_mesh(start: Start) -> None:
+    """Both that fail: the first, and the one that had failed before the job was stopped."""
+    job = start(
+        """
+        if rank in (1, 3):
+            open(f'ready{rank}', 'w').close()
+            while not all(os.path.exists(f'ready{one}') for one in (1, 3)): time.sleep(0.001)
+            sys.exit(40 + rank)
+        wait()
+        """,
+        *("--num_gpus=4", "--mesh=pp=2,tp=2,order=tp-pp"),
+    )
+    assert job.wait() in (41, 43)
+    found = report(job)
+    places = {1: "stage 1 of 2, tp 0", 3: "stage 1 of 2, tp 1"}
+    said = re.search(r"dslaunch: rank (\d) on localhost \((.+); local rank \d, pid \d+\) exited", job.err)
+    assert said is not None
+    assert said[2] == places[int(said[1])] == found["culprit"]["place"]
+    for one in found["others"]:
+        assert one["place"] == places[one["rank"]]
+        assert f"also failed: rank {one['rank']} on localhost ({one['place']}; local rank" in job.err
+
+
+IN_STAGES = """
+import torch
+import dslaunch
+from dslaunch.runtime.pipeline.module import PipelineModule
+
+dslaunch.init_distributed()
+layers = [torch.nn.Linear(4, 4) for _ in range(2)]
+module = PipelineModule(layers, 2, loss_fn=torch.nn.functional.mse_loss, partition_method="uniform")
+config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+dslaunch.initialize(model=module, config=config)
+torch.distributed.barrier()
+"""
+
+
+def test_a_place_that_only_the_program_knows_is_told_by_the_runtime(start: Start) -> None:
+    """No --mesh: the program itself has made the stages."""
+    job = start(f"exec({IN_STAGES!r})\nif rank == 1: raise ValueError('the reason')\nwait()", "--num_gpus=2")
+    assert job.wait(60.0) == 1, job.err
+    assert re.search(
+        r"dslaunch: rank 1 on localhost \(stage 1 of 2; local rank 1, pid \d+\) exited with code 1; it "
+        r"failed first\n",
+        job.err,
+    )
+    assert report(job)["culprit"]["place"] == "stage 1 of 2"
+
+
+def test_without_axes_there_is_no_place(start: Start) -> None:
+    job = start("sys.exit(3)")
+    assert job.wait() == 3
+    assert re.search(r"rank 0 on localhost \(local rank 0, pid \d+\) exited", job.err)
+    assert report(job)["culprit"]["place"] == ""
+
+
 def test_a_crash_is_named_with_its_signal_and_its_stack(start: Start) -> None:
     job = start(
         """

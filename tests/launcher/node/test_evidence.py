@@ -17,6 +17,7 @@ from dslaunch.launcher.node.evidence import (
     last_traceback,
     memory_groups,
     read_error_file,
+    read_place,
     size_of,
 )
 from tests.launcher.node.no_file import KINDS, put_no_file
@@ -122,6 +123,24 @@ def test_what_torch_recorded_is_read(
     if text is not None:
         path.write_text(text)
     assert read_error_file(str(path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        (b"stage 1 of 2, tp 0", "stage 1 of 2, tp 0"),
+        (b"", ""),
+        (b"\xff", ""),
+        (b"stage 1\nof 2", ""),
+        (b"\x1b[31m", ""),
+        (b"x" * 10_000, "x" * 200),
+    ],
+)
+def test_a_place_is_a_short_text_of_one_line(written: bytes, place: str, tmp_path: Path) -> None:
+    path = tmp_path / "place"
+    assert read_place(None) == read_place(str(path)) == ""
+    path.write_bytes(written)
+    assert read_place(str(path)) == place
 
 
 # Memory.

@@ -8,6 +8,23 @@ from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.errors import EXIT_MISTAKE
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("tp=2,order=dp-gp", "'gp' in its order is not allowed: the order has some of pp, dp, sp and tp"),
+        ("tp=2,order=dp-tp-dp", "'dp' in its order is not allowed: "),
+        ("ep=2,order=dp-ep", "'ep' in its order lies along dp and sp, and has no place of its own: "),
+        ("order=dp-tp", "an order without sizes; write e.g. pp=2,order=dp-pp"),
+        ("tp=2,order=dp-tp,order=tp-dp", "'order=tp-dp' is not allowed: sizes of"),
+    ],
+)
+def test_what_is_no_order_is_refused(given: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([f"--mesh={given}", "train.py"])
+    assert ended.value.code == EXIT_MISTAKE
+    assert why in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", ["tp", "tp=0", "tp=-2", "tp=two", "gp=2", "tp=2,tp=2", "tp=2,"])
 def test_what_is_no_list_of_sizes_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
