@@ -30,7 +30,7 @@ from ..pipeline.module import PipelineModule
 from ..pipeline.topology import topology_of
 from ..placement.precision import precision_of
 from ..placement.stage_policy import policy_for_stage
-from ..sequence.requested import check_mpu, requested_sequence_size
+from ..sequence.requested import check_requested, requested_sequence_size
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
@@ -104,7 +104,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     agree_on_division(settings.tensor_parallel)
     order = built.order if settings.mesh is None else settings.mesh.order or built.order
     axes = axes_of_job(num_ranks, pp=num_stages, sp=settings.sp_size, tp=settings.tp_size, order=order)
-    check_mpu(mpu, axes)
+    check_requested(axes, mpu=mpu, mesh_param=mesh_param)
     check_group(model, axes)
     _check_stages(model, axes, settings)
     if is_lenient:

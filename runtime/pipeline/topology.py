@@ -133,10 +133,10 @@ def axes_of(topology: ProcessTopology, world_size: int) -> Axes:
     Errors: ConfigError for other axes than DeepSpeed's, or another number of ranks
     """
     names = topology.get_axis_names()
-    if not set(names) <= set(_AXIS_OF) or len(set(names)) < len(names):
+    if not set(names) <= set(_AXIS_OF):
         raise ConfigError(
             f"PipelineModule(topology=...) has the axes {', '.join(names)}; give pipe, data, sequence if "
-            "sequences are divided, and model if layers are, each once, the outermost first"
+            "sequences are divided, and model if layers are, the outermost first"
         )
     sizes: dict[str, Any] = {_AXIS_OF[name]: topology.get_dim(name) for name in names}
     if topology.world_size() != world_size:

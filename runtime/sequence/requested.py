@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..log import logger
 from ..mesh.axes import Axes
 from . import parallel_state
+from .attention import DistributedAttention
 from .exchange import SequenceRanks
 from .hf_layers import check_layers, position_of
 from .hugging_face import registered
@@ -48,11 +49,18 @@ def requested_sequence_size(*, mpu: Any = None, mesh_param: Any = None, built: i
     return max(given, built)
 
 
-def check_mpu(mpu: Any, axes: Axes) -> None:
-    """See that an mpu has the ranks that the engine has.
+def check_requested(axes: Axes, *, mpu: Any = None, mesh_param: Any = None) -> None:
+    """See that an mpu has the ranks that the engine has, and that they lie as a mesh_param says.
 
     Errors: ConfigError
     """
+    order = axes.order
+    if mesh_param is not None and min(axes.dp, axes.sp) > 1 and order.index("sp") < order.index("dp"):
+        raise ConfigError(
+            f"initialize(mesh_param={tuple(mesh_param)!r}) has parts of sequences inside of data, and the "
+            f"order {', '.join(order)} of axes has them outside; leave mesh_param out, and give "
+            "sequence_parallel_size"
+        )
     if mpu is None or axes.sp == 1:
         return
     given = dist.get_process_group_ranks(mpu.get_sequence_parallel_group())
@@ -60,7 +68,8 @@ def check_mpu(mpu: Any, axes: Axes) -> None:
     if given != expected:
         raise ConfigError(
             f"initialize(mpu=...): ranks {given} share a sequence there, and {expected} here: those that are "
-            f"neighbours once layers are divided over {axes.tp} ranks; leave mpu out, or arrange its ranks so"
+            f"neighbours once layers are divided over {axes.tp} ranks, with the order {', '.join(order)} of "
+            "axes; leave mpu out, or arrange its ranks so"
         )
 
 
@@ -101,6 +110,22 @@ def _size_of_mesh(mesh_param: Any) -> int:
     return int(size)
 
 
+def _check_attention(module: nn.Module, axes: Axes) -> None:
+    """See that attention of a program's own is over the ranks that share a sequence.
+
+    Errors: ConfigError
+    """
+    expected = list(axes.line_of(dist.get_rank(), ("sp",)))
+    for name, one in module.named_modules():
+        given = dist.get_process_group_ranks(one.spg) if isinstance(one, DistributedAttention) else expected
+        if given != expected:
+            raise ConfigError(
+                f"module '{name}' has attention over ranks {given}, and {expected} share a sequence with the "
+                f"order {', '.join(axes.order)} of axes; give DistributedAttention their group, or leave the "
+                "order out"
+            )
+
+
 class DividedSequences:
     """What an engine looks at before and after a forward, where sequences are divided."""
 
@@ -111,6 +136,7 @@ class DividedSequences:
         self._num_forwards, self._has_warned = 0, False
         for one in registered():
             one.check_size(axes.sp)
+        _check_attention(module, axes)
         self._has_attention = bool(registered()) and check_layers(module)
         for one in registered():
             one.was_called = False

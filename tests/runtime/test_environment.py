@@ -28,6 +28,8 @@ def test_what_watches_over_collectives() -> None:
 def test_the_mesh_that_the_launcher_was_given() -> None:
     assert read_environment({"DSLAUNCH_MESH": "pp=2,dp=4,tp=2"}).mesh == (("pp", 2), ("dp", 4), ("tp", 2))
     assert read_environment({}).mesh == ()
+    worker = read_environment({"DSLAUNCH_MESH": "pp=2,dp=4,tp=2,order=tp-dp-pp"})
+    assert (len(worker.mesh), worker.mesh_order) == (3, ("tp", "dp", "pp"))
 
 
 def test_nothing_said_means_a_single_process() -> None:
@@ -52,6 +54,14 @@ def test_nothing_said_means_a_single_process() -> None:
         ),
         ({"DSLAUNCH_MESH": "tp=0"}, "DSLAUNCH_MESH='tp=0' in the environment: must be sizes of pp, dp, ep"),
         ({"DSLAUNCH_MESH": "mp=2"}, "DSLAUNCH_MESH='mp=2' in the environment: must be sizes of pp, dp, ep"),
+        (
+            {"DSLAUNCH_MESH": "tp=2,order=tp-ep"},
+            "'tp=2,order=tp-ep' in the environment: .* an order of all but",
+        ),
+        (
+            {"DSLAUNCH_MESH": "tp=2,order=tp-tp"},
+            "'tp=2,order=tp-tp' in the environment: .* an order of all but",
+        ),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' in the environment: must be a whole number"),
     ],
 )

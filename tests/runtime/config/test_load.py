@@ -536,7 +536,7 @@ def test_a_lenient_reader_counts_samples_of_ranks_that_compute_together_once(
         load_config(divided, world_size=4)
 
 
-def with_mesh(given: dict[str, Any], launched: dict[str, int], *, tp_size: int = 1) -> Config:
+def with_mesh(given: dict[str, Any], launched: dict[str, Any], *, tp_size: int = 1) -> Config:
     """Of a job of 8 ranks."""
     values = {"train_micro_batch_size_per_gpu": 1, **given}
     return load_config(values, world_size=8, launched=launched, tp_size=tp_size)
@@ -577,8 +577,45 @@ def test_the_stages_of_a_model_are_those_of_the_mesh() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "launched", "order"),
+    [
+        ({}, {"tp": 2, "order": ("tp", "dp")}, ("pp", "tp", "dp", "sp")),
+        ({"mesh": {"order": ["tp", "dp"]}}, {"tp": 2}, ("pp", "tp", "dp", "sp")),
+        ({"mesh": {"order": ["pp", "tp", "dp"]}}, {"tp": 2, "order": ("tp", "dp")}, ("pp", "tp", "dp", "sp")),
+        ({"mesh": {"order": ["dp", "pp", "tp"]}}, {"tp": 2}, ("pp", "dp", "sp", "tp")),
+        ({"mesh": {"tp": 2}}, {}, None),
+    ],
+)
+def test_an_order_is_of_the_axes_with_several_ranks(
+    given: dict[str, Any], launched: dict[str, Any], order: tuple[str, ...] | None
+) -> None:
+    config = with_mesh(given, launched)
+    assert config.mesh is not None
+    assert config.mesh.order == order
+
+
+@pytest.mark.parametrize(
     ("given", "launched", "tp_size", "line"),
     [
+        (
+            {"mesh": {"order": ["tp", "dp"]}},
+            {"tp": 2, "order": ("dp", "tp")},
+            1,
+            "ds_config: the order of axes: dslaunch --mesh says dp, tp and the ds_config's section mesh says "
+            "tp, dp; say the same in both, or leave one out",
+        ),
+        (
+            {"mesh": {"order": ["tp"]}},
+            {"tp": 2},
+            1,
+            "ds_config: the ds_config's section mesh: the order tp leaves out dp, which has 4 ranks; name",
+        ),
+        (
+            {"mesh": {"tp": 2, "order": ["tp", "ep"]}},
+            {},
+            1,
+            'ds_config: mesh.order ["tp", "ep"] is not a list of some of pp, dp, sp and tp, each once, the',
+        ),
         (
             {"tensor_parallel": {"autotp_size": 4}},
             {"dp": 4, "tp": 2},
@@ -610,7 +647,7 @@ def test_the_stages_of_a_model_are_those_of_the_mesh() -> None:
     ],
 )
 def test_places_that_say_different_sizes_are_both_named(
-    given: dict[str, Any], launched: dict[str, int], tp_size: int, line: str
+    given: dict[str, Any], launched: dict[str, Any], tp_size: int, line: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         with_mesh(given, launched, tp_size=tp_size)

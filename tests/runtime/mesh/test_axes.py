@@ -52,6 +52,14 @@ def test_the_leader_is_the_first_rank_with_the_same_parameters() -> None:
         axes_of_job(6, pp=2, tp=2)
 
 
+def test_axes_of_one_rank_have_no_place_in_the_order() -> None:
+    assert Axes(pp=2, order=("tp", "sp", "pp", "dp")) == Axes(pp=2)
+    assert axes_of_job(4, tp=2, order=("tp", "dp")).order == ("pp", "tp", "dp", "sp")
+    assert axes_of_job(4, tp=4, order=("tp",)) == Axes(tp=4)
+    with pytest.raises(ValueError, match="the order tp leaves out dp, which has 2 ranks; name all axes"):
+        axes_of_job(4, tp=2, order=("tp",))
+
+
 def test_a_rank_is_told_by_its_place_along_the_axes_of_several_ranks() -> None:
     assert Axes(pp=2, dp=2).places == (
         "stage 0 of 2, dp 0",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
 
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.runtime.mesh.axes import ORDER, Axes
 from dslaunch.runtime.pipeline.topology import (
     PipeDataParallelTopology,
     PipelineParallelGrid,
@@ -41,15 +43,17 @@ def test_ranks_are_counted_along_the_last_axis_first() -> None:
 
 def test_a_topology_and_the_axes_of_a_job_are_the_same_thing() -> None:
     for axes in (Axes(pp=2, dp=2), Axes(pp=2, dp=3, tp=2), Axes(dp=4), Axes(pp=2, dp=2, sp=3, tp=2)):
-        topology = topology_of(axes)
-        assert axes_of(topology, axes.world_size) == axes
-        for rank in range(axes.world_size):
-            place = axes.coordinates(rank)
-            assert topology.get_coord(rank)[:2] == (place["pp"], place["dp"])
+        for order in permutations(ORDER):
+            ordered = replace(axes, order=order)
+            topology = topology_of(ordered)
+            assert axes_of(topology, axes.world_size) == ordered
+            for rank in range(axes.world_size):
+                place, coord = ordered.coordinates(rank), topology.get_coord(rank)
+                assert (coord.pipe, coord.data) == (place["pp"], place["dp"])
     with pytest.raises(ConfigError, match="has 4 ranks, and the job has 2"):
         axes_of(PipeDataParallelTopology(2, 2), 2)
-    with pytest.raises(ConfigError, match="has the axes data, pipe; give pipe, data, sequence"):
-        axes_of(ProcessTopology(["data", "pipe"], [2, 2]), 4)
+    with pytest.raises(ConfigError, match="has the axes data, expert; give pipe, data, sequence"):
+        axes_of(ProcessTopology(["data", "expert"], [2, 2]), 4)
 
 
 def _grid(rank: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import dslaunch
 from dslaunch.moe import MoE
-from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.runtime.mesh.axes import ORDER, SAMPLES, Axes, axes_of_job
 from dslaunch.runtime.pipeline.layers import LayerSpec
 from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.runtime.pipeline.topology import topology_of
@@ -49,16 +49,19 @@ class Layout:
     gradient: str = "mean"  # of the ranks that share a sequence
     zero: Mapping[str, Any] = field(default_factory=dict)  # more of that section
     has_mesh: bool = False  # the section mesh says all sizes, and no key beside it
+    order: tuple[str, ...] = ORDER  # of the axes with more than one rank, the outermost first
 
     @property
     def axes(self) -> Axes:
-        return Axes(pp=self.pp, dp=self.dp, sp=self.sp, tp=self.tp)
+        num_ranks = self.pp * self.dp * self.sp * self.tp
+        return axes_of_job(num_ranks, pp=self.pp, sp=self.sp, tp=self.tp, order=self.order)
 
     def __str__(self) -> str:
         sizes = {name: getattr(self, name) for name in ("pp", "dp", "sp", "tp", "ep")}
         more = [self.schedule] if self.pp > 1 else []
         more += [self.gradient] if self.gradient != "mean" else []
         more += ["mesh"] if self.has_mesh else []
+        more += ["-over-".join(self.order)] if self.order != ORDER else []
         said = [*(f"{name}{size}" for name, size in sizes.items() if size > 1), f"stage{self.stage}"]
         return "-".join([*said, *more, *self.zero])
 
@@ -170,7 +173,8 @@ def make_judge(parts: int = 1) -> nn.Sequential:
 def take_values(module: nn.Module, layout: Layout) -> None:
     """Give a rank's layers, and its experts, the judge's values."""
     wanted = make_judge().state_dict()
-    place = dist.get_rank() // layout.tp % layout.ep  # among those that hold all experts
+    sharers = layout.axes.line_of(dist.get_rank(), SAMPLES)
+    place = sharers.index(dist.get_rank()) % layout.ep  # among those that hold all experts
     num_local = EXPERTS // layout.ep
     with torch.no_grad():
         for name, param in module.named_parameters():
@@ -230,7 +234,8 @@ def make_engine(layout: Layout, **changes: Any) -> Any:
     torch.manual_seed(dist.get_rank())
     module: nn.Module
     if layout.pp > 1:
-        is_simple = layout.tp == 1 and layout.ep == 1  # initialize() may hear of divided sequences later
+        # initialize() may hear of divided sequences later
+        is_simple = layout.tp == 1 and layout.ep == 1 and layout.order == ORDER
         module = PipelineModule(
             specs(layout),
             num_stages=layout.pp,
@@ -267,6 +272,8 @@ def config_of(layout: Layout, **changes: Any) -> dict[str, Any]:
         settings["mesh"] = {name: getattr(layout, name) for name in ("pp", "dp", "ep", "sp", "tp")}
         settings.pop("sequence_parallel_size", None)
         settings.get("tensor_parallel", {}).pop("autotp_size", None)
+    if layout.order != ORDER:
+        settings["mesh"] = {**settings.get("mesh", {}), "order": list(layout.order)}
     config = make_config(stage=layout.stage, reduce_bucket_size=50, **{**settings, **changes})
     config["zero_optimization"] |= layout.zero
     config.pop("train_batch_size", None)

@@ -117,6 +117,33 @@ def test_experts_beside_layers_over_ranks(ranks: Ranks, layout: Layout) -> None:
     _check(ranks, layout)
 
 
+ORDERS = [
+    Layout(pp=2, tp=2, stage=3, order=("tp", "pp")),
+    Layout(pp=2, tp=2, stage=1, order=("tp", "pp"), has_mesh=True),
+    Layout(pp=2, dp=2, ep=2, stage=1, order=("dp", "pp"), schedule="zbv"),
+    Layout(dp=2, tp=2, ep=2, stage=2, order=("tp", "dp")),
+    Layout(pp=2, dp=2, tp=2, ep=2, stage=3, order=("dp", "tp", "pp")),
+    Layout(dp=4, tp=2, stage=3, zero={"zero_hpz_partition_size": 2}, order=("tp", "dp")),
+    Layout(dp=4, tp=2, stage=3, zero={"mics_shard_size": 2}, order=("tp", "dp")),
+]
+
+
+@pytest.mark.parametrize("layout", few(ORDERS, lambda one: one == ORDERS[3]), ids=str)
+def test_axes_in_another_order(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
+
+
+def test_another_order_changes_where_ranks_lie_and_nothing_else(ranks: Ranks) -> None:
+    """Losses, norms and parameters are those of the default order, bit by bit."""
+    usual, other = Layout(pp=2, tp=2), Layout(pp=2, tp=2, order=("tp", "pp"))
+    expected = ranks(_train, usual, world_size=4)
+    for rank, (losses, norms, values) in enumerate(ranks(_train, other, world_size=4)):
+        same = usual.axes.rank_at(**other.axes.coordinates(rank))
+        assert (losses, norms) == expected[same][:2]
+        assert values.keys() == expected[same][2].keys()
+        assert all(torch.equal(value, expected[same][2][name]) for name, value in values.items())
+
+
 GROUPS = [
     *(Layout(dp=2, sp=2, stage=3, zero={key: 2}) for key in ("zero_hpz_partition_size", "mics_shard_size")),
     *(Layout(dp=2, tp=2, stage=3, zero={key: 2}) for key in ("zero_hpz_partition_size", "mics_shard_size")),
@@ -208,6 +235,23 @@ MESHES: list[tuple[Layout, dict[str, Any], str]] = [
         "leave 4 ranks (dp x sp) with the same layers, which ep=3 does not divide",
     ),
     (
+        Layout(dp=2, tp=2),
+        {"mesh": {"order": ["tp"]}},
+        "the ds_config's section mesh: the order tp leaves out dp, which has 2 ranks; name all axes",
+    ),
+    (
+        Layout(pp=2, dp=2),
+        {"mesh": {"order": ["dp", "pp"]}},
+        "with the order pp, dp, sp, tp of axes, and the ds_config's tensor_parallel.autotp_size is 1, its "
+        "sequence_parallel_size 1, and the order tp, dp, sp, pp; build it with "
+        "topology=ProcessTopology(axes=['data', 'pipe'], dims=[2, 2])",
+    ),
+    (
+        Layout(dp=2, sp=2),
+        {"mesh": {"order": ["sp", "dp"]}},
+        "module '1.over_ranks' has attention over ranks [",
+    ),
+    (
         Layout(pp=2, dp=2),
         {"expert_parallel": {"enabled": True, "autoep_size": 2}},
         "expert_parallel.autoep_size 2 with a PipelineModule",
@@ -258,6 +302,7 @@ def _loaded(rank: int, layout: Layout, folder: str) -> dict[str, Tensor]:
 
 
 CHAIN = [
+    Layout(pp=2, tp=2, stage=3, order=("tp", "pp")),
     Layout(dp=2, sp=2, ep=4, stage=3),
     Layout(pp=2, dp=2, ep=2, stage=1, schedule="zbv"),
     Layout(pp=2, sp=2, stage=3),
@@ -265,7 +310,7 @@ CHAIN = [
 ]
 
 
-@pytest.mark.parametrize("number", few(range(len(CHAIN)), lambda number: number == 1))
+@pytest.mark.parametrize("number", few(range(len(CHAIN)), lambda number: number in (0, 2)))
 def test_a_checkpoint_of_each_is_loaded_at_the_next(ranks: Ranks, tmp_path: Path, number: int) -> None:
     """All parameters are there bit by bit, and so they are in the file of weights."""
     from safetensors.torch import load_file
