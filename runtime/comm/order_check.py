@@ -181,10 +181,13 @@ class _Talk:
         return str(self._store.get(key).decode())
 
 
-_ADVICE = (
-    "every rank must use the same units of the model, in the same order; look for a branch that depends on "
-    "the rank or its data"
-)
+_BRANCH = "in the same order; look for a branch that depends on the rank or its data"
+
+
+def _advice(leaders: Sequence[int]) -> str:
+    if len(set(leaders)) == 1:
+        return f"every rank must use the same units of the model, {_BRANCH}"
+    return f"the ranks that train the same layers must use the same units, {_BRANCH}"
 
 
 def _first_difference(
@@ -194,6 +197,7 @@ def _first_difference(
 
     Each told its collectives since the last step, by rank; None: it has not come to tell.
     """
+    advice = _advice(leaders)
     orders = {
         rank: None if one is None else [Collective(*label) for label in one] for rank, one in told.items()
     }
@@ -208,9 +212,12 @@ def _first_difference(
             )
             for place, (theirs, ours) in enumerate(pairs, start=1):
                 if theirs is None or ours is None or theirs.identity != ours.identity:
+                    others = [one for one in orders if leaders[one] == leader and one not in (rank, leader)]
+                    did = {one: _at(orders[one], lane, place) for one in others if orders[one] is not None}
                     return (
                         f"{names.of(rank)}'s collective {place} of step {step} was {_named(theirs, ours)}, "
-                        f"{names.of(leader)}'s was {_named(ours, theirs)}: {_ADVICE}"
+                        f"{names.of(leader)}'s was {_named(ours, theirs)}"
+                        f"{_who_did_as(rank, theirs, leader, ours, did, names)}: {advice}"
                     )
     silent = next((rank for rank, order in orders.items() if order is None), None)
     talker = next(iter(orders))  # who compares
@@ -219,10 +226,37 @@ def _first_difference(
         last = ", ".join(map(str, (orders[known] or [])[-_NUM_NAMED:])) or "none at all"
         return (
             f"{names.of(silent)} did other collectives than {names.of(known)} in step {step} and has not "
-            f"come to tell which; {names.of(known)}'s last were {last}: {_ADVICE}"
+            f"come to tell which; {names.of(known)}'s last were {last}: {advice}"
         )
     num_compared = len(orders[talker] or ())
     return f"the ranks' collectives differ, but not in the last {num_compared} of step {step}"
+
+
+def _at(order: Sequence[Collective] | None, lane: int, place: int) -> Collective | None:
+    """Return the collective number `place` of a lane, None if there were fewer."""
+    of_lane = [one for one in order or () if one.lane == lane]
+    return of_lane[place - 1] if place <= len(of_lane) else None
+
+
+def _who_did_as(
+    rank: int,
+    theirs: Collective | None,
+    leader: int,
+    ours: Collective | None,
+    did: Mapping[int, Collective | None],
+    names: RankNames,
+) -> str:
+    """Say which of the others with the same layers, where ranks have places, did as each of the two."""
+    found = []
+    for model, its in ((leader, ours), (rank, theirs)):
+        alike = [one for one, other in did.items() if _identity(other) == _identity(its)]
+        if alike and names.has_places:
+            found.append(f"{names.of(*alike)} did as rank {model}")
+    return "".join(f"; {one}" for one in found)
+
+
+def _identity(one: Collective | None) -> tuple[str, str, int] | None:
+    return None if one is None else one.identity
 
 
 def _named(one: Collective | None, other: Collective | None) -> str:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 
 import dslaunch
-from dslaunch.runtime.comm.order_check import OrderCheck
+from dslaunch.runtime.comm.flight_recorder import Collective
+from dslaunch.runtime.comm.order_check import OrderCheck, _first_difference
 from dslaunch.runtime.comm.rank_group import Job
+from dslaunch.runtime.comm.rank_names import RankNames
 from dslaunch.runtime.comm.wire import Wire
 from dslaunch.runtime.errors import CollectiveError
+from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.runtime.pipeline.module import PipelineModule
 from tests.runtime.comm.watchdog.test_watchdog import Blocks, make_engine, train_step
+from tests.runtime.pipeline.models import WIDTH, data, loss_fn, specs
+from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs
 from tests.runtime.ranks import Ranks
 
 
@@ -168,3 +176,56 @@ def test_a_rank_that_went_another_way_and_waits_there_is_named_by_the_others(ran
 def test_a_rank_that_does_not_come_to_the_end_of_the_step_is_not_waited_for_for_ever(ranks: Ranks) -> None:
     message = "rank 1 has not come to the end of step 1, at which rank 0 has waited 1 s for it"
     assert ranks(_alone, world_size=2)[0].startswith(message)
+
+
+def _train_in_stages(rank: int, turned: int) -> str:
+    """Each stage looks at layers of its own before a step, and the rank `turned` in another order."""
+    module = PipelineModule(specs(is_tied=False), 2, loss_fn=loss_fn, partition_method="uniform")
+    engine, *_ = dslaunch.initialize(model=module, config=config_of(3))
+    names = [name for name, param in module.named_parameters() if param.ds_numel == 2 * WIDTH * WIDTH]
+    assert len(names) > 1, "units of one size"
+    for name in names[::-1] if rank == turned else names:
+        with dslaunch.zero.GatheredParameters([module.get_parameter(name)]):
+            pass
+    batch = data(0, size=SIZE * MICRO * engine.dp_world_size)
+    try:
+        engine.train_batch(pairs(*batch, engine, MICRO))
+    except CollectiveError as error:
+        return str(error)
+    finally:
+        engine.destroy()
+    return ""
+
+
+def test_ranks_of_stages_are_told_with_their_places_and_who_did_as_they(ranks: Ranks) -> None:
+    """2 stages x 2 ranks with data of their own: rank 3 is one of stage 1, and stage 0 is not to blame."""
+    assert ranks(_train_in_stages, -1, world_size=4) == [""] * 4
+    results = ranks(_train_in_stages, 3, world_size=4)
+    assert results == [results[0]] * 4
+
+    assert re.fullmatch(
+        r"rank 3 \(stage 1 of 2, dp 1\)'s collective \d+ of step 1 was all_gather of unit '[^']+', "
+        r"rank 2 \(stage 1 of 2, dp 0\)'s was all_gather of unit '[^']+': the ranks that train the same "
+        r"layers must use the same units, in the same order; look for a branch that depends on the rank or its data",
+        results[0],
+    )
+
+
+def test_who_did_as_which_rank_is_said_of_those_with_the_same_layers() -> None:
+    """2 stages x 4 ranks with data of their own."""
+    axes = Axes(pp=2, dp=4)
+    orders: dict[int, list[Any] | None] = {rank: ["x", "y"] if rank < 4 else ["a", "b"] for rank in range(8)}
+    orders |= {5: ["b", "a"], 7: ["b", "a"]}
+    told = {
+        rank: [
+            Collective(0, number, 1, "all_gather", f"unit '{unit}'", 4)
+            for number, unit in enumerate(order or (), start=1)
+        ]
+        for rank, order in orders.items()
+    }
+    said = _first_difference(told, 1, axes.leaders, RankNames(axes.places))
+    assert said.startswith(
+        "rank 5 (stage 1 of 2, dp 1)'s collective 1 of step 1 was all_gather of unit 'b', rank 4 (stage 1 of "
+        "2, dp 0)'s was all_gather of unit 'a'; rank 6 (stage 1 of 2, dp 2) did as rank 4; rank 7 (stage 1 "
+        "of 2, dp 3) did as rank 5: the ranks that train the same layers must use the same units"
+    )
