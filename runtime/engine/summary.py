@@ -9,9 +9,9 @@ from typing import Any
 from .engine import Engine
 
 
-def summarize(engine: Engine) -> dict[str, Any]:
+def summarize(engine: Engine, memory: list[dict[str, Any]]) -> dict[str, Any]:
     """Return facts about the run in JSON's types; "ds_config" is what `load_config` reads back
-    as the same Config.
+    as the same Config. `memory` is what the ranks hold, by their places.
 
     Units: counts of parameters are elements
     """
@@ -35,6 +35,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
             "gradients": _placement(engine.zero_optimization_partition_gradients()),
             "optimizer_states": _placement(engine.zero_optimization()),
         },
+        "memory": memory,
         "optimizer": None if engine.optimizer is None else engine.optimizer.rule.name,
         "lr_scheduler": None if scheduler is None else type(scheduler).__name__,
         "ds_config": config.describe(),

@@ -206,7 +206,8 @@ def test_ranks_of_stages_are_told_with_their_places_and_who_did_as_they(ranks: R
     assert re.fullmatch(
         r"rank 3 \(stage 1 of 2, dp 1\)'s collective \d+ of step 1 was all_gather of unit '[^']+', "
         r"rank 2 \(stage 1 of 2, dp 0\)'s was all_gather of unit '[^']+': the ranks that train the same "
-        r"layers must use the same units, in the same order; look for a branch that depends on the rank or its data",
+        r"layers must use the same units, in the same order; look for a branch that depends on the rank or "
+        r"its data",
         results[0],
     )
 

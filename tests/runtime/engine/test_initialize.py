@@ -285,6 +285,16 @@ def test_dump_state_prints_what_is_trained_and_the_configuration_in_effect_once(
             "gradients": at_stage_3,
             "optimizer_states": "sharded",
         },
+        "memory": [
+            {
+                "ranks": "0-1",
+                "place": "",
+                "parameters_bytes": 5632 // (2 if stage == 3 else 1),  # with padding
+                "gradients_bytes": 5120,
+                "masters_bytes": 5120,
+                "states_bytes": 0,
+            }
+        ],
         "optimizer": "SGD",
         "lr_scheduler": None,
         "ds_config": config,
