@@ -5,7 +5,7 @@ Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `tp_model_init`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,7 @@ from ..mesh.axes import Axes
 class _Request:
     tp_size: int
     dtype: torch.dtype | None
-    ranks: tuple[int, ...] | None = None  # of the group that was given
+    ranks: tuple[int, ...] | None = field(default=None, compare=False)  # of the group that was given
 
 
 _REQUESTS: WeakKeyDictionary[nn.Module, _Request] = WeakKeyDictionary()
@@ -55,6 +55,8 @@ def tp_model_init(
             f"tp_model_init() was called with tp_size={known.tp_size} and dtype={known.dtype} before, and "
             f"now with tp_size={tp_size} and dtype={dtype}; call it once for a model"
         )
+    if ranks is not None:
+        _REQUESTS[model] = request
     return model
 
 
