@@ -335,9 +335,10 @@ class Controller:
             self._lose_host(host, item, at_s)
 
     def _warn_of_left_over(self, host: HostState, num_processes: int) -> None:
-        one = num_processes == 1
-        what = "1 process that outlived its" if one else f"{num_processes} processes that outlived their"
-        self._console.warn(f"{host.name}: ended {what} worker")
+        if num_processes == 1:
+            self._console.warn(f"{host.name}: ended 1 process that outlived its worker")
+        else:
+            self._console.warn(f"{host.name}: ended {num_processes} processes that outlived their worker")
 
     def _greet(self, host: HostState, hello: Hello) -> None:
         """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
@@ -520,9 +521,7 @@ class Controller:
     # The end.
 
     def _stop_and_wait(self) -> None:
-        """Tell every host to stop, unless all ended well, and wait until each one said
-        that nothing is left.
-        """
+        """Tell every host to stop, unless all ended well; wait until each has said that nothing is left."""
         self._console.end_progress()
         if self._roster.is_over:
             return
