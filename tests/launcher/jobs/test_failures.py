@@ -238,6 +238,25 @@ def test_a_place_that_only_the_program_knows_is_told_by_the_runtime(start: Start
     assert report(job)["culprit"]["place"] == "stage 1 of 2"
 
 
+@pytest.mark.exhaustive
+def test_the_stage_of_a_rank_on_another_host_is_told(lab: Lab, folder: Path) -> None:
+    """Two stages on two hosts, which the program alone knows."""
+    (folder / "train.py").write_text(
+        f"import os, signal\n{IN_STAGES}\n"
+        "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "while True: signal.pause()\n"
+    )
+    (folder / "hosts").write_text("node1 slots=1\nnode2 slots=1\n")
+    command = Command(lab.head, folder, "-H", "hosts", "--report=report.json", "train.py")
+    assert command.wait(120.0) == 137, command.err
+    assert re.search(
+        r"dslaunch: rank 1 on node2 \(stage 1 of 2; local rank 0, pid \d+\) was killed by SIGKILL \(9\); it "
+        r"failed first\n",
+        command.err,
+    )
+    assert json.loads((folder / "report.json").read_text())["culprit"]["place"] == "stage 1 of 2"
+
+
 def test_without_axes_there_is_no_place(start: Start) -> None:
     job = start("sys.exit(3)")
     assert job.wait() == 3
