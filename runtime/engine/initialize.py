@@ -25,7 +25,6 @@ from ..errors import ConfigError, report_user_errors_in_one_line
 from ..experts.placed import PlacedExperts
 from ..log import logger as _log
 from ..mesh.axes import Axes, axes_of_job
-from ..metrics.memory_by_place import memory_by_place
 from ..offload.host_memory import keep_freed_memory
 from ..pipeline.module import PipelineModule
 from ..pipeline.topology import topology_of
@@ -34,7 +33,6 @@ from ..placement.stage_policy import policy_for_stage
 from ..sequence.requested import check_requested, requested_sequence_size
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
-from ..step.fused_rule import FusedRule
 from ..step.lr_schedules import make_scheduler
 from ..tensor.divide import agree_on_division, divide
 from ..tensor.divided_model import check_optimizer, earlier_division
@@ -43,7 +41,7 @@ from ..tensor.model_init import check_dtype, check_group, requested_size
 from ..zero.param_location import location_of
 from .engine import Engine
 from .pipeline_engine import PipelineEngine
-from .summary import summarize
+from .summary import measure_memory, summarize
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 ClientScheduler = Any  # an object with step(), or a callable that makes one from the optimizer
@@ -151,8 +149,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         engine.lr_scheduler, engine.collate_fn = scheduler, collate_fn
         if training_data is not None:
             engine.training_dataloader = engine.deepspeed_io(training_data)
-    has_states = flat_optimizer is None or isinstance(flat_optimizer.rule, FusedRule)
-    memory = memory_by_place(engine._model, has_states=has_states)  # on all ranks, whichever prints
+    memory = measure_memory(engine)  # on all ranks, whichever prints
     if settings.dump_state and engine.global_rank == 0:
         print(json.dumps(summarize(engine, memory), indent=2), flush=True)
     checkpointing.configure_from(settings.activation_checkpointing)

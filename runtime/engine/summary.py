@@ -4,9 +4,15 @@ and the whole configuration.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from ..config.pipeline import PipelineConfig
+from ..metrics.memory_by_place import memory_by_place
+from ..step.fused_rule import FusedRule
+from ..zero.unit import Unit
 from .engine import Engine
+from .pipeline_engine import PipelineEngine
 
 
 def summarize(engine: Engine, memory: list[dict[str, Any]]) -> dict[str, Any]:
@@ -40,6 +46,21 @@ def summarize(engine: Engine, memory: list[dict[str, Any]]) -> dict[str, Any]:
         "lr_scheduler": None if scheduler is None else type(scheduler).__name__,
         "ds_config": config.describe(),
     }
+
+
+def measure_memory(engine: Engine) -> list[dict[str, Any]]:
+    """Return what the ranks hold, by their places.
+
+    Order: a collective where ranks have places
+    """
+    optimizer, how = engine.optimizer, engine.settings.pipeline or PipelineConfig()
+    units: Sequence[Unit] = engine._held_units() if isinstance(engine, PipelineEngine) else ()
+    return memory_by_place(
+        engine._model,
+        has_states=optimizer is None or isinstance(optimizer.rule, FusedRule),
+        whole_units=units,
+        has_whole_gradients=isinstance(engine, PipelineEngine) and how.reduce == "batch",
+    )
 
 
 def _exceptions(engine: Engine) -> str:

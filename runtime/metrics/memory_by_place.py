@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..comm.rank_names import folded
 from ..zero.gradients import OwnGradients
+from ..zero.sharded_gradients import ShardedGradients
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
+from ..zero.unit import Unit
 
 
 class Held(NamedTuple):
@@ -20,16 +22,29 @@ class Held(NamedTuple):
     gradients: int
     masters: int
     states: int | None  # of the optimizer; None: torch's makes them in the first step
+    whole_in_a_batch: int = 0  # besides, what a pipeline has in shards between its batches alone
 
 
-def memory_by_place(model: ShardedModel, *, has_states: bool) -> list[dict[str, Any]]:
+def memory_by_place(
+    model: ShardedModel,
+    *,
+    has_states: bool = True,
+    whole_units: Sequence[Unit] = (),
+    has_whole_gradients: bool = False,
+) -> list[dict[str, Any]]:
     """Return a row for ranks that hold equally much and have something of their place in common, in the order
     of the first of each: "ranks", "place" and bytes by kind. Without places rank 0 stands for all.
-    `has_states`: the optimizer's are there already.
+    `has_states`: the optimizer's are there already. While a batch runs, `whole_units` have whole parameters,
+    and `has_whole_gradients`: all have whole gradients, where these are sharded.
 
     Order: a collective where ranks have places
     """
-    job, own = model.job, held_by(model, has_states=has_states)
+    job, own = model.job, held_by(model)
+    own = own._replace(
+        states=own.states if has_states else None,
+        whole_in_a_batch=_whole_parameters(whole_units)
+        + (_whole_gradients(model) if has_whole_gradients else 0),
+    )
     every = [own] * job.size
     if job.names.has_places:
         every = [Held(*one) for one in job.all_gather_objects(tuple(own), what="what each rank holds")]
@@ -48,7 +63,7 @@ def memory_by_place(model: ShardedModel, *, has_states: bool) -> list[dict[str, 
     ]
 
 
-def held_by(model: ShardedModel, *, has_states: bool = True) -> Held:
+def held_by(model: ShardedModel) -> Held:
     """Return what this rank holds. Gradients that autograd makes are counted as if they were there."""
     sub_buffers = [one for unit in model.units for one in unit.sub_buffers]
     seen: set[int] = set()
@@ -70,7 +85,19 @@ def held_by(model: ShardedModel, *, has_states: bool = True) -> Held:
     shards = [one.optimizer_shard for one in trained]
     masters = total(one.master for one in shards if one.has_separate_master)
     states = total(tensor for one in shards for tensor in one.states.values())
-    return Held(parameters, gradients, masters, states if has_states else None)
+    return Held(parameters, gradients, masters, states)
+
+
+def _whole_parameters(units: Iterable[Unit]) -> int:
+    sharded = [one for unit in units for one in unit.sub_buffers if one.is_sharded]
+    return sum(one.layout.numel * one.plan.dtype.itemsize for one in sharded)
+
+
+def _whole_gradients(model: ShardedModel) -> int:
+    """Those that autograd makes and the ranks then have in shards."""
+    trained = [one for unit in model.units for one in unit.sub_buffers if one.is_trained]
+    sharded = [one for one in trained if isinstance(one.gradients, ShardedGradients)]
+    return sum(_numel(one) * one.plan.dtype.itemsize for one in sharded)
 
 
 def _numel(one: SubBuffer) -> int:

@@ -293,6 +293,7 @@ def test_dump_state_prints_what_is_trained_and_the_configuration_in_effect_once(
                 "gradients_bytes": 5120,
                 "masters_bytes": 5120,
                 "states_bytes": 0,
+                "whole_in_a_batch_bytes": 0,
             }
         ],
         "optimizer": "SGD",

@@ -59,19 +59,20 @@ class Case(NamedTuple):
     is_bf16: bool = False
 
 
-def _make(case: Case) -> Any:
+def _make(case: Case, *, loss_fn: Any = nn.functional.mse_loss, **changes: Any) -> Any:
     axes = axes_of_job(4, pp=case.pp, tp=case.tp)
     config = make_config(stage=case.stage, reduce_bucket_size=BLOCK, dump_state=True)
     config |= {"tensor_parallel": DIVIDED} if case.tp > 1 else {}
     config |= {"bf16": {"enabled": True}} if case.is_bf16 else {}
     config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}
+    config |= changes
     config.pop("train_batch_size")
     model: nn.Module = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     if case.pp > 1:
         model = PipelineModule(
             [LayerSpec(Block) for _ in range(BLOCKS)],
             topology=topology_of(axes),
-            loss_fn=nn.functional.mse_loss,
+            loss_fn=loss_fn,
             partition_method="uniform",
         )
     return dslaunch.initialize(model=model, config=config)[0]
@@ -148,9 +149,49 @@ def test_stages_have_rows_of_their_own(ranks: Ranks) -> None:
             "gradients_bytes": 4 * num_blocks * BLOCK,
             "masters_bytes": 0,  # parameters in float32 are their own
             "states_bytes": 8 * num_blocks * BLOCK // 2,
+            "whole_in_a_batch_bytes": 0,
         }
         for stage, ranks_of_stage, num_blocks in ((0, "0-1", 2), (1, "2-3", 1))
     ]
+
+
+def _in_a_batch(rank: int, stage: int, how: dict[str, str]) -> tuple[str, int, int]:
+    """What was printed, and in the loss function of the last micro batch the bytes of whole parameters, and
+    of gradients that autograd has made; on ranks of the first stage 0.
+    """
+    seen = [0, 0]
+
+    def loss_fn(outputs: Tensor, labels: Tensor) -> Tensor:
+        whole = [one.param_shard.values.flat for unit in engine._model.units for one in unit.sub_buffers]
+        grads = [one.grad for one in engine.module.parameters() if one.grad is not None]
+        seen[:] = [sum(one.untyped_storage().nbytes() for one in some) for some in (whole, grads)]
+        return nn.functional.mse_loss(outputs, labels)
+
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        engine = _make(Case(pp=2, stage=stage), loss_fn=loss_fn, pipeline=how)
+    batch = torch.ones(1, WIDTH)
+    engine.train_batch(iter([(batch, batch)] * 2))
+    engine.destroy()
+    return printed.getvalue(), *seen
+
+
+@pytest.mark.parametrize(
+    ("stage", "how"),
+    [
+        (2, {}),
+        (3, {}),
+        (3, {"reduce": "micro_batch", "unshard": "micro_batch"}),
+        (3, {"unshard": "micro_batch"}),
+    ],
+)
+def test_what_a_pipeline_has_whole_while_a_batch_runs(ranks: Ranks, stage: int, how: dict[str, str]) -> None:
+    (printed, *_), *_, (_, whole, grads) = ranks(_in_a_batch, stage, how, world_size=4)
+    (row,) = (one for one in json.loads(printed)["memory"] if one["place"].startswith("stage 1"))
+    has_whole = stage == 3 and "unshard" not in how
+    has_grads = "reduce" not in how
+    assert row["whole_in_a_batch_bytes"] == (whole if has_whole else 0) + (grads if has_grads else 0)
+    assert row["whole_in_a_batch_bytes"] == 4 * BLOCK * (has_whole + has_grads)
 
 
 def _with_torchs_optimizer(rank: int) -> list[dict[str, Any]]:
