@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NoReturn
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from ..comm.flight_recorder import Line
 from ..comm.mesh import make_axis
@@ -22,13 +22,12 @@ from ..pipeline.executor import Batch, Executor, Outcome
 from ..pipeline.limits import MICRO_BATCH, check_fits, fitting_shape
 from ..pipeline.messages import Post
 from ..pipeline.module import PipelineModule
+from ..pipeline.reading import Reading
 from ..pipeline.schedule import Table, forward_table, make_table
 from ..pipeline.tied import tied_over_stages
 from ..pipeline.topology import PipelineParallelGrid
 from ..zero.unit import Unit
 from .engine import Engine
-
-_NOT_HERE = -1.0  # in place of a number of micro batches, on ranks that read none
 
 
 class PipelineEngine(Engine):
@@ -57,9 +56,9 @@ class PipelineEngine(Engine):
         self._accumulation.force_boundary(True)  # a batch is one call
         lines = self._axes.lines(("pp",))
         self._up, self._down = make_axis(lines), make_axis(lines)
-        ranks = self._axes.line_of(self.global_rank, ("pp",))
-        self._line = RankGroup(self._up, self._wire, line=Line("pp", ranks))
-        post = Post(self._up, self._down, self._wire, self.device, ranks=ranks)
+        self._ranks_of_line = self._axes.line_of(self.global_rank, ("pp",))
+        self._line = RankGroup(self._up, self._wire, line=Line("pp", self._ranks_of_line))
+        post = Post(self._up, self._down, self._wire, self.device, ranks=self._ranks_of_line)
         self._executor = Executor(module, post)
         self._tables: dict[tuple[bool, int], Table] = {}
         self._is_broken = False
@@ -86,8 +85,7 @@ class PipelineEngine(Engine):
             raise RuntimeError("train_batch() inside torch.no_grad(); call eval_batch() there")
         num_micro_batches = self.micro_batches
         self.module.train()
-        self._data = self._source(data_iter)
-        batch = self._take(self._data, num_micro_batches, computes_loss=True)
+        batch = self._take(partial(self._kept_source, data_iter), num_micro_batches, computes_loss=True)
         batch.loss_factor = self._scaler.scale / num_micro_batches
         self._model.parked_states.check_kept("train_batch()")
         self._model.parked_states.check_here("train_batch()")
@@ -227,8 +225,8 @@ class PipelineEngine(Engine):
         if not isinstance(number, int) or number < 1:
             raise ConfigError(f"eval_batch(num_micro_batches={number!r}): must be a whole number above 0")
         self.module.eval()
+        batch = self._take(partial(self._source, data_iter), number, computes_loss=compute_loss)
         with torch.no_grad(), self._whole_or_broken():
-            batch = self._take(self._source(data_iter), number, computes_loss=compute_loss)
             with self._model.gathered():
                 outcome = self._executor.run(
                     self._table(number, is_training=False),
@@ -267,7 +265,7 @@ class PipelineEngine(Engine):
 
     # ---- data
 
-    def _source(self, data_iter: Iterator[Any] | None) -> Iterator[Any] | None:
+    def _source(self, data_iter: Iterator[Any] | None) -> Iterator[Any]:
         if data_iter is not None:
             if not hasattr(data_iter, "__next__"):
                 raise ConfigError(
@@ -277,60 +275,41 @@ class PipelineEngine(Engine):
             return data_iter
         if self._data is None and self.training_dataloader is not None:
             self._data = iter(RepeatingLoader(self.training_dataloader))
-        if self._data is None and self._reads_data:
+        if self._data is None:
             raise ConfigError(
                 "there are no data: give train_batch(data_iter), or initialize(training_data=...)"
             )
+        return self._data
+
+    def _kept_source(self, data_iter: Iterator[Any] | None) -> Iterator[Any]:
+        self._data = self._source(data_iter)
         return self._data
 
     @property
     def _reads_data(self) -> bool:
         return self.is_first_stage() or self.is_last_stage()
 
-    def _take(self, data: Iterator[Any] | None, number: int, *, computes_loss: bool) -> Batch:
-        """Return this rank's part of a batch, once all ranks of the pipeline are seen to have theirs."""
+    def _take(self, source: Callable[[], Iterator[Any]], number: int, *, computes_loss: bool) -> Batch:
+        """Return this rank's part of a batch, once all ranks of the job are seen to have theirs."""
         if self._is_broken:
             raise PipelineError(
                 "a batch has failed in the middle, and what its stages had sent is still on its way; end the "
                 "program, and go on from a checkpoint"
             )
-        pairs: list[Any] = []
-        if self._reads_data and data is not None:
-            while len(pairs) < number:
-                try:
-                    pairs.append(self._pair(next(data)))
-                except StopIteration:
-                    break
-        if self._divided is not None and self._reads_data:
-            self._divided.inputs.look((pairs,), {})
-        if self._divided_sequences is not None and self._reads_data:
-            self._divided_sequences.check_shapes((pairs,), {})
-        keys = [_key(inputs) for inputs, _ in pairs]
-        own = [float(len(pairs)) if self._reads_data else _NOT_HERE, *keys, *[0] * (number - len(keys))]
-        told = self._line.all_gather_float64(
-            torch.tensor(own, dtype=torch.float64, device=self.device), what="the micro batches"
-        ).tolist()
-        self._check_numbers([int(one[0]) for one in told], number)
+        reading = Reading(number if self._reads_data else 0)
+        if self._reads_data:
+            reading.take(source, self._pair)
+            if self._divided is not None:
+                reading.check(self._divided.inputs.look)
+            if self._divided_sequences is not None:
+                reading.check(self._divided_sequences.check_shapes)
+        keys = reading.agree(self._domains.job, number, self._ranks_of_line, self.device)
+        inputs, labels = ([one[part] for one in reading.pairs] for part in (0, 1))
         return Batch(
-            keys=[int(key) for key in told[0][1:]],
-            inputs=[inputs for inputs, _ in pairs] if self.is_first_stage() else (),
-            labels=[labels for _, labels in pairs] if self.is_last_stage() else (),
+            keys=keys,
+            inputs=inputs if self.is_first_stage() else (),
+            labels=labels if self.is_last_stage() else (),
             computes_loss=computes_loss,
-        )
-
-    def _check_numbers(self, found: Sequence[int], number: int) -> None:
-        here = {place: one for place, one in enumerate(found) if one >= 0}
-        if all(one == number for one in here.values()):
-            return
-        if not any(here.values()):
-            raise StopIteration("the data have ended")
-        said = ", ".join(
-            f"{one} on rank {self.module.mpu().stage_to_global(place)}" for place, one in here.items()
-        )
-        raise ConfigError(
-            f"the data ended in the middle of a batch of {number} micro batches: there were {said}; the "
-            "first and the last stage take the same stream, gradient_accumulation_steps micro batches for "
-            "each batch; drop the last one if it is short"
         )
 
     def _pair(self, item: Any) -> tuple[Any, Any]:
@@ -507,13 +486,6 @@ class PipelineEngine(Engine):
         super().destroy()
         self._up.without_group()
         self._down.without_group()
-
-
-def _key(inputs: Any) -> int:
-    """Return a number for the shapes and types of a micro batch's inputs."""
-    leaves, structure = tree_flatten(inputs)
-    said = [(tuple(one.shape), str(one.dtype)) if isinstance(one, Tensor) else type(one) for one in leaves]
-    return crc32(f"{structure} {said}".encode())
 
 
 def _to_half(value: Any) -> Any:

@@ -26,6 +26,16 @@ Sizes = tuple[int, ...]  # by rank
 _resolve: Callable[[Any], Any] = vars(distributed_c10d)["_resolve_process_group"]  # torch has no public name
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What this process has sent along sequences, whatever engine or attention it was for."""
+
+    num_sent: int = 0
+
+
+TRAFFIC = Traffic()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRanks:
     """The ranks that have the parts of one sequence, in the order of the parts. It holds no process group,
@@ -118,6 +128,7 @@ class SequenceRanks:
         send: Callable[..., dist.Work | None],
     ) -> None:
         """Let the engine that there is count it, and its watchdog wait for it."""
+        TRAFFIC.num_sent += 1
         wire, start = current_wire(), partial(send, group=self.group, async_op=True)
         if wire is not None:
             wire.begin(op, tensor, what, sent_bytes=sent_bytes).start(start).wait()

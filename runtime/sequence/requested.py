@@ -15,7 +15,7 @@ from ..log import logger
 from ..mesh.axes import Axes
 from . import parallel_state
 from .attention import DistributedAttention
-from .exchange import SequenceRanks
+from .exchange import TRAFFIC, SequenceRanks
 from .hf_layers import check_layers, position_of
 from .hugging_face import registered
 
@@ -134,6 +134,7 @@ class DividedSequences:
         self._ranks = SequenceRanks.of(group or dist.group.WORLD)
         self._module = module
         self._num_forwards, self._has_warned = 0, False
+        self._num_sent_before: int | None = None  # while it is to be seen whether a forward sends something
         for one in registered():
             one.check_size(axes.sp)
         _check_attention(module, axes)
@@ -155,10 +156,11 @@ class DividedSequences:
             args, kwargs = self._with_own_positions(args, kwargs)
             self._look_at_labels(kwargs)
         self.check_shapes(args, kwargs)
+        self._num_sent_before = TRAFFIC.num_sent if self._num_forwards == 1 else None
         return args, kwargs
 
     def end_forward(self) -> None:
-        """See that the attention that is registered was what the model used.
+        """See that the attention that is registered was what the model used, and that some attention was.
 
         Errors: ConfigError
         """
@@ -169,6 +171,16 @@ class DividedSequences:
                 "registered for divided sequences, so each rank has seen its own part only; train it with "
                 "sequence_parallel_size 1, or a model whose attention transformers looks up in "
                 "ALL_ATTENTION_FUNCTIONS"
+            )
+        if self._num_sent_before == TRAFFIC.num_sent and dist.get_rank() == 0:
+            logger.warning(
+                "sequence_parallel_size is %d, and %s has sent nothing between the ranks that share a "
+                "sequence: each has computed with what it was given alone. Divide its attention with "
+                "DistributedAttention or UlyssesSPAttentionHF, or train it with sequence_parallel_size 1; a "
+                "model without attention, or with one that sends by itself, is right as it is. This is said "
+                "once",
+                self._ranks.size,
+                type(self._module).__name__,
             )
 
     def _with_own_positions(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -49,7 +49,7 @@ def _train_alone(program: str) -> dict[int, float]:
         torch.manual_seed(1234 + index)  # as PipelineModule(seed_layers=True) does
         built.append(layer.build())
     model = nn.Sequential(*built)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0003)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.00003)
     found = {}
     for step in range(STEPS):
         images, labels = batch_of(step)

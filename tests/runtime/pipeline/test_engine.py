@@ -384,8 +384,8 @@ def test_data_that_end_are_told_of_on_all_ranks(ranks: Ranks) -> None:
         assert told[0].startswith("ConfigError: there are no data: give train_batch(data_iter)")
         assert float(told[1]) > 3
         assert told[2] == "StopIteration: the data have ended"
-        assert "a batch of 4 micro batches: there were 3 on rank 0, 3 on rank 1" in told[3]
-        assert "there were 4 on rank 0, 2 on rank 1" in told[4]
+        assert "a batch of 4 micro batches: there were 3 on ranks 0-1" in told[3]
+        assert "there were 4 on rank 0 (stage 0 of 2), 2 on rank 1 (stage 1 of 2)" in told[4]
         assert told[5].startswith("ConfigError: a micro batch is Tensor of 2; a PipelineModule is trained on")
         assert told[6].startswith("ConfigError: train_batch() and eval_batch() take an iterator"), rank
         assert told[7].startswith("ConfigError: eval_batch(reduce_output='max')")

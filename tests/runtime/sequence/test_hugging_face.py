@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime.errors import ConfigError
@@ -165,6 +165,33 @@ def test_labels_that_a_part_would_shift_are_warned_of_once(ranks: Ranks) -> None
     for said in ranks(_labels, world_size=2, deadline_s=DEADLINE_S):
         (one,) = said
         assert "the last token of each part has no label in its loss" in one
+
+
+def _undivided(rank: int) -> list[str]:
+    """A model that nobody has divided, in some forwards."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(VOCAB, 4), nn.TransformerEncoderLayer(4, 2, 4, batch_first=True))
+    config = make_config(0, train_batch_size=4, gradient_accumulation_steps=1)
+    engine: Any
+    engine, *_ = dslaunch.initialize(model=module, config=config, mesh_param=(1, 2))
+    logger.addHandler(handler)
+    try:
+        for _ in range(3):
+            engine(_tokens())
+    finally:
+        logger.removeHandler(handler)
+        _stop(engine)
+    return said
+
+
+def test_a_model_whose_sequences_are_not_divided_is_warned_of_once(ranks: Ranks) -> None:
+    said, others = ranks(_undivided, world_size=2, deadline_s=DEADLINE_S)
+    (one,) = said
+    assert "sequence_parallel_size is 2, and Sequential has sent nothing between the ranks that share" in one
+    assert others == []
 
 
 SMALL = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -1,0 +1,107 @@
+"""Whether all ranks have read their micro batches: no batch begins that a rank cannot go through.
+
+Ranks of a stage in the middle read nothing, and a copy of the model does not see what another one reads. So
+all tell all, before the first layer, how many they have, and what went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from ..comm.rank_group import Job
+from ..errors import ConfigError, PipelineError
+
+_NONE_WANTED, _FAILED = -1.0, -2.0  # in place of a number of micro batches
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one rank has of a batch."""
+
+    wanted: int  # micro batches; 0 on ranks whose stages read none
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)  # inputs and labels
+    error: Exception | None = None
+
+    def take(self, source: Callable[[], Iterator[Any]], make_pair: Callable[[Any], tuple[Any, Any]]) -> None:
+        """Read as many as are wanted, or as there are."""
+        try:
+            data = source()
+            while len(self.pairs) < self.wanted:
+                self.pairs.append(make_pair(next(data)))
+        except StopIteration:
+            pass
+        except Exception as error:
+            self.error = error
+
+    def check(self, look: Callable[[Any, dict[str, Any]], None]) -> None:
+        """Have this see what was read.
+
+        Order:  as `look`
+        """
+        try:
+            look((self.pairs,), {})
+        except Exception as error:
+            self.error = self.error or error
+
+    def agree(self, job: Job, number: int, line: Sequence[int], device: torch.device) -> list[int]:
+        """Return a number for each micro batch, equal where shapes and types of the inputs are: as the first
+        rank of this one's pipeline, `line`, has read them.
+
+        Order:  a collective of the job
+        Errors: on all ranks: StopIteration where the data of all have ended; ConfigError where they have in
+                the middle of a batch, or on some ranks alone; PipelineError where one could not read, and
+                there its own error
+        """
+        keys = [_key(inputs) for inputs, _ in self.pairs]
+        count = float(len(self.pairs)) if self.wanted else _NONE_WANTED
+        own = [_FAILED if self.error else count, *keys, *[0] * (number - len(keys))]
+        told = job.all_gather_float64(
+            torch.tensor(own, dtype=torch.float64, device=device), what="the micro batches"
+        ).tolist()
+        counts = [int(one[0]) for one in told]
+        if _FAILED in counts:
+            self._raise_failure(job, number)
+        _check_counts(counts, number, job)
+        return [int(key) for key in told[line[0]][1:]]
+
+    def _raise_failure(self, job: Job, number: int) -> None:
+        text = f"{type(self.error).__name__}: {self.error}" if self.error else ""
+        told = job.all_gather_objects((len(self.pairs), text), what="why a micro batch was not read")
+        if self.error is not None:
+            raise self.error
+        # A rank that has not read all is the cause of what others see that compare theirs with it.
+        _, rank = min((count == number, rank) for rank, (count, text) in enumerate(told) if text)
+        count, text = told[rank]
+        which = f"micro batch {count} of {number}" if count < number else f"the {number} micro batches"
+        raise PipelineError(f"{job.names.of(rank)} cannot take {which}, so that no rank begins: {text}")
+
+
+def _check_counts(counts: Sequence[int], number: int, job: Job) -> None:
+    found = {rank: count for rank, count in enumerate(counts) if count >= 0}
+    if all(count == number for count in found.values()):
+        return
+    if not any(found.values()):
+        raise StopIteration("the data have ended")
+    by_count = [
+        f"{count} on {job.names.of(*(rank for rank, one in found.items() if one == count))}"
+        for count in sorted(set(found.values()), reverse=True)
+    ]
+    raise ConfigError(
+        f"the data ended in the middle of a batch of {number} micro batches: there were "
+        f"{', '.join(by_count)}; the first and the last stage take the same stream, and all copies of the "
+        "model streams of one length, gradient_accumulation_steps micro batches for each batch; drop what is "
+        "left at their ends"
+    )
+
+
+def _key(inputs: Any) -> int:
+    leaves, structure = tree_flatten(inputs)
+    said = [(tuple(one.shape), str(one.dtype)) if isinstance(one, Tensor) else type(one) for one in leaves]
+    return crc32(f"{structure} {said}".encode())
