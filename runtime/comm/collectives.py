@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 

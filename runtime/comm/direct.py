@@ -44,7 +44,7 @@ class Scratch:
     def give_back(self, taken: Tensor) -> None:
         """Let `taken` be used again."""
         storage = taken.untyped_storage()
-        self._free.append(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))  # type: ignore[call-overload]
+        self._free.append(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
 
 
 def send_to_all(own: Tensor, flat: Tensor, axis: Axis, *, number: int) -> Messages:

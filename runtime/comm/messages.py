@@ -15,14 +15,16 @@ class Messages(dist.Work):
 
     def __init__(self, works: Sequence[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._works = works
+        self._works = list(works)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Block until all are there."""
-        for work in self._works:
-            work.wait()
+        """Block until all are there. A second call returns at once, which that of a message of gloo's does
+        not.
+        """
+        while self._works:
+            self._works.pop(0).wait()
         return True
 
     def is_completed(self) -> bool:
         """Whether all were waited for."""
-        return all(work.is_completed() for work in self._works)
+        return not self._works
