@@ -14,7 +14,7 @@ class Messages(dist.Work):
     """
 
     def __init__(self, works: Sequence[Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._works = list(works)
 
     def wait(self, timeout: Any = None) -> bool:
