@@ -183,7 +183,7 @@ class _Exchange(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.ranks, ctx.cuts, ctx.what = ranks, cuts, what
         parts = [
-            torch.split(value, cut.scatter[1], cut.scatter[0])
+            torch.split(value, list(cut.scatter[1]), cut.scatter[0])
             for value, cut in zip(values, cuts, strict=True)
         ]
         shapes = [_shapes(value, cut, ranks) for value, cut in zip(values, cuts, strict=True)]
