@@ -3,7 +3,7 @@
 How gloo reduces
 ----------------
 gloo has no reduce_scatter: torch emulates it with a clone and an all_reduce, at twice the bytes. Here each
-rank sends every other rank its chunk (all_to_all) and adds what it gets in rank order, in fp32 whatever
+rank sends every other rank its chunk (see direct.py) and adds what it gets in rank order, in fp32 whatever
 the dtype, then rounds once. The bytes are those of a true reduce_scatter, and the result depends on
 nothing but the ranks' values. An all_reduce is that plus an all_gather, so a buffer reduced along either
 axis gets the same bits.
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .direct import Scratch, send_chunks, send_to_all
 from .flight_recorder import PARAMETER_LANE, Flight, Line
 from .mesh import Axis, Mesh
 from .pending import Pending, Steps
@@ -57,6 +57,7 @@ class Collectives:
         self._line = line
         self.sharers = RankGroup(mesh.sharers, self.wire, line=line)
         self._own_gather_axis = gather_axis
+        self._scratch = Scratch()
 
     def gather_beside(self, gather_axis: Axis) -> None:
         """Let what all_gather_from() sends go along this axis from now on; see the constructor."""
@@ -95,7 +96,7 @@ class Collectives:
             if not axis.is_alone:
                 whole = own.new_empty(axis.size * own.numel())
                 flight = self._begin("all_gather", whole, what, sent_bytes=_ring_bytes(whole, axis))
-                flight.start(partial(all_gather_single, whole, own, group=axis.group, async_op=True)).wait()
+                _start_gather(flight, own, whole, axis).wait()
                 own = whole
         return own
 
@@ -207,21 +208,20 @@ class Collectives:
                 own.mul_(rescale)
             return
         # See "How gloo reduces" above.
-        received = torch.empty_like(flat)
-        yield flight.start(partial(dist.all_to_all_single, received, flat, group=axis.group, async_op=True))
-        chunks = received.chunk(axis.size)
-        total = chunks[0].float()  # a view of `received` if that is fp32, which is needed no more
-        for chunk in chunks[1:]:
+        received = self._scratch.take(flat.numel() - own.numel(), like=flat)
+        yield flight.start(partial(send_chunks, flat, received, axis, number=flight.label.number))
+        first, *rest = _in_rank_order(own, received, axis)
+        total = first.float()  # if that is fp32 a view, of what is needed no more
+        for chunk in rest:
             total.add_(chunk)
         own.copy_(total.mul_(rescale / axis.size))
+        self._scratch.give_back(received)
 
     def _all_gather_steps(self, flat: Tensor, axis: Axis, what: str) -> Steps:
         if axis.is_alone:
             return
         flight = self._begin("all_gather", flat, what, sent_bytes=_ring_bytes(flat, axis))
-        yield flight.start(
-            partial(all_gather_single, flat, _chunk(flat, axis), group=axis.group, async_op=True)
-        )
+        yield _start_gather(flight, _chunk(flat, axis), flat, axis)
 
     def _all_gather_from_steps(self, shard: Tensor, flat: Tensor, what: str) -> Steps:
         axis = self._own_gather_axis or self.mesh.shard
@@ -233,7 +233,19 @@ class Collectives:
             counted_as="parameters",
             lane=PARAMETER_LANE,
         )
-        yield flight.start(partial(all_gather_single, flat, shard, group=axis.group, async_op=True))
+        yield _start_gather(flight, shard, flat, axis)
+
+
+def _start_gather(flight: Flight, own: Tensor, flat: Tensor, axis: Axis) -> Flight:
+    """Begin to fill `flat` with the `own` chunk of every rank."""
+    if _is_native(flat):
+        return flight.start(partial(all_gather_single, flat, own, group=axis.group, async_op=True))
+    return flight.start(partial(send_to_all, own, flat, axis, number=flight.label.number))
+
+
+def _in_rank_order(own: Tensor, received: Tensor, axis: Axis) -> list[Tensor]:
+    chunks = list(received.chunk(axis.size - 1))
+    return [*chunks[: axis.index], own, *chunks[axis.index :]]
 
 
 def _is_native(flat: Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .comms_log import Stopwatch
+from .messages import Messages
 
 T = TypeVar("T")
 NUM_LANES = 5  # a lane is a communicator of its own: what two of them send may pass each other in any way
@@ -91,6 +92,11 @@ class Flight:
         if event is not None:
             return not torch.cuda.is_current_stream_capturing() and bool(event.query())  # type: ignore[no-untyped-call]
         return self._is_over or (work is not None and work.is_completed())
+
+    @property
+    def tells_its_end(self) -> bool:
+        """Whether `is_over` is known before it is waited for; gloo does not tell it of messages."""
+        return not isinstance(self._work, Messages)
 
     def start(self, send: Callable[[], dist.Work | None]) -> Flight:
         """Let `send` begin it; wait() ends it."""
@@ -219,5 +225,11 @@ class FlightRecorder:
         return tuple(self._recent)
 
     def under_way(self) -> tuple[Flight, ...]:
-        """Those that have not come to their end, the oldest first."""
-        return tuple(flight for flight in tuple(self._under_way) if not flight.is_over)
+        """Those that have not come to their end, the oldest first. Of one that does not tell, that is known
+        when the program stands still for it.
+        """
+        return tuple(
+            flight
+            for flight in tuple(self._under_way)
+            if not flight.is_over and (flight.is_awaited or flight.tells_its_end)
+        )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .exchange import SequenceRanks, Sizes, exchange
+from .exchange import Cut, SequenceRanks, Sizes, exchange
 
 
 def sizes_of_heads(num_heads: int, num_kv_heads: int, ranks: SequenceRanks) -> tuple[Sizes, Sizes, int]:
@@ -65,23 +65,12 @@ def attend_over_ranks(
     lengths = (query.shape[sequence_dim],) * ranks.size
     if times > 1:
         key, value = (one.repeat_interleave(times, dim=head_dim) for one in (key, value))
-    whole = [
-        exchange(one, ranks, scatter=(head_dim, sizes), gather=(sequence_dim, lengths), what=what)
-        for one, sizes, what in (
-            (query, q_sizes, "queries"),
-            (key, kv_sizes, "keys"),
-            (value, kv_sizes, "values"),
-        )
-    ]
-    result = attend(*whole)
+    sent, sequences = (query, key, value), (sequence_dim, lengths)
+    cuts = [Cut((head_dim, sizes), sequences) for sizes in (q_sizes, kv_sizes, kv_sizes)]
+    result = attend(*exchange(sent, ranks, cuts, "queries, keys and values"))
     heads, sequence = result_dims
-    part: Tensor = exchange(
-        result,
-        ranks,
-        scatter=(sequence, lengths),
-        gather=(heads, tuple(one * (result.shape[heads] // q_sizes[ranks.index]) for one in q_sizes)),
-        what="attention",
-    )
+    in_result = tuple(one * (result.shape[heads] // q_sizes[ranks.index]) for one in q_sizes)
+    (part,) = exchange([result], ranks, [Cut((sequence, lengths), (heads, in_result))], "attention")
     return part
 
 

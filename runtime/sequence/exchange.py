@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from ..mesh.current import current_wire
 from ..zero.uncompiled import uncompiled
 
 Sizes = tuple[int, ...]  # by rank
+Shape = Sequence[int]
 
 _resolve: Callable[[Any], Any] = vars(distributed_c10d)["_resolve_process_group"]  # torch has no public name
 
@@ -99,24 +99,39 @@ class SequenceRanks:
             wire.begin("all_gather", None, what).run(send)
         return received
 
-    def send_parts(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], what: str) -> list[Tensor]:
-        """Send part i to rank i, and return what each rank has sent here, of these shapes. One copy on the
-        way
-        out; what is returned are views of one buffer.
+    def send_parts(
+        self, parts: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[Shape]], what: str
+    ) -> list[list[Tensor]]:
+        """Send parts i to rank i, in one message, and return what each rank has sent here, of these shapes.
+        One copy on the way out; what is returned are views of one buffer.
+
+        Errors: AssertionError for parts of several dtypes
         """
-        sent = torch.cat([part.reshape(-1) for part in parts])
-        sizes = [prod(shape) for shape in shapes]
+        every = [part for of_rank in parts for part in of_rank]
+        if len({part.dtype for part in every}) != 1:
+            raise AssertionError(f"{what} of several dtypes: {[part.dtype for part in every]}")
+        sent = every[0].new_empty(sum(part.numel() for part in every))
+        for run, part in zip(torch.split(sent, [part.numel() for part in every]), every, strict=True):
+            run.view(part.shape).copy_(part)
+        sizes = [sum(prod(shape) for shape in of_rank) for of_rank in shapes]
+        sent_sizes = [sum(part.numel() for part in of_rank) for of_rank in parts]
         received = sent.new_empty(sum(sizes))
-        sent_bytes = sent.nbytes - parts[self.index].numel() * sent.element_size()
+        sent_bytes = sent.nbytes - sent_sizes[self.index] * sent.element_size()
         self._send(
             "all_to_all",
             None,  # ranks may send different amounts
             what,
             sent_bytes,
-            partial(dist.all_to_all_single, received, sent, sizes, [part.numel() for part in parts]),
+            partial(dist.all_to_all_single, received, sent, sizes, sent_sizes),
         )
         return [
-            one.view(tuple(shape)) for one, shape in zip(torch.split(received, sizes), shapes, strict=True)
+            [
+                one.view(tuple(shape))
+                for one, shape in zip(
+                    torch.split(run, [prod(shape) for shape in of_rank]), of_rank, strict=True
+                )
+            ]
+            for run, of_rank in zip(torch.split(received, sizes), shapes, strict=True)
         ]
 
     def _send(
@@ -136,53 +151,71 @@ class SequenceRanks:
             work.wait()
 
 
-@uncompiled
-def exchange(
-    value: Tensor, ranks: SequenceRanks, *, scatter: tuple[int, Sizes], gather: tuple[int, Sizes], what: str
-) -> Tensor:
-    """Cut a dimension over the ranks, and put another one together, each given with the sizes of the ranks'
-    parts.
-    The gradient goes the way back.
+class Cut(NamedTuple):
+    """A dimension that is cut over the ranks, and one that is put together, with the sizes of their parts."""
 
-    Shapes: `value` has the sum of the sizes along the first dimension, and this rank's size along the second
+    scatter: tuple[int, Sizes]
+    gather: tuple[int, Sizes]
+
+    @property
+    def undone(self) -> Cut:
+        """Return the way back."""
+        return Cut(self.gather, self.scatter)
+
+
+@uncompiled
+def exchange(values: Sequence[Tensor], ranks: SequenceRanks, cuts: Sequence[Cut], what: str) -> list[Tensor]:
+    """Return the values, each with a dimension cut over the ranks and another one put together. All go in one
+    message if they have one dtype. The gradients go the way back.
+
+    Shapes: a value has the sum of its cut's sizes along the first dimension, and this rank's size along the
+            second
     Errors: ConfigError for another shape
     """
-    given = value.shape[scatter[0]], value.shape[gather[0]]
-    if given != (sum(scatter[1]), gather[1][ranks.index]):
-        raise ConfigError(
-            f"{what} of shape {tuple(value.shape)}: dimension {scatter[0]} is cut into {scatter[1]} and of "
-            f"dimension {gather[0]} this rank has one of the parts {gather[1]}; every rank has to have the "
-            "same number of samples, heads and positions"
-        )
+    for value, (scatter, gather) in zip(values, cuts, strict=True):
+        given = value.shape[scatter[0]], value.shape[gather[0]]
+        if given != (sum(scatter[1]), gather[1][ranks.index]):
+            raise ConfigError(
+                f"{what} of shape {tuple(value.shape)}: dimension {scatter[0]} is cut into {scatter[1]} and "
+                f"of dimension {gather[0]} this rank has one of the parts {gather[1]}; every rank has to "
+                "have the same number of samples, heads and positions"
+            )
     if ranks.size == 1:
-        return value
-    result: Tensor = _Exchange.apply(value, ranks, scatter, gather, what)  # type: ignore[no-untyped-call]
-    return result
+        return list(values)
+    if len({value.dtype for value in values}) > 1:
+        return [exchange([value], ranks, [cut], what)[0] for value, cut in zip(values, cuts, strict=True)]
+    return list(_Exchange.apply(ranks, tuple(cuts), what, *values))  # type: ignore[no-untyped-call]
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        value: Tensor,
-        ranks: SequenceRanks,
-        scatter: tuple[int, Sizes],
-        gather: tuple[int, Sizes],
-        what: str,
-    ) -> Tensor:
-        ctx.ranks, ctx.scatter, ctx.gather, ctx.what = ranks, scatter, gather, what
-        (cut, sizes), (joined, there) = scatter, gather
-        shape = list(value.shape)
-        shape[cut] = sizes[ranks.index]
-        shapes = [[*shape[:joined], size, *shape[joined + 1 :]] for size in there]
-        starts = accumulate(sizes, initial=0)
-        parts = [value.narrow(cut, start, size) for start, size in zip(starts, sizes, strict=False)]
-        return torch.cat(ranks.send_parts(parts, shapes, what), dim=joined)
+        ctx: Any, ranks: SequenceRanks, cuts: tuple[Cut, ...], what: str, *values: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.ranks, ctx.cuts, ctx.what = ranks, cuts, what
+        parts = [
+            torch.split(value, list(cut.scatter[1]), cut.scatter[0])
+            for value, cut in zip(values, cuts, strict=True)
+        ]
+        shapes = [_shapes(value, cut, ranks) for value, cut in zip(values, cuts, strict=True)]
+        received = ranks.send_parts(
+            list(zip(*parts, strict=True)), list(zip(*shapes, strict=True)), what
+        )  # by rank
+        return tuple(
+            torch.cat(of_value, dim=cut.gather[0])
+            for of_value, cut in zip(zip(*received, strict=True), cuts, strict=True)
+        )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         what = ctx.what if ctx.what.startswith("the gradient") else f"the gradient of {ctx.what}"
-        back: Tensor = _Exchange.apply(  # type: ignore[no-untyped-call]
-            grad, ctx.ranks, ctx.gather, ctx.scatter, what
-        )
-        return back, None, None, None, None
+        back = _Exchange.apply(ctx.ranks, tuple(cut.undone for cut in ctx.cuts), what, *grads)  # type: ignore[no-untyped-call]
+        return None, None, None, *back
+
+
+def _shapes(value: Tensor, cut: Cut, ranks: SequenceRanks) -> list[Shape]:
+    """Return what each rank sends here."""
+    shape = list(value.shape)
+    (scattered, sizes), (joined, there) = cut
+    shape[scattered] = sizes[ranks.index]
+    return [(*shape[:joined], size, *shape[joined + 1 :]) for size in there]

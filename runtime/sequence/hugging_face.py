@@ -23,10 +23,9 @@ from ..errors import ConfigError
 from . import parallel_state
 from .attention import attend_over_ranks, sizes_of_heads
 from .exchange import SequenceRanks
+from .whole_positions import HIDDEN, WholePositions
 
 Attention = Callable[..., tuple[Tensor, Any]]
-
-_HIDDEN = -1  # what a position is that no token may see: -1 - position
 
 
 class UlyssesSPAttentionHF:
@@ -37,7 +36,7 @@ class UlyssesSPAttentionHF:
     ) -> None:
         self.attn, self._ranks, self.name, self.disable_in_eval = attn, ranks, name, disable_in_eval
         self.was_called = False
-        self._last: tuple[weakref.ref[Tensor], int, Tensor, weakref.ref[nn.Module]] | None = None
+        self._last: tuple[weakref.ref[Tensor], int, WholePositions, weakref.ref[nn.Module]] | None = None
 
     def check_size(self, size: int) -> None:
         """Errors: ConfigError if it divides sequences over another number of ranks"""
@@ -84,7 +83,7 @@ class UlyssesSPAttentionHF:
                 "the model with sequence_parallel_size 1"
             )
         positions = self._positions(module, kwargs.get("position_ids"), attention_mask, query)
-        kwargs["position_ids"] = positions.where(positions >= 0, _HIDDEN - positions)
+        kwargs["position_ids"] = positions.places
         mask = self._mask(module, positions, kwargs)
         rest: list[Any] = []
 
@@ -99,13 +98,13 @@ class UlyssesSPAttentionHF:
         )
         return part, rest[0] if rest else None
 
-    def _positions(self, module: nn.Module, own: Any, mask: Any, query: Tensor) -> Tensor:
+    def _positions(self, module: nn.Module, own: Any, mask: Any, query: Tensor) -> WholePositions:
         """Return the positions of the whole sequences, below 0 where nothing may be seen.
 
         The layers of one forward ask one after the other, and positions are sent once: for the first of them.
-        In the next forward that layer asks again, and the same positions may have another mask.
+        In the next forward that layer asks again, and the same positions may have another mask. What is made
+        of them is kept as long as they are, and no longer than the program keeps its own positions.
 
-        Shapes: [batch, all positions]
         Errors: ConfigError, on all ranks, for parts of other shapes
         """
         batch, _, length, _ = query.shape
@@ -127,10 +126,14 @@ class UlyssesSPAttentionHF:
         self._check_shapes(batch, length, query.device)
         sent = own.expand(batch, length)
         if (hidden := _hidden(mask, batch, length)) is not None:
-            sent = sent.where(~hidden.to(sent.device), _HIDDEN - sent)
-        whole = torch.cat(self._ranks.gather(sent, "positions"), dim=1)
-        self._last = (weakref.ref(own), own._version, whole, weakref.ref(module))
+            sent = sent.where(~hidden.to(sent.device), HIDDEN - sent)
+        whole = WholePositions(torch.cat(self._ranks.gather(sent, "positions"), dim=1))
+        self._last = (weakref.ref(own, self._forget), own._version, whole, weakref.ref(module))
         return whole
+
+    def _forget(self, own: weakref.ref[Tensor]) -> None:
+        if self._last is not None and self._last[0] is own:
+            self._last = None
 
     def _check_shapes(self, batch: int, length: int, device: torch.device) -> None:
         told = self._ranks.gather(torch.tensor([batch, length], device=device), "the shapes of parts")
@@ -143,37 +146,20 @@ class UlyssesSPAttentionHF:
                     "parts of the same samples"
                 )
 
-    def _mask(self, module: nn.Module, positions: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+    def _mask(self, module: nn.Module, whole: WholePositions, kwargs: dict[str, Any]) -> Tensor | None:
         """Return what the attention function needs beside positions: torch's needs to be told where
-        documents begin,
-        which are windows, and what is padding; kernels for packed sequences read positions, but for padding.
+        documents begin, which are windows, and what is padding; kernels for packed sequences read positions,
+        but for padding.
 
         Shapes: [batch, 1, positions, positions] of bool for torch's, else [batch, positions]
         """
-        has_hidden = bool((positions < 0).any())
         if self.name != "sdpa":
-            return (positions >= 0).to(torch.int64) if has_hidden else None
+            return whole.seen.to(torch.int64) if whole.has_hidden else None
         given = kwargs.get("is_causal")
         is_causal = getattr(module, "is_causal", True) if given is None else given
-        window = kwargs.get("sliding_window") if is_causal else None
-        length = positions.shape[1]
-        places = positions.where(positions >= 0, _HIDDEN - positions)
-        begins = places[:, 1:] != places[:, :-1] + 1
-        if has_hidden:  # positions of padding say nothing
-            seen = positions >= 0
-            begins = begins & seen[:, 1:] & seen[:, :-1]
-        is_packed = bool(begins.any())
-        if not has_hidden and not is_packed and (window is None or window >= length):
-            return None
-        document = torch.nn.functional.pad(begins.to(torch.int64).cumsum(dim=1), (1, 0))
-        mask = document[:, :, None] == document[:, None, :]
-        place = torch.arange(length, device=positions.device)
-        if is_causal:
-            mask = mask & (place[:, None] >= place[None, :])
-        if window is not None:
-            mask = mask & (place[:, None] - place[None, :] < window)
-        itself = place[:, None] == place[None, :]  # a row without anything to see would be NaN
-        return ((mask & (positions >= 0)[:, None, :]) | itself)[:, None]
+        return whole.mask(
+            is_causal=bool(is_causal), window=kwargs.get("sliding_window") if is_causal else None
+        )
 
     @classmethod
     def register_with_transformers(  # noqa: PLR0913  (DeepSpeed's signature)

@@ -90,9 +90,9 @@ class UlyssesSPDataLoaderAdapter:
             raise StopIteration
         parts = [self._part_of(batch, index) for index in range(self.sp_world_size)]
         shapes = [[sum(nbytes for *_, nbytes in self._pieces(one))] for one in told]
-        arrived = self._ranks.send_parts(parts, shapes, "batches")
+        arrived = self._ranks.send_parts([[part] for part in parts], [[shape] for shape in shapes], "batches")
         self.micro_batches.extend(
-            self._unpacked(one, data.cpu()) for one, data in zip(told, arrived, strict=True)
+            self._unpacked(one, data.cpu()) for one, (data,) in zip(told, arrived, strict=True)
         )
 
     def _look(self, batch: Any) -> tuple[_Told, dict[str, Tensor]]:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import ConfigError
 from dslaunch.runtime.comm.collectives import Collectives
+from dslaunch.runtime.comm.flight_recorder import FlightRecorder
 from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import group_timeout
 from dslaunch.runtime.comm.watchdog import watchdog
@@ -469,12 +470,13 @@ def test_collectives_are_labelled_and_numbered_by_lane(ranks: Ranks) -> None:
         (1, 1, "all_gather of c"),
         (0, 3, "all_gather of d"),
     ]
-    for found, open_before, open_after in ranks(_labels, world_size=2):
+    for found, *under_way in ranks(_labels, world_size=2):
         assert found == expected
-        assert (open_before, open_after) == (["all_gather of c"], [])
+        # gloo tells of messages only whoever waits for them that they have ended
+        assert under_way == [[], ["all_gather of c"], []]
 
 
-def _labels(rank: int) -> tuple[list[tuple[int, int, str]], list[str], list[str]]:
+def _labels(rank: int) -> tuple[list[tuple[int, int, str]], list[str], list[str], list[str]]:
     comm = Collectives(make_mesh(shard_size=2), gather_axis=make_shard_axis(shard_size=2))
     recorder = comm.wire.recorder
     comm.broadcast(torch.ones(2), what="a")
@@ -482,10 +484,18 @@ def _labels(rank: int) -> tuple[list[tuple[int, int, str]], list[str], list[str]
     if rank == 1:
         dist.barrier()  # so that rank 0 can see that it is under way
     pending = comm.all_gather_from(torch.ones(2), torch.empty(4), what="c")
-    before = [str(flight.label) for flight in recorder.under_way()] if rank == 0 else ["all_gather of c"]
+    before, awaited = _under_way(recorder), ["all_gather of c"]
+    waits = threading.Thread(target=pending.wait)
+    waits.start()
     if rank == 0:
+        wait_until(lambda: bool(_under_way(recorder)))
+        awaited = _under_way(recorder)
         dist.barrier()
-    pending.wait()
+    waits.join(DEADLINE_S)
     comm.sharers.all_gather_objects(rank, what="d")
-    after = [str(flight.label) for flight in recorder.under_way()]
-    return [(one.lane, one.number, str(one)) for one in recorder.recent()], before, after
+    recent = [(one.lane, one.number, str(one)) for one in recorder.recent()]
+    return recent, before, awaited, _under_way(recorder)
+
+
+def _under_way(recorder: FlightRecorder) -> list[str]:
+    return [str(flight.label) for flight in recorder.under_way()]

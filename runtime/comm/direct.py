@@ -1,0 +1,88 @@
+"""Collectives over gloo that send each chunk of a buffer from the rank that has it to the rank that needs it.
+
+gloo's own all_gather puts the chunks together in a buffer of its own first: as much memory once more, in the
+thread that works for the group, and twice the time. What is received here lies in its place at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .mesh import Axis
+from .messages import Messages
+
+_NUM_TAGS = 2**30  # an int of 32 bits, less one bit for the kind
+
+
+class Scratch:
+    """Host memory that is used again: as many buffers as were in use at one time, each as large as the
+    largest use of it.
+
+    To free and to allocate a buffer anew leaves holes in glibc's heap that the next one does not fit into.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []  # [bytes] uint8
+
+    def take(self, numel: int, like: Tensor) -> Tensor:
+        """Return a flat buffer of that dtype, with any values."""
+        nbytes = numel * like.itemsize
+        self._free.sort(key=Tensor.numel)
+        fitting = (place for place, one in enumerate(self._free) if one.numel() >= nbytes)
+        place = next(fitting, len(self._free) - 1)
+        buffer = self._free.pop(place) if self._free else None
+        if buffer is None or buffer.numel() < nbytes:
+            del buffer  # before there is a larger one
+            buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        return buffer[:nbytes].view(like.dtype)
+
+    def give_back(self, taken: Tensor) -> None:
+        """Let `taken` be used again."""
+        storage = taken.untyped_storage()
+        self._free.append(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
+
+
+def send_to_all(own: Tensor, flat: Tensor, axis: Axis, *, number: int) -> Messages:
+    """Begin to fill `flat` with the `own` chunk of every rank, in order.
+
+    `number` is equal on all ranks, and others are under way with other numbers.
+    """
+    chunks = flat.chunk(axis.size)
+    if chunks[axis.index].data_ptr() != own.data_ptr():
+        chunks[axis.index].copy_(own)
+    received = [(place, chunk) for place, chunk in enumerate(chunks) if place != axis.index]
+    return _start(lambda place: own, received, axis, tag=2 * (number % _NUM_TAGS))
+
+
+def send_chunks(flat: Tensor, received: Tensor, axis: Axis, *, number: int) -> Messages:
+    """Begin to send chunk i of `flat` to rank i, and to fill `received` with what the others send here, in
+    order.
+
+    Shapes: flat [n], received [n / N (N - 1)] for N ranks
+    """
+    chunks, places = flat.chunk(axis.size), [place for place in range(axis.size) if place != axis.index]
+    into = list(zip(places, received.chunk(axis.size - 1), strict=True))
+    return _start(lambda place: chunks[place], into, axis, tag=2 * (number % _NUM_TAGS) + 1)
+
+
+def _start(
+    sent: Callable[[int], Tensor], received: Sequence[tuple[int, Tensor]], axis: Axis, *, tag: int
+) -> Messages:
+    """Each rank begins with the next one, so that not all send to the same one first."""
+    turned = sorted(received, key=lambda one: (axis.index - one[0]) % axis.size)
+    works: list[Any] = [
+        dist.irecv(_raw(into), group=axis.group, group_src=place, tag=tag) for place, into in turned
+    ]
+    for place, _ in reversed(turned):
+        works.append(dist.isend(_raw(sent(place)), group=axis.group, group_dst=place, tag=tag))
+    return Messages(works)
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """Its bytes: gloo knows fewer types than torch."""
+    return tensor.detach().view(torch.uint8)

@@ -1,0 +1,73 @@
+"""The positions of whole sequences, of which each rank has a part, and which tokens may see which."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+HIDDEN = -1  # what a position is that no token may see: HIDDEN - position
+
+
+class WholePositions:
+    """Those of one forward. What is asked of their values is asked once: on a GPU the host waits for it, and
+    masks are as large as the square of a sequence.
+    """
+
+    def __init__(self, positions: Tensor) -> None:
+        """Shapes: [batch, positions], below 0 where nothing may be seen"""
+        self._positions = positions
+        self._masks: dict[tuple[bool, int | None], Tensor] = {}
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """Which of them may be seen. Shapes: [batch, positions] of bool."""
+        return self._positions >= 0
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Them, of hidden ones too."""
+        return self._positions.where(self.seen, HIDDEN - self._positions)
+
+    @cached_property
+    def has_hidden(self) -> bool:
+        """Whether there is one that no token may see."""
+        return not bool(self.seen.all())
+
+    @cached_property
+    def _begins(self) -> Tensor:
+        """Whether another document begins, from the second one on."""
+        begins = self.places[:, 1:] != self.places[:, :-1] + 1
+        if self.has_hidden:  # positions of padding say nothing
+            begins = begins & self.seen[:, 1:] & self.seen[:, :-1]
+        return begins
+
+    @cached_property
+    def _is_packed(self) -> bool:
+        return bool(self._begins.any())
+
+    def mask(self, *, is_causal: bool, window: int | None) -> Tensor | None:
+        """Return which token sees which; None if `is_causal` says all of it.
+
+        Shapes: [batch, 1, positions, positions] of bool
+        """
+        if window is not None and window >= self._positions.shape[1]:
+            window = None
+        if not self.has_hidden and not self._is_packed and window is None:
+            return None
+        key = (is_causal, window)
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(is_causal, window)
+        return self._masks[key]
+
+    def _make_mask(self, is_causal: bool, window: int | None) -> Tensor:
+        document = torch.nn.functional.pad(self._begins.to(torch.int64).cumsum(dim=1), (1, 0))
+        mask = document[:, :, None] == document[:, None, :]
+        place = torch.arange(self._positions.shape[1], device=self._positions.device)
+        if is_causal:
+            mask = mask & (place[:, None] >= place[None, :])
+        if window is not None:
+            mask = mask & (place[:, None] - place[None, :] < window)
+        itself = place[:, None] == place[None, :]  # a row without anything to see would be NaN
+        return ((mask & self.seen[:, None, :]) | itself)[:, None]
