@@ -39,8 +39,14 @@ class WholePositions:
     def _begins(self) -> Tensor:
         """Whether another document begins, from the second one on."""
         begins = self.places[:, 1:] != self.places[:, :-1] + 1
-        if self.has_hidden:  # positions of padding say nothing
-            begins = begins & self.seen[:, 1:] & self.seen[:, :-1]
+        if self.has_hidden:
+            # Positions of padding say nothing. Behind it goes on what has a higher place than the last token
+            # before it: a program may count the padding or not.
+            numbers = torch.arange(self.seen.shape[1], device=self.seen.device)
+            index = torch.where(self.seen, numbers, -1).cummax(dim=1).values
+            last = self.places.gather(1, index.clamp(min=0)).where(index >= 0, HIDDEN)
+            begins = torch.where(self.seen[:, :-1], begins, self.places[:, 1:] <= last[:, :-1])
+            begins = begins & self.seen[:, 1:]
         return begins
 
     @cached_property

@@ -40,3 +40,26 @@ def test_one_document_needs_no_mask() -> None:
     assert whole.mask(is_causal=True, window=6) is None
     assert whole.mask(is_causal=True, window=5) is not None
     assert not whole.has_hidden
+
+
+@pytest.mark.parametrize(
+    ("positions", "hidden", "documents"),
+    [
+        ([5, 6, 7, 0, 1, 2], (2,), [0, 0, 0, 1, 1, 1]),  # another document after the padding
+        ([5, 6, 7, 7, 8, 9], (2,), [0, 0, 0, 0, 0, 0]),  # the same one, which does not count it
+        ([5, 6, 7, 8, 9, 10], (2,), [0, 0, 0, 0, 0, 0]),  # nor does this one mind
+        ([9, 9, 0, 1, 0, 1], (0, 1), [0, 0, 0, 0, 1, 1]),  # at the front
+        ([8, 9, 0, 1, 1, 2], (3,), [0, 0, 1, 1, 1, 1]),  # of the document that is there
+    ],
+)
+def test_padding_ends_a_document_only_where_another_one_begins(
+    positions: list[int], hidden: tuple[int, ...], documents: list[int]
+) -> None:
+    given = [HIDDEN - one if place in hidden else one for place, one in enumerate(positions)]
+    mask = WholePositions(torch.tensor([given])).mask(is_causal=True, window=None)
+    assert mask is not None
+    for query in set(range(6)) - set(hidden):
+        sees = [key for key in range(6) if mask[0, 0, query, key]]
+        assert sees == [
+            key for key in range(query + 1) if documents[key] == documents[query] and key not in hidden
+        ]
