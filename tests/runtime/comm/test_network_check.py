@@ -93,7 +93,11 @@ def test_a_pair_that_fails_is_told_beside_the_others_and_ends_the_measuring(rank
 
 def test_ranks_that_fail_together_only_are_told_as_together(ranks: Ranks) -> None:
     found, *_ = ranks(_measured, 2, "together", world_size=2)
-    assert found["together"] == {"ranks": [0, 1], "found": [{"error": "the link is down"}] * 2}
+    assert found["together"]["ranks"] == [0, 1]
+    told = [one["error"] for one in found["together"]["found"]]
+    # the first to fail leaves, perhaps before the other one has connected to it
+    assert len(told) == 2
+    assert "the link is down" in told
     assert "error" not in found["pairs"][0]["found"][0]
 
 
