@@ -75,7 +75,7 @@ def _divide(
     if is_divided:
         _undo_forwards(module)
     plan = choose_plan(module, settings, is_stage=axes.pp > 1)
-    plan = plan if is_divided else _without_ties(module, plan)
+    plan = plan if is_divided else _without_ties(module, plan, is_stage=axes.pp > 1)
     # What may fail comes before the first parameter is another.
     if settings.vocab_parallel_lm_head:
         check_head(module, plan)
@@ -142,18 +142,31 @@ def _check_agreement(module: nn.Module, plan: Plan, axes: Axes) -> None:
                 )
 
 
-def _without_ties(module: nn.Module, plan: Plan) -> Plan:
-    """Leave out parameters that another module, which the plan does not name, uses whole."""
+def _without_ties(module: nn.Module, plan: Plan, *, is_stage: bool) -> Plan:
+    """Leave out parameters that another module, which the plan does not name, uses whole.
+
+    Errors: ConfigError if nothing remains, unless the model is one of several stages
+    """
     holders: dict[int, list[str]] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        holders.setdefault(id(param), []).append(name)
-    left_out: set[str] = set()
+    for prefix, one in module.named_modules():  # once each: one module in two places is no tie
+        for key, param in one._parameters.items():
+            if param is not None:
+                holders.setdefault(id(param), []).append(f"{prefix}.{key}" if prefix else key)
+    left_out: dict[str, str] = {}
     for names in holders.values():
         planned = [name for name in names if name in plan.params]
         if planned and len(planned) < len(names):
-            left_out |= {name.rpartition(".")[0] for name in planned}
-    for name in sorted(left_out):
-        logger.info("'%s' stays whole: its parameter is also another module's, which no rule divides", name)
+            other = next(name for name in names if name not in planned)
+            left_out |= {name.rpartition(".")[0]: other for name in planned}
+    for name, other in sorted(left_out.items()):
+        logger.info("'%s' stays whole: its parameter is also '%s', which no rule divides", name, other)
+    if left_out and left_out.keys() >= plan.modules.keys() and not is_stage:
+        name, other = next(iter(left_out.items()))
+        raise ConfigError(
+            f"the plan divides '{name}' and no other layer, and its parameter is also '{other}', which no "
+            "rule divides, so nothing would be divided: give rules for both, or name other layers in "
+            "tensor_parallel.partition_config"
+        )
     return Plan(
         params={
             name: style for name, style in plan.params.items() if name.rpartition(".")[0] not in left_out
