@@ -102,7 +102,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         launched=dict(worker.mesh),
         sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param, built=built.sp),
     )
-    agree_on_division(settings.tensor_parallel)
+    agree_on_division(settings)
     axes = axes_of_job(num_ranks, pp=num_stages, sp=settings.sp_size, tp=settings.tp_size)
     check_mpu(mpu, axes)
     _check_stages(model, axes, settings)

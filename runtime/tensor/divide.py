@@ -8,9 +8,11 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from ..comm.mesh import Axis, make_axis
+from ..config import Config
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
@@ -25,21 +27,31 @@ from .styles import Packs, PartialGradients, PartlyRotated
 from .vocabulary import check_head, use_parts_of_logits
 
 
-def agree_on_division(settings: TensorParallelConfig | None) -> None:
-    """See that all ranks divide the same way, those that divide nothing included: others would wait for them.
+def agree_on_division(settings: Config) -> None:
+    """See that all ranks divide the model, its experts and its sequences the same way, those that divide
+    nothing included: others would wait for them.
 
     Order:  a collective
     Errors: ConfigError with what two ranks were given
     """
+    own = {
+        "tensor_parallel": _said(settings.tensor_parallel),
+        "sequence_parallel_size": str(settings.sp_size),
+        "expert_parallel": _said(settings.expert_parallel),
+    }
     everywhere: list[Any] = [None] * dist.get_world_size()
-    own = "left out" if settings is None else settings.model_dump_json(exclude_defaults=True)
     dist.all_gather_object(everywhere, own)
     for rank, other in enumerate(everywhere):
-        if other != everywhere[0]:
+        key = next((key for key in own if other[key] != everywhere[0][key]), None)
+        if key is not None:
             raise ConfigError(
-                f"rank {rank} and rank 0 were given different settings: tensor_parallel is {other} on rank "
-                f"{rank} and {everywhere[0]} on rank 0; give initialize() the same ds_config on every rank"
+                f"rank {rank} and rank 0 were given different settings: {key} is {other[key]} on rank {rank} "
+                f"and {everywhere[0][key]} on rank 0; give initialize() the same ds_config on every rank"
             )
+
+
+def _said(section: BaseModel | None) -> str:
+    return "left out" if section is None else section.model_dump_json(exclude_defaults=True)
 
 
 def divide(
@@ -122,7 +134,8 @@ def _undo_forwards(module: nn.Module) -> None:
 def _check_agreement(module: nn.Module, plan: Plan, axes: Axes) -> None:
     """Ranks that divide different models would wait for each other for ever."""
     text = "\n".join(
-        f"{name} {tuple(param.shape)} {param.dtype}" for name, param in module.named_parameters()
+        f"{name} {tuple(param.shape)} {param.dtype} {param.requires_grad}"
+        for name, param in module.named_parameters()
     )
     own = crc32(f"{text}\n{sorted(plan.params)}\n{sorted(plan.modules)}".encode())
     everywhere: list[Any] = [None] * dist.get_world_size()
@@ -136,9 +149,9 @@ def _check_agreement(module: nn.Module, plan: Plan, axes: Axes) -> None:
         for rank in line:
             if everywhere[rank] != everywhere[line[0]]:
                 raise ConfigError(
-                    f"rank {rank} and rank {line[0]} were given different models to divide: names, shapes "
-                    "and dtypes of all parameters and the plan must agree; build the model the same way on "
-                    "every rank"
+                    f"rank {rank} and rank {line[0]} were given different models to divide: names, shapes, "
+                    "dtypes and requires_grad of all parameters and the plan must agree; build the model the "
+                    "same way on every rank"
                 )
 
 
