@@ -118,6 +118,7 @@ class Prepared:
     def _publish(self, written: Sequence[Written]) -> None:
         store, folder = self.store, self.store.partial_of(self.tag)
         files = spans_of(written)
+        self._check_is_seen(files)
         for name, data in {METADATA: make_metadata(written), **self.small_files}.items():
             store.put(f"{folder}/{name}", data)
             files[name] = (Span(0, len(data), digest(data)),)
@@ -134,6 +135,20 @@ class Prepared:
                     self.where,
                     error,
                 )
+
+    def _check_is_seen(self, files: Iterable[str]) -> None:
+        """See that what other ranks have written is in the folder of rank 0.
+
+        Errors: OSError
+        """
+        folder = self.store.partial_of(self.tag)
+        missing = sorted(set(files) - set(self.store.files(folder)))
+        if missing:
+            raise FileNotFoundError(
+                f"another rank has written {missing[0]}, which is not in {self.store.where}/{folder} here: "
+                "the ranks were given different folders, or this one is another on each host; give "
+                "save_checkpoint() one that all ranks see"
+            )
 
     def _told(self, do: Callable[..., T], *args: Any) -> tuple[T | None, str | None]:
         """Return what it returns, and what went wrong: other ranks wait to hear of it."""

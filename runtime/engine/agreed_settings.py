@@ -22,6 +22,9 @@ _AGREED = (
     "torch_autocast",
     "zero_optimization",
     "checkpoint",
+    "pipeline",
+    "sequence",
+    "use_data_before_expert_parallelism",
 )
 _OWN = ("nvme_path", "pin_memory")  # of offload: each host has its own
 

@@ -101,7 +101,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         launched=dict(worker.mesh) | ({"order": worker.mesh_order} if worker.mesh_order else {}),
         sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param, built=built.sp),
     )
-    agree_on_division(settings.tensor_parallel)
+    agree_on_division(settings)
     order = built.order if settings.mesh is None else settings.mesh.order or built.order
     axes = axes_of_job(num_ranks, pp=num_stages, sp=settings.sp_size, tp=settings.tp_size, order=order)
     check_requested(axes, mpu=mpu, mesh_param=mesh_param)

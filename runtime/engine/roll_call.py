@@ -47,7 +47,7 @@ class RollCall:
         ignores_unused: bool = True,
     ) -> None:
         """`ignores_unused` False: a parameter that has got no gradient is told in an error, too."""
-        self._module, self._groups, self._job = module, groups, job
+        self._module, self._model, self._groups, self._job = module, model, groups, job
         members = [
             member for unit in model.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
         ]
@@ -104,19 +104,37 @@ class RollCall:
         """
         if not any(notes) or (len(set(notes)) == 1 and not self._complaint):
             return
-        own = (self._complaint, self.freezing.names, self._untrained)
+        own = (self._complaint, self._holders((*self.freezing.names, *self._untrained)))
         everywhere = self._job.all_gather_objects(own, what="what has changed since initialize()")
-        for complaint, _, _ in everywhere:
+        for complaint, _ in everywhere:
             if complaint:
                 raise ConfigError(complaint)
-        for rank, leader in enumerate(self._job.leaders):
-            different = {*chain(*everywhere[rank][1:])} ^ {*chain(*everywhere[leader][1:])}
-            if different:
+        for rank, (_, changed) in enumerate(everywhere):
+            others = {
+                one for name, holders in changed.items() for one in holders if name not in everywhere[one][1]
+            }
+            if others:
+                other = min(others)
+                different = [
+                    name
+                    for name, holders in changed.items()
+                    if other in holders and name not in everywhere[other][1]
+                ]
                 raise ConfigError(
-                    f"rank {rank} and rank {leader} do not train the same: {_listed(sorted(different))} was "
-                    "frozen, or added, on one of them only; change requires_grad and the model on all ranks "
-                    "that train it"
+                    f"rank {max(rank, other)} and rank {min(rank, other)} do not train the same: "
+                    f"{_listed(sorted(different))} was frozen, or added, on one of them only; change "
+                    "requires_grad and the model on all ranks that hold it, or parts of it"
                 )
+
+    def _holders(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Return of each of these parameters the ranks that hold it, or parts or copies of it."""
+        domains, params = self._model.domains, dict(self._module.named_parameters(remove_duplicate=False))
+        found: dict[str, tuple[int, ...]] = {}
+        for name in names:
+            domain = domains.of(params[name]) if name in params else domains.dense
+            line = next(line for line in domain.sharers if self._job.index in line)
+            found[name] = tuple(sorted({one for rank in line for one in domains.axes.line_of(rank, ("tp",))}))
+        return found
 
     # ---- the model
 

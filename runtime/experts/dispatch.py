@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ..comm.rank_group import RankGroup
 
+RESULTS = "results"  # what experts have made, on its way back
+
 
 class ExpertAxis:
     """This rank and those that hold the other experts of its layers.
@@ -70,6 +72,9 @@ class ExpertAxis:
 
         Shapes: rows [sum of `sent`, ...] and [sum of `received`, ...]; one count for each rank
         """
+        if torch.is_grad_enabled() and not rows.requires_grad and what == RESULTS:
+            # frozen experts here: those of other ranks are trained, and all take part in the way back
+            rows = rows.detach().requires_grad_()
         result: Tensor = _Exchange.apply(rows, self, tuple(sent), tuple(received), what)  # type: ignore[no-untyped-call]
         return result
 
@@ -116,7 +121,7 @@ def through_slots(slots: Tensor, axis: ExpertAxis, experts: Callable[[Tensor], T
         slots = axis.exchange(slots, sent=sizes, received=sizes, what="tokens")
     done = experts(slots.reshape(axis.size, num_local, capacity, width))
     done = done.reshape(num_experts, capacity, done.shape[-1])
-    return axis.exchange(done, sent=sizes, received=sizes, what="results") if axis.size > 1 else done
+    return axis.exchange(done, sent=sizes, received=sizes, what=RESULTS) if axis.size > 1 else done
 
 
 def through_rows(
@@ -156,4 +161,4 @@ def _on_ranks(
     done = experts(arrived[by_expert], theirs.sum(dim=0))
     back = torch.empty_like(by_expert)
     back[by_expert] = torch.arange(len(by_expert), device=rows.device)
-    return axis.exchange(done[back], sent=received, received=sent, what="results")
+    return axis.exchange(done[back], sent=received, received=sent, what=RESULTS)

@@ -190,7 +190,10 @@ class MoE(nn.Module):
         Errors: ConfigError for what does not go together
         """
         super().__init__()
-        if ep_size < 1 or num_experts % ep_size:
+        for key, value in (("num_experts", num_experts), ("ep_size", ep_size)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"MoE({key}={value!r}): must be a whole number above 0")
+        if num_experts % ep_size:
             raise ConfigError(
                 f"MoE(num_experts={num_experts}, ep_size={ep_size}): every rank holds as many experts; give "
                 "an ep_size that divides num_experts"

@@ -175,6 +175,11 @@ class Domains:
         )
 
     @property
+    def all(self) -> tuple[Domain, ...]:
+        """Return those that there are so far, the dense one first."""
+        return tuple(self._all)
+
+    @property
     def holders(self) -> RankGroup:
         """The ranks that hold the model that this rank has, or parts of it: what a program does with it, they
         do together. In a pipeline, those of this rank's stage.

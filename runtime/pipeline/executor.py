@@ -375,7 +375,7 @@ class _ReceiveGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, grad: Tensor) -> Tensor:
         ctx.grad = grad
-        return output.new_zeros(())
+        return output.new_zeros((), dtype=torch.float32)  # the output may be complex
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:

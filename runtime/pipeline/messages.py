@@ -28,7 +28,9 @@ class Described(NamedTuple):
     wants_grad: bool  # its gradient is sent back
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+        said = f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+        may_have = self.dtype.is_floating_point or self.dtype.is_complex
+        return f"{said} without a gradient" if may_have and not self.wants_grad else said
 
 
 class Contents(NamedTuple):

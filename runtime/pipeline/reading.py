@@ -27,7 +27,8 @@ class Reading:
 
     wanted: int  # micro batches; 0 on ranks whose stages read none
     pairs: list[tuple[Any, Any]] = field(default_factory=list)  # inputs and labels
-    error: Exception | None = None
+    error: Exception | None = None  # of the data
+    misfit: Exception | None = None  # of those that are compared with other ranks'
 
     def take(self, source: Callable[[], Iterator[Any]], make_pair: Callable[[Any], tuple[Any, Any]]) -> None:
         """Read as many as are wanted, or as there are."""
@@ -48,7 +49,7 @@ class Reading:
         try:
             look((self.pairs,), {})
         except Exception as error:
-            self.error = self.error or error
+            self.misfit = error
 
     def agree(self, job: Job, number: int, line: Sequence[int], device: torch.device) -> list[int]:
         """Return a number for each micro batch, equal where shapes and types of the inputs are: as the first
@@ -61,7 +62,7 @@ class Reading:
         """
         keys = [_key(inputs) for inputs, _ in self.pairs]
         count = float(len(self.pairs)) if self.wanted else _NONE_WANTED
-        own = [_FAILED if self.error else count, *keys, *[0] * (number - len(keys))]
+        own = [_FAILED if self.error or self.misfit else count, *keys, *[0] * (number - len(keys))]
         told = job.all_gather_float64(
             torch.tensor(own, dtype=torch.float64, device=device), what="the micro batches"
         ).tolist()
@@ -72,15 +73,20 @@ class Reading:
         return [int(key) for key in told[line[0]][1:]]
 
     def _raise_failure(self, job: Job, number: int) -> None:
-        text = f"{type(self.error).__name__}: {self.error}" if self.error else ""
-        told = job.all_gather_objects((len(self.pairs), text), what="why a micro batch was not read")
-        if self.error is not None:
-            raise self.error
-        # A rank that has not read all is the cause of what others see that compare theirs with it.
-        _, rank = min((count == number, rank) for rank, (count, text) in enumerate(told) if text)
-        count, text = told[rank]
-        which = f"micro batch {count} of {number}" if count < number else f"the {number} micro batches"
-        raise PipelineError(f"{job.names.of(rank)} cannot take {which}, so that no rank begins: {text}")
+        if self.error is None and self.misfit is None:
+            text = ""
+        else:
+            text = f"{type(self.error or self.misfit).__name__}: {self.error or self.misfit}"
+        told = job.all_gather_objects((self.error is None, text), what="why a micro batch was not read")
+        # What could not be read is the cause of what others see that compare theirs with it.
+        is_misfit, rank = min((is_misfit, rank) for rank, (is_misfit, text) in enumerate(told) if text)
+        own = self.misfit if is_misfit else self.error
+        if own is not None:
+            raise own
+        raise PipelineError(
+            f"{job.names.of(rank)} cannot take its {number} micro batches, so that no rank begins: "
+            f"{told[rank][1]}"
+        )
 
 
 def _check_counts(counts: Sequence[int], number: int, job: Job) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from ..errors import ConfigError
+from ..log import logger
 from . import parallel_state
 from .attention import attend_over_ranks, sizes_of_heads
 from .exchange import SequenceRanks
@@ -35,7 +36,7 @@ class UlyssesSPAttentionHF:
         self, attn: Attention, ranks: SequenceRanks, *, name: str, disable_in_eval: bool = False
     ) -> None:
         self.attn, self._ranks, self.name, self.disable_in_eval = attn, ranks, name, disable_in_eval
-        self.was_called = False
+        self.was_called = self._has_looked = False
         self._last: tuple[weakref.ref[Tensor], int, WholePositions, weakref.ref[nn.Module]] | None = None
 
     def check_size(self, size: int) -> None:
@@ -127,9 +128,24 @@ class UlyssesSPAttentionHF:
         sent = own.expand(batch, length)
         if (hidden := _hidden(mask, batch, length)) is not None:
             sent = sent.where(~hidden.to(sent.device), HIDDEN - sent)
-        whole = WholePositions(torch.cat(self._ranks.gather(sent, "positions"), dim=1))
+        parts = self._ranks.gather(sent, "positions")
+        self._look_at_parts(parts)
+        whole = WholePositions(torch.cat(parts, dim=1))
         self._last = (weakref.ref(own, self._forget), own._version, whole, weakref.ref(module))
         return whole
+
+    def _look_at_parts(self, parts: Sequence[Tensor]) -> None:
+        """Warn, of the first forward, if each part is a document of its own: somebody counted them apart."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        if self._ranks.index == 0 and all(bool((part[:, 0] == 0).all()) for part in parts):
+            logger.warning(
+                "the position_ids of all samples begin at 0 in each of the %d parts of a sequence, so that "
+                "the parts are documents that do not see each other; give the places that tokens have in "
+                "the whole sequence, as UlyssesSPDataLoaderAdapter does. This is said once",
+                len(parts),
+            )
 
     def _forget(self, own: weakref.ref[Tensor]) -> None:
         if self._last is not None and self._last[0] is own:

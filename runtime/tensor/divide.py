@@ -8,9 +8,11 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from ..comm.mesh import Axis, make_axis
+from ..config import Config
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
@@ -25,21 +27,32 @@ from .styles import Packs, PartialGradients, PartlyRotated
 from .vocabulary import check_head, use_parts_of_logits
 
 
-def agree_on_division(settings: TensorParallelConfig | None) -> None:
-    """See that all ranks divide the same way, those that divide nothing included: others would wait for them.
+def agree_on_division(settings: Config) -> None:
+    """See that all ranks divide the model, its experts and its sequences the same way, those that divide
+    nothing included: others would wait for them.
 
     Order:  a collective
     Errors: ConfigError with what two ranks were given
     """
+    own = {
+        "tensor_parallel": _said(settings.tensor_parallel),
+        "sequence_parallel_size": str(settings.sp_size),
+        "expert_parallel": _said(settings.expert_parallel),
+        "mesh": _said(settings.mesh),
+    }
     everywhere: list[Any] = [None] * dist.get_world_size()
-    own = "left out" if settings is None else settings.model_dump_json(exclude_defaults=True)
     dist.all_gather_object(everywhere, own)
     for rank, other in enumerate(everywhere):
-        if other != everywhere[0]:
+        key = next((key for key in own if other[key] != everywhere[0][key]), None)
+        if key is not None:
             raise ConfigError(
-                f"rank {rank} and rank 0 were given different settings: tensor_parallel is {other} on rank "
-                f"{rank} and {everywhere[0]} on rank 0; give initialize() the same ds_config on every rank"
+                f"rank {rank} and rank 0 were given different settings: {key} is {other[key]} on rank {rank} "
+                f"and {everywhere[0][key]} on rank 0; give initialize() the same ds_config on every rank"
             )
+
+
+def _said(section: BaseModel | None) -> str:
+    return "left out" if section is None else section.model_dump_json(exclude_defaults=True)
 
 
 def divide(
@@ -75,7 +88,7 @@ def _divide(
     if is_divided:
         _undo_forwards(module)
     plan = choose_plan(module, settings, is_stage=axes.pp > 1)
-    plan = plan if is_divided else _without_ties(module, plan)
+    plan = plan if is_divided else _without_ties(module, plan, is_stage=axes.pp > 1)
     # What may fail comes before the first parameter is another.
     if settings.vocab_parallel_lm_head:
         check_head(module, plan)
@@ -122,7 +135,8 @@ def _undo_forwards(module: nn.Module) -> None:
 def _check_agreement(module: nn.Module, plan: Plan, axes: Axes) -> None:
     """Ranks that divide different models would wait for each other for ever."""
     text = "\n".join(
-        f"{name} {tuple(param.shape)} {param.dtype}" for name, param in module.named_parameters()
+        f"{name} {tuple(param.shape)} {param.dtype} {param.requires_grad}"
+        for name, param in module.named_parameters()
     )
     own = crc32(f"{text}\n{sorted(plan.params)}\n{sorted(plan.modules)}".encode())
     everywhere: list[Any] = [None] * dist.get_world_size()
@@ -136,24 +150,37 @@ def _check_agreement(module: nn.Module, plan: Plan, axes: Axes) -> None:
         for rank in line:
             if everywhere[rank] != everywhere[line[0]]:
                 raise ConfigError(
-                    f"rank {rank} and rank {line[0]} were given different models to divide: names, shapes "
-                    "and dtypes of all parameters and the plan must agree; build the model the same way on "
-                    "every rank"
+                    f"rank {rank} and rank {line[0]} were given different models to divide: names, shapes, "
+                    "dtypes and requires_grad of all parameters and the plan must agree; build the model the "
+                    "same way on every rank"
                 )
 
 
-def _without_ties(module: nn.Module, plan: Plan) -> Plan:
-    """Leave out parameters that another module, which the plan does not name, uses whole."""
+def _without_ties(module: nn.Module, plan: Plan, *, is_stage: bool) -> Plan:
+    """Leave out parameters that another module, which the plan does not name, uses whole.
+
+    Errors: ConfigError if nothing remains, unless the model is one of several stages
+    """
     holders: dict[int, list[str]] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        holders.setdefault(id(param), []).append(name)
-    left_out: set[str] = set()
+    for prefix, one in module.named_modules():  # once each: one module in two places is no tie
+        for key, param in one._parameters.items():
+            if param is not None:
+                holders.setdefault(id(param), []).append(f"{prefix}.{key}" if prefix else key)
+    left_out: dict[str, str] = {}
     for names in holders.values():
         planned = [name for name in names if name in plan.params]
         if planned and len(planned) < len(names):
-            left_out |= {name.rpartition(".")[0] for name in planned}
-    for name in sorted(left_out):
-        logger.info("'%s' stays whole: its parameter is also another module's, which no rule divides", name)
+            other = next(name for name in names if name not in planned)
+            left_out |= {name.rpartition(".")[0]: other for name in planned}
+    for name, other in sorted(left_out.items()):
+        logger.info("'%s' stays whole: its parameter is also '%s', which no rule divides", name, other)
+    if left_out and left_out.keys() >= plan.modules.keys() and not is_stage:
+        name, other = next(iter(left_out.items()))
+        raise ConfigError(
+            f"the plan divides '{name}' and no other layer, and its parameter is also '{other}', which no "
+            "rule divides, so nothing would be divided: give rules for both, or name other layers in "
+            "tensor_parallel.partition_config"
+        )
     return Plan(
         params={
             name: style for name, style in plan.params.items() if name.rpartition(".")[0] not in left_out

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
-from ..mesh.axes import SAMPLES
 from ..mesh.cut import Cut
 from ..mesh.domain import Domains
 from ..mesh.parts import Parts
@@ -71,16 +70,18 @@ class DividedModel:
         self.inputs.begin_again(device)
         if not self._division.cuts and domains.axes.pp == 1:
             return
-        dense = domains.dense.comm.mesh
-        domains.add(
-            "cut over tp",
-            sharers=domains.axes.lines(SAMPLES),
-            shard_size=dense.shard.size,
-            states_by_chunk=dense.states_by_chunk,
-            divisor=dense.divisor,
-            params=[param for param, _ in self._division.cuts],
-            parts=Parts(group, self._division.cuts),
-        )
+        for domain in domains.all:  # the dense one, and those of tied layers, which several stages share
+            own = [(param, cut) for param, cut in self._division.cuts if domains.of(param) is domain]
+            mesh = domain.comm.mesh
+            domains.add(
+                "cut over tp" if domain is domains.dense else f"{domain.name}, cut over tp",
+                sharers=domain.sharers,
+                shard_size=domain.shard_size,
+                states_by_chunk=mesh.states_by_chunk,
+                divisor=mesh.divisor,
+                params=[param for param, _ in own],
+                parts=Parts(group, own),
+            )
 
     def agree_on_random_numbers(self, device: torch.device) -> None:
         """Let ranks that compute one layer together draw the same numbers, as for dropout, from now on.

@@ -73,7 +73,8 @@ def _from_styles(module: nn.Module, given: Mapping[str, str]) -> Plan:
                 "tensor_parallel.partition_config instead"
             )
     params: dict[str, Style] = {}
-    for name, _ in module.named_parameters(remove_duplicate=False):
+    names = (f"{prefix}.{key}" for prefix, one in module.named_modules() for key in one._parameters)
+    for name in names:
         open_name = _NUMBER.sub(".*", name)
         found = given.get(open_name) or given.get(open_name.rpartition(".")[0])
         if found is not None:

@@ -73,6 +73,12 @@ class Column(Divided):
 
     @uncompiled
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input.shape[-1] != self.module.in_features:
+            raise ConfigError(
+                f"'{self.name}' is divided by columns and takes all {self.module.in_features} elements of "
+                f"its input, and it was given {input.shape[-1]}: divide by rows the layer that takes parts, "
+                'or give the layer that makes its input the rule "gather_output": true'
+            )
         return self.forward(self.axis.enter(input, f"the input of '{self.name}'"), *args, **kwargs)
 
 

@@ -59,6 +59,7 @@ class GatheredParameters:
         )
 
     def __enter__(self) -> None:
+        self._check_modifier()
         for model in _unique(location.model for location in self._locations):
             units = {location.unit for location in self._locations if location.model is model}
             self._open.enter_context(model.gathered([unit for unit in model.units if unit in units]))
@@ -84,6 +85,17 @@ class GatheredParameters:
             finally:
                 self._whole.close()
                 self._forget_writes()
+
+    def _check_modifier(self) -> None:
+        rank = self._modifier_rank
+        for model in [] if rank is None else _unique(location.model for location in self._locations):
+            ranks = model.domains.holder_ranks
+            if not isinstance(rank, int) or not 0 <= rank < len(ranks):
+                raise ConfigError(
+                    f"GatheredParameters(modifier_rank={rank!r}): must be a whole number from 0 to "
+                    f"{len(ranks) - 1}; it counts the ranks that hold these layers, here "
+                    f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of the job"
+                )
 
     def open(self) -> None:
         """Enter, to leave by `close`, whatever is entered and left meanwhile."""

@@ -187,6 +187,19 @@ def test_all_ranks_learn_that_rank_0_could_not_write(ranks: Ranks, tmp_path: Pat
         assert message.startswith(f"checkpoint {tmp_path}/file/global_step0 cannot be written on rank 0: ")
 
 
+def _into_other_folders(rank: int, folder: str) -> str:
+    engine = make(1, False)
+    with pytest.raises(CheckpointError) as caught:
+        engine.save_checkpoint(Path(folder) / str(rank))
+    return str(caught.value)
+
+
+def test_a_folder_that_is_another_on_each_rank_is_no_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    for message in ranks(_into_other_folders, str(tmp_path), world_size=2):
+        assert "another rank has written __1_0.distcp, which is not in " in message
+    assert not (tmp_path / "0" / "latest").exists()
+
+
 def _outlived(rank: int, folder: str) -> None:
     """The files are written when the process group is gone."""
     engine = make(3, True, checkpoint={"async_save": True})

@@ -29,11 +29,22 @@ def _agreed(changes: dict[str, Any]) -> dict[str, Any]:
         {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}},
         {"checkpoint": {"async_save": True}},
+        {"pipeline": {"reduce": "micro_batch"}},
+        {"use_data_before_expert_parallelism": True},
     ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_changes_the_training_must_be_the_same_on_all_ranks(changes: dict[str, Any]) -> None:
     assert _agreed(changes) != _agreed({})
+
+
+def test_how_gradients_of_parts_of_sequences_are_put_together_must_be_the_same() -> None:
+    mean, sums = (
+        make_config(sequence_parallel_size=2, sequence={"gradient": kind}) for kind in ("mean", "sum")
+    )
+    assert agreed_settings(load_config(mean, world_size=2), None) != agreed_settings(
+        load_config(sums, world_size=2), None
+    )
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,8 @@ def test_layers_that_cannot_be_are_refused() -> None:
     expert = nn.Linear(4, 4)
     with pytest.raises(ConfigError, match=r"num_experts=3, ep_size=2\): every rank holds as many"):
         MoE(4, expert, num_experts=3, ep_size=2)
+    with pytest.raises(ConfigError, match=r"MoE\(ep_size='2'\): must be a whole number above 0"):
+        MoE(4, expert, num_experts=4, ep_size="2")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="noisy_gate_policy='Noise'"):
         MoE(4, expert, noisy_gate_policy="Noise")
     with pytest.raises(ConfigError, match="enable_expert_tensor_parallelism=True"):

@@ -211,6 +211,37 @@ def test_stages_that_treat_a_tied_layer_differently_are_refused(ranks: Ranks) ->
         assert "the stages 0, 1 treat the parameters of the tied layer 'embed' differently" in said
 
 
+def _differs(rank: int) -> list[str]:
+    """What all are told where rank 1 builds another PipelineModule."""
+    layers = [LayerSpec(nn.Linear, 4, 4) for _ in range(4)]
+    other: list[Any] = [*layers[:3], nn.Tanh()]
+    given: list[dict[str, Any]] = [
+        {"num_stages": 4 if rank == 1 else 2},
+        {"num_stages": 2, "schedule": "gpipe" if rank == 1 else "1f1b"},
+        {"num_stages": 2, "partition_method": "uniform" if rank == 1 else "parameters"},
+        {"num_stages": 2, "layers": layers[:3] if rank == 1 else layers},
+        {"num_stages": 2, "layers": other if rank == 1 else layers},
+    ]
+    told = []
+    for one in given:
+        with pytest.raises(ConfigError) as raised:
+            PipelineModule(**{"layers": layers, **one})
+        told.append(str(raised.value))
+    return told
+
+
+def test_ranks_that_build_another_pipeline_are_named(ranks: Ranks) -> None:
+    first, *others = ranks(_differs, world_size=4)
+    assert others == [first] * 3
+    topology, schedule, method, number, layer = first
+    begin = "PipelineModule: rank 1 and rank 0 were given different ones: "
+    assert topology.startswith(f"{begin}topology is pp=4,dp=1,sp=1,tp=1 on rank 1 and pp=2,dp=2,")
+    assert schedule.startswith(f"{begin}schedule is gpipe on rank 1 and 1f1b on rank 0;")
+    assert method.startswith(f"{begin}partition_method is uniform on rank 1 and parameters on rank 0;")
+    assert number.startswith(f"{begin}num_layers is 3 on rank 1 and 4 on rank 0;")
+    assert layer.startswith(f"{begin}layer 3 is Tanh on rank 1 and Linear on rank 0;")
+
+
 class Fails(nn.Module):
     """In its second forward."""
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.pipeline.layers import LayerSpec, TiedLayerSpec
 from dslaunch.runtime.pipeline.module import PipelineModule
-from dslaunch.runtime.pipeline.topology import PipeModelDataParallelTopology
+from dslaunch.runtime.pipeline.topology import PipeModelDataParallelTopology, ProcessTopology
 from dslaunch.utils import safe_get_full_fp32_param
-from tests.runtime.pipeline.models import Judge, data, loss_fn, specs, take_values, train_alone
+from dslaunch.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from tests.runtime.pipeline.models import (
+    Block,
+    Embed,
+    Head,
+    Judge,
+    data,
+    loss_fn,
+    specs,
+    take_values,
+    train_alone,
+)
 from tests.runtime.pipeline.test_train import MICRO, SIZE, Trained, check, config_of, pairs
 from tests.runtime.ranks import Ranks
 
@@ -84,6 +97,55 @@ def test_stages_of_divided_layers_train_as_one_process(
     plain.load_state_dict(load_file(tmp_path / "model.safetensors"))
     for name, param in plain.named_parameters():
         torch.testing.assert_close(param.detach(), wanted[2][name], atol=2e-6, rtol=1e-5, msg=name)
+
+
+def _tied_blocks() -> list[Any]:
+    tied = [TiedLayerSpec("block", Block, tied_weight_attr=[]) for _ in range(2)]
+    return [LayerSpec(Embed), tied[0], LayerSpec(Block), LayerSpec(Block), tied[1], LayerSpec(Head)]
+
+
+class _JudgeOfTiedBlocks(nn.Module):
+    """All of these layers in one module, with the names that a PipelineModule gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.tied_modules = nn.ModuleDict({"block": Block()})
+        for number, layer in {"0": Embed(), "2": Block(), "3": Block(), "5": Head()}.items():
+            self.add_module(number, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in ("0", "tied_modules.block", "2", "3", "tied_modules.block", "5"):
+            x = self.get_submodule(number)(x)
+        return x
+
+
+def _train_tied_blocks(rank: int, stage: int, folder: str) -> Trained:
+    topology = ProcessTopology(axes=["pipe", "data", "model"], dims=[2, 1, 2])
+    torch.manual_seed(rank)
+    module = PipelineModule(_tied_blocks(), topology=topology, loss_fn=loss_fn, partition_method="uniform")
+    judge = _JudgeOfTiedBlocks()
+    if rank > 1:  # the first stage has the values that count
+        nn.init.zeros_(judge.get_parameter("tied_modules.block.up.weight"))
+    take_values(module, judge)
+    engine, *_ = dslaunch.initialize(model=module, config=config_of(stage, **DIVIDED))
+    losses, norms = [], []
+    for step in range(STEPS):
+        losses.append(engine.train_batch(pairs(*data(step, size=SIZE * MICRO), engine, MICRO)).item())
+        norms.append(engine.get_global_grad_norm())
+    values = {name: safe_get_full_fp32_param(param) for name, param in module.named_parameters()}
+    engine.save_checkpoint(folder)
+    engine.destroy()
+    return losses, norms, values
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(0, marks=pytest.mark.exhaustive), 3])
+def test_a_tied_layer_on_two_stages_may_be_divided(ranks: Ranks, tmp_path: Path, stage: int) -> None:
+    wanted = train_alone(_JudgeOfTiedBlocks(), [data(step, size=SIZE * MICRO) for step in range(STEPS)])
+    check(ranks(_train_tied_blocks, stage, str(tmp_path), world_size=4), wanted)
+    saved = get_fp32_state_dict_from_zero_checkpoint(str(tmp_path))
+    for name, value in wanted[2].items():
+        torch.testing.assert_close(saved[name], value, atol=2e-6, rtol=1e-5, msg=name)
 
 
 def _axes_of_the_launcher(rank: int) -> tuple[dict[str, int], str]:

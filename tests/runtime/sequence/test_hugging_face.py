@@ -167,6 +167,31 @@ def test_labels_that_a_part_would_shift_are_warned_of_once(ranks: Ranks) -> None
         assert "the last token of each part has no label in its loss" in one
 
 
+def _counted_apart(rank: int) -> list[str]:
+    """Positions that begin at 0 in each part, twice; then those of the whole."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        for is_apart in (True, False):
+            engine, part = _start(make_hugging_face("Llama"))
+            half = LENGTH // 2
+            positions = _positions()[:, :half] if is_apart else _positions().chunk(2, dim=1)[part]
+            for _ in range(2):
+                _train(engine, _tokens().chunk(2, dim=1)[part], positions)
+            _stop(engine)
+    finally:
+        logger.removeHandler(handler)
+    return said
+
+
+def test_positions_that_begin_anew_in_each_part_are_warned_of_once(ranks: Ranks) -> None:
+    (one,), others = ranks(_counted_apart, world_size=2, deadline_s=DEADLINE_S)
+    assert "begin at 0 in each of the 2 parts of a sequence" in one
+    assert others == []
+
+
 def _undivided(rank: int) -> list[str]:
     """A model that nobody has divided, in some forwards."""
     said: list[str] = []

@@ -792,6 +792,10 @@ def _differing(rank: int, what: str) -> str:
         del config["tensor_parallel"]
     elif rank == 1 and what == "gather_output":
         config["tensor_parallel"]["partition_config"]["layer_specs"][0]["gather_output"] = True
+    elif what == "sequences":
+        config["sequence_parallel_size"], config["tensor_parallel"] = 1 + rank, None
+    elif rank == 1 and what == "requires_grad":
+        model.blocks[1].norm.requires_grad_(False)
     elif rank == 1:
         model = model.bfloat16()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -810,7 +814,12 @@ def _differing(rank: int, what: str) -> str:
             "rank 1 and rank 0 were given different settings: tensor_parallel is left out on rank 1 and",
         ),
         ("gather_output", "rank 1 and rank 0 were given different settings: tensor_parallel is {"),
-        ("dtype", "rank 1 and rank 0 were given different models to divide: names, shapes and dtypes of all"),
+        ("dtype", "rank 1 and rank 0 were given different models to divide: names, shapes, dtypes and "),
+        ("requires_grad", "rank 1 and rank 0 were given different models to divide: names, shapes, dtypes "),
+        (
+            "sequences",
+            "rank 1 and rank 0 were given different settings: sequence_parallel_size is 2 on rank 1",
+        ),
     ],
 )
 def test_ranks_that_would_divide_differently_end_with_an_error(ranks: Ranks, what: str, text: str) -> None:
