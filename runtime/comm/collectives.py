@@ -59,6 +59,10 @@ class Collectives:
         self._own_gather_axis = gather_axis
         self._scratch = Scratch()
 
+    def forget_buffers(self) -> None:
+        """Free what reductions have received into; the next one makes it anew."""
+        self._scratch.forget()
+
     def gather_beside(self, gather_axis: Axis) -> None:
         """Let what all_gather_from() sends go along this axis from now on; see the constructor."""
         self._own_gather_axis = gather_axis

@@ -46,6 +46,10 @@ class Scratch:
         storage = taken.untyped_storage()
         self._free.append(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
 
+    def forget(self) -> None:
+        """Free those that are not in use."""
+        self._free.clear()
+
 
 def send_to_all(own: Tensor, flat: Tensor, axis: Axis, *, number: int) -> Messages:
     """Begin to fill `flat` with the `own` chunk of every rank, in order.

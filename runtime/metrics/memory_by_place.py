@@ -50,9 +50,8 @@ def memory_by_place(
         every = [Held(*one) for one in job.all_gather_objects(tuple(own), what="what each rank holds")]
     rows: dict[tuple[str, Held], list[int]] = {}
     for rank, held in enumerate(every):
-        stage = job.names.place((rank,)).partition(", ")[0]
-        stage = stage if stage.startswith("stage ") else ""
-        rows.setdefault((stage, held), []).append(rank)
+        first = job.names.place((rank,)).partition(", ")[0]  # a stage, where there are several
+        rows.setdefault((first if first.startswith("stage ") else "", held), []).append(rank)
     return [
         {
             "ranks": folded(ranks),

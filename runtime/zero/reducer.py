@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..comm.collectives import Collectives
 from ..comm.pending import Pending
 from ..comm.rank_group import RankGroup
 from ..comm.wire import nothing_before
@@ -460,8 +461,10 @@ class _Queue:
 
     def __init__(self) -> None:
         self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
+        self._comms: set[Collectives] = set()
 
     def put(self, sub_buffer: SubBuffer) -> None:
+        self._comms.add(sub_buffer.comm)
         self._under_way.append(
             (
                 sub_buffer,
@@ -474,6 +477,7 @@ class _Queue:
     def drain(self) -> None:
         while self._under_way:
             self._finish_first()
+        self._let_go()
 
     def finish(self, sub_buffer: SubBuffer) -> None:
         """Up to this one."""
@@ -484,6 +488,13 @@ class _Queue:
         while self._under_way:
             _, pending = self._under_way.popleft()
             pending.wait()  # the memory is in use until then
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the memory that they have used one after the other."""
+        for comm in self._comms:
+            comm.forget_buffers()
+        self._comms.clear()
 
     def _finish_first(self) -> None:
         sub_buffer, pending = self._under_way.popleft()

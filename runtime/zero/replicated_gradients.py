@@ -201,6 +201,7 @@ class ReplicatedGradients(FlatGradients):
             self.adopt()
             whole = self.flat.clone()
             comm.reduce_scatter_or_all_reduce(whole, what=label).wait()
+            comm.forget_buffers()
             comm.all_gather_(whole, what=label).wait()
         return [self._cut(whole, index) for index in indices]
 

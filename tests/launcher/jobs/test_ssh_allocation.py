@@ -14,11 +14,11 @@ pytestmark = pytest.mark.slow
 TELL = "import os\nprint('rank', os.environ['RANK'], os.uname().nodename, flush=True)\n"
 DSLAUNCH = f"{sys.executable} -m dslaunch --no_local_rank"
 STARTED = (  # what starts dslaunch, its options, its exit code, and the hosts of ranks 0, 1 ...
-    ("salloc -Q -N2 -n3", "", 0, "node1 node1 node2"),
-    ("salloc -Q -N2 -n3", "--launcher slurm", 0, "node1 node1 node2"),
-    ("salloc -Q -N2 --ntasks-per-node=2", "--exclude node1:0", 0, "node1 node2 node2"),
-    ("salloc -Q -N3 srun -N2 -n2", "--no_ssh --master_addr=node1", 0, "node1 node2"),
-    ("salloc -Q -N2 -n4 srun -n4", "", 2, ""),
+    ("salloc -Q -w node1,node2 -N2 -n3", "", 0, "node1 node1 node2"),
+    ("salloc -Q -w node1,node2 -N2 -n3", "--launcher slurm", 0, "node1 node1 node2"),
+    ("salloc -Q -w node1,node2 -N2 --ntasks-per-node=2", "--exclude node1:0", 0, "node1 node2 node2"),
+    ("salloc -Q -w node1,node2,node3 -N3 srun -N2 -n2", "--no_ssh --master_addr=node1", 0, "node1 node2"),
+    ("salloc -Q -w node1,node2 -N2 -n4 srun -n4", "", 2, ""),
 )
 
 
