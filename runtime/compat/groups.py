@@ -97,9 +97,8 @@ def sequence_parallel_group() -> Any:
     ranks = current_ranks()
     if ranks is None:
         raise KeyError(
-            "no sequence is divided between ranks, so there is no group of them; set sequence_parallel_size "
-            "in "
-            "the ds_config, and ask after initialize()"
+            "no sequence is divided between ranks, so there is no group of them; set "
+            "sequence_parallel_size in the ds_config, and ask after initialize()"
         )
     return ranks.group
 

@@ -338,8 +338,8 @@ def _contents(output: Any, stage: int) -> tuple[Contents, tuple[Tensor, ...]]:
     for one in tensors:
         if not isinstance(one, Tensor):
             raise ConfigError(
-                f"stage {stage} returns {type(output).__name__ if one is output else 'a tuple'} with "
-                f"{type(one).__name__} in it; between stages go a tensor or a tuple of tensors"
+                f"stage {stage} returns {'' if one is output else 'a tuple with '}{type(one).__name__}; "
+                "between stages go a tensor or a tuple of tensors"
             )
     return Contents(isinstance(output, tuple | list), tuple(map(_describe, tensors))), tensors
 

@@ -1,9 +1,8 @@
 """Attention over sequences that are divided over ranks: each rank computes some heads of whole sequences.
 
 [batch, heads, a part of the sequence, head_dim] becomes [batch, a part of the heads, the sequence,
-head_dim], and
-the result goes the way back. Keys and values of fewer heads than ranks are repeated; their gradients are
-added up.
+head_dim], and the result goes the way back. Keys and values of fewer heads than ranks are repeated; their
+gradients are added up.
 
 Source: Jacobs et al. 2023 (DeepSpeed-Ulysses); DeepSpeed 0.19.8 sequence/layer.py
 """
@@ -22,8 +21,7 @@ from .exchange import Cut, SequenceRanks, Sizes, exchange
 
 def sizes_of_heads(num_heads: int, num_kv_heads: int, ranks: SequenceRanks) -> tuple[Sizes, Sizes, int]:
     """Return how many heads of queries, and of keys and values, each rank computes, and how often keys and
-    values are
-    repeated before.
+    values are repeated before.
 
     Errors: ConfigError if heads that belong together cannot stay together
     """
@@ -36,10 +34,8 @@ def sizes_of_heads(num_heads: int, num_kv_heads: int, ranks: SequenceRanks) -> t
     if size % num_kv_heads or num_heads % size:
         raise ConfigError(
             f"{num_heads} attention heads with {num_kv_heads} of keys and values cannot be divided over "
-            f"{size} ranks: "
-            "the ranks that share a sequence divide the heads, and heads of keys divide the ranks where "
-            "there are "
-            "fewer; choose another sequence_parallel_size"
+            f"{size} ranks: the ranks that share a sequence divide the heads, and heads of keys divide the "
+            "ranks where there are fewer; choose another sequence_parallel_size"
         )
     return ranks.even(num_heads), (1,) * size, size // num_kv_heads
 
@@ -56,8 +52,7 @@ def attend_over_ranks(
     result_dims: tuple[int, int],
 ) -> Tensor:
     """Return this rank's part of the sequence of what `attend` makes of whole ones. `result_dims` are the
-    dimensions
-    of heads and sequence in what `attend` returns.
+    dimensions of heads and sequence in what `attend` returns.
 
     Errors: ConfigError for heads that cannot be divided, and shapes that differ between the three
     """
@@ -94,8 +89,7 @@ class DistributedAttention(nn.Module):
         if scatter_idx != 2 or gather_idx not in (0, 1):
             raise ConfigError(
                 f"DistributedAttention(scatter_idx={scatter_idx}, gather_idx={gather_idx}): heads are "
-                "dimension 2, "
-                "and the sequence is 0 or 1, as batch_dim_idx says; leave both out"
+                "dimension 2, and the sequence is 0 or 1, as batch_dim_idx says; leave both out"
             )
         self.local_attn, self.num_kv_heads = local_attention, num_kv_heads
         self._ranks = SequenceRanks.of(sequence_process_group)

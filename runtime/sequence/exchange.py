@@ -39,8 +39,7 @@ TRAFFIC = Traffic()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRanks:
     """The ranks that have the parts of one sequence, in the order of the parts. It holds no process group,
-    but
-    its name: a group that is alive at the end of the interpreter may take the process with it.
+    but its name: a group that is alive at the end of the interpreter may take the process with it.
 
     Order: all of them call the same methods in the same order, in forward and backward
     """

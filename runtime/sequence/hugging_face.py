@@ -1,8 +1,8 @@
 """transformers' attention over sequences that are divided over ranks.
 
-A rank sees a part of a sequence, and so does the mask that transformers makes of it, which is of no use
-here. What
-the positions say counts instead: they are put together, and tell where a packed sequence's documents begin.
+A rank sees a part of a sequence, and so does the mask that transformers makes of it, which is of no use here.
+What the positions say counts instead: they are put together, and tell where a packed sequence's documents
+begin.
 
 Source: DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py, `UlyssesSPAttentionHF`
 """
@@ -44,10 +44,9 @@ class UlyssesSPAttentionHF:
         if self._ranks.size != size:
             raise ConfigError(
                 f"attention {self.name!r} is registered for sequences that {self._ranks.size} ranks share, "
-                "and "
-                f"sequence_parallel_size is {size}; give initialize() what register_with_transformers() "
-                "returns as mpu, "
-                "or call UlyssesSPAttentionHF.unregister_from_transformers()"
+                f"and sequence_parallel_size is {size}; give initialize() what "
+                "register_with_transformers() returns as mpu, or call "
+                "UlyssesSPAttentionHF.unregister_from_transformers()"
             )
 
     @_disable_dynamo  # what is sent has other sizes in each forward; the layers around it are compiled
@@ -64,8 +63,7 @@ class UlyssesSPAttentionHF:
         """Return this rank's part of the sequence.
 
         Shapes: query, key, value [batch, heads, this rank's positions, head_dim]; the result [batch,
-                positions,
-                heads, head_dim]
+                positions, heads, head_dim]
         Errors: ConfigError without position_ids, or for keys of other positions than the queries
         """
         self.was_called = True
@@ -74,14 +72,12 @@ class UlyssesSPAttentionHF:
         if key.shape[2] != query.shape[2]:
             raise ConfigError(
                 f"attention of {query.shape[2]} queries over {key.shape[2]} keys: a cache, or another "
-                "sequence, is not "
-                "divided over ranks; give use_cache=False, and train decoders only"
+                "sequence, is not divided over ranks; give use_cache=False, and train decoders only"
             )
         if getattr(module, "sinks", None) is not None or kwargs.get("s_aux") is not None:
             raise ConfigError(
-                "this attention has a parameter for each head (sinks), which is not divided with the heads; "
-                "train "
-                "the model with sequence_parallel_size 1"
+                "this attention has a parameter for each head (sinks), which is not divided with the "
+                "heads; train the model with sequence_parallel_size 1"
             )
         positions = self._positions(module, kwargs.get("position_ids"), attention_mask, query)
         kwargs["position_ids"] = positions.places
@@ -192,15 +188,13 @@ class UlyssesSPAttentionHF:
         tensor_parallel_size: int = 1,
     ) -> Any:
         """Let models with this attention compute with sequences that so many neighbours share, and return
-        what
-        initialize() takes as `mpu`; None for a size of 1, which changes nothing.
-        `unregister_from_transformers()` is
-        the way back. With `disable_in_eval` a model in evaluation takes whole sequences.
+        what initialize() takes as `mpu`; None for a size of 1, which changes nothing.
+        `unregister_from_transformers()` is the way back. With `disable_in_eval` a model in evaluation takes
+        whole sequences.
 
         `tensor_parallel_size` is the ds_config's autotp_size, where layers are divided, too: of each rank's
-        heads.
-        Batches and sequences may have any size, so `micro_batch_size`, `seq_length` and `max_length` change
-        nothing.
+        heads. Batches and sequences may have any size, so `micro_batch_size`, `seq_length` and `max_length`
+        change nothing.
 
         Order:  a collective of all ranks
         Errors: ConfigError for heads that cannot be divided, and attention that cannot be replaced
@@ -232,8 +226,7 @@ class UlyssesSPAttentionHF:
         except ConfigError as error:
             raise ConfigError(
                 f"sequence_parallel_size={sequence_parallel_size}: the ranks that share a sequence divide "
-                "the model's "
-                f"{num_heads} attention heads, {num_kv_heads} of keys and values: {error}"
+                f"the model's {num_heads} attention heads, {num_kv_heads} of keys and values: {error}"
             ) from None
         original = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
         if isinstance(original, UlyssesSPAttentionHF):
@@ -290,8 +283,7 @@ def _check_function(name: str) -> None:
     if name in ("eager", "paged|eager", "flex_attention"):
         raise ConfigError(
             f"core_attn_implementation={name!r}: its masks are made for a rank's part of a sequence; load "
-            "the model "
-            "with attn_implementation 'sdpa' or a flash attention"
+            "the model with attn_implementation 'sdpa' or a flash attention"
         )
 
 
@@ -299,8 +291,7 @@ def _hidden(mask: Any, batch: int, length: int) -> Tensor | None:
     """Return which positions of this rank a mask hides from all queries; None where there is none.
 
     Shapes: mask [batch, length], 1 for a token, or [batch, 1 or heads, length, length], of bool or of what
-            is added;
-            the result [batch, length] of bool
+            is added; the result [batch, length] of bool
     """
     if not isinstance(mask, Tensor):
         return None

@@ -31,16 +31,14 @@ class _Told:
 
 class UlyssesSPDataLoaderAdapter:
     """A loader around another one. Each rank of those that share sequences brings a batch of its own; then
-    each
-    gets its part of the first rank's batch, of the second's, and so on: `len()` is so many times as long.
+    each gets its part of the first rank's batch, of the second's, and so on: `len()` is so many times as
+    long.
 
     `labels` become `shift_labels`: the label of a position is the token after it, also where that one is
-    another
-    rank's; the last position has -100.
+    another rank's; the last position has -100.
 
     Shapes: tensors of a batch are [batch, sequence, ...]; what is handed out has [batch, sequence / ranks,
-            ...], on
-            the CPU
+            ...], on the CPU
     Order:  the ranks iterate together: what they bring is exchanged
     """
 
@@ -52,9 +50,8 @@ class UlyssesSPDataLoaderAdapter:
         self._ranks = SequenceRanks.of(sp_group)
         if (self._ranks.index, self._ranks.size) != (sp_rank, sp_world_size):
             raise ConfigError(
-                f"UlyssesSPDataLoaderAdapter(sp_rank={sp_rank}, sp_world_size={sp_world_size}): in sp_group "
-                "this is "
-                f"rank {self._ranks.index} of {self._ranks.size}; give those"
+                f"UlyssesSPDataLoaderAdapter(sp_rank={sp_rank}, sp_world_size={sp_world_size}): in "
+                f"sp_group this is rank {self._ranks.index} of {self._ranks.size}; give those"
             )
         self.iter = iter(dl)
         self.micro_batches: deque[dict[str, Any]] = deque()
@@ -69,8 +66,7 @@ class UlyssesSPDataLoaderAdapter:
         """Return this rank's part of the next batch.
 
         Errors: StopIteration once, at the end of the loader that has fewest batches, after which the next
-                epoch
-                begins; ConfigError on all ranks if a batch of one of them cannot be divided
+                epoch begins; ConfigError on all ranks if a batch of one of them cannot be divided
         """
         if not self.micro_batches:
             self.refill()
@@ -115,18 +111,15 @@ class UlyssesSPDataLoaderAdapter:
         if "position_ids" not in tensors:
             return (
                 "position_ids is missing: each token has to keep its place in the whole sequence; let the "
-                "collate "
-                "function add torch.arange(length) for each sample, or what begins at 0 with each document "
-                "of a "
-                "packed one"
+                "collate function add torch.arange(length) for each sample, or what begins at 0 with each "
+                "document of a packed one"
             )
         length = tensors["input_ids"].shape[1]
         for name, one in tensors.items():
             if one.dim() < 2 or one.shape[1] != length:
                 return (
                     f"{name} of shape {tuple(one.shape)} is not [batch, {length}, ...] as input_ids is; "
-                    "leave "
-                    "it out of the batch"
+                    "leave it out of the batch"
                 )
         if length % self.sp_world_size:
             above = -(-length // self.sp_world_size) * self.sp_world_size

@@ -22,12 +22,10 @@ def mean_over_tokens(
     logits: Tensor, labels: Tensor, group: Any = None, *, ignore_index: int = IGNORED
 ) -> Tensor:
     """Return the mean cross entropy over all tokens with a label, of all ranks that share the sequences: the
-    same
-    number on each of them. `labels` are shifted already, as the loader adapter gives them.
+    same number on each of them. `labels` are shifted already, as the loader adapter gives them.
 
     Its gradient is what the engine's rule (`sequence.gradient` of the ds_config) makes the gradient of that
-    mean:
-    with "mean" each rank's part times the number of ranks, with "sum" its part.
+    mean: with "mean" each rank's part times the number of ranks, with "sum" its part.
 
     Shapes: logits [batch, this rank's positions, vocabulary], labels [batch, this rank's positions]
     Order:  a collective of the ranks that share the sequences
@@ -58,8 +56,7 @@ def vocab_sequence_parallel_cross_entropy(  # noqa: PLR0913  (DeepSpeed's signat
 ) -> Tensor:
     """Return the cross entropy of each token, of all ranks' parts of the sequence; or, without
     `gather_sequence_loss`, of this rank's part, or the sum or mean over all ranks' tokens. A rank gets the
-    gradient
-    of its own part, which is its share: that is for `sequence.gradient` "sum".
+    gradient of its own part, which is its share: that is for `sequence.gradient` "sum".
 
     Shapes: logits [this rank's positions, batch, vocabulary], target [this rank's positions, batch]; the
             result

@@ -20,8 +20,7 @@ _ranks: SequenceRanks | None = None
 
 def initialize_sequence_parallel(sequence_parallel_size: int, *, tensor_parallel_size: int = 1) -> None:
     """Let so many neighbours share sequences; where layers are divided, neighbours among the ranks that have
-    the
-    same part of them.
+    the same part of them.
 
     Order:  a collective of all ranks
     Errors: ConfigError if they do not divide the ranks
@@ -68,8 +67,7 @@ def sequence_ranks() -> SequenceRanks:
 
 def current_ranks() -> SequenceRanks | None:
     """Return the ranks that share this one's sequences: those of the engine that was made last, or those of
-    before
-    one; None where there are none.
+    before one; None where there are none.
     """
     axis = sequence_axis()
     if axis is None:

@@ -37,8 +37,7 @@ def requested_sequence_size(*, mpu: Any = None, mesh_param: Any = None, built: i
     if by_mpu > 1 and by_mesh > 1 and by_mpu != by_mesh:
         raise ConfigError(
             f"initialize(mpu=..., mesh_param={mesh_param!r}): the mpu divides sequences over {by_mpu} "
-            "ranks, and "
-            f"mesh_param over {by_mesh}; give one of them"
+            f"ranks, and mesh_param over {by_mesh}; give one of them"
         )
     given = max(by_mpu, by_mesh)
     if 1 < built != given > 1:
@@ -79,14 +78,13 @@ def _size_of_mpu(mpu: Any) -> int:
             if hasattr(mpu, name) and getattr(mpu, name)() > 1:
                 raise ConfigError(
                     f"initialize(mpu=...): its {name}() is {getattr(mpu, name)()}; of an mpu only sequence "
-                    "parallelism "
-                    "is taken here. Leave it out, and divide layers with the ds_config's tensor_parallel"
+                    "parallelism is taken here. Leave it out, and divide layers with the ds_config's "
+                    "tensor_parallel"
                 )
     if not hasattr(mpu, "get_sequence_parallel_world_size"):
         raise ConfigError(
             "initialize(mpu=...): it has no get_sequence_parallel_world_size(), and nothing else of it is "
-            "used here; "
-            "leave it out, and divide layers with the ds_config's tensor_parallel"
+            "used here; leave it out, and divide layers with the ds_config's tensor_parallel"
         )
     size: int = mpu.get_sequence_parallel_world_size()
     return size
@@ -103,9 +101,8 @@ def _size_of_mesh(mesh_param: Any) -> int:
     num_ranks = dist.get_world_size()
     if num_ranks % (num_data * size):
         raise ConfigError(
-            f"initialize(mesh_param={tuple(mesh_param)!r}): {num_data} x {size} is not what the {num_ranks} "
-            "ranks "
-            "are divided into"
+            f"initialize(mesh_param={tuple(mesh_param)!r}): {num_data} x {size} is not what the "
+            f"{num_ranks} ranks are divided into"
         )
     return int(size)
 
@@ -235,7 +232,6 @@ class DividedSequences:
                 name = differing[0]
                 raise ConfigError(
                     f"parts 0 and {index} of a sequence differ in {name}: {told[0].get(name)} and "
-                    f"{other.get(name)}; "
-                    f"the {self._ranks.size} neighbours of sequence_parallel_size get equal parts of the "
-                    "same samples"
+                    f"{other.get(name)}; the {self._ranks.size} neighbours of sequence_parallel_size get "
+                    "equal parts of the same samples"
                 )

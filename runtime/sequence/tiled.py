@@ -1,8 +1,7 @@
 """Compute in tiles along the sequence: of the largest activations there is one tile at a time.
 
 Each tile is a checkpoint of its own, so a backward computes it once more. Autograd adds up what the tiles
-give to
-a parameter before it hands the gradient in, so that ZeRO sees it once.
+give to a parameter before it hands the gradient in, so that ZeRO sees it once.
 
 Source: DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py, the same calls
 """
@@ -97,8 +96,7 @@ class TiledFusedLogitsLoss:
         output_reduction: str = "mean",
     ) -> Tensor:
         """Return the mean or the sum of what `fn(module, x, y)`, or `fn(module, x, y, mask)`, gives for the
-        tiles. A
-        mean weighs all tiles alike; where tiles have other numbers of labels let `fn` return sums.
+        tiles. A mean weighs all tiles alike; where tiles have other numbers of labels let `fn` return sums.
 
         Shapes: x [batch, sequence, ...], y [batch, sequence, ...], mask [batch, sequence]
         Errors: ConfigError for other shapes or reductions
