@@ -177,7 +177,8 @@ class _Rank:
         num_flats = _FLATS + (1 if self.is_gpu and self.steps_on_host else 0)  # the last is being copied
         received = 0.0
         if not self.is_gpu and self.num_ranks > 1:
-            received = _FLATS * b * u + (_SUM_BYTES * s if b < _SUM_BYTES else 0)
+            others = (self.num_ranks - 1) / self.num_ranks  # each rank's part is there
+            received = _FLATS * b * u * others + (_SUM_BYTES * s if b < _SUM_BYTES else 0)
         # A gradient has gone into its flat buffer before that is sent.
         on_way = Footprint(device=num_flats * b * u + max(b * p, received))
         wider = _SUM_BYTES * m if self.is_accumulating else 0.0

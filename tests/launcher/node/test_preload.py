@@ -62,7 +62,12 @@ def test_the_program_finds_everything_as_ever(tmp_path: Path) -> None:
         first, second = job.lines(0)
         found = json.loads(first)
         found[2] = found[10] = None  # the modules are more, and that is the purpose
-        for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "DSLAUNCH_TEST_JOB"):  # of one job
+        for name in (
+            "MASTER_PORT",
+            "TORCHELASTIC_RUN_ID",
+            "DSLAUNCH_TEST_JOB",
+            "DSLAUNCH_PLACE_FILE",
+        ):  # of one job
             found[8].pop(name, None)
         seen.append((found, second))
     for place, (found, second) in enumerate(seen[1:]):

@@ -170,7 +170,7 @@ def test_training_holds_what_the_formula_says(
             is_right = all(seen == pytest.approx(said, rel=WITHIN, abs=1) for seen, said in memories)
             if not is_right or not 0 <= disk - world_size * formula.disk <= padding:
                 wrong.append((case, (device, host, disk), formula))
-    assert not wrong
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 def _term(text: str, letters: dict[str, float]) -> float:

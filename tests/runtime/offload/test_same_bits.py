@@ -19,6 +19,7 @@ from tests.runtime.offload.residences import AWAY, DTYPES, ON_DEVICE, Where, awa
 from tests.runtime.ranks import Ranks
 
 STEPS = 4
+SUMMED = 1e-14  # a norm is a sum in float64, in parts that lie where the gradients do
 
 
 def _train(rank: int, stage: int, precision: str, where: Where, folder: str) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def test_training_has_the_same_bits_wherever_the_states_lie(
     on_device = ranks(_train, stage, precision, ON_DEVICE, "", world_size=world_size)[0]
     for where in away_at(stage):
         away = ranks(_train, stage, precision, where, str(tmp_path), world_size=world_size)[0]
-        assert away["norms"] == on_device["norms"], where
+        assert away["norms"] == pytest.approx(on_device["norms"], rel=SUMMED), where
         for kind in ("params", "masters", "exp_avg", "destroyed"):
             assert_same_bits(away[kind], on_device[kind])
         assert not list(tmp_path.iterdir()), "destroy() leaves nothing behind"
@@ -101,7 +102,7 @@ def test_micro_batches_add_up_to_the_same_bits(
     on_device = ranks(_micro_batches, stage, ON_DEVICE, "", world_size=world_size)[0]
     for where in away_at(stage):
         away = ranks(_micro_batches, stage, where, str(tmp_path), world_size=world_size)[0]
-        assert away["norms"] == on_device["norms"]
+        assert away["norms"] == pytest.approx(on_device["norms"], rel=SUMMED)
         for kind in ("between", "params"):
             assert_same_bits(away[kind], on_device[kind])
 
