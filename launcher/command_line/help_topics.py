@@ -105,7 +105,7 @@ TOPICS = (
                 "preload",
                 "stdin",
             ),
-            *("mesh", "master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
+            *("mesh", "mesh_estimate", "master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
             *("prepare_timeout", "connect_window", "tree_above", "tree_radix"),
         ),
         START,

@@ -7,7 +7,7 @@ stage's other layers, dp x sp, so it is no factor of the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ..errors import LaunchError
 from ..inputs.selection import Selected
 from ..options.mesh import SEPARATOR, MeshOptions
 from ..options.restart import RestartOptions
-from ..wording import count
+from ..wording import count, shown_size
 from .restart import Decision
 
 ORDER = ("pp", "dp", "sp", "tp")
@@ -190,15 +190,22 @@ def warnings_of(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
     return found
 
 
-def describe(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
-    """Return the lines of a table of the axes, the innermost first."""
+def describe(
+    mesh: Mesh, hosts: Sequence[HostSlots], sent_bytes: Callable[[str], float] | None = None
+) -> list[str]:
+    """Return the lines of a table of the axes, the innermost first. `sent_bytes`, where they were
+    estimated, are those of a rank along an axis, in a step.
+    """
     sizes = [name for name in mesh.order if mesh.size(name) > 1 or name == "dp"]
     shown = " x ".join(f"{name} {mesh.size(name)}" for name in sizes)
-    rows = [("axis", "size", "stride", "inside a host")]
+    rows: list[tuple[str, ...]] = [("axis", "size", "stride", "inside a host")]
+    if sent_bytes is not None:
+        rows[0] += ("sends per step and rank (estimate)",)
     for name in (*reversed(sizes), *(["ep"] if mesh.ep > 1 else [])):
         crossing = _crossing(mesh, name, hosts)
         where = "yes" if crossing is None else f"no: {crossing[1][0]}-{crossing[1][-1]}"
-        rows.append((name, str(mesh.size(name)), str(mesh.stride(name)), where))
+        row = (name, str(mesh.size(name)), str(mesh.stride(name)), where)
+        rows.append(row if sent_bytes is None else (*row, shown_size(round(sent_bytes(name)))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         f"mesh: {shown} on {count(len(hosts), 'host')}",

@@ -14,6 +14,7 @@ from ..inputs.line_prefix import Origin
 from ..inputs.selection import Selected
 from ..wire.job import NodeJob, RankJob
 from .mesh import HostSlots, Mesh
+from .mesh_estimate import Estimate
 
 
 class RankPlan(NamedTuple):
@@ -86,6 +87,7 @@ class Plan(NamedTuple):
     prepare_timeout_s: float = 600.0
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
     mesh: Mesh | None = None
+    mesh_estimate: Estimate | None = None
     hosts_from: str = ""  # what named the hosts, if they were found
 
     @property

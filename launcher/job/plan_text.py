@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from functools import partial
 
 from ..inputs.env_file import EnvEntry, is_secret
 from ..node.core_binding import format_ranges
@@ -37,7 +38,10 @@ def describe(
     if plan.hosts_from:
         lines.append(f"hosts: found in {plan.hosts_from}")
     if plan.mesh is not None:
-        lines += describe_mesh(plan.mesh, plan.host_slots)
+        estimate = plan.mesh_estimate
+        sent = None if estimate is None else partial(estimate.sent_bytes, plan.mesh)
+        lines += describe_mesh(plan.mesh, plan.host_slots, sent)
+        lines += [] if estimate is None else [f"  {estimate.describe(plan.mesh)}"]
     if plan.bind_cores is not None:
         cores = format_ranges(list(plan.bind_cores)) or "one CPU of each physical core"
         lines.append(f"each rank is bound to its share of its host's cores: {cores}")

@@ -11,7 +11,24 @@ AXES = ("pp", "dp", "ep", "sp", "tp")
 IN_ORDER = ("pp", "dp", "sp", "tp")  # groups of ep lie among dp x sp
 SEPARATOR = "-"  # of the axes in order=
 _SIZE = re.compile(r"\s*([a-z]+)\s*=\s*([1-9][0-9]{0,6})\s*")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_ESTIMATE = (
+    "model (a config.json of transformers, or its folder) and seq (tokens of a sample) are needed; "
+    "micro_batch and micro_batches (default 1), stage (0 to 3, default 0) and bytes (of a number: 2, the "
+    "default, or 4) may be there; write e.g. model=config.json,seq=4096,micro_batches=8,stage=1"
+)
 _ORDER = re.compile(r"\s*order\s*=\s*([a-z-]+)\s*")
+
+
+class EstimateOptions(NamedTuple):
+    """`model` is a config.json of transformers, or its folder; `bytes` are those of a number that is sent."""
+
+    model: str
+    seq: int
+    micro_batch: int = 1
+    micro_batches: int = 1
+    stage: int = 0
+    bytes: int = 2
 
 
 class MeshOptions(NamedTuple):
@@ -21,6 +38,7 @@ class MeshOptions(NamedTuple):
 
     sizes: tuple[tuple[str, int], ...] = ()
     order: tuple[str, ...] = ()
+    estimate: EstimateOptions | None = None
 
 
 def _read_mesh(context: click.Context, parameter: click.Parameter, value: str | None) -> MeshOptions:
@@ -58,6 +76,30 @@ def _check_order(order: tuple[str, ...], value: str) -> None:
         )
 
 
+def _read_estimate(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> EstimateOptions | None:
+    if value is None:
+        return None
+    given: dict[str, Any] = {}
+    for item in value.split(","):
+        name, _, text = (part.strip() for part in item.partition("="))
+        is_number = _NUMBER.fullmatch(text) is not None and (int(text) > 0 or name == "stage")
+        is_allowed = bool(text) if name == "model" else is_number
+        if name not in EstimateOptions._fields or name in given or not is_allowed:
+            raise click.BadParameter(
+                f"{value[:200]!r}: {item.strip()[:40]!r} is no size of an estimate: {_ESTIMATE}"
+            )
+        given[name] = text if name == "model" else int(text)
+    if (
+        not {"model", "seq"} <= given.keys()
+        or given.get("stage", 0) > 3
+        or given.get("bytes", 2) not in (2, 4)
+    ):
+        raise click.BadParameter(f"{value[:200]!r}: {_ESTIMATE}")
+    return EstimateOptions(**given)
+
+
 OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--mesh"],
@@ -69,10 +111,24 @@ OPTIONS: tuple[click.Option, ...] = (
             "With order=dp-pp-tp the axes have another order than pp-dp-sp-tp; the first is the outermost."
         ),
     ),
+    click.Option(
+        ["--mesh_estimate"],
+        metavar="SIZES",
+        callback=_read_estimate,
+        help=(
+            "With --mesh and --dry_run: estimate what a rank sends along each axis, and holds, for a model "
+            "of transformers: model=config.json,seq=4096, and micro_batch=, micro_batches=, stage=, bytes=."
+        ),
+    ),
 )
 
 
 def read(given: dict[str, Any]) -> MeshOptions:
     """The options of this file from all that were given, by parameter name."""
     mesh: MeshOptions = given["mesh"]
-    return mesh
+    estimate: EstimateOptions | None = given["mesh_estimate"]
+    if estimate is not None and not (mesh.sizes and given["dry_run"]):
+        raise click.UsageError(
+            "--mesh_estimate adds to the table that --mesh and --dry_run print; give both, or leave it out"
+        )
+    return mesh._replace(estimate=estimate)

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import LaunchError
 from ..inputs import env_file
 from ..job.mesh import VARIABLE, HostSlots, Mesh, check_hosts, make_mesh
+from ..job.mesh_estimate import estimate_of
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
 from ..job.restart import Attempt, first_attempt
 from ..job.stdin_rank import with_stdin
@@ -101,6 +102,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         save_pid=os.getpid() if options.process.saves_pid else None,
         bind_cores=options.binding.cores,
         mesh=mesh,
+        mesh_estimate=estimate_of(options.mesh.estimate),
         hosts_from=attempt.hosts_from,
     )
 

@@ -80,6 +80,7 @@ OPTIONS = [
     ("--job_id",),
     # launcher/options/mesh.py
     ("--mesh",),
+    ("--mesh_estimate",),
     # launcher/options/binding.py
     ("--bind_cores_to_rank",),
     ("--bind_core_list",),

@@ -33,3 +33,27 @@ def test_what_is_no_list_of_sizes_is_refused(given: str, capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert said.startswith(f"dslaunch: --mesh: {given!r}: ")
     assert said.endswith("write e.g. pp=2,tp=2\n")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("model=m", "seq=8", "model=,seq=8", "model=m,seq=0", "model=m,seq=x", "model=m,seq=8,seq=8"),
+        *("model=m,seq=8,stage=4", "model=m,seq=8,bytes=3", "model=m,seq=8,heads=2"),
+    ],
+)
+def test_what_is_no_estimate_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--mesh=pp=2", "--dry_run", f"--mesh_estimate={given}", "train.py"])
+    assert ended.value.code == EXIT_MISTAKE
+    assert capsys.readouterr().err.endswith("write e.g. model=config.json,seq=4096,micro_batches=8,stage=1\n")
+
+
+@pytest.mark.parametrize("options", [["--mesh=pp=2"], ["--dry_run"], []])
+def test_an_estimate_without_a_table_is_refused(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*options, "--mesh_estimate=model=m,seq=8", "train.py"])
+    assert ended.value.code == EXIT_MISTAKE
+    assert "adds to the table that --mesh and --dry_run print" in capsys.readouterr().err
