@@ -213,7 +213,7 @@ class Collectives:
             return
         # See "How gloo reduces" above.
         received = self._scratch.take(flat.numel() - own.numel(), like=flat)
-        yield flight.start(partial(send_chunks, flat, received, axis, number=flight.label.number))
+        yield flight.start(partial(send_chunks, flat, received, axis, lane=flight.label.lane))
         first, *rest = _in_rank_order(own, received, axis)
         total = first.float()  # if that is fp32 a view, of what is needed no more
         for chunk in rest:
@@ -244,7 +244,7 @@ def _start_gather(flight: Flight, own: Tensor, flat: Tensor, axis: Axis) -> Flig
     """Begin to fill `flat` with the `own` chunk of every rank."""
     if _is_native(flat):
         return flight.start(partial(all_gather_single, flat, own, group=axis.group, async_op=True))
-    return flight.start(partial(send_to_all, own, flat, axis, number=flight.label.number))
+    return flight.start(partial(send_to_all, own, flat, axis, lane=flight.label.lane))
 
 
 def _in_rank_order(own: Tensor, received: Tensor, axis: Axis) -> list[Tensor]:

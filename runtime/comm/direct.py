@@ -6,8 +6,10 @@ thread that works for the group, and twice the time. What is received here lies 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,8 @@ from torch import Tensor
 from .mesh import Axis
 from .messages import Messages
 
-_NUM_TAGS = 2**30  # an int of 32 bits, less one bit for the kind
+_FIRST_TAG, _NUM_TAGS = 2**30, 2**26  # of an int of 32 bits; the lower ones are left to programs
+_counts: WeakKeyDictionary[Any, Counter[int]] = WeakKeyDictionary()  # by group: how many of each kind so far
 
 
 class Scratch:
@@ -51,27 +54,38 @@ class Scratch:
         self._free.clear()
 
 
-def send_to_all(own: Tensor, flat: Tensor, axis: Axis, *, number: int) -> Messages:
+def send_to_all(own: Tensor, flat: Tensor, axis: Axis, *, lane: int) -> Messages:
     """Begin to fill `flat` with the `own` chunk of every rank, in order.
 
-    `number` is equal on all ranks, and others are under way with other numbers.
+    Order: the ranks of a group do what they do in one lane in the same order
     """
     chunks = flat.chunk(axis.size)
     if chunks[axis.index].data_ptr() != own.data_ptr():
         chunks[axis.index].copy_(own)
     received = [(place, chunk) for place, chunk in enumerate(chunks) if place != axis.index]
-    return _start(lambda place: own, received, axis, tag=2 * (number % _NUM_TAGS))
+    return _start(lambda place: own, received, axis, tag=_next_tag(axis, 2 * lane))
 
 
-def send_chunks(flat: Tensor, received: Tensor, axis: Axis, *, number: int) -> Messages:
+def send_chunks(flat: Tensor, received: Tensor, axis: Axis, *, lane: int) -> Messages:
     """Begin to send chunk i of `flat` to rank i, and to fill `received` with what the others send here, in
     order.
 
+    Order:  as send_to_all
     Shapes: flat [n], received [n / N (N - 1)] for N ranks
     """
     chunks, places = flat.chunk(axis.size), [place for place in range(axis.size) if place != axis.index]
     into = list(zip(places, received.chunk(axis.size - 1), strict=True))
-    return _start(lambda place: chunks[place], into, axis, tag=2 * (number % _NUM_TAGS) + 1)
+    return _start(lambda place: chunks[place], into, axis, tag=_next_tag(axis, 2 * lane + 1))
+
+
+def _next_tag(axis: Axis, kind: int) -> int:
+    """Return what tells these messages from others that are under way in the group, on all ranks alike.
+
+    Ranks of one group may have other models, and so have done other things in other groups meanwhile.
+    """
+    counts = _counts.setdefault(axis.group or dist.group.WORLD, Counter())
+    counts[kind] += 1
+    return _FIRST_TAG + 16 * (counts[kind] % _NUM_TAGS) + kind
 
 
 def _start(

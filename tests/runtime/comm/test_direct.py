@@ -25,8 +25,8 @@ def _two_at_once(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     axis = _axis(rank)
     gathered, received = torch.empty(axis.size), torch.empty(2 * (axis.size - 1), dtype=torch.bfloat16)
     sent = (100.0 * rank + torch.arange(2 * axis.size)).to(torch.bfloat16)
-    first = send_to_all(torch.full((1,), float(rank)), gathered, axis, number=7)
-    second = send_chunks(sent, received, axis, number=7)
+    first = send_to_all(torch.full((1,), float(rank)), gathered, axis, lane=0)
+    second = send_chunks(sent, received, axis, lane=0)
     for work in (second, first) if rank else (first, second):
         assert not work.is_completed()
         work.wait()
@@ -48,10 +48,10 @@ def _peak_growth(rank: int) -> int:
     """In bytes, of a gather of 64 MiB."""
     axis = _axis(rank)
     flat, own = torch.ones(16 * MB), torch.ones(8 * MB)
-    send_to_all(own[:2], flat[:4], axis, number=1).wait()
+    send_to_all(own[:2], flat[:4], axis, lane=0).wait()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _peak()
-    send_to_all(own, flat, axis, number=2).wait()
+    send_to_all(own, flat, axis, lane=0).wait()
     return _peak() - before
 
 

@@ -12,7 +12,7 @@ import dslaunch
 from dslaunch.runtime.errors import ConfigError, PipelineError
 from dslaunch.runtime.pipeline.layers import LayerSpec
 from dslaunch.runtime.pipeline.module import PipelineModule
-from tests.runtime.pipeline.models import Embed, Head, data, loss_fn, specs
+from tests.runtime.pipeline.models import Embed, Head, Judge, data, loss_fn, specs, take_values, train_alone
 from tests.runtime.pipeline.test_engine import engine_of, judged
 from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs
 from tests.runtime.ranks import Ranks
@@ -195,6 +195,26 @@ def test_the_mean_of_outputs_is_that_of_all_copies(ranks: Ranks) -> None:
 
 
 # ---- what is refused, and what cannot go on
+
+
+def _uneven(rank: int, stage: int) -> tuple[float, float]:
+    """The tied layer's stages have other numbers of units, and so of collectives, than each other."""
+    layers = specs(5, is_tied=True)
+    module = PipelineModule(layers, 2, loss_fn=loss_fn, partition_method="parameters")
+    take_values(module, Judge(5, is_tied=True))
+    engine = engine_of(module, stage)
+    loss = engine.train_batch(pairs(*data(0, size=SIZE * MICRO * 2), engine, MICRO))
+    norm = engine.get_global_grad_norm()
+    engine.train_batch(pairs(*data(1, size=SIZE * MICRO * 2), engine, MICRO))
+    return float(loss), float(norm)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_stages_with_other_numbers_of_units_share_a_tied_layer(ranks: Ranks, stage: int) -> None:
+    losses, norms, _ = train_alone(Judge(5, is_tied=True), [data(0, size=SIZE * MICRO * 2)])
+    for loss, norm in ranks(_uneven, stage, world_size=4):
+        assert loss == pytest.approx(losses[0], abs=2e-6)
+        assert norm == pytest.approx(norms[0], rel=2e-6)
 
 
 def _tied_differently(rank: int) -> str:
