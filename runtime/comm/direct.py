@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -93,12 +94,15 @@ def _start(
 ) -> Messages:
     """Each rank begins with the next one, so that not all send to the same one first."""
     turned = sorted(received, key=lambda one: (axis.index - one[0]) % axis.size)
-    works: list[Any] = [
-        dist.irecv(_raw(into), group=axis.group, group_src=place, tag=tag) for place, into in turned
+    group = axis.group
+    receives = [
+        partial(dist.irecv, _raw(into), group=group, group_src=place, tag=tag) for place, into in turned
     ]
-    for place, _ in reversed(turned):
-        works.append(dist.isend(_raw(sent(place)), group=axis.group, group_dst=place, tag=tag))
-    return Messages(works)
+    sends = [
+        partial(dist.isend, _raw(sent(place)), group=group, group_dst=place, tag=tag)
+        for place, _ in reversed(turned)
+    ]
+    return Messages([*receives, *sends], tells_its_end=False)
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -95,8 +95,9 @@ class Flight:
 
     @property
     def tells_its_end(self) -> bool:
-        """Whether `is_over` is known before it is waited for; gloo does not tell it of messages."""
-        return not isinstance(self._work, Messages)
+        """Whether `is_over` is known before it is waited for."""
+        work = self._work
+        return not isinstance(work, Messages) or work.tells_its_end
 
     def start(self, send: Callable[[], dist.Work | None]) -> Flight:
         """Let `send` begin it; wait() ends it."""

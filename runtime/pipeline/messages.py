@@ -7,7 +7,7 @@ one thing after the other in a group, and so neither direction waits for the oth
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..comm.flight_recorder import RECEIVE_LANE, SEND_LANE, Flight, Line
 from ..comm.mesh import Axis
+from ..comm.messages import Messages
 from ..comm.wire import Wire
 
 
@@ -90,7 +91,7 @@ class Post:
         parts = [*self._header(contents), *raw]
         axis = self._up if place > self._up.index else self._down
         sends = [partial(dist.isend, one, group=axis.group, group_dst=place) for one in parts if one.numel()]
-        flight.start(partial(_all, sends))
+        flight.start(self._started(sends))
         self._under_way = [*(one for one in self._under_way if not one[0].is_over), (flight, parts)]
 
     def receive(self, place: int, contents: Contents | None, *, what: str) -> Arrival:
@@ -106,13 +107,16 @@ class Post:
             contents = Contents.from_bytes(bytes(data.tolist()))
         tensors = [torch.empty(one.shape, dtype=one.dtype, device=self._device) for one in contents.tensors]
         receives = [partial(fetch, _raw(one)) for one in tensors if one.numel()]
-        return Arrival(contents, tensors, flight.start(partial(_all, receives)))
+        return Arrival(contents, tensors, flight.start(self._started(receives)))
 
     def finish(self) -> None:
         """Wait until all is sent."""
         for flight, _ in self._under_way:
             flight.wait()
         self._under_way = []
+
+    def _started(self, starts: Sequence[Callable[[], Any]]) -> Callable[[], Messages]:
+        return partial(Messages, starts, tells_its_end=self._device.type != "cpu")
 
     def _begin(self, op: str, what: str, place: int, *, sent_bytes: int = 0) -> Flight:
         # Without its size: micro batches of other ranks with the same layers may have other shapes.
@@ -125,24 +129,6 @@ class Post:
             return []
         data = torch.frombuffer(bytearray(contents.to_bytes()), dtype=torch.uint8).to(self._device)
         return [torch.tensor([data.numel()], dtype=torch.int64, device=self._device).view(torch.uint8), data]
-
-
-class _Works:
-    """Several parts of one message, as torch's Work is one."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-
-def _all(starts: Sequence[Any]) -> Any:
-    return _Works([start() for start in starts])
 
 
 def _wait(start: Any) -> None:

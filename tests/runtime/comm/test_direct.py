@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dslaunch.runtime.comm import direct
 from dslaunch.runtime.comm.direct import Scratch, send_chunks, send_to_all
 from dslaunch.runtime.comm.mesh import Axis
+from dslaunch.runtime.comm.process_group import destroy_group
+from tests.runtime.comm.watchdog.test_watchdog import wait_until
 from tests.runtime.ranks import Ranks
 
 MB = 2**20
+LATE_S = 1.0  # for what must not come; it came within hundredths of it
 
 
 def _axis(rank: int) -> Axis:
@@ -42,6 +47,38 @@ def test_chunks_come_to_their_places(ranks: Ranks, world_size: int) -> None:
         others = [other for other in range(world_size) if other != rank]
         there = [100.0 * other + 2 * rank + place for other in others for place in (0, 1)]
         assert received.tolist() == torch.tensor(there, dtype=torch.bfloat16).tolist()
+
+
+def _fails_with_one(rank: int, folder: str) -> list[float]:
+    """Of rank 0's messages one fails, as rank 2 is gone; then rank 1 sends its own. Return the memory."""
+    group, posted, failed = dist.new_group([0, 1, 2]), Path(folder) / "posted", Path(folder) / "failed"
+    if rank == 2:
+        wait_until(posted.exists)
+        destroy_group(group)
+        return []
+    axis, flat = Axis(size=3, index=rank, group=group), torch.full((3,), 7.0)
+    if rank == 1:
+        wait_until(failed.exists)
+        tag = direct._next_tag(axis, 0)  # that of rank 0's, of which this is the part that is late
+        late = dist.isend(torch.full((1,), 2.0).view(torch.uint8), group=group, group_dst=0, tag=tag)
+        wait_until(lambda: len(list(Path(folder).iterdir())) == 3)
+        del late
+        return []
+    work = send_to_all(torch.zeros(1), flat, axis, lane=0)
+    posted.touch()
+    with pytest.raises(RuntimeError, match=r"Connection closed|Connection reset"):
+        work.wait()
+    failed.touch()
+    deadline = time.monotonic() + LATE_S
+    while flat[1] == 7.0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (Path(folder) / "seen").touch()
+    return flat.tolist()
+
+
+def test_nothing_is_received_into_memory_once_a_message_has_failed(ranks: Ranks, tmp_path: Path) -> None:
+    (found, *_) = ranks(_fails_with_one, str(tmp_path), world_size=3)
+    assert found == [0.0, 7.0, 7.0]
 
 
 def _peak_growth(rank: int) -> int:
