@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 from ..errors import LaunchError
 from ..inputs.selection import Selected
-from ..options.mesh import SEPARATOR, MeshOptions
+from ..options.mesh import ORDER, SEPARATOR, MeshOptions
 from ..options.restart import RestartOptions
 from ..wording import count, shown_size
 from .restart import Decision
 
-ORDER = ("pp", "dp", "sp", "tp")
 INSIDE_A_HOST = ("tp", "sp")  # what they send in every layer is waited for
 VARIABLE = "DSLAUNCH_MESH"  # which tells the runtime
 

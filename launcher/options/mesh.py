@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 AXES = ("pp", "dp", "ep", "sp", "tp")
-IN_ORDER = ("pp", "dp", "sp", "tp")  # groups of ep lie among dp x sp
+ORDER = ("pp", "dp", "sp", "tp")  # groups of ep lie among dp x sp
 SEPARATOR = "-"  # of the axes in order=
 _SIZE = re.compile(r"\s*([a-z]+)\s*=\s*([1-9][0-9]{0,6})\s*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -67,7 +67,7 @@ def _read_mesh(context: click.Context, parameter: click.Parameter, value: str | 
 
 def _check_order(order: tuple[str, ...], value: str) -> None:
     """Errors: click.BadParameter for an axis that cannot be in it, or is there twice"""
-    wrong = next((name for name in order if name not in IN_ORDER or order.count(name) > 1), None)
+    wrong = next((name for name in order if name not in ORDER or order.count(name) > 1), None)
     if wrong is not None:
         why = "lies along dp and sp, and has no place of its own" if wrong == "ep" else "is not allowed"
         raise click.BadParameter(

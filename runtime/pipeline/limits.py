@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..comm.agreement import fail_together
 from ..config import Config
 from ..config.pipeline import PipelineConfig
 from ..errors import ConfigError
@@ -58,15 +59,21 @@ def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer 
 
 
 def _check_tied_experts(module: PipelineModule) -> None:
-    """Other ranks share experts than those that share a tied layer."""
-    for key, stages in tied_over_stages(module):
+    """Other ranks share experts than those that share a tied layer.
+
+    Order: a collective
+    """
+    all_tied, problem = tied_over_stages(module), ""
+    for key, stages in all_tied:
         layers = module.tied_modules[key].modules() if key in module.tied_modules else ()
         if any(isinstance(one, MoE) and one.ep_size > 1 for one in layers):
-            raise ConfigError(
+            problem = (
                 f"the tied layer '{key}' lies on the stages {', '.join(map(str, stages))} and has experts on "
                 "different ranks: tie a layer without them, give its MoE ep_size=1, or cut the model so that "
                 "all of its uses are on one stage"
             )
+    if all_tied:
+        fail_together(problem)
 
 
 def _check_when(module: PipelineModule, how: PipelineConfig, policy: Policy) -> None:

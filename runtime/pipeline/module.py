@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..activation import checkpointing
+from ..comm.agreement import agree
 from ..comm.process_group import choose_device
 from ..environment import read_environment
 from ..errors import ConfigError
@@ -117,13 +118,17 @@ class PipelineModule(nn.Module):
         if self.num_stages > 1:
             _check_not_sharded(self._layer_specs)
         self._names = [name_of(layer) for layer in self._layer_specs]
-        _agree(
-            topology=",".join(f"{axis}={getattr(self.axes, axis)}" for axis in self.axes.order),
-            num_layers=len(self._names),
-            schedule=schedule,
-            stages_per_rank=self.shape.per_rank,
-            partition_method=partition_method,
-            **{f"layer {number}": name for number, name in enumerate(self._names)},
+        agree(
+            {
+                "topology": ",".join(f"{axis}={getattr(self.axes, axis)}" for axis in self.axes.order),
+                "num_layers": len(self._names),
+                "schedule": schedule,
+                "stages_per_rank": self.shape.per_rank,
+                "partition_method": partition_method,
+                **{f"layer {number}": name for number, name in enumerate(self._names)},
+            },
+            what="PipelineModules",
+            cure="build the same one on every rank",
         )
         self._topo = topology or topology_of(self.axes)
         self._grid = PipelineParallelGrid(self._topo)
@@ -441,25 +446,6 @@ def _axes(num_stages: int | None, topology: ProcessTopology | None) -> Axes:
     except ValueError as error:
         shown = ",".join(f"{axis}={size}" for axis, size in worker.mesh)
         raise RuntimeError(f"num_stages {num_stages} and dslaunch --mesh {shown}: {error}") from None
-
-
-def _agree(**own: object) -> None:
-    """See that all ranks build the same pipeline: others would wait for them.
-
-    Order:  a collective
-    Errors: ConfigError, on all ranks, with what two of them were given
-    """
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, {key: str(value) for key, value in own.items()})
-    first = everywhere[0]
-    for rank, other in enumerate(everywhere):
-        for key in first:
-            if other.get(key) != first[key]:
-                raise ConfigError(
-                    f"PipelineModule: rank {rank} and rank 0 were given different ones: {key} is "
-                    f"{other.get(key)} on rank {rank} and {first[key]} on rank 0; build the same one on "
-                    "every rank"
-                )
 
 
 def _elsewhere(*_: Any) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..comm.agreement import fail_together
 from ..mesh.domain import Domains
 from ..zero.sharded_model import ShardedModel
 from .module import PipelineModule
@@ -32,9 +32,10 @@ def check_tied(module: PipelineModule, model: ShardedModel) -> None:
     """See that the stages of each tied layer treat it alike: they would wait for each other without end.
 
     Order:  a collective
-    Errors: ConfigError, on the ranks of these stages
+    Errors: ConfigError, on all ranks
     """
-    for key, stages in tied_over_stages(module):
+    all_tied, problem = tied_over_stages(module), ""
+    for key, stages in all_tied:
         if key not in module.tied_modules:
             continue
         own = {id(param) for param in module.tied_modules[key].parameters()}
@@ -52,11 +53,13 @@ def check_tied(module: PipelineModule, model: ShardedModel) -> None:
         domain = model.domains.of(next(module.tied_modules[key].parameters()))
         everywhere = domain.comm.sharers.all_gather_objects(found, what=f"how '{key}' is tied")
         if any(one != found for one in everywhere):
-            raise ConfigError(
+            problem = (
                 f"the stages {', '.join(map(str, stages))} treat the parameters of the tied layer '{key}' "
                 "differently: shapes, dtypes, requires_grad and the optimizer's groups must be the same on "
                 "all of them"
             )
+    if all_tied:
+        fail_together(problem)
 
 
 def tied_over_stages(module: PipelineModule) -> list[tuple[str, tuple[int, ...]]]:

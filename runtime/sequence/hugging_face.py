@@ -131,7 +131,7 @@ class UlyssesSPAttentionHF:
         return whole
 
     def _look_at_parts(self, parts: Sequence[Tensor]) -> None:
-        """Warn, of the first forward, if each part is a document of its own: somebody counted them apart."""
+        """In the first forward, warn if the positions of all samples begin at 0 in each part."""
         if self._has_looked:
             return
         self._has_looked = True

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from ..comm.agreement import agree
 from ..comm.mesh import Axis, make_axis
 from ..config import Config
 from ..config.tensor import TensorParallelConfig
@@ -40,15 +41,7 @@ def agree_on_division(settings: Config) -> None:
         "expert_parallel": _said(settings.expert_parallel),
         "mesh": _said(settings.mesh),
     }
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, own)
-    for rank, other in enumerate(everywhere):
-        key = next((key for key in own if other[key] != everywhere[0][key]), None)
-        if key is not None:
-            raise ConfigError(
-                f"rank {rank} and rank 0 were given different settings: {key} is {other[key]} on rank {rank} "
-                f"and {everywhere[0][key]} on rank 0; give initialize() the same ds_config on every rank"
-            )
+    agree(own, what="settings", cure="give initialize() the same ds_config on every rank")
 
 
 def _said(section: BaseModel | None) -> str:

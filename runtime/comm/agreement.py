@@ -1,0 +1,44 @@
+"""What all ranks must have alike, or none may go on with, before they wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from ..errors import ConfigError
+
+
+def agree(own: Mapping[str, object], *, what: str, cure: str) -> None:
+    """See that all ranks have been given the same: values by what a message calls them.
+
+    Order:  a collective of all ranks
+    Errors: ConfigError, on all ranks, with what two of them were given
+    """
+    everywhere = _all_told({key: str(value) for key, value in own.items()})
+    first = everywhere[0]
+    for rank, other in enumerate(everywhere):
+        key = next((key for key in first if other.get(key) != first[key]), None)
+        if key is not None:
+            raise ConfigError(
+                f"rank {rank} and rank 0 were given different {what}: {key} is {other.get(key)} on rank "
+                f"{rank} and {first[key]} on rank 0; {cure}"
+            )
+
+
+def fail_together(problem: str) -> None:
+    """Raise the first problem that any rank has; "" where this one has none.
+
+    Order:  a collective of all ranks
+    Errors: ConfigError, on all ranks
+    """
+    found = next(filter(None, _all_told(problem)), "")
+    if found:
+        raise ConfigError(found)
+
+
+def _all_told(own: Any) -> list[Any]:
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, own)
+    return everywhere
