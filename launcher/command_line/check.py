@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
 from ..options.number import PORT, Seconds
 from .prefix_command import SETTINGS, PrefixCommand
 
+if TYPE_CHECKING:
+    from ..fleet.check_facts import HostFacts
+
 DEFAULT_TIMEOUT_S = 60.0
 EPILOG = """
 \b
@@ -25,7 +28,7 @@ Example:
 
 More about each NVIDIA GPU is told by NVML, where the Python of jobs has nvidia-ml-py on that host.
 The exit code is 0 if every host can be used, 3 if one cannot, and 2 for a mistake in what was given;
-with --nccl it is 1 if a link or a host is slow, or sends nothing.
+with --bandwidth and --gpu it is 1 if a link, a host or a GPU is slow, or does not work.
 """
 
 
@@ -45,6 +48,7 @@ with --nccl it is 1 if a link or a host is slow, or sends nothing.
     help="Seconds for one host to answer everything.  [default: 60]",
 )
 @click.option(
+    "--bandwidth",
     "--nccl",
     "asks_network",
     is_flag=True,
@@ -53,11 +57,20 @@ with --nccl it is 1 if a link or a host is slow, or sends nothing.
         "all_reduce, all_gather and reduce_scatter of all, and how fast every pair of hosts sends both ways."
     ),
 )
+@click.option(
+    "--gpu",
+    "asks_gpus",
+    is_flag=True,
+    help=(
+        "Then have every GPU compute, one rank on each: how fast it multiplies and copies, and whether its "
+        "products are right."
+    ),
+)
 @click.option("--force_multi", is_flag=True, help="Reach every host by SSH, this machine too.")
 @click.option("--json", "is_json", is_flag=True, help="Print all facts as JSON.")
 def command(**given: Any) -> int:
     """Look at all hosts at the same time: what is missing, what differs, who reaches whom. Starts nothing,
-    but for --nccl.
+    but for --bandwidth and --gpu.
     """
     from ..backends.choose import direct_connect
     from ..fleet.check import Check, CheckSettings
@@ -84,7 +97,9 @@ def command(**given: Any) -> int:
     console = Console(log_level="info")
     chosen = choose_hosts(options, console)
     if given["asks_network"] and len(chosen) < 2:
-        raise LaunchError("--nccl measures the network between hosts, and there is one host; leave it out")
+        raise LaunchError(
+            "--bandwidth measures the network between hosts, and there is one host; leave it out"
+        )
     nodes = nodes_of(chosen, options)
     num_slots = [one for _, one in chosen]
     check = Check(nodes, num_slots, settings, connect=direct_connect(options, nodes), console=console)
@@ -94,16 +109,27 @@ def command(**given: Any) -> int:
     told = as_dict(facts, report)
     if not given["is_json"]:
         _print(as_text(facts, report))
-    if given["asks_network"] and report.exit_code == 0:
-        told["exit_code"], told["network"] = _network(
-            options, [one for one, _ in chosen], shows=not given["is_json"]
-        )
-    elif given["asks_network"]:
-        console.warn("the network is not measured, because not all hosts can be used")
-        console.drain()
+    for name, measure in _MEASURES.items():
+        if not given[f"asks_{name}"]:
+            continue
+        if report.exit_code:
+            console.warn(f"not measured, because not all hosts can be used: {_NAMES[name]}")
+            continue
+        hosts = [
+            one if slots is not None else one._replace(devices=_found_gpus(host))
+            for (one, slots), host in zip(chosen, facts.hosts, strict=True)
+        ]
+        code, told[name] = measure(options, hosts, shows=not given["is_json"])
+        told["exit_code"] = told["exit_code"] or code
+    console.drain()
     if given["is_json"]:
         _print(json.dumps(told, indent=2) + "\n")
     return int(told["exit_code"])
+
+
+def _found_gpus(host: HostFacts) -> tuple[str, ...]:
+    """Of a host whose slots nothing names."""
+    return tuple(map(str, range(host.answers.get("gpu", {}).get("num", 0))))
 
 
 def _network(
@@ -111,7 +137,7 @@ def _network(
 ) -> tuple[int, dict[str, Any] | None]:
     """The exit code, and what was measured; None if the measurement failed, which was said then."""
     from ..fleet.network import faults_of, network_as_dict, network_as_text
-    from ..run.network_check import measure_network
+    from ..run.measure import measure_network
 
     network = measure_network(options, hosts)
     if isinstance(network, int):
@@ -119,6 +145,24 @@ def _network(
     if shows:
         _print(network_as_text(network))
     return (1 if faults_of(network) else 0), network_as_dict(network)
+
+
+def _gpus(options: Options, hosts: Sequence[Selected], *, shows: bool) -> tuple[int, dict[str, Any] | None]:
+    """The same for GPUs."""
+    from ..fleet.gpu_speed import faults_of_speed, gpus_as_dict, gpus_as_text
+    from ..run.measure import measure_gpus
+
+    measured = measure_gpus(options, hosts)
+    if isinstance(measured, int):
+        return measured, None
+    if shows:
+        _print(gpus_as_text(measured))
+    is_without = not any(gpu.name or gpu.problem for gpu in measured)
+    return (1 if is_without or faults_of_speed(measured) else 0), gpus_as_dict(measured)
+
+
+_MEASURES = {"gpus": _gpus, "network": _network}
+_NAMES = {"gpus": "the GPUs", "network": "the network"}
 
 
 def _print(text: str) -> None:

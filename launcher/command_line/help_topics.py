@@ -106,6 +106,7 @@ TOPICS = (
                 "stdin",
             ),
             *("mesh", "mesh_estimate", "master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
+            *("check", "check_gpu", "check_bandwidth"),
             *("prepare_timeout", "connect_window", "tree_above", "tree_radix"),
         ),
         START,

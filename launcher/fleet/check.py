@@ -145,6 +145,7 @@ class Check:
         self._inspect(look, "system")
         for question, path in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("cwd", host.cwd or settings.cwd)):
             self._inspect(look, question, path=path)
+        self._inspect(look, "link", path="/sys/class")
         timeout_s = settings.timeout_s * PROGRAM_MARGIN_S
         self._inspect(look, "gpu", timeout_s=timeout_s)
         python = host.python or settings.python

@@ -49,6 +49,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "torch": {"version": str, "platform": str, "nccl": str, "problem": str},
     "gpu": {"driver": str, "names": list, "num": int},
     "nvml": {"problem": str, "cuda": int, "gpus": _GPU},
+    "link": {"fastest_mbit": int, "names": list, "faults": list},
     "port_owner": {"owner": str},
 }
 MAX_TEXT = 300  # of one value; more is cut

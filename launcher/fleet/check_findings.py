@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 
 from ..controller.master_search import first_reached, who_fails
 from ..inputs.host_list import folded
@@ -16,6 +17,8 @@ from .check_rows import rows_of
 
 CLOCK_WARNING_S = 1.0
 SMALL_BYTES = 1 << 30  # less than this in /dev/shm, /tmp or the job's folder is worth a word
+LITTLE_MEMORY = 0.5  # of what most hosts have free; less is worth a word
+SLOW_LINK = 0.5  # of what the fastest link of most hosts carries
 FEW_FILES = 1024  # sockets and files that one process may have open
 _FREE = {"tmp": "/tmp", "cwd": "the job's folder"}
 
@@ -53,6 +56,8 @@ def _findings_of_hosts(cluster: ClusterFacts) -> Iterable[Finding]:
         yield from _findings_of_devices(host, has_gpus=has_gpus)
         yield from _findings_of_room(host)
         yield from _findings_of_clock(host)
+        for text in host.answers.get("link", {}).get("faults", ()):
+            yield _warning(host, f"{text}; look at its cable and at the switch")
     for fault in faults_of_gpus(cluster):
         yield Finding(hosts=(fault.host.name,), text=fault.text, is_problem=fault.is_problem)
 
@@ -132,6 +137,7 @@ def _findings_of_clock(host: HostFacts) -> Iterable[Finding]:
 
 def _findings_of_cluster(cluster: ClusterFacts) -> Iterable[Finding]:
     yield from _differences(cluster)
+    yield from _less_than_most(cluster)
     yield from _doubles(cluster)
     first = cluster.hosts[0]
     if cluster.listening_problem:
@@ -163,6 +169,31 @@ def _differences(cluster: ClusterFacts) -> Iterable[Finding]:
                 odd = tuple(host for _, hosts in there[1:] for host in hosts)
                 text = f"{row.label} is not the same everywhere: {shown}; install the same version"
                 yield Finding(hosts=odd, text=text, is_problem=False)
+
+
+def _less_than_most(cluster: ClusterFacts) -> Iterable[Finding]:
+    """Hosts with little free memory or a slow link, where most have more."""
+    told = [host for host in cluster.hosts if "system" in host.answers]
+    usual = median([host.answers["system"]["memory_free_bytes"] for host in told] or [0])
+    for host in told:
+        memory = host.answers["system"]
+        if memory["memory_free_bytes"] < LITTLE_MEMORY * usual:
+            yield _warning(
+                host,
+                f"{shown_size(memory['memory_free_bytes'])} of its {shown_size(memory['memory_bytes'])} of "
+                f"memory are free, where most hosts have {shown_size(int(usual))}; end what uses it (ps aux "
+                "--sort=-rss)",
+            )
+    told = [host for host in cluster.hosts if host.answers.get("link", {}).get("fastest_mbit", -1) > 0]
+    usual = median([host.answers["link"]["fastest_mbit"] for host in told] or [0])
+    for host in told:
+        speed = host.answers["link"]["fastest_mbit"]
+        if speed < SLOW_LINK * usual:
+            yield _warning(
+                host,
+                f"its fastest link has {speed / 1000:g} Gbit/s, where most hosts have {usual / 1000:g}; "
+                "look at its network card, cable and port",
+            )
 
 
 def _doubles(cluster: ClusterFacts) -> Iterable[Finding]:

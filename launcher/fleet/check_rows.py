@@ -107,6 +107,10 @@ def _gpus(host: HostFacts) -> str | None:
     return ", ".join(f"{number} x {name}" for name, number in kinds.items()) or "none"
 
 
+def _links(host: HostFacts) -> str | None:
+    return ", ".join(_get(host, "link", "names") or ()) or None
+
+
 def _clock(host: HostFacts) -> str | None:
     if host.clock_offset_s is None:
         return None
@@ -151,6 +155,7 @@ _WORDS: dict[str, Callable[[HostFacts], str | None]] = {
     "numactl": _text_of("system", "numactl"),
     "ulimit -l": _limit_of("memlock", in_bytes=True),
     "ulimit -n": _limit_of("nofile", in_bytes=False),
+    "links": _links,
     "clock": _clock,
 }
 _QUANTITIES = (

@@ -1,4 +1,4 @@
-"""How fast the network between hosts is, as `dslaunch check --nccl` measured it, and what is slow."""
+"""How fast the network between hosts is, as `dslaunch check --bandwidth` measured it, and what is slow."""
 
 from __future__ import annotations
 

@@ -88,6 +88,32 @@ def decide(attempt: Attempt, verdict: Verdict, options: RestartOptions) -> Decis
     return _without(attempt, bad, verdict, options, had_run=had_run)
 
 
+def without_unfit(attempt: Attempt, unfit: dict[str, str], options: RestartOptions) -> Decision:
+    """The same attempt without the hosts and spares that a look before the start found unfit, by name and
+    reason; None if too few are left.
+
+    Nothing has started, so this is no restart.
+    """
+    unfit = {name: reason.partition(";")[0] for name, reason in unfit.items()}  # what to do was said
+    hosts, spares, changes = _replace(attempt, unfit, keeps_lost=False)
+    changes += [
+        f"without the spare {one.host.name} ({unfit[one.host.name]})"
+        for one in attempt.spares
+        if one.host.name in unfit
+    ]
+    minimum = len(attempt.hosts) if options.min_nodes is None else options.min_nodes
+    if len(hosts) < max(1, minimum):
+        left = f"{len(hosts)} of {count(len(attempt.hosts), 'host')}"
+        why = (
+            f"not started: {left} can be used, and there is no spare"
+            if options.min_nodes is None
+            else f"not started: {left} can be used, and --min_nodes is {minimum}"
+        )
+        return Decision(attempt=None, why=why)
+    why = f"starting {', '.join(changes)}"
+    return Decision(attempt=attempt._replace(hosts=hosts, spares=spares), why=why)
+
+
 def _without(
     attempt: Attempt, bad: dict[str, str], verdict: Verdict, options: RestartOptions, *, had_run: bool
 ) -> Decision:

@@ -166,6 +166,42 @@ def _gpu(given: dict[str, Any]) -> dict[str, Any]:
     return {"driver": driver, "names": names, "num": count_accelerators()}
 
 
+def _link(given: dict[str, Any]) -> dict[str, Any]:
+    """Network cards and InfiniBand ports, as `name speed`, and what keeps a port from being used.
+
+    A card that tells no speed is left out, as those of most virtual machines.
+    """
+    root = given["path"]
+    found: list[tuple[int, str]] = []
+    faults = []
+    for name in _names(f"{root}/net"):
+        place = f"{root}/net/{name}"
+        speed, carrier = (read_text(f"{place}/{one}").strip() for one in ("speed", "carrier"))
+        if os.path.exists(f"{place}/device") and speed.isdigit() and carrier == "1":
+            found.append((int(speed), name))
+    for device in _names(f"{root}/infiniband"):
+        for port in _names(f"{root}/infiniband/{device}/ports"):
+            place = f"{root}/infiniband/{device}/ports/{port}"
+            state, rate = read_text(f"{place}/state").strip(), read_text(f"{place}/rate").split()
+            if not state.endswith("ACTIVE"):
+                faults.append(f"{device} port {port} is {state.rpartition(' ')[2] or 'in no known state'}")
+            elif rate and rate[0].replace(".", "", 1).isdigit():
+                found.append((int(float(rate[0]) * 1000), f"{device}:{port}"))
+    found.sort(key=lambda one: (-one[0], one[1]))
+    return {
+        "fastest_mbit": found[0][0] if found else -1,
+        "names": [f"{name} {speed / 1000:g} Gbit/s" for speed, name in found],
+        "faults": faults,
+    }
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def _port_owner(given: dict[str, Any]) -> dict[str, Any]:
     """The program that listens on a port, if it may be known."""
     inodes = set()
@@ -191,5 +227,6 @@ QUESTIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "torch": _torch,
     "gpu": _gpu,
     "nvml": _nvml,
+    "link": _link,
     "port_owner": _port_owner,
 }

@@ -123,6 +123,11 @@ def check_options(options: Options, console: Console) -> None:
             "--max_nodes, --elastic_training); leave them out, and let the program that starts the nodes do "
             "that: backoffLimit of a Kubernetes Job, or `scontrol requeue` in a Slurm batch script"
         )
+    if options.check.is_on:
+        raise LaunchError(
+            "--no_ssh connects to no host, so none can be looked at (--check, --check_gpu, "
+            "--check_bandwidth); leave that out, and run `dslaunch check` where SSH works"
+        )
     names = [*options.ssh.given]
     if options.start.window != StartOptions().window:
         names.append("--connect_window")

@@ -69,6 +69,8 @@ def _run(options: Options, console: Console) -> int:
             text = "\n".join([text, *words])
         if first.spares:
             text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
+        if options.check.is_on:
+            text += "\nfirst all hosts are looked at, and unfit ones left out if the job may (--check)"
         return _show_plan(plan, text, console)
     ended: list[EndedAttempt] = []
     try:
@@ -106,8 +108,13 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     """
     attempt: Attempt | None = first
     while attempt is not None:
+        is_first = attempt is first
+        if options.check.is_on:
+            from .check_first import check_first  # here: most jobs do not look
+
+            attempt = check_first(options, attempt, console)
         plan = make_plan(options, attempt)
-        if attempt is first:
+        if is_first:
             _warn_of_plan(plan, console)
             if options.ssh.given and not options.restart.is_on and all(node.is_local for node in plan.nodes):
                 console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")

@@ -1,4 +1,4 @@
-"""How fast the network between hosts is: what `dslaunch check --nccl` starts, one rank on each host.
+"""How fast the network between hosts is: what `dslaunch check --bandwidth` starts, one rank on each host.
 
 Every step has process groups of its own, so that one that fails leaves the next steps as they are: every
 pair, in rounds of pairs that share no rank, and then all ranks together. What was measured goes to rank 0

@@ -101,6 +101,10 @@ OPTIONS = [
     # launcher/options/tree.py
     ("--tree_above",),
     ("--tree_radix",),
+    # launcher/options/check.py
+    ("--check",),
+    ("--check_gpu",),
+    ("--check_bandwidth",),
     ("-h", "--help"),
 ]
 

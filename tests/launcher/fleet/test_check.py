@@ -46,7 +46,7 @@ def look(*hosts: MemoryHost | Exception, timeout_s: float = TIMEOUT_S, **changed
 
 def assert_good(host: HostFacts) -> None:
     assert (host.problem, host.wrong, host.unanswered) == ("", (), ())
-    assert host.answers.keys() == {"system", "shm", "tmp", "cwd", "python", "gpu", "nvml"}
+    assert host.answers.keys() == {"system", "shm", "tmp", "cwd", "link", "python", "gpu", "nvml"}
     assert host.clock_offset_s is not None
     assert abs(host.clock_offset_s) <= host.clock_error_s
 
@@ -109,7 +109,7 @@ def test_a_question_that_is_never_answered_leaves_the_other_answers() -> None:
     assert time.monotonic() - began < 10
     assert_good(facts.hosts[0])
     assert facts.hosts[1].unanswered == ("cwd",)
-    assert facts.hosts[1].answers.keys() == {"system", "shm", "tmp", "python", "gpu", "nvml"}
+    assert facts.hosts[1].answers.keys() == {"system", "shm", "tmp", "link", "python", "gpu", "nvml"}
 
 
 @pytest.mark.slow

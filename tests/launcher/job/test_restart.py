@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.inputs.selection import Selected
-from dslaunch.launcher.job.restart import Attempt, Decision, decide, first_attempt
+from dslaunch.launcher.job.restart import Attempt, Decision, decide, first_attempt, without_unfit
 from dslaunch.launcher.job.verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict
 from dslaunch.launcher.options.restart import ELASTIC_RESTARTS, RestartOptions, read
 
@@ -267,3 +267,31 @@ def test_options_that_cannot_be(given: dict[str, object], message: str) -> None:
     with pytest.raises(LaunchError) as refused:
         read(GIVEN | given)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "unfit", "expected"),
+    [
+        (ON, "b", ("a s c", "t", "starting s instead of b (bad)")),
+        (ON, "s", ("a b c", "t", "starting without the spare s (bad)")),
+        (ON, "b s", ("a t c", "", "starting t instead of b (bad), without the spare s (bad)")),
+        (ON, "b s t", ("", "", "not started: 2 of 3 hosts can be used, and there is no spare")),
+        (
+            RestartOptions(min_nodes=2),
+            "b s t",
+            ("a c", "", "starting without b (bad), without the spare s (bad), without the spare t (bad)"),
+        ),
+        (
+            RestartOptions(min_nodes=2),
+            "a b s t",
+            ("", "", "not started: 1 of 3 hosts can be used, and --min_nodes is 2"),
+        ),
+    ],
+)
+def test_hosts_that_a_look_found_unfit_are_left_out_before_the_start(
+    options: RestartOptions, unfit: str, expected: tuple[str, str, str]
+) -> None:
+    before = attempt("a b c", "s t")
+    decision = without_unfit(before, dict.fromkeys(unfit.split(), "bad; mend it"), options)
+    assert shown(decision) == expected
+    assert decision.attempt is None or decision.attempt[3:] == before[3:], "it is no restart"

@@ -1,4 +1,4 @@
-"""`dslaunch check --nccl` on real hosts: every pair is measured, and a slow link or host is named."""
+"""`dslaunch check --bandwidth` on real hosts: every pair is measured, and a slow link or host is named."""
 
 from __future__ import annotations
 
@@ -79,4 +79,4 @@ def test_one_host_has_no_network_to_measure(tmp_path: Path) -> None:
         assert job.wait() == 2
     finally:
         job.end()
-    assert "--nccl measures the network between hosts, and there is one host; leave it out" in job.err
+    assert "--bandwidth measures the network between hosts, and there is one host; leave it out" in job.err

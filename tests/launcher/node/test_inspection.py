@@ -92,3 +92,43 @@ def test_a_folder_is_there_or_the_reason_why_not_is(path: str, problem: str) -> 
 def test_what_cannot_be_answered_is_said() -> None:
     assert answer("cwd", {}).facts == {"error": "KeyError: 'path'"}
     assert answer("weather", {}).facts == {"error": "KeyError: 'weather'"}
+
+
+def _sysfs(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_links_are_the_cards_that_have_a_carrier_and_the_active_ports(tmp_path: Path) -> None:
+    _sysfs(
+        tmp_path,
+        {
+            "net/eth0/speed": "25000\n",
+            "net/eth0/carrier": "1\n",
+            "net/eth0/device/vendor": "",
+            "net/eth1/speed": "100000\n",  # no cable
+            "net/eth1/carrier": "0\n",
+            "net/eth1/device/vendor": "",
+            "net/virtio/speed": "-1\n",
+            "net/virtio/carrier": "1\n",
+            "net/virtio/device/vendor": "",
+            "net/docker0/speed": "10000\n",  # no device
+            "net/docker0/carrier": "1\n",
+            "infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+            "infiniband/mlx5_0/ports/1/rate": "200 Gb/sec (4X HDR)\n",
+            "infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
+            "infiniband/mlx5_1/ports/1/rate": "10 Gb/sec (4X SDR)\n",
+            "infiniband/mlx5_2/ports/1/rate": "10 Gb/sec (4X SDR)\n",
+        },
+    )
+    assert answer("link", {"path": str(tmp_path)}).facts == {
+        "fastest_mbit": 200_000,
+        "names": ["mlx5_0:1 200 Gbit/s", "eth0 25 Gbit/s"],
+        "faults": ["mlx5_1 port 1 is DOWN", "mlx5_2 port 1 is in no known state"],
+    }
+
+
+def test_a_host_that_tells_no_link() -> None:
+    assert answer("link", {"path": "/no/such"}).facts == {"fastest_mbit": -1, "names": [], "faults": []}

@@ -1,0 +1,101 @@
+"""The jobs of `dslaunch check --bandwidth` and `--gpu`: what the network and the GPUs do at work."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Sequence
+
+from ..backends.choose import choose_access
+from ..controller.controller import Controller
+from ..errors import LaunchError
+from ..fleet.gpu_speed import MARK as GPU_MARK, MeasuredGpu, read_gpus
+from ..fleet.network import MARK as NETWORK_MARK, Network, read_network
+from ..inputs.selection import Selected
+from ..job.plan import Plan
+from ..job.restart import Attempt
+from ..options import Options
+from ..options.logs import LogOptions
+from ..options.mesh import MeshOptions
+from ..options.process import ProcessOptions
+from ..options.restart import RestartOptions
+from ..output.console import Console
+from .make_plan import make_plan
+
+STEP_TIMEOUT_S = 10.0
+_PACKAGE = __package__.partition(".")[0]
+NETWORK_PROGRAM = f"{_PACKAGE}.runtime.comm.network_check"
+GPU_PROGRAM = f"{_PACKAGE}.runtime.metrics.gpu_check"
+
+
+def measure_network(options: Options, hosts: Sequence[Selected]) -> Network | int:
+    """What was measured, or the exit code of a job that failed; why it did is said then.
+
+    `options` are those of the check, or of the job that it comes before. Errors: LaunchError if the answer
+    cannot be read
+    """
+    once = tuple(one._replace(devices=one.devices[:1] or ("0",)) for one in hosts)
+    told, plan, exit_code = _run(options, once, NETWORK_PROGRAM, (f"{STEP_TIMEOUT_S:g}",), mark=NETWORK_MARK)
+    if not told:
+        return exit_code or 1
+    try:
+        return read_network(told[0], plan.host_names, timeout_s=STEP_TIMEOUT_S)
+    except ValueError as error:
+        raise _unreadable(error) from None
+
+
+def measure_gpus(
+    options: Options, hosts: Sequence[Selected], *, size: tuple[str, ...] = ()
+) -> tuple[MeasuredGpu, ...] | int:
+    """The same for each GPU. `size` of a matrix is for tests."""
+    once = tuple(one._replace(devices=one.devices or ("0",)) for one in hosts)
+    told, plan, exit_code = _run(options, once, GPU_PROGRAM, size, mark=GPU_MARK)
+    if len(told) < plan.world_size:
+        return exit_code or 1
+    slots = {
+        rank.rank: (node.host.name, device)
+        for node in plan.nodes
+        for rank, device in zip(node.ranks, node.devices, strict=True)
+    }
+    try:
+        return read_gpus(told, slots)
+    except ValueError as error:
+        raise _unreadable(error) from None
+
+
+def _run(
+    options: Options, hosts: tuple[Selected, ...], program: str, arguments: tuple[str, ...], *, mark: str
+) -> tuple[list[str], Plan, int]:
+    """What the ranks printed behind the mark, and how the job ended; said, if there is too little of it."""
+    job = options._replace(
+        program=program,
+        arguments=arguments,
+        is_module=True,
+        no_python=False,
+        no_local_rank=True,
+        logs=LogOptions(),
+        mesh=MeshOptions(),
+        process=ProcessOptions(gives_stdin=False),
+        restart=RestartOptions(),
+        start=options.start._replace(preload=(), shows_timings=False),
+    )
+    plan = make_plan(job, Attempt(hosts=hosts, run_id=""))
+    heard = io.BytesIO()
+    console = Console(log_level="warning", out=heard)
+    began = time.monotonic()
+    access = choose_access(job, plan.nodes, (), say=console.say)
+    try:
+        verdict = Controller(plan, connect=access.connect, console=console, window=access.window).run()
+    finally:
+        access.close()
+    console.drain()
+    lines = [line.partition(mark) for line in heard.getvalue().decode("utf-8", "replace").splitlines()]
+    told = [text for _, found, text in lines if found]
+    if verdict.exit_code or not told:
+        console.report(verdict, took_s=time.monotonic() - began)
+        console.drain()
+    return told, plan, verdict.exit_code
+
+
+def _unreadable(error: ValueError) -> LaunchError:
+    return LaunchError(f"what the ranks measured cannot be read: {error}; report it")

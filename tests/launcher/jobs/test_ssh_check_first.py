@@ -1,0 +1,76 @@
+"""Jobs with --check on real hosts: unfit hosts are named, and left out where the job may go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.launcher.command import TIMEOUT_S, Command
+
+pytestmark = pytest.mark.slow
+
+SLOW_MBIT, OTHER_MBIT = 20, 80
+WHERE = "import os; print(os.environ['RANK'], os.uname().nodename)"
+
+
+@pytest.fixture
+def folder(folder: Path) -> Path:
+    (folder / "where.py").write_text(WHERE)
+    return folder
+
+
+def launch(lab: Lab, folder: Path, *words: str) -> Command:
+    return Command(lab.head, folder, "-H", "hosts", "--num_gpus=1", *words, "where.py")
+
+
+def places(command: Command) -> list[str]:
+    return sorted(line.partition(" | ")[2] for line in command.out.splitlines())
+
+
+def test_a_spare_takes_the_place_of_an_unfit_host(lab: Lab, folder: Path) -> None:
+    (lab.host("node2").home / ".bashrc").write_text("echo no logins today >&2; exit 5\n")
+    lab.host("node3").sshd_kill()
+    command = launch(
+        lab, folder, "--num_nodes=3", "--spares=1", "--min_nodes=2", "--connect_timeout=3", "--check"
+    )
+    assert command.wait() == 0, command.err
+    assert places(command) == ["0 node1", "1 node4"]
+    assert "2 of 4 hosts cannot be used\n    for the administrator: found by root on head" in command.err
+    assert "see it with: ssh -v node3 true" in command.err
+    assert "starting node4 instead of node2 (" in command.err
+    assert "without node3 (node3 port 22 refused the connection)" in command.err
+    assert lab.wait_until_clean() == []
+
+
+@pytest.mark.exhaustive
+def test_without_a_spare_nothing_starts(lab: Lab, folder: Path) -> None:
+    lab.host("node3").sshd_kill()
+    command = launch(lab, folder, "--num_nodes=3", "--check")
+    assert command.wait() == 3
+    assert places(command) == []
+    assert "not started: 2 of 3 hosts can be used, and there is no spare" in command.err
+    assert lab.wait_until_clean() == []
+
+
+@pytest.mark.exhaustive
+def test_good_hosts_are_one_line(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--check")
+    assert command.wait() == 0, command.err
+    assert places(command) == ["0 node1", "1 node2", "2 node3", "3 node4"]
+    assert "all 4 hosts can be used (looked at in " in command.err
+    assert "cannot" not in command.err
+
+
+@pytest.mark.exhaustive
+def test_a_host_with_a_slow_link_is_replaced(lab: Lab, folder: Path) -> None:
+    for name in ("node1", "node3", "node4"):
+        lab.host(name).slow_down(OTHER_MBIT)
+    lab.host("node2").slow_down(SLOW_MBIT)
+    command = launch(lab, folder, "--num_nodes=3", "--spares=1", "--check_bandwidth")
+    assert command.wait(3 * TIMEOUT_S) == 0, command.err
+    assert places(command) == ["0 node1", "1 node4", "2 node3"]
+    assert "node2: even its fastest link carries 2." in command.err
+    assert "starting node4 instead of node2 (even its fastest link carries" in command.err
+    assert lab.wait_until_clean() == []
