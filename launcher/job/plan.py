@@ -82,7 +82,9 @@ class Plan(NamedTuple):
         None  # of silence, 0 for never; None: the workers cannot be asked for stacks
     )
     save_pid: int | None = None  # of this process, if the agents are to write theirs into a file named for it
-    preload: tuple[str, ...] = ()  # modules that each host imports once, to fork its workers from
+    preload: tuple[str, ...] | None = (
+        None  # modules that each host imports once, to fork its workers from; None: the host decides
+    )
     has_timings: bool = False  # the workers tell of their start
     prepare_timeout_s: float = 600.0
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
@@ -237,7 +239,7 @@ def job_of(plan: Plan, node: NodePlan) -> NodeJob:
         module=program.head[-1] if program.python and program.script is None else None,
         num_head=len(program.head),
         adds_local_rank=program.takes_local_rank,
-        preload=list(plan.preload),
+        preload=None if plan.preload is None else list(plan.preload),
         has_timings=plan.has_timings,
         venv_script=plan.venv_script,
         environment=[[entry.name, *entry.value] for entry in environment_of(plan, node.host)],

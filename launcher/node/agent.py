@@ -241,9 +241,13 @@ class Agent:
         def work() -> Frame:
             try:
                 self._prepared = Prepared(job, num_devices=self._num_devices, says=self._begin_step)
-                if job.preload:
-                    self._begin_step(f"importing --preload={','.join(job.preload)}")
-                self._starter = Starter(job, self._prepared, self._folder)
+                self._starter = Starter(
+                    job,
+                    self._prepared,
+                    self._folder,
+                    num_devices=self._num_devices,
+                    says=self._begin_step,
+                )
                 if job.save_pid is not None:
                     self._save_pid(job.save_pid)
             except Unprepared as problem:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from ..wire.frames import bytes_of
 from .preparation import Prepared, Unprepared
@@ -17,6 +18,8 @@ MANY_WORKERS = 64  # above which a host's limits are looked at before any is sta
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..wire.job import NodeJob, RankJob
     from .milestones import MilestonePipe
     from .preload import Preloader
@@ -25,8 +28,16 @@ if TYPE_CHECKING:
 class Starter:
     """What the job's workers here have in common, made before the job starts."""
 
-    def __init__(self, job: NodeJob, prepared: Prepared, folder: PrivateFolder) -> None:
-        """Imports what is to be preloaded, so it may take a while.
+    def __init__(
+        self,
+        job: NodeJob,
+        prepared: Prepared,
+        folder: PrivateFolder,
+        *,
+        num_devices: int,
+        says: Callable[[str], object] = lambda step: None,
+    ) -> None:
+        """Imports what the workers are to share, so it may take a while; `says` is told before it begins.
 
         Errors: Unprepared
         """
@@ -37,7 +48,12 @@ class Starter:
         self.notes: list[str] = []  # what a person should know
         self._pipe = folder.file("timings") if job.has_timings else None
         self.milestones = self._listen_to_milestones()
-        self._preloader = self._preload(job.preload) if job.preload else None
+        self._preloader: Preloader | None = None
+        if job.preload:
+            says(f"importing --preload={','.join(job.preload)}")
+            self._preloader = self._preload(job.preload)
+        elif job.preload is None and not job.is_verbatim:
+            self._preloader = self._share_import(num_devices, says)
         self._stdin = _stdin_of_launcher() if job.stdin_rank is not None else None
         self._hook = None
         if job.has_stacks or (self.milestones is not None and self._preloader is None):
@@ -109,24 +125,64 @@ class Starter:
         return MilestonePipe(self._pipe)
 
     def _preload(self, modules: list[str]) -> Preloader | None:
-        from .preload import Preloader, Unpreloaded
+        from .preload import Unpreloaded
 
         said = f"--preload={','.join(modules)}"
         try:
-            preloader = Preloader(
-                modules,
-                python=self._prepared.python or "",
-                env=self._prepared.env,
-                script=self._job.script,
-                module=self._job.module,
-                timings_pipe=self._pipe,
-            )
+            preloader = self._preloader_of(modules)
         except Unpreloaded as error:
             raise Unprepared(f"{said}: {error}; correct it or leave it out", exit_code=3) from None
-        self.notes += [f"while {', '.join(modules)} was imported: {line}" for line in preloader.notes]
         if preloader.why_not:
             self.notes.append(f"{said}: {preloader.why_not}; each worker imports for itself")
             return None
+        return preloader
+
+    def _share_import(self, num_devices: int, says: Callable[[str], object]) -> Preloader | None:
+        """As the script imports, where that is safe; a job that asks for its times is told so."""
+        from .shared_import import shared_import
+
+        num_workers = len(self._job.ranks)
+        modules, why_not = shared_import(
+            self._job.script, num_workers=num_workers, num_devices=num_devices, env=self._prepared.env
+        )
+        if not modules:
+            self._tell_timings(why_not and f"each worker imports torch for itself: {why_not}")
+            return None
+        from .preload import Unpreloaded
+
+        what = ", ".join(modules)
+        says(f"importing {what}")
+        began = time.monotonic()
+        preloader = None
+        try:
+            preloader = self._preloader_of(modules)
+            why_not = preloader.why_not
+        except Unpreloaded as error:  # each worker will say so itself
+            why_not = str(error)
+        if why_not:
+            self._tell_timings(f"each worker imports {what} for itself: {why_not}")
+            return None
+        took_s = time.monotonic() - began
+        self._tell_timings(f"{num_workers} workers are forked from one import of {what}: {took_s:.2f} s")
+        return preloader
+
+    def _tell_timings(self, note: str) -> None:
+        if self._job.has_timings and note:
+            self.notes.append(note)
+
+    def _preloader_of(self, modules: list[str]) -> Preloader:
+        """Errors: Unpreloaded"""
+        from .preload import Preloader
+
+        preloader = Preloader(
+            modules,
+            python=self._prepared.python or "",
+            env=self._prepared.env,
+            script=self._job.script,
+            module=self._job.module,
+            timings_pipe=self._pipe,
+        )
+        self.notes += [f"while {', '.join(modules)} was imported: {line}" for line in preloader.notes]
         return preloader
 
     def _fork(self, rank: RankJob, env: dict[bytes, bytes]) -> Worker | None:

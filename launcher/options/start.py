@@ -16,12 +16,16 @@ class StartOptions(NamedTuple):
 
     window: int = CONNECT_WINDOW
     shows_timings: bool = False
-    preload: tuple[str, ...] = ()
+    preload: tuple[str, ...] | None = None  # None: what the script imports, where that is safe
     prepare_timeout_s: float = 600.0
 
 
-def _module_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    names = () if value is None else tuple(one.strip() for one in value.split(","))
+def _module_names(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    if value in (None, "auto", "none"):
+        return () if value == "none" else None
+    names = tuple(one.strip() for one in value.split(","))
     if not all(part.isidentifier() for one in names for part in one.split(".")):
         raise click.UsageError(
             f"--preload={value}: not names of modules; write them with commas between, e.g. torch,numpy"
@@ -42,7 +46,10 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--preload"],
         callback=_module_names,
         metavar="MODULES",
-        help="Import these modules, e.g. torch, once on each host and fork its workers from there.",
+        help=(
+            "Import these modules, e.g. torch, once on each host and fork its workers from there; `none`: "
+            "each worker imports for itself.  [default: auto, torch where that is safe]"
+        ),
     ),
     click.Option(
         ["--prepare_timeout"],

@@ -36,7 +36,7 @@ class NodeJob(NamedTuple):
     module: str | None  # what follows -m
     num_head: int  # of a rank's arguments, up to and with the script, module or command
     adds_local_rank: bool  # behind these comes --local_rank=N, which is not the user's
-    preload: list[str]
+    preload: list[str] | None  # None: what the script shares, where that is safe
     has_timings: bool
     venv_script: str | None
     environment: list[list[str]]  # name, then the value: text and the names of variables to put in, by turns

@@ -48,6 +48,7 @@ OTHERS |= {
     "str | None": (7, ["a"], False),
     "int | None": (True, 1.5, "7"),
     "list[int] | None": ("0-3", [True], [0.5], 4),
+    "list[str] | None": ("torch", [7], 4),
 }
 
 
