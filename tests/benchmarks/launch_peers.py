@@ -79,6 +79,20 @@ def openssh(job: Job) -> Command:
     return Command(["sh", "-c", f"printf '%s\\n' {' '.join(job.hosts)} | xargs -P 64 -I{{}} {each}"])
 
 
+def pool_of_true(job: Job) -> Command:
+    """A pool of threads with paramiko, which runs `true` in place of the program."""
+    return _pool("true", job)
+
+
+def pool_of_python(job: Job) -> Command:
+    """The same with a Python that does nothing: an agent in Python takes at least that."""
+    return _pool(f"exec {sys.executable} -I -S -c pass", job)
+
+
+def _pool(command: str, job: Job) -> Command:
+    return Command([sys.executable, str(Path(__file__).with_name("paramiko_pool.py")), command, *job.hosts])
+
+
 def mpirun(job: Job) -> Command:
     words = ["--allow-run-as-root", "--host", ",".join(job.hosts), "-n", str(len(job.hosts))]
     return Command([OPENMPI, *words, "--mca", "btl", "tcp,self", job.program])
@@ -146,6 +160,8 @@ def curve_tools() -> tuple[Tool, ...]:
         Tool("deepspeed + pdsh", deepspeed, no_deepspeed, 16),  # it needs more than 10 s there
         Tool("pdsh", pdsh, _why_not("pdsh"), MANY),
         Tool("mpirun", mpirun, _why_not(OPENMPI), MANY),
+        Tool("paramiko: true", pool_of_true, "", MANY),
+        Tool("paramiko: python", pool_of_python, "", MANY),
         Tool("ssh + xargs", openssh, _why_not("ssh") or _why_not("xargs"), MANY),
     )
 
