@@ -1,4 +1,4 @@
-"""The floor of a start over SSH: a pool of threads that logs in on every host with paramiko and runs a command.
+"""The floor of a start over SSH: threads that log in on every host with paramiko and run a command.
 
 Run: python tests/benchmarks/paramiko_pool.py COMMAND HOST...      (a file stamp-HOST says when each was done)
 """
