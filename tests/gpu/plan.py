@@ -96,6 +96,7 @@ PLAN = (
         ("tests.gpu.nccl_ranks", "4"),
         (),
     ),
+    Step("scale", "launched", "forked workers, and check --gpu", 60, ("tests.gpu.launched",)),
     Step("scale", "checkpoints", "saving beside training", 90, ("tests.gpu.checkpoints",)),
     Step(
         *("scale", "compile", "with torch.compile", 90, ("tests.gpu.speed", "dslaunch:0:compile")),
