@@ -1,6 +1,6 @@
 """What the launcher does with GPUs: python -m tests.gpu.launched [--small]
 
-Workers that are forked from one import of torch use the GPU as others do, and `dslaunch check --gpu` measures.
+Workers that are forked from one import of torch use the GPU as others do; `dslaunch check --gpu` measures.
 """
 
 from __future__ import annotations
