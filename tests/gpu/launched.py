@@ -61,7 +61,7 @@ def main(words: list[str]) -> None:
         return
     (gpu,) = measured
     is_right = (
-        not gpu.problem and not gpu.num_wrong and all(gpu.speeds.get(one, 0) > 0 for one in FAST_ENOUGH)
+        not gpu.problem and not gpu.num_wrong and all(gpu.speeds.get(one, 0) > 0 for one in SPEEDS)
     )
     tell("check --gpu", is_right=is_right, gpu=gpu.name, problem=gpu.problem, **gpu.speeds)
 
