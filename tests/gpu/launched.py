@@ -60,9 +60,7 @@ def main(words: list[str]) -> None:
         tell("check --gpu", is_right=False, exit_code=measured)
         return
     (gpu,) = measured
-    is_right = (
-        not gpu.problem and not gpu.num_wrong and all(gpu.speeds.get(one, 0) > 0 for one in SPEEDS)
-    )
+    is_right = not gpu.problem and not gpu.num_wrong and all(gpu.speeds.get(one, 0) > 0 for one in SPEEDS)
     tell("check --gpu", is_right=is_right, gpu=gpu.name, problem=gpu.problem, **gpu.speeds)
 
 
