@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 FIRST_OUTPUT = "first output"
+BAR_COLUMNS = 40
 
 
 class Timings:
@@ -48,6 +49,18 @@ class Timings:
         if self._first_output_s is not None:
             phases[FIRST_OUTPUT] = self._first_output_s
         return dict(sorted(phases.items(), key=lambda one: one[1]))
+
+
+def drawn(phases_s: Iterable[tuple[str, float]]) -> list[str]:
+    """A line for each phase, with a bar from the end of the one before to its own end."""
+    phases = list(phases_s)
+    names = max((len(name) for name, _ in phases), default=0)
+    last_s = max((seconds for _, seconds in phases), default=0.0) or 1.0
+    ends = [round(BAR_COLUMNS * seconds / last_s) for _, seconds in phases]
+    return [
+        f"{name:{names}} {seconds:7.2f} s  {' ' * begin}{'#' * (end - begin) or '|'}"
+        for (name, seconds), begin, end in zip(phases, [0, *ends], ends, strict=False)
+    ]
 
 
 def describe(phases_s: Iterable[tuple[str, float]]) -> str:

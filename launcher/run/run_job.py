@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ..backends.choose import Access, choose_access
-from ..controller.timings import describe as describe_timings
+from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
 from ..job.mesh import fit, warnings_of
@@ -126,13 +126,19 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
         finally:
             access.close()
         if options.start.shows_timings:
-            console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), access.summary()))))
+            _show_timings(verdict, console, access.summary())
         console.report(verdict, took_s=begun.duration_s)
         decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
         if decision.why:
             console.say(decision.why)
         ended.append(begun.end(verdict, decision.why))
         attempt = decision.attempt
+
+
+def _show_timings(verdict: Verdict, console: Console, summary: str = "") -> None:
+    console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), summary))))
+    for line in drawn(verdict.phases_s):
+        console.say(f"  {line}")
 
 
 def _run_attempt(plan: Plan, access: Access, console: Console) -> Verdict:
@@ -219,7 +225,7 @@ def _run_part(options: Options, console: Console) -> int:
     begun = BegunAttempt(hosts=part.plan.host_names)
     verdict = run_part(part, console)
     if options.start.shows_timings:
-        console.say(describe_timings(verdict.phases_s))
+        _show_timings(verdict, console)
     console.report(verdict, took_s=begun.duration_s)
     if where := where_its_words_are(verdict, part):
         console.error(where)

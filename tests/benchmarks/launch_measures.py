@@ -4,6 +4,7 @@ and single things that have a goal.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from tests.benchmarks.launch_results import Results, Target
 from tests.lab import Lab
 
 OURS = "dslaunch"
+PHASES = ("connected", "agent", "prepared", "reached", "started")
 TRIVIAL, TORCH = "./stamp.sh", "first.py"
 
 
@@ -66,6 +68,7 @@ class Bench:
             targets=tuple(targets),
             num_runs=self._size.num_runs,
             missing=tuple(dict.fromkeys(self._missing)),
+            phases={count: self._phases(count) for count in self._size.counts},
         )
 
     def _is_there(self, tool: peers.Tool) -> bool:
@@ -123,6 +126,15 @@ class Bench:
         job = self._job(num_hosts, TRIVIAL)
         commands = {tool.name: tool.command for tool in tools if num_hosts <= tool.max_hosts}
         return self._job_times(f"{num_hosts} hosts", job, commands)
+
+    def _phases(self, num_hosts: int) -> dict[str, float]:
+        """When each phase of a start had ended, of one more run."""
+        job = self._job(num_hosts, TRIVIAL)
+        time_of_workers(self._lab.head, peers.dslaunch_with_report, job)
+        told = json.loads((job.folder / peers.REPORT).read_text())
+        phases = {name: seconds for name, seconds in told["phases_s"].items() if name in PHASES}
+        self._say(f"{num_hosts} hosts: " + ", ".join(f"{name} {at_s:.2f} s" for name, at_s in phases.items()))
+        return phases
 
     def _all_reduce_on_two_hosts(self) -> list[Target]:
         commands = {OURS: peers.dslaunch}

@@ -19,6 +19,7 @@ DEEPSPEED_FOLDER = Path(sys.prefix) / "deepspeed"
 DEEPSPEED_NEEDS = ("cpuinfo", "einops", "msgpack", "tqdm")  # what `make setup` puts beside it
 OPENMPI = "mpirun.openmpi"
 MANY = 10**6
+REPORT = "report.json"
 STATIC_PORT = 29511  # not the one of the launchers that choose for themselves
 
 
@@ -57,6 +58,10 @@ class Tool(NamedTuple):
 
 def dslaunch(job: Job) -> Command:
     return Command([DSLAUNCH, "-q", "-H", _hostfile(job), *_program(job)])
+
+
+def dslaunch_with_report(job: Job) -> Command:
+    return Command([DSLAUNCH, "-q", f"--report={REPORT}", "-H", _hostfile(job), *_program(job)])
 
 
 def deepspeed(job: Job) -> Command:

@@ -13,6 +13,7 @@ from tests.benchmarks.guide_section import conditions, replace_section, table
 
 COMMAND = "make bench-launch"
 PICTURE = "launch.png"
+PHASES_PICTURE = "launch-phases.png"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class Results:
     targets: tuple[Target, ...]
     num_runs: int
     missing: tuple[str, ...]  # why a tool was left out
+    phases: Mapping[int, Mapping[str, float]]  # by the number of hosts: when each phase of ours had ended
 
 
 # ---- for people
@@ -101,6 +103,7 @@ def write(results: Results, folder: Path) -> None:
     (folder / "launch.json").write_text(json.dumps(asdict(results), indent=2) + "\n")
     (folder / "launch.md").write_text(markdown(results))
     draw(results, folder / PICTURE)
+    draw_phases(results, folder / PHASES_PICTURE)
 
 
 def publish(results: Results, guide: Path) -> None:
@@ -109,8 +112,10 @@ def publish(results: Results, guide: Path) -> None:
     Errors: ValueError if the guide has no place for them
     """
     picture = f"![seconds until the last of N hosts runs a program]({PICTURE})"
-    replace_section(guide, COMMAND, f"{picture}\n\n{markdown(results)}")
+    phases = f"![seconds of each phase of a start on N hosts]({PHASES_PICTURE})"
+    replace_section(guide, COMMAND, f"{picture}\n\n{markdown(results)}\n{phases}\n")
     draw(results, guide.with_name(PICTURE))
+    draw_phases(results, guide.with_name(PHASES_PICTURE))
 
 
 def draw(results: Results, path: Path) -> None:
@@ -137,6 +142,30 @@ def draw(results: Results, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.suptitle("Starting a program on N hosts")
+    axes.set_title(f"all hosts on one machine: {conditions()}", fontsize=9)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def draw_phases(results: Results, path: Path) -> None:
+    """A bar for each number of hosts, cut into the phases of a start."""
+    import matplotlib  # as above
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
+    names = list(dict.fromkeys(name for ends in results.phases.values() for name in ends))
+    begins = dict.fromkeys(results.phases, 0.0)
+    for name in names:
+        lengths = [max(0.0, ends.get(name, 0.0) - begins[count]) for count, ends in results.phases.items()]
+        axes.bar([str(count) for count in begins], lengths, bottom=[*begins.values()], label=name)
+        for count, length in zip(begins, lengths, strict=True):
+            begins[count] += length
+    axes.set(xlabel="hosts", ylabel="seconds")
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend()
+    figure.suptitle("Where the time of a start goes")
     axes.set_title(f"all hosts on one machine: {conditions()}", fontsize=9)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

@@ -23,6 +23,7 @@ RESULTS = Results(
     ),
     num_runs=3,
     missing=("mpirun: 15 of 16 workers ran",),
+    phases={1: {"connected": 0.1, "started": 0.2}, 16: {"connected": 0.4, "started": 0.9}},
 )
 
 
@@ -47,7 +48,8 @@ def test_publishing_replaces_what_was_published_before_and_nothing_else(tmp_path
     assert once.endswith(f"{END}\nafter\n")
     assert "old" not in once
     assert markdown(RESULTS) in once
-    assert (tmp_path / "launch.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("launch.png", "launch-phases.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_guide_without_a_place_for_the_tables_is_left_as_it_is(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.controller.timings import Timings, describe
+from dslaunch.launcher.controller.timings import Timings, describe, drawn
 from dslaunch.launcher.node.milestones import MilestonePipe
 from dslaunch.launcher.wire.frames import Milestone
 from tests.exhaustive import few
@@ -37,6 +37,18 @@ def test_phases_are_told_in_the_order_of_time() -> None:
     assert (
         describe(timings.all_s().items()) == "timings: connected 1.00 s, first output 1.50 s, started 2.00 s"
     )
+
+
+def test_each_phase_is_a_bar_that_begins_where_the_one_before_ends() -> None:
+    phases = {"connected": 0.5, "agent": 0.5, "started": 1.0, "first collective": 4.0}
+    assert drawn(phases.items()) == [
+        "connected           0.50 s  #####",
+        "agent               0.50 s       |",
+        "started             1.00 s       #####",
+        "first collective    4.00 s  " + 10 * " " + 30 * "#",
+    ]
+    assert drawn({}.items()) == []
+    assert drawn({"connected": 0.0}.items()) == ["connected    0.00 s  |"]
 
 
 def test_lines_that_are_no_milestones_are_left_out(tmp_path: Path) -> None:
