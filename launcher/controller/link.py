@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from ..backends.bootstrap import NO_AGENT_RUNS_WITH, OLDEST_PYTHON, WANTS_TEXT, 
 from ..backends.channel import Channel, RelayedStream, WayLost
 from ..errors import LaunchError
 from ..job.plan import NodePlan
-from ..wire.frames import MAGIC, Decoder, Frame, Output, ProtocolError
+from ..wire.frames import MAGIC, Decoder, Frame, Output, Problem, ProtocolError
 
 MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's first bytes
 CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
@@ -144,11 +145,14 @@ class Link:
         decoder = Decoder()
         noise = b""
         is_agent = is_asked = False
+        prefix = self._plan.host.exec_prefix
         while True:
             self._reading_since = time.monotonic()
             data = channel.read()
             self._reading_since = None
             if not data:
+                if prefix:
+                    return why_prefix_ended(shlex.join(prefix), channel, noise=None if is_agent else noise)
                 return _why_ended(channel) if is_agent else _why_no_agent(channel, noise)
             if not is_agent:
                 noise += data
@@ -169,6 +173,8 @@ class Link:
                 for frame in _together(_fed(decoder, data)):
                     if isinstance(frame, Output):
                         self._wait_for_place()
+                    elif prefix and isinstance(frame, Problem):
+                        frame = frame._replace(message=f"inside {shlex.join(prefix)}: {frame.message}")
                     deliver(frame, time.monotonic())
 
     def _wait_for_place(self) -> None:
@@ -246,6 +252,22 @@ def _why_no_agent(channel: Channel, noise: bytes) -> str:
     return (
         f"no agent started there: {how}{words}; a command must run there and print nothing of its own: test "
         "with ssh HOST true; python= in the hostfile, if it is given, must name a Python"
+    )
+
+
+def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> str:
+    """Why the stream ended that a prefix gave. Without an agent, `noise` is what it printed in its place."""
+    status = channel.exit_status()
+    how = f"{prefix} ended" + ("" if status is None else f" with status {status}")
+    last = _last_line(channel.error_text()) or _last_line((noise or b"").decode("utf-8", "replace"))
+    if last.startswith(NO_AGENT_RUNS_WITH):
+        return f"inside {prefix}: {last}; {_NAME_ANOTHER}"
+    words = f", and its last words are {last!r}" if last else " and said nothing"
+    if noise is None:
+        return f"{how} before the job did{words}; was the container stopped?"
+    return (
+        f"{how} before an agent ran behind it{words}; it must run a program inside and pass on its input and "
+        "output: test with echo true | PREFIX sh"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import _socket  # what socket is made of; that takes 10 ms more
 import errno
 import os
+import sys
 
 from ..wire.frames import bytes_of, text_of
 from .kernel_file import read_text
@@ -48,6 +49,9 @@ class Prepared:
         says(f"entering the folder {job.cwd}")
         _enter_folder(self._in_home(job.cwd))
         self.python = job.python and self._in_home(job.python)
+        if job.python == "":
+            self.python = sys.executable
+            self.notes.append(f"ranks run with {self.python}, Python {sys.version.split()[0]}")
         if job.venv_script:
             says(f"sourcing --venv_script={job.venv_script}")
             self._enter_venv(job.venv_script, keeps_python=job.keeps_python)
