@@ -194,13 +194,15 @@ def remote_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -
 def relayed_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
     """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything."""
     if prefix:
-        return _command(inside(python, prefix, first=_ANNOUNCE))
+        return _command(inside(python, prefix))
     return _command(node_python(_ANNOUNCE + READ_LOADER, python))
 
 
-def inside(python: str, prefix: tuple[str, ...], *, first: str = "") -> tuple[str, ...]:
-    """The command that starts a bootstrap in the container that the prefix leads into."""
-    return *prefix, "/bin/sh", "-c", _LOOK_INSIDE + _FIND_PYTHON, python, first + _READ_INSIDE
+def inside(python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
+    """The command that starts a bootstrap in the container that the prefix leads into: it prints ANNOUNCED
+    before it reads anything.
+    """
+    return *prefix, "/bin/sh", "-c", _LOOK_INSIDE + _FIND_PYTHON, python, _ANNOUNCE + _READ_INSIDE
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ class LocalChannel:
         agent's first argument. `prefixed`: the whole command of a bootstrap behind a prefix.
         """
         self._end_within_s = end_within_s
+        self._is_prefixed = bool(prefixed)
+        self._is_spoken_to = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
         self._errors_lock = threading.Lock()
         stdin = [os.dup(0)] if takes_stdin and _has_input() else []
@@ -88,6 +90,7 @@ class LocalChannel:
         return data
 
     def write(self, data: bytes) -> None:
+        self._is_spoken_to = True
         view = memoryview(data)
         while view:
             view = view[self._in.write(view) or 0 :]
@@ -111,8 +114,10 @@ class LocalChannel:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._in.close()
+        if self._is_prefixed and not self._is_spoken_to:  # it still makes its container, and reads nothing
+            self._process.terminate()
         try:
-            self._process.wait(self._end_within_s)
+            self._process.wait(self._end_within_s if self._is_spoken_to else KILLED_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._kill_tree()
         with self._errors_lock:

@@ -9,7 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..backends.bootstrap import NO_AGENT_RUNS_WITH, OLDEST_PYTHON, WANTS_TEXT, agent_source, agent_text
+from ..backends.bootstrap import (
+    ANNOUNCED,
+    NO_AGENT_RUNS_WITH,
+    OLDEST_PYTHON,
+    WANTS_TEXT,
+    agent_source,
+    agent_text,
+)
 from ..backends.channel import Channel, RelayedStream, WayLost
 from ..errors import LaunchError
 from ..job.plan import NodePlan
@@ -17,6 +24,7 @@ from ..wire.frames import MAGIC, Decoder, Frame, Output, Problem, ProtocolError
 
 MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's first bytes
 CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
+MAX_SHOWN = 300  # characters of what a prefix said
 MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
 
 # Held by the one thread that takes bytes apart. When thousands of hosts answer at the same moment, as they do
@@ -50,6 +58,7 @@ class Link:
         self._window = window
         self._channel: Channel | None = None
         self._is_abandoned = False
+        self._waits_for_source = False
         self._closing: threading.Thread | None = None
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
@@ -129,8 +138,12 @@ class Link:
                 return
             if isinstance(channel, RelayedStream):
                 self._way_silent_s = channel.way_silent_s
-            with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
-                channel.write(agent_source())
+            # A prefix that gives a terminal would choke on it, so there it waits until a bootstrap says that
+            # it reads. A channel through a gateway has heard that already.
+            if not self._plan.host.exec_prefix or isinstance(channel, RelayedStream):
+                _send_source(channel)
+            else:
+                self._waits_for_source = True
             self._channel = channel
             end = LinkEnd(self._read(channel, deliver))
         except (LaunchError, ProtocolError) as error:
@@ -156,6 +169,9 @@ class Link:
                 return _why_ended(channel) if is_agent else _why_no_agent(channel, noise)
             if not is_agent:
                 noise += data
+                if self._waits_for_source and ANNOUNCED in noise:
+                    self._waits_for_source = False
+                    _send_source(channel)
                 _, magic, data = noise.partition(MAGIC)
                 if not magic:
                     if WANTS_TEXT in noise and not is_asked:
@@ -185,6 +201,11 @@ class Link:
                 self._outputs.acquire()
             finally:
                 _TURN.acquire()
+
+
+def _send_source(channel: Channel) -> None:
+    with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
+        channel.write(agent_source())
 
 
 def _fed(decoder: Decoder, data: bytes) -> list[Frame]:
@@ -259,15 +280,17 @@ def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> s
     """Why the stream ended that a prefix gave. Without an agent, `noise` is what it printed in its place."""
     status = channel.exit_status()
     how = f"{prefix} ended" + ("" if status is None else f" with status {status}")
-    last = _last_line(channel.error_text()) or _last_line((noise or b"").decode("utf-8", "replace"))
+    last = _last_line(channel.error_text())
+    last = last or _last_line((noise or b"").replace(ANNOUNCED, b"").decode("utf-8", "replace"))
     if last.startswith(NO_AGENT_RUNS_WITH):
         return f"inside {prefix}: {last}; {_NAME_ANOTHER}"
-    words = f", and its last words are {last!r}" if last else " and said nothing"
+    shown = last if len(last) <= MAX_SHOWN else f"{last[:MAX_SHOWN]}..."
+    words = f", and its last words are {shown!r}" if last else " and said nothing"
     if noise is None:
         return f"{how} before the job did{words}; was the container stopped?"
     return (
         f"{how} before an agent ran behind it{words}; it must run a program inside and pass on its input and "
-        "output: test with echo true | PREFIX sh"
+        f"output: test with: echo date | {prefix} sh"
     )
 
 
