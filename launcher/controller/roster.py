@@ -201,10 +201,9 @@ class Roster:
             return why, now - silent_s
         prefix = host.plan.host.exec_prefix
         if prefix and host.hello is None and host.link.open_s() > self._enter_timeout_s:
-            why = (
-                f"{shlex.join(prefix)} started no agent within --prepare_timeout={self._enter_timeout_s:g} s"
-            )
-            return f"{why}; does it wait for something? If it fetches an image, fetch it before the job", now
+            why = f"{shlex.join(prefix)} started no agent within {self._enter_timeout_s:g} s"
+            hint = "does it wait for something? Fetch a large image first, or give more --prepare_timeout"
+            return f"{why}; {hint}", now
         if not prefix and host.hello is None and host.link.open_s() > self._hello_timeout_s:
             why = f"connected, but no agent answered within {self._hello_timeout_s:g} s"
             return f"{why}; does a login script wait, or read what is meant for the agent?", now

@@ -80,6 +80,7 @@ class Check:
             connect=connect,
             silence_s=SILENCE_S,
             hello_timeout_s=SILENCE_S,
+            enter_timeout_s=settings.timeout_s,
             connect_timeout_s=settings.timeout_s,
         )
         self._looks = {
