@@ -1,4 +1,4 @@
-"""Containers on this machine: namespaces that `unshare` makes for each job, and one that podman keeps running.
+"""Containers on this machine: namespaces that `unshare` makes for a job, and one that podman keeps running.
 
 Podman gets its image from nowhere: /usr of this machine is bound into a folder that is the rest of a system.
 """

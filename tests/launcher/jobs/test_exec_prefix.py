@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +38,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     """A container of podman that runs while the tests of this file do."""
     folder = tmp_path_factory.mktemp("podman") / "podman"
     try:
-        with podman(folder, "-v", f"{tmp_path_factory.getbasetemp()}:{tmp_path_factory.getbasetemp()}") as one:
+        with podman(
+            folder, "-v", f"{tmp_path_factory.getbasetemp()}:{tmp_path_factory.getbasetemp()}"
+        ) as one:
             yield one
     except PodmanMissing as missing:
         pytest.skip(f"podman runs no container here: {missing}")
@@ -246,3 +247,204 @@ def test_a_prefix_that_leads_nowhere_is_said_before_anything_runs(
     assert "ran" not in job.out
     job.assert_nothing_is_left()
     assert_short(job)
+
+
+def test_each_host_has_its_own_way_inside_or_none(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(
+        f'localhost slots=2 exec_prefix=\'{UNSHARE} sh -c "hostname of-{{host}}; exec \\"$0\\" \\"$@\\""\'\n'
+        f'127.0.0.1 slots=2 exec_prefix="{UNSHARE} sh -c \'hostname second; exec \\"\\$@\\"\' sh"\n'
+        f"{os.uname().nodename} slots=2 exec_prefix=''\n"
+    )
+    job = start("say('host', os.uname().nodename, rank)", "-H", "hosts", f"--exec_prefix={UNSHARE}")
+    assert job.wait() == 0, job.err
+    own = os.uname().nodename
+    names = ["of-localhost"] * 2 + ["second"] * 2 + [own] * 2
+    assert sorted(re.findall(r"host (\S+ \d)", job.out)) == sorted(
+        f"{name} {rank}" for rank, name in enumerate(names)
+    )
+
+
+def test_what_is_asked_of_workers_works_inside(start: Start) -> None:
+    job = start(
+        """
+        import json as preloaded
+        say('cores', *sorted(os.sched_getaffinity(0)), 'json' in sys.modules)
+        if rank == 1:
+            open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(preloaded.dumps({'message': 'noted'}))
+            sys.exit(4)
+        wait()
+        """,
+        "--num_gpus=2",
+        "--preload=json,decimal",
+        "--bind_cores_to_rank",
+        "--stack_on_hang=0",
+        "--timings",
+        "--report=report.json",
+        f"--exec_prefix={UNSHARE}",
+    )
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two cores are needed")
+    assert job.wait() == 4, job.err
+    assert len(set(re.findall(r"cores (\d+) True", job.out))) == 2
+    assert json.loads((job.folder / "report.json").read_text())["culprit"]["message"] == "noted"
+    job.assert_nothing_is_left()
+
+
+def test_the_stacks_of_workers_inside_are_shown(start: Start, box: Box) -> None:
+    job = start(
+        "def here_it_waits(): wait()\nsay('ready')\nhere_it_waits()",
+        "--stack_on_hang=0",
+        f"--exec_prefix={box.prefix}",
+    )
+    job.wait_for("ready")
+    job.signal(signal.SIGQUIT)
+    job.wait_for_err("here_it_waits")
+    job.signal(signal.SIGTERM)
+    job.wait(AT_ONCE_S)
+
+
+def test_another_root_lacks_what_this_one_has(start: Start, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    binds = [
+        one for one in ("usr", "lib", "lib64", "bin", "etc", sys.base_prefix[1:]) if Path("/", one).exists()
+    ]
+    mounts = "".join(
+        f"mkdir -p {root}/{one}; mount --bind /{one} {root}/{one}; " for one in dict.fromkeys(binds)
+    )
+    prepare = f"mkdir -p {root}/proc {root}/tmp {root}/dev; {mounts}mount -t proc proc {root}/proc; "
+    prepare += f"touch {root}/dev/null; mount --bind /dev/null {root}/dev/null; "
+    prepare += f'exec chroot {root} "$@"'
+    prefix = f"unshare -m -p -f sh -c {shlex.quote(prepare)} sh"
+    job = start("say('ran')", f"--exec_prefix={prefix}")
+    assert job.wait() == 3, job.err
+    why = f"cannot use the folder {tmp_path}: No such file or directory; start from a folder"
+    assert re.search(r"localhost: inside unshare -m .* sh: " + re.escape(why), job.err)
+    (tmp_path / "hosts").write_text(f"localhost slots=2 cwd=/etc python={sys.executable}\n")
+    job = start("say('ran')", "-H", "hosts", f"--exec_prefix={prefix}")
+    assert job.wait() in (2, 3)
+    said = "no script train.py in /etc" if Path(sys.executable).is_relative_to("/usr") else "no Python at"
+    assert said in job.err
+    (tmp_path / "hosts").write_text("localhost slots=2 cwd=/etc\n")
+    job = start("say('ran')", "-H", "hosts", f"--exec_prefix={prefix}")
+    assert job.wait() == 2
+    assert "no script train.py in /etc" in job.err
+    job = start("", "-H", "hosts", "--no_python", f"--exec_prefix={prefix}")
+    assert job.wait() == 127
+    assert "cannot run train.py" in job.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--exec_prefix=podman exec {rank}"], "{rank} stands for nothing"),
+        (["--exec_prefix=podman 'exec"], "a quote or a backslash at its end has nothing that closes it"),
+        (["--exec_prefix=A=1 podman"], "it begins with a program; A is set by env NAME=VALUE"),
+        (["--exec_prefix=-i podman"], "it begins with a program, and '-i' is an option"),
+        (["--exec_prefix=true", "--stdin=0"], "--stdin=0: rank 0 runs behind exec_prefix"),
+        (["--exec_prefix=true", "--save_pid"], "--exec_prefix and --save_pid exclude each other"),
+        (
+            ["--exec_prefix=true", "--launcher=pdsh", "-H", "localhost:1"],
+            "--exec_prefix and --launcher=pdsh exclude each other",
+        ),
+        (
+            ["--launcher=slurm", "-H", "hosts"],
+            "exec_prefix= of localhost and --launcher=slurm exclude each other",
+        ),
+    ],
+)
+def test_what_cannot_be_done_with_a_prefix_is_refused(
+    words: list[str], said: str, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=1 exec_prefix='podman exec -i box'\n")
+    job = start("say('ran')", *words)
+    assert job.wait() == 2
+    assert said in job.err
+    assert len(job.err.splitlines()) == 1
+
+
+def test_input_that_no_rank_reads_is_said(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("1 2 3\n")
+    with (tmp_path / "input").open() as file:
+        job = start("say(repr(sys.stdin.read()))", f"--exec_prefix={UNSHARE}", stdin=file.fileno())
+    assert job.wait() == 0
+    assert "standard input is not read: a prefix passes none on to the ranks" in job.err
+    assert job.lines(0) == ["''"]
+
+
+def test_a_command_and_a_check_look_inside(start_words: Start) -> None:
+    prefix = f"{UNSHARE} sh -c 'hostname inside-it; exec \"$@\"' sh"
+    job = start_words("exec", f"--exec_prefix={prefix}", "--", "uname", "-n")
+    assert (job.wait(), job.out) == (0, "localhost: inside-it\n")
+    job = start_words("check", f"--exec_prefix={prefix}")
+    job.wait()
+    assert "inside-it" in job.out or "localhost" in job.out
+    assert_short(job)
+
+
+def test_the_plan_shows_where_ranks_run(start: Start) -> None:
+    job = start("", "--dry_run", "--exec_prefix=podman exec -i 'a box'")
+    assert job.wait() == 0
+    assert "  inside: podman exec -i 'a box'\n  rank 0, local rank 0: python -u train.py" in job.out
+
+
+# A container of podman.
+
+
+@pytest.mark.exhaustive
+def test_a_container_that_is_stopped_ends_the_job_and_is_named(start: Start, tmp_path: Path) -> None:
+    try:
+        with podman(tmp_path / "podman", "-v", f"{tmp_path}:{tmp_path}") as one:
+            job = start("say('ready')\nwait()", "--num_gpus=2", f"--exec_prefix={one.prefix}")
+            job.wait_for("ready", times=2)
+            one.run("kill", one.name)
+            assert job.wait(AT_ONCE_S) == 3
+            how = f"localhost: {one.prefix} ended with status 137 before the job did"
+            assert how in job.err
+            assert "was the container stopped?" in job.err
+            job.assert_nothing_is_left()
+            again = start("say('ready')", f"--exec_prefix={one.prefix}")
+            assert again.wait(AT_ONCE_S) == 3
+            assert "before an agent ran behind it, and its last words are" in again.err
+    except PodmanMissing as missing:
+        pytest.skip(f"podman runs no container here: {missing}")
+
+
+@pytest.mark.exhaustive
+def test_a_container_without_memory_is_told_as_such(start: Start, tmp_path: Path) -> None:
+    try:
+        with podman(tmp_path / "podman", "-v", f"{tmp_path}:{tmp_path}", "--memory=96m") as one:
+            job = start(
+                "if rank: hoard = [bytearray(1 << 20) for _ in range(500)]\nwait()",
+                "--num_gpus=2",
+                "--report=report.json",
+                f"--exec_prefix={one.prefix}",
+            )
+            assert job.wait(AT_ONCE_S) == 137, job.err
+            assert "evidence: the kernel killed it for memory (cgroup limit 96 MiB)" in job.err
+            assert json.loads((job.folder / "report.json").read_text())["culprit"]["is_out_of_memory"]
+    except PodmanMissing as missing:
+        pytest.skip(f"podman runs no container here: {missing}")
+
+
+@pytest.mark.exhaustive
+def test_a_container_of_the_jobs_own_goes_with_it(start: Start, running: Podman, tmp_path: Path) -> None:
+    words = [
+        str(running.program),
+        *("run", "--rm", "-i", "--name", f"{running.name}-own", "-e", "DSLAUNCH_TEST_JOB"),
+        *running.options("-v", f"{tmp_path}:{tmp_path}"),
+    ]
+    for ending in ("exit", "SIGTERM", "SIGKILL"):
+        job = start(
+            "say('ready')\nescape()\nif sys.argv[-1] != 'exit': wait()",
+            "--num_gpus=2",
+            "--kill_grace=1",
+            f"--exec_prefix={shlex.join(words)}",
+            "--",
+            ending,
+        )
+        job.wait_for("ready", times=2)
+        if ending != "exit":
+            job.signal(getattr(signal, ending))
+        assert job.wait(AT_ONCE_S) == {"exit": 0, "SIGTERM": 143, "SIGKILL": 137}[ending], job.err
+        job.assert_nothing_is_left()
+        poll(lambda: f"{running.name}-own" not in running.run("ps", "-a"), "the end of the container")
