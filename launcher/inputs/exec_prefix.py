@@ -1,6 +1,12 @@
 """The words in front of what runs on a host, e.g. `podman exec -i box`: they lead into a container.
 
-They run once on each host, for its agent: all its ranks are then in that one container.
+[Note: The agent runs inside]
+They run once on each host, for its agent, so that all ranks of the host are in one container. Everything that
+an agent does for its workers is then as on a host: it is their parent, sees their processes and their cgroup,
+and its files lie where they see them. An agent outside, with a prefix for each rank, was weighed and left:
+clients such as `docker exec` pass on no signals, no descriptors and no environment, and their exit codes 125
+to 127 may be their own, so that an agent would be needed inside all the same; and NCCL wants the ranks of a
+host to share memory.
 """
 
 from __future__ import annotations

@@ -19,17 +19,28 @@ from pathlib import Path
 from tests.launcher.local_job import MARK
 
 UNSHARE = "unshare -m -p -f -u --mount-proc"
+BWRAP = "bwrap --dev-bind / / --unshare-pid --proc /proc"
+
+
+def why_no_unshare() -> str:
+    """Why this process may not make namespaces; empty if it may."""
+    return _why_not(UNSHARE)
+
+
+def why_no_bwrap() -> str:
+    """The same of bubblewrap, whose first process stays outside."""
+    return _why_not(BWRAP)
 
 
 @functools.cache
-def why_no_unshare() -> str:
-    """Why this process may not make namespaces; empty if it may."""
+def _why_not(prefix: str) -> str:
+    words = prefix.split()
     try:
         done = subprocess.run(
-            [*UNSHARE.split(), "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            [*words, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        return "unshare is not installed"
+        return f"{words[0]} is not installed"
     return "" if done.returncode == 0 else done.stderr.strip()
 
 
@@ -64,8 +75,12 @@ class Podman:
         )
         # crun runs nothing where both versions of cgroups are mounted, so here the second one is not.
         self._mounts = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", "umount /sys/fs/cgroup/unified 2>/dev/null; exec sleep 3600"]
+            ["unshare", "-m", "sh", "-c", "umount /sys/fs/cgroup/unified; echo; exec sleep 3600"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
+        if self._mounts.stdout is None or not self._mounts.stdout.readline():
+            raise PodmanMissing("no mounts of its own can be made")
         self.program = folder / "podman"
         self._run = Path(tempfile.mkdtemp(prefix="podman-"))  # its path must be short
         store = f"--root {folder}/store --runroot {self._run}/run --tmpdir {self._run}/tmp"
@@ -103,7 +118,7 @@ class Podman:
         with contextlib.suppress(PodmanMissing):
             self.run("rm", "-f", "-t", "0", self.name)
         self._mounts.kill()
-        self._mounts.wait()
+        self._mounts.communicate()
         shutil.rmtree(self._run, ignore_errors=True)
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from tests.launcher.boxes import UNSHARE, Podman, PodmanMissing, podman, why_no_unshare
+from tests.exhaustive import few
+from tests.launcher.boxes import BWRAP, UNSHARE, Podman, PodmanMissing, podman, why_no_bwrap, why_no_unshare
 from tests.launcher.local_job import AT_ONCE_S, Job, Start, assert_short, poll
 
 pytestmark = [
@@ -46,10 +47,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
         pytest.skip(f"podman runs no container here: {missing}")
 
 
-@pytest.fixture(params=["unshare", pytest.param("podman", marks=pytest.mark.exhaustive)])
+@pytest.fixture(params=few(["unshare", "bwrap", "podman"], lambda kind: kind == "unshare"))
 def box(request: pytest.FixtureRequest) -> Box:
     if request.param == "unshare":
         return Box(UNSHARE)
+    if request.param == "bwrap":
+        if why_no_bwrap():
+            pytest.skip(f"bwrap makes no container here: {why_no_bwrap()}")
+        return Box(BWRAP)
     one: Podman = request.getfixturevalue("running")
     return Box(one.prefix, one)
 
@@ -175,6 +180,25 @@ def test_whichever_process_is_killed_nothing_is_left(victim: str, start: Start, 
         assert code == 3
         assert "was the container stopped?" in job.err or "the agent ended" in job.err
     assert "Traceback" not in job.err
+
+
+def test_a_client_that_hides_the_launchers_end_is_found_out_by_silence(start: Start) -> None:
+    holding = '(cat; exec sleep 600) | "$@"'
+    job = start(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nescape()\nsay('ready')\nwait()",
+        "--num_gpus=2",
+        "--kill_grace=0.5",
+        "--heartbeat=2",
+        f"--exec_prefix=sh -c '{holding}' sh {UNSHARE}",
+    )
+    job.wait_for("ready", times=2)
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.wait()
+
+    def names() -> set[str]:
+        return {psutil.Process(pid).name() for pid in job.survivors()}
+
+    poll(lambda: names() <= {"sleep", "sh"}, "the end of all but what hides it", AT_ONCE_S)
 
 
 def client_is_dead(pid: int) -> bool:

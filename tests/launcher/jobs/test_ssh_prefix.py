@@ -17,7 +17,7 @@ from tests.launcher.command import AT_ONCE_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
-INSIDE = f'{UNSHARE} sh -c \'hostname "in "{{host}}; exec "$@"\' sh'
+INSIDE = f'--exec_prefix={UNSHARE} sh -c \'hostname "in-{{host}}"; exec "$@"\' sh'
 SHOW = """
 import json, os, sys
 print(json.dumps([os.uname().nodename, int(os.environ["RANK"]), os.environ["MASTER_ADDR"], sys.argv[2:]]))
@@ -43,9 +43,8 @@ def folder(folder: Path) -> Path:
 def shown(command: Command) -> list[list[object]]:
     """What the ranks of a show.py job printed, in rank order."""
     assert command.wait() == 0, command.err
-    return sorted(
-        (json.loads(line.partition(" | ")[2]) for line in command.out.splitlines()), key=lambda one: one[1]
-    )
+    found = [json.loads(line.partition(" | ")[2]) for line in command.out.splitlines()]
+    return sorted(found, key=lambda one: int(one[1]))
 
 
 def test_ranks_of_all_hosts_run_inside_and_reach_rank_0(lab: Lab, folder: Path) -> None:
@@ -70,7 +69,7 @@ def test_the_words_of_a_prefix_pass_any_login_shell(lab: Lab, folder: Path, shel
     node = lab.host("node2")
     script = f"sed '1s,[^:]*$,{path},' /etc/passwd >/root/passwd && mount --bind /root/passwd /etc/passwd"
     node.run(["sh", "-ec", script], check=True)
-    prefix = f'env \'PROBE=it\'"\'"\'s $HOME "x" * ~ # {{host}}\' {UNSHARE} sh -c \'hostname "$PROBE"; exec "$@"\' sh'
+    prefix = f"env 'PROBE=it'\"'\"'s $HOME \"x\" * ~ # {{host}}' {UNSHARE}"
     (folder / "show.py").write_text("import os; print([os.environ['PROBE']])")
     try:
         command = Command(
