@@ -112,9 +112,7 @@ def test_a_prefix_that_leads_nowhere_on_one_host_starts_nothing_on_the_others(
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "network"])
-def test_nothing_is_left_inside_on_any_host_when_the_launcher_is_gone(
-    lab: Lab, folder: Path, how: str
-) -> None:
+def test_nothing_is_left_inside_when_the_launcher_is_gone(lab: Lab, folder: Path, how: str) -> None:
     (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
     words = (
         "-H",
