@@ -290,7 +290,7 @@ def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> s
         return f"{how} before the job did{words}; was the container stopped?"
     return (
         f"{how} before an agent ran behind it{words}; it must run a program inside and pass on its input and "
-        f"output: test with: echo date | {prefix} sh"
+        "output: test with: echo date | PREFIX sh"
     )
 
 

@@ -117,7 +117,7 @@ def test_nothing_is_left_inside_when_the_launcher_is_gone(lab: Lab, folder: Path
     words = (
         "-H",
         "hosts",
-        f"--exec_prefix={INSIDE.replace('in ', 'in-')}",
+        INSIDE,
         "--kill_grace=0.5",
         "--heartbeat=2",
     )
