@@ -11,6 +11,7 @@ import os
 import sys
 
 from ..wire.frames import bytes_of, text_of
+from .devices import count_hidden
 from .kernel_file import read_text
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -164,6 +165,12 @@ class Prepared:
             threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
             self.env[b"OMP_NUM_THREADS"] = str(threads).encode()
             self.notes[-1] += f", OMP_NUM_THREADS={threads} for each"
+        hidden = count_hidden()
+        if hidden:
+            self.notes[-1] += (
+                f"; the driver has {hidden}, so a container has to be given them: docker run --gpus all, "
+                "apptainer exec --nv"
+            )
 
     def _choose_port(self, wanted: int, *, is_fixed: bool) -> None:
         try:
